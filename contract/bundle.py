@@ -1,0 +1,323 @@
+"""The bundle: one file that carries a backbone and a method's training step to every device.
+
+A bundle is a zip archive, stored and with fixed timestamps, so that the same contents are the same bytes:
+
+    manifest.json        the `Manifest` below, schema-versioned; names the sha256 of every other member
+    features.onnx        x u8 (N, H, W, c) → z f32 (N, D)
+    train_step.onnx      x, y, sample_weight, prototypes, prototype_mask, lr, state… → loss, state′…   (if trained)
+    params.safetensors   initial weights, and the head where it is frozen
+    manifest.sig         Ed25519 signature of manifest.json   (optional)
+
+Reading goes in this order, and stops at the first thing that is wrong: is it a zip of our members, is its manifest of
+a schema we know, is the signature that of the trusted key, does every member hash to what the manifest says, are the
+weights those the manifest lists. The identity of a bundle is the sha256 of the whole file. DESIGN section 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import BundleError, MethodError
+from contract.methods import Head, Value, method
+
+__all__ = ["SCHEMA", "STEP_INPUTS", "Bundle", "Manifest", "StateTensor", "read_bundle", "write_bundle"]
+
+SCHEMA = 1
+STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
+MAX_MEMBER_BYTES = 2 << 30
+_MEMBERS = ("features.onnx", "train_step.onnx", "params.safetensors")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+class StateTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor that the training step reads, and, unless it is frozen, writes back as `<name>.next`.
+
+    Roles: `param` is trained, `buffer` is running statistics, `optimizer` starts at zero and is not stored,
+    `frozen` is read only.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: Literal["param", "buffer", "optimizer", "frozen"]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a bundle is, as `manifest.json` says it.
+
+    Attributes:
+        version: grows with each export of the same fleet's bundle.
+        backbone: the backbone's name, or `module:callable`.
+        provenance: how the initial weights were obtained, in words.
+        labels: C class names, in the order of the class numbers.
+        features: D, the feature width.
+        input_shape: (H, W, c) of the uint8 images.
+        mean, std: per channel, applied inside the graphs to x / 255.
+        batch: B, the fixed batch of the training step.
+        state: the training step's tensors in input order.
+        members: sha256 (hex) of every other member but the signature.
+    """
+
+    schema: int
+    version: int
+    protofleet: str
+    backbone: str
+    provenance: str
+    method: str
+    head: Head
+    hyper: dict[str, Value]
+    labels: tuple[str, ...]
+    features: int
+    input_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    batch: int
+    opset: int
+    state: tuple[StateTensor, ...]
+    members: dict[str, str]
+
+    @property
+    def classes(self) -> int:
+        """C, the number of classes."""
+        return len(self.labels)
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the bundle carries a training step."""
+        return "train_step.onnx" in self.members
+
+    def names(self, *roles: str) -> tuple[str, ...]:
+        """The state tensors of these roles, in input order."""
+        return tuple(tensor.name for tensor in self.state if tensor.role in roles)
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained numbers, head included: what FedAvg would send."""
+        return sum(int(np.prod(t.shape)) for t in self.state if t.role in ("param", "buffer"))
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that has been read and checked.
+
+    Attributes:
+        sha256: 32 bytes, the hash of the whole file: the bundle's identity on the wire.
+        params: initial weights by state-tensor name: float32.
+    """
+
+    manifest: Manifest
+    sha256: bytes
+    features: bytes
+    train_step: bytes | None
+    params: Mapping[str, NDArray[np.float32]]
+    signed: bool = False
+
+
+def write_bundle(
+    path: str | os.PathLike[str],
+    manifest: Manifest,
+    *,
+    features: bytes,
+    train_step: bytes | None,
+    params: Mapping[str, NDArray[np.float32]],
+    private_key: bytes | None = None,
+) -> bytes:
+    """Write a bundle whole or not at all, and return its sha256 (32 bytes).
+
+    Args:
+        manifest: its `members` are filled in here, whatever they hold.
+        params: every state tensor of role param, buffer or frozen, float32.
+        private_key: 32 bytes Ed25519 seed, to sign the manifest (extra `security`).
+
+    Raises:
+        BundleError: when the parts do not fit each other, or the file cannot be written.
+    """
+    from safetensors.numpy import save
+
+    _check_params(manifest, params, path)
+    contiguous = {name: np.ascontiguousarray(params[name], dtype=np.float32) for name in sorted(params)}
+    parts = {"features.onnx": features, "params.safetensors": save(contiguous)}
+    if train_step is not None:
+        parts["train_step.onnx"] = train_step
+    hashes = {name: hashlib.sha256(parts[name]).hexdigest() for name in sorted(parts)}
+    header = msgspec.json.encode(msgspec.structs.replace(manifest, members=hashes))
+    members = {"manifest.json": msgspec.json.format(header, indent=1), **parts}
+    if private_key is not None:
+        members["manifest.sig"] = _sign(members["manifest.json"], private_key)
+    blob = _zip(members)
+    target = Path(path)
+    partial = target.with_name(target.name + ".partial")
+    try:
+        partial.write_bytes(blob)
+        os.replace(partial, target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise BundleError(f"cannot write {target}", got=error.strerror, hint="another --out") from None
+    return hashlib.sha256(blob).digest()
+
+
+def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None) -> Bundle:
+    """Read and check a bundle.
+
+    Args:
+        public_key: 32 bytes; when given, a bundle without this key's signature is refused (extra `security`).
+
+    Raises:
+        BundleError: naming the member that is wrong, what was expected and what was found.
+    """
+    try:
+        blob = Path(path).read_bytes()
+    except OSError as error:
+        raise BundleError(f"cannot read bundle {path}", expected="a .bundle file", got=error.strerror) from None
+    members = _unzip(blob, path)
+    manifest = _parse_manifest(members["manifest.json"], path)
+    if public_key is not None:
+        _verify(members, public_key, path)
+    for name, expected in manifest.members.items():
+        if name not in _MEMBERS:
+            raise BundleError(
+                f"{path}: manifest.json lists an unknown member", expected="one of " + ", ".join(_MEMBERS), got=name
+            )
+        if name not in members:
+            raise BundleError(f"{path}: {name} is missing", expected=f"sha256 {expected[:12]}…", got="no such member")
+        actual = hashlib.sha256(members[name]).hexdigest()
+        if actual != expected:
+            raise BundleError(
+                f"{path}: {name} was changed",
+                expected=f"sha256 {expected[:12]}…",
+                got=f"{actual[:12]}…",
+                hint="copying the bundle again",
+            )
+    for name in ("features.onnx", "params.safetensors"):
+        if name not in manifest.members:
+            raise BundleError(
+                f"{path}: {name} is missing", expected="it in manifest.json's members", got="no such entry"
+            )
+    params = _load_params(members["params.safetensors"], path)
+    _check_params(manifest, params, path)
+    return Bundle(
+        manifest=manifest,
+        sha256=hashlib.sha256(blob).digest(),
+        features=members["features.onnx"],
+        train_step=members["train_step.onnx"] if manifest.trainable else None,
+        params=params,
+        signed="manifest.sig" in members,
+    )
+
+
+def _zip(members: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in members.items():
+            info = zipfile.ZipInfo(name, date_time=_EPOCH)
+            info.create_system, info.external_attr = 3, 0o644 << 16
+            archive.writestr(info, data)
+    return buffer.getvalue()
+
+
+def _unzip(blob: bytes, path: object) -> dict[str, bytes]:
+    members: dict[str, bytes] = {}
+    allowed = ("manifest.json", "manifest.sig", *_MEMBERS)
+    try:
+        with zipfile.ZipFile(io.BytesIO(blob)) as archive:
+            for info in archive.infolist():
+                if info.filename not in allowed or info.filename in members:
+                    raise BundleError(f"{path}: unexpected member", expected=", ".join(allowed), got=info.filename)
+                if info.compress_type != zipfile.ZIP_STORED or info.file_size > MAX_MEMBER_BYTES:
+                    raise BundleError(f"{path}: {info.filename}", expected="a stored member under 2 GiB", got="another")
+                members[info.filename] = archive.read(info)
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
+        raise BundleError(
+            f"{path} is not a whole bundle", expected="a zip archive", got=error, hint="copying it again"
+        ) from None
+    if "manifest.json" not in members:
+        raise BundleError(f"{path} is not a bundle", expected="a member manifest.json", got="none")
+    return members
+
+
+def _parse_manifest(raw: bytes, path: object) -> Manifest:
+    try:
+        schema = msgspec.json.decode(raw, type=dict[str, Any]).get("schema")
+        if schema != SCHEMA:
+            raise BundleError(
+                f"{path}: manifest.json", expected=f"schema {SCHEMA}", got=f"schema {schema}", hint="exporting it anew"
+            )
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except msgspec.MsgspecError as error:
+        raise BundleError(f"{path}: manifest.json", expected="a manifest of schema 1", got=error) from None
+    _check_manifest(manifest, path)
+    return manifest
+
+
+def _check_manifest(manifest: Manifest, path: object) -> None:
+    channels = manifest.input_shape[2]
+    try:
+        heads = method(manifest.method).heads
+    except MethodError as error:
+        raise BundleError(f"{path}: manifest.json", expected="a method this version knows", got=error.got) from None
+    rules = (
+        (manifest.head in heads, f"a head of {heads} for {manifest.method}", manifest.head),
+        (1 <= manifest.classes <= 65_535, "1 to 65535 labels", manifest.classes),
+        (len(set(manifest.labels)) == manifest.classes, "labels that differ", "a repeated label"),
+        (manifest.features >= 1, "a positive feature width", manifest.features),
+        (min(manifest.input_shape) >= 1, "a positive input shape", manifest.input_shape),
+        (len(manifest.mean) == len(manifest.std) == channels, f"mean and std for {channels} channels", manifest.mean),
+        (manifest.batch >= 1 and manifest.version >= 0, "a positive batch and version", manifest.batch),
+    )
+    for holds, expected, got in rules:
+        if not holds:
+            raise BundleError(f"{path}: manifest.json", expected=expected, got=got)
+
+
+def _load_params(raw: bytes, path: object) -> dict[str, NDArray[np.float32]]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
+
+    try:
+        return load(raw)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise BundleError(f"{path}: params.safetensors", expected="safetensors", got=error) from None
+
+
+def _check_params(manifest: Manifest, params: Mapping[str, NDArray[np.float32]], path: object) -> None:
+    stored = {t.name: t.shape for t in manifest.state if t.role != "optimizer"}
+    if set(stored) != set(params):
+        odd = sorted(set(stored) ^ set(params))[0]
+        raise BundleError(
+            f"{path}: params.safetensors", expected="exactly the manifest's tensors", got=f"a difference at {odd}"
+        )
+    for name, shape in stored.items():
+        value = params[name]
+        if value.shape != shape or value.dtype != np.float32:
+            raise BundleError(f"{path}: {name}", expected=f"float32 {shape}", got=f"{value.dtype} {value.shape}")
+        if not np.isfinite(value).all():
+            raise BundleError(f"{path}: {name}", expected="finite weights", got="NaN or infinity")
+
+
+def _sign(payload: bytes, private_key: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(private_key).sign(payload)
+
+
+def _verify(members: Mapping[str, bytes], public_key: bytes, path: object) -> None:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    expected = "an Ed25519 signature of the trusted key"
+    if "manifest.sig" not in members:
+        raise BundleError(f"{path}: manifest.sig is missing", expected=expected, got="an unsigned bundle")
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(members["manifest.sig"], members["manifest.json"])
+    except (InvalidSignature, ValueError):
+        raise BundleError(f"{path}: manifest.sig", expected=expected, got="another signature") from None

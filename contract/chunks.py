@@ -1,0 +1,146 @@
+"""Contributions larger than a message: cut, resent where lost, and put together again. No sockets, no clock.
+
+`split` cuts an encoded contribution into chunks that each fit the limit. An `Assembler` on the other side takes chunks
+in any order, any number of times, and hands back the contribution's bytes once they are all there and hash to what
+the chunks said: a contribution is admitted whole or not at all. What it holds is bounded: one contribution in
+progress for a device and method, and `capacity_bytes` over all, the longest untouched dropped first. A dropped one is
+not lost, since its device keeps it until a receipt comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from contract.errors import WireError
+from contract.messages import Chunk
+
+__all__ = ["OVERHEAD_BYTES", "Assembler", "bitmap", "in_bitmap", "split"]
+
+OVERHEAD_BYTES = 128  # more than the CBOR around a chunk's data ever takes
+
+
+def split(payload: bytes, limit_bytes: int, *, run: bytes, round: int, method: str) -> list[Chunk]:
+    """Chunks of `payload`, each of at most `limit_bytes` when encoded.
+
+    Raises:
+        WireError: when the limit leaves no room for data, or more than 65,535 chunks would be needed.
+    """
+    size = limit_bytes - OVERHEAD_BYTES
+    count = -(-len(payload) // size) if size > 0 else 0
+    if not 1 <= count <= 65_535:
+        raise WireError(
+            f"{len(payload)} bytes in chunks", expected="1 to 65535 chunks", got=f"a limit of {limit_bytes} bytes"
+        )
+    digest = hashlib.sha256(payload).digest()[:8]
+    return [
+        Chunk(run, round, method, index, count, len(payload), digest, payload[index * size : (index + 1) * size])
+        for index in range(count)
+    ]
+
+
+@dataclass
+class _Pending:
+    first: Chunk
+    parts: dict[int, bytes] = field(default_factory=dict)
+    held_bytes: int = 0
+
+
+@dataclass
+class Assembler:
+    """Puts chunks together.
+
+    Attributes:
+        capacity_bytes: the most that contributions in progress may take together.
+        max_contribution_bytes: a contribution that says it is larger is refused.
+    """
+
+    capacity_bytes: int = 256 << 20
+    max_contribution_bytes: int = 64 << 20
+    _pending: OrderedDict[tuple[str, str], _Pending] = field(default_factory=OrderedDict)
+    _held_bytes: int = 0
+
+    def add(self, device: str, chunk: Chunk) -> bytes | None:
+        """The whole contribution when `chunk` completes it, else None.
+
+        Raises:
+            WireError: when it is too large, contradicts the chunks before it, or does not hash to its digest.
+        """
+        if chunk.total_bytes > min(self.max_contribution_bytes, self.capacity_bytes):
+            raise WireError(
+                "contribution", expected=f"at most {self.max_contribution_bytes} bytes", got=chunk.total_bytes
+            )
+        pending = self._open(device, chunk)
+        if chunk.index not in pending.parts:
+            if pending.held_bytes + len(chunk.data) > chunk.total_bytes:
+                self._drop((device, chunk.method))
+                raise WireError("chunks", expected=f"{chunk.total_bytes} bytes in all", got="more")
+            pending.parts[chunk.index] = chunk.data
+            pending.held_bytes += len(chunk.data)
+            self._held_bytes += len(chunk.data)
+        if len(pending.parts) == chunk.count:
+            return self._finish(device, chunk)
+        self._make_room(keep=(device, chunk.method))
+        return None
+
+    def missing(self, device: str, method: str) -> bytes | None:
+        """A bitmap of the chunks not yet here, or None when nothing of that device and method is in progress."""
+        pending = self._pending.get((device, method))
+        if pending is None:
+            return None
+        return bitmap(set(range(pending.first.count)) - set(pending.parts), pending.first.count)
+
+    def _open(self, device: str, chunk: Chunk) -> _Pending:
+        key = (device, chunk.method)
+        pending = self._pending.get(key)
+        if pending is not None and not _same_whole(pending.first, chunk):
+            self._drop(
+                key
+            )  # the device began a newer contribution, the older one will be sent again if it still matters
+            pending = None
+        if pending is None:
+            pending = self._pending[key] = _Pending(chunk)
+        self._pending.move_to_end(key)
+        return pending
+
+    def _finish(self, device: str, chunk: Chunk) -> bytes:
+        pending = self._pending[(device, chunk.method)]
+        self._drop((device, chunk.method))
+        whole = b"".join(pending.parts[index] for index in range(chunk.count))
+        if len(whole) != chunk.total_bytes or hashlib.sha256(whole).digest()[:8] != chunk.digest:
+            raise WireError(
+                "chunks", expected=f"{chunk.total_bytes} bytes of digest {chunk.digest.hex()}", got="other bytes"
+            )
+        return whole
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        self._held_bytes -= self._pending.pop(key).held_bytes
+
+    def _make_room(self, keep: tuple[str, str]) -> None:
+        while self._held_bytes > self.capacity_bytes:
+            oldest = next(key for key in self._pending if key != keep)
+            self._drop(oldest)
+
+
+def bitmap(indices: set[int], count: int) -> bytes:
+    """A set of chunk numbers as bits, lowest bit of the first byte for chunk 0."""
+    bits = bytearray(-(-count // 8))
+    for index in indices:
+        bits[index // 8] |= 1 << index % 8
+    return bytes(bits)
+
+
+def in_bitmap(index: int, bits: bytes) -> bool:
+    """Whether chunk `index` is in the set."""
+    return index // 8 < len(bits) and bool(bits[index // 8] >> index % 8 & 1)
+
+
+def _same_whole(one: Chunk, other: Chunk) -> bool:
+    return (one.run, one.round, one.count, one.total_bytes, one.digest) == (
+        other.run,
+        other.round,
+        other.count,
+        other.total_bytes,
+        other.digest,
+    )

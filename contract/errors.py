@@ -1,0 +1,114 @@
+"""Every error that Protofleet raises on purpose, in one tree.
+
+    ProtofleetError
+    ├── UsageError      an option or a configuration file is wrong
+    ├── DataError       a data set cannot be used: missing, malformed, not of the bundle's classes or shape
+    ├── BundleError     a bundle cannot be trusted or read: hash, schema, signature, member
+    ├── ExportError     a backbone cannot be turned into a bundle
+    ├── MethodError     unknown method, hyper-parameter out of range
+    ├── StatisticError  a statistic's arrays are not what the mathematics needs
+    ├── WireError       a received message is not one of ours
+    ├── LinkError       the broker cannot be reached, refused us, or took the session away
+    └── StoreError      the disk refused: full, read-only, locked, written by another run
+
+Each says what was expected, what came instead and what to do next. The front door prints that as one line;
+library code never prints and never exits.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "BundleError",
+    "DataError",
+    "ExportError",
+    "LinkError",
+    "MethodError",
+    "ProtofleetError",
+    "StatisticError",
+    "StoreError",
+    "UsageError",
+    "WireError",
+    "near_names",
+]
+
+
+class ProtofleetError(Exception):
+    """What went wrong in one line: `message, expected …, got …, try …`.
+
+    Args:
+        message: what was being done, and to which file, device or option.
+        expected: what would have been right.
+        got: what was found instead.
+        hint: the next step a person can take.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, expected: object = None, got: object = None, hint: str | None = None) -> None:
+        parts = [message]
+        parts += [f"expected {expected}"] if expected is not None else []
+        parts += [f"got {got}"] if got is not None else []
+        parts += [f"try {hint}"] if hint else []
+        super().__init__(", ".join(_one_line(part) for part in parts))
+        self.message, self.expected, self.got, self.hint = message, expected, got, hint
+
+
+class UsageError(ProtofleetError):
+    """An option or a configuration file is wrong."""
+
+    exit_code = 2
+
+
+class DataError(ProtofleetError):
+    """A data set is missing, malformed, or not of the bundle's classes or shape."""
+
+    exit_code = 2
+
+
+class BundleError(ProtofleetError):
+    """A bundle cannot be trusted or read: hash, schema, signature, member."""
+
+    exit_code = 2
+
+
+class ExportError(ProtofleetError):
+    """A backbone cannot be turned into a bundle, or its graph disagrees with torch."""
+
+    exit_code = 2
+
+
+class MethodError(ProtofleetError):
+    """A method or a hyper-parameter is unknown or out of range."""
+
+    exit_code = 2
+
+
+class StatisticError(ProtofleetError, ValueError):
+    """A statistic's arrays break its invariants (shape, finiteness, counts)."""
+
+
+class WireError(ProtofleetError, ValueError):
+    """Bytes from the wire are not a valid message. The only error that decoding raises."""
+
+
+class LinkError(ProtofleetError):
+    """The broker cannot be reached, refused us, or took the session away."""
+
+
+class StoreError(ProtofleetError):
+    """The disk refused: full, read-only, locked, or written by another run."""
+
+
+def near_names(name: str, known: Iterable[str]) -> str:
+    """The known names, nearest first, as a hint: `one of a, b, c`."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+    return "one of " + ", ".join(near or sorted(names))
+
+
+def _one_line(text: object, limit: int = 300) -> str:
+    line = " ".join(str(text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"

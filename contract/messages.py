@@ -1,0 +1,339 @@
+"""The messages of the wire, as values. DESIGN section 4; `messages.cddl` is the same in RFC 8610's language.
+
+There are six, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
+The only arrays are class rows (one row of D numbers for each class present) and a Gram triangle.
+
+    Announcement   aggregator → all       a round is open, closed, or the run is finished
+    GlobalPart     aggregator → all       some class rows of the prototypes or of the head
+    Contribution   device → aggregator    a statistic for a round
+    Chunk          device → aggregator    a slice of an encoded Contribution that is too large for one message
+    Receipt        aggregator → device    what became of a contribution
+    Status         device → aggregator    birth, death, and what the device measured of itself
+
+Everything is validated when a value is built, so a value that exists can be trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import StatisticError, WireError
+from contract.statistics import ClassMeans, FeatureGram, Statistic
+
+__all__ = [
+    "Announcement",
+    "Chunk",
+    "ClassRows",
+    "Contribution",
+    "Encoding",
+    "GlobalPart",
+    "Message",
+    "Receipt",
+    "ReceiptStatus",
+    "Status",
+]
+
+Encoding = Literal["f64", "f32", "f16", "int8"]
+Phase = Literal["open", "closed", "finished"]
+ReceiptStatus = Literal["committed", "duplicate", "late", "rejected", "need-chunks"]
+RowKind = Literal["prototypes", "head"]
+
+MAX_ROUND = 2**32 - 1
+MAX_CHUNKS = 65_535
+MAX_TEXT = 200
+MAX_ENTRIES = 32
+
+
+def _require(holds: bool, what: str, expected: str, got: object) -> None:
+    if not holds:
+        raise WireError(what, expected=expected, got=got)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassRows:
+    """Rows of some classes: what prototypes, class means, cross sums and heads have in common.
+
+    Attributes:
+        classes: (K,) uint16, strictly rising class numbers.
+        rows: (K, D) float, one row for each of them.
+    """
+
+    classes: NDArray[np.uint16]
+    rows: NDArray[np.floating]
+
+    def __post_init__(self) -> None:
+        _require(
+            self.classes.ndim == 1 and self.rows.ndim == 2, "class rows", "classes [K] and rows [K,D]", "another shape"
+        )
+        _require(len(self.classes) == len(self.rows), "class rows", f"{len(self.classes)} rows", len(self.rows))
+        _require(
+            bool((np.diff(self.classes.astype(np.int64)) > 0).all()),
+            "class numbers",
+            "strictly rising",
+            "another order",
+        )
+        _require(bool(np.isfinite(self.rows).all()), "class rows", "finite numbers", "NaN or infinity")
+
+    def dense(self, classes: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """(C, D) float64 rows, zero where absent, and (C,) which are present.
+
+        Raises:
+            WireError: when a class number or the width is not of this fleet.
+        """
+        if self.rows.shape[1] != width or (len(self.classes) and int(self.classes[-1]) >= classes):
+            last = int(self.classes[-1]) if len(self.classes) else -1
+            raise WireError(
+                "class rows",
+                expected=f"classes below {classes} and width {width}",
+                got=f"class {last} and width {self.rows.shape[1]}",
+            )
+        rows, present = np.zeros((classes, width)), np.zeros(classes, dtype=bool)
+        rows[self.classes], present[self.classes] = self.rows, True
+        return rows, present
+
+    @classmethod
+    def of(cls, rows: NDArray[np.floating], present: NDArray[np.bool_]) -> ClassRows:
+        """From dense rows (C, D) and which of them are present (C,)."""
+        return cls(np.flatnonzero(present).astype(np.uint16), rows[present])
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What the aggregator wants now. Retained, so a device that wakes up learns it at once.
+
+    Attributes:
+        run: 4 bytes, drawn when the aggregator's store was made: rounds of another run never mix with this one's.
+        round: 1, 2, …; 0 before the first.
+        phase: `open` for contributions, `closed` between rounds, `finished` for good.
+        method: the method of this round: the bundle's own, or `ffc`.
+        bundle: sha256 of the bundle, 32 bytes.
+        deadline_s: seconds that the round stays open, 0 for no limit. Information only: the aggregator alone judges.
+        fraction, seed: stateless sampling, see `contract.sampling`.
+        global_version: the global state that this round starts from; 0 for none yet.
+        encoding: how tensors should travel up.
+        min_samples: classes with fewer local examples are withheld.
+        limit_bytes: the largest message the aggregator takes; larger contributions travel in chunks.
+    """
+
+    run: bytes
+    round: int
+    phase: Phase
+    method: str
+    bundle: bytes
+    deadline_s: float = 0.0
+    fraction: float = 1.0
+    seed: int = 0
+    global_version: int = 0
+    encoding: Encoding = "f32"
+    min_samples: int = 1
+    limit_bytes: int = 65_536
+
+    def __post_init__(self) -> None:
+        _run_and_round(self.run, self.round, lowest=0)
+        _text(self.method, "method", 32)
+        _require(self.phase in ("open", "closed", "finished"), "phase", "open, closed or finished", self.phase)
+        _require(len(self.bundle) == 32, "bundle", "32 bytes", len(self.bundle))
+        _require(math.isfinite(self.deadline_s) and self.deadline_s >= 0, "deadline_s", "0 or more", self.deadline_s)
+        _require(0 < self.fraction <= 1, "fraction", "above 0, up to 1", self.fraction)
+        _require(0 <= self.seed <= MAX_ROUND, "seed", f"0 to {MAX_ROUND}", self.seed)
+        _require(0 <= self.global_version <= MAX_ROUND, "global_version", f"0 to {MAX_ROUND}", self.global_version)
+        _require(self.encoding in ("f64", "f32", "f16", "int8"), "encoding", "f64, f32, f16 or int8", self.encoding)
+        _require(1 <= self.min_samples <= MAX_ROUND, "min_samples", "1 or more", self.min_samples)
+        _require(1_024 <= self.limit_bytes <= 1 << 28, "limit_bytes", "1024 to 2^28", self.limit_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalPart:
+    """Part `part` of `parts` of global state `version`: some class rows of the prototypes or of the head."""
+
+    run: bytes
+    version: int
+    round: int
+    part: int
+    parts: int
+    kind: RowKind
+    body: ClassRows
+
+    def __post_init__(self) -> None:
+        _run_and_round(self.run, self.round)
+        _require(1 <= self.version <= MAX_ROUND, "version", f"1 to {MAX_ROUND}", self.version)
+        _require(
+            1 <= self.parts <= MAX_CHUNKS and 0 <= self.part < self.parts, "part", f"below {self.parts}", self.part
+        )
+        _require(self.kind in ("prototypes", "head"), "kind", "prototypes or head", self.kind)
+
+
+@dataclass(frozen=True, eq=False)
+class Contribution:
+    """A statistic for a round.
+
+    Its key is (device, round, method); the device is in the topic. `means` carries class means (FedProto), or
+    `gram` and `cross` carry FFC's sums: exactly one of the two kinds.
+
+    Attributes:
+        bundle: the first 4 bytes of the bundle's sha256.
+        body: class means (K, D), or the cross sums (K, D) when `gram` is there.
+        counts: (K,) examples of each class, all positive.
+        gram: (D(D+1)/2,) the packed upper triangle of Σ z zᵀ, or None.
+    """
+
+    run: bytes
+    round: int
+    method: str
+    bundle: bytes
+    body: ClassRows
+    counts: NDArray[np.uint64]
+    gram: NDArray[np.floating] | None = None
+
+    def __post_init__(self) -> None:
+        _run_and_round(self.run, self.round)
+        _text(self.method, "method", 32)
+        _require(len(self.bundle) == 4, "bundle", "4 bytes", len(self.bundle))
+        _require(self.counts.shape == self.body.classes.shape, "counts", f"{len(self.body.classes)}", len(self.counts))
+        _require(bool((self.counts > 0).all()), "counts", "positive counts", "a zero")
+        _require(bool((self.counts <= 2**53).all()), "counts", "at most 2^53", "more")
+        if self.gram is not None:
+            width = self.body.rows.shape[1]
+            _require(
+                self.gram.shape == (width * (width + 1) // 2,),
+                "gram",
+                f"the triangle of width {width}",
+                self.gram.shape,
+            )
+            _require(bool(np.isfinite(self.gram).all()), "gram", "finite numbers", "NaN or infinity")
+
+    @classmethod
+    def of(cls, statistic: Statistic, *, run: bytes, round: int, method: str, bundle: bytes) -> Contribution:
+        """The contribution that carries `statistic`; `bundle` is the whole sha256."""
+        present = statistic.present
+        rows = statistic.means if isinstance(statistic, ClassMeans) else statistic.cross
+        return cls(
+            run=run,
+            round=round,
+            method=method,
+            bundle=bundle[:4],
+            body=ClassRows.of(rows, present),
+            counts=statistic.counts[present].astype(np.uint64),
+            gram=statistic.gram if isinstance(statistic, FeatureGram) else None,
+        )
+
+    def statistic(self, classes: int, width: int) -> Statistic:
+        """The statistic for a fleet of C classes and width D.
+
+        Raises:
+            WireError: when classes, width or the sums do not fit that fleet.
+        """
+        rows, present = self.body.dense(classes, width)
+        counts = np.zeros(classes, dtype=np.int64)
+        counts[present] = self.counts.astype(np.int64)
+        try:
+            if self.gram is None:
+                return ClassMeans.from_means(rows, counts)
+            return FeatureGram(self.gram.astype(np.float64), rows, counts)
+        except StatisticError as error:
+            raise WireError(f"contribution: {error}") from None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Slice `index` of `count` of one encoded Contribution of `total_bytes` with hash prefix `digest`."""
+
+    run: bytes
+    round: int
+    method: str
+    index: int
+    count: int
+    total_bytes: int
+    digest: bytes
+    data: bytes
+
+    def __post_init__(self) -> None:
+        _run_and_round(self.run, self.round)
+        _text(self.method, "method", 32)
+        _require(
+            1 <= self.count <= MAX_CHUNKS and 0 <= self.index < self.count,
+            "chunk",
+            f"index below {self.count}",
+            self.index,
+        )
+        _require(1 <= len(self.data) <= self.total_bytes <= 1 << 32, "chunk", "1 byte to the total", len(self.data))
+        _require(len(self.digest) == 8, "digest", "8 bytes", len(self.digest))
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What became of the contribution (this device, `round`, `method`) of run `run`.
+
+    Attributes:
+        reason: why it was rejected, in words; empty otherwise.
+        missing: for `need-chunks`, a bitmap of the chunks not yet here, lowest bit first.
+    """
+
+    run: bytes
+    round: int
+    method: str
+    status: ReceiptStatus
+    reason: str = ""
+    missing: bytes = b""
+
+    def __post_init__(self) -> None:
+        _run_and_round(self.run, self.round)
+        _text(self.method, "method", 32)
+        known = ("committed", "duplicate", "late", "rejected", "need-chunks")
+        _require(self.status in known, "status", ", ".join(known), self.status)
+        _require(len(self.reason) <= MAX_TEXT, "reason", f"at most {MAX_TEXT} characters", len(self.reason))
+        _require(
+            len(self.missing) <= MAX_CHUNKS // 8 + 1, "missing", "a bitmap of at most 65535 bits", len(self.missing)
+        )
+
+
+@dataclass(frozen=True)
+class Status:
+    """A device's birth or death, and what it measured of itself. Retained; the death is the last will.
+
+    Attributes:
+        online: False in the last will and at a clean end.
+        instance: 8 random bytes of this process: two processes with one id can tell each other apart.
+        boot: how often this device's state directory was opened.
+        profile: what the board calls itself.
+        versions: of the software, by package.
+        metrics: measured figures by name, units in the name.
+    """
+
+    online: bool
+    instance: bytes
+    boot: int
+    profile: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _require(len(self.instance) == 8, "instance", "8 bytes", len(self.instance))
+        _require(0 <= self.boot <= MAX_ROUND, "boot", f"0 to {MAX_ROUND}", self.boot)
+        _require(len(self.profile) <= MAX_TEXT, "profile", f"at most {MAX_TEXT} characters", len(self.profile))
+        _entries(self.versions, "versions", lambda value: isinstance(value, str) and len(value) <= 64)
+        _entries(self.metrics, "metrics", lambda value: isinstance(value, float) and math.isfinite(value))
+
+
+Message = Announcement | GlobalPart | Contribution | Chunk | Receipt | Status
+
+
+def _run_and_round(run: bytes, round_number: int, lowest: int = 1) -> None:
+    _require(len(run) == 4, "run", "4 bytes", len(run))
+    _require(lowest <= round_number <= MAX_ROUND, "round", f"{lowest} to {MAX_ROUND}", round_number)
+
+
+def _text(value: str, what: str, limit: int) -> None:
+    _require(1 <= len(value) <= limit, what, f"1 to {limit} characters", len(value))
+
+
+def _entries(entries: Mapping[str, object], what: str, valid: Callable[[object], bool]) -> None:
+    _require(len(entries) <= MAX_ENTRIES, what, f"at most {MAX_ENTRIES} entries", len(entries))
+    for name, value in entries.items():
+        _require(1 <= len(name) <= 64 and valid(value), what, "short names and plain values", name[:64])

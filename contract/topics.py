@@ -1,0 +1,78 @@
+"""MQTT topics and the ids in them. DESIGN section 4.
+
+    pf/v1/{fleet}/round             aggregator → devices   announcement, retained
+    pf/v1/{fleet}/global/{i}        aggregator → devices   part i of the global state, retained
+    pf/v1/{fleet}/up/{device}       device → aggregator    contributions, whole or in chunks
+    pf/v1/{fleet}/down/{device}     aggregator → device    receipts
+    pf/v1/{fleet}/status/{device}   device → aggregator    birth and death, retained, last will
+
+Ids match `[a-z0-9][a-z0-9-]{0,63}`; a wildcard or a slash in an id is refused here, not only by the broker.
+"""
+
+from __future__ import annotations
+
+import re
+
+from contract.errors import UsageError, WireError
+
+__all__ = ["PREFIX", "check_id", "device_of", "down", "global_all", "global_part", "round_", "status", "up"]
+
+PREFIX = "pf/v1"
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+
+
+def check_id(value: str, what: str = "id") -> str:
+    """`value` when it may stand in a topic.
+
+    Raises:
+        UsageError: when it may not.
+    """
+    if not _ID.fullmatch(value):
+        raise UsageError(what, expected="1 to 64 of a-z, 0-9 and -, not beginning with -", got=repr(value)[:80])
+    return value
+
+
+def round_(fleet: str) -> str:
+    """Where rounds are announced."""
+    return f"{PREFIX}/{check_id(fleet, 'fleet')}/round"
+
+
+def global_part(fleet: str, part: int) -> str:
+    """Where part `part` of the global state is retained."""
+    return f"{PREFIX}/{check_id(fleet, 'fleet')}/global/{part:d}"
+
+
+def global_all(fleet: str) -> str:
+    """The filter for every part of the global state."""
+    return f"{PREFIX}/{check_id(fleet, 'fleet')}/global/+"
+
+
+def up(fleet: str, device: str | None = None) -> str:
+    """Where a device publishes contributions; without a device, the filter for all."""
+    return _of("up", fleet, device)
+
+
+def down(fleet: str, device: str | None = None) -> str:
+    """Where a device gets its receipts; without a device, the filter for all."""
+    return _of("down", fleet, device)
+
+
+def status(fleet: str, device: str | None = None) -> str:
+    """Where a device's birth and death stand; without a device, the filter for all."""
+    return _of("status", fleet, device)
+
+
+def device_of(topic: str) -> str:
+    """The device that an `up` or `status` topic belongs to.
+
+    Raises:
+        WireError: when the topic is not one of ours.
+    """
+    parts = topic.split("/")
+    if len(parts) != 5 or "/".join(parts[:2]) != PREFIX or not _ID.fullmatch(parts[4]):
+        raise WireError("topic", expected=f"{PREFIX}/FLEET/up/DEVICE", got=repr(topic)[:120])
+    return parts[4]
+
+
+def _of(kind: str, fleet: str, device: str | None) -> str:
+    return f"{PREFIX}/{check_id(fleet, 'fleet')}/{kind}/{'+' if device is None else check_id(device, 'device')}"

@@ -1,0 +1,423 @@
+"""Messages to bytes and back: CBOR with typed arrays, as `messages.cddl` says.
+
+`encode` is deterministic (RFC 8949 section 4.2): a message has one encoding for each tensor encoding. `decode` takes
+anything from anyone and either returns a valid message or raises `WireError`, and nothing else; it never allocates
+more than a small multiple of the bytes it was given.
+
+Tensors travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as int8 with one float32 scale for each row
+(value = scale · int8); integers as the narrowest unsigned array that holds them.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any, Final, get_args
+
+import cbor2
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import WireError
+from contract.messages import (
+    Announcement,
+    Chunk,
+    ClassRows,
+    Contribution,
+    Encoding,
+    GlobalPart,
+    Message,
+    Phase,
+    Receipt,
+    ReceiptStatus,
+    RowKind,
+    Status,
+)
+
+__all__ = ["CONTENT_TYPE", "MAX_MESSAGE_BYTES", "WIRE_VERSION", "decode", "encode"]
+
+WIRE_VERSION: Final = 1
+CONTENT_TYPE: Final = "application/cbor"
+MAX_MESSAGE_BYTES: Final = 1 << 28
+
+_PHASES: tuple[Phase, ...] = get_args(Phase)
+_ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
+_ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
+_STATUSES: tuple[ReceiptStatus, ...] = get_args(ReceiptStatus)
+
+_MULTI_DIMENSIONAL = 40
+_DTYPES = {64: "u1", 69: "<u2", 70: "<u4", 71: "<u8", 72: "i1", 84: "<f2", 85: "<f4", 86: "<f8"}
+_TAGS = {np.dtype(dtype): tag for tag, dtype in _DTYPES.items()}
+_FLOATS: dict[str, np.dtype[np.floating]] = {"f64": np.dtype("<f8"), "f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
+_MAX_DEPTH = 8
+
+
+# ── encode ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def encode(message: Message, encoding: Encoding = "f32") -> bytes:
+    """The bytes of `message`.
+
+    Args:
+        encoding: for the tensors of contributions and global parts; other messages have none.
+
+    Raises:
+        WireError: when a number does not fit the encoding (float16 overflows at 65,504).
+    """
+    body = _ENCODERS[type(message)](message, encoding)
+    return bytes(cbor2.dumps({0: _TYPES[type(message)], 1: WIRE_VERSION, **body}, canonical=True))
+
+
+def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
+    return {
+        2: m.run,
+        3: m.round,
+        4: _PHASES.index(m.phase),
+        5: m.method,
+        6: m.bundle,
+        7: float(m.deadline_s),
+        8: float(m.fraction),
+        9: m.seed,
+        10: m.global_version,
+        11: _ENCODINGS.index(m.encoding),
+        12: m.min_samples,
+        13: m.limit_bytes,
+    }
+
+
+def _encode_global_part(m: GlobalPart, encoding: Encoding) -> dict[int, Any]:
+    return {
+        2: m.run,
+        3: m.round,
+        4: m.version,
+        5: m.part,
+        6: m.parts,
+        7: _ROW_KINDS.index(m.kind),
+        8: _integers(m.body.classes),
+        9: _rows(m.body.rows, encoding),
+    }
+
+
+def _encode_contribution(m: Contribution, encoding: Encoding) -> dict[int, Any]:
+    body = {
+        2: m.run,
+        3: m.round,
+        4: m.method,
+        5: m.bundle,
+        6: _integers(m.body.classes),
+        7: _integers(m.counts),
+        8: _rows(m.body.rows, encoding),
+    }
+    if m.gram is not None:
+        body[9] = _vector(m.gram, encoding)
+    return body
+
+
+def _encode_chunk(m: Chunk, encoding: Encoding) -> dict[int, Any]:
+    return {2: m.run, 3: m.round, 4: m.method, 5: m.index, 6: m.count, 7: m.total_bytes, 8: m.digest, 9: m.data}
+
+
+def _encode_receipt(m: Receipt, encoding: Encoding) -> dict[int, Any]:
+    return {2: m.run, 3: m.round, 4: m.method, 5: _STATUSES.index(m.status), 6: m.reason, 7: m.missing}
+
+
+def _encode_status(m: Status, encoding: Encoding) -> dict[int, Any]:
+    return {2: m.online, 3: m.instance, 4: m.boot, 5: m.profile, 6: dict(m.versions), 7: dict(m.metrics)}
+
+
+def _typed(array: NDArray[Any]) -> cbor2.CBORTag:
+    return cbor2.CBORTag(_TAGS[array.dtype], np.ascontiguousarray(array).tobytes())
+
+
+def _integers(values: NDArray[Any]) -> cbor2.CBORTag:
+    top = int(values.max()) if values.size else 0
+    dtype = next(d for d in ("u1", "<u2", "<u4", "<u8") if top <= np.iinfo(d).max)
+    return _typed(values.astype(dtype))
+
+
+def _cast(values: NDArray[np.floating], encoding: Encoding) -> NDArray[np.floating]:
+    with np.errstate(over="ignore"):
+        cast = values.astype(_FLOATS[encoding])
+    if not np.isfinite(cast).all():
+        raise WireError(
+            "tensor", expected=f"numbers that fit {encoding}", got=float(np.abs(values).max()), hint="a wider encoding"
+        )
+    return cast
+
+
+def _quantise(rows: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray[np.int8]]:
+    scales = _cast(np.abs(rows).max(axis=-1, initial=0.0) / 127.0, "f32")
+    safe = np.where(scales > 0, scales, 1.0)[..., None]
+    return scales, np.clip(np.rint(rows / safe), -127, 127).astype(np.int8)
+
+
+def _rows(rows: NDArray[np.floating], encoding: Encoding) -> Any:
+    dims = list(rows.shape)
+    if encoding == "int8":
+        scales, values = _quantise(rows)
+        return [_typed(scales), cbor2.CBORTag(_MULTI_DIMENSIONAL, [dims, _typed(values)])]
+    return cbor2.CBORTag(_MULTI_DIMENSIONAL, [dims, _typed(_cast(rows, encoding))])
+
+
+def _vector(values: NDArray[np.floating], encoding: Encoding) -> Any:
+    if encoding == "int8":
+        scales, quantised = _quantise(values[None])
+        return [_typed(scales), _typed(quantised[0])]
+    return _typed(_cast(values, encoding))
+
+
+# ── decode ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def decode(payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Message:
+    """The message in `payload`.
+
+    Raises:
+        WireError: and only that, when the bytes are not exactly one message of this wire version.
+    """
+    if len(payload) > limit_bytes:
+        raise WireError("message", expected=f"at most {limit_bytes} bytes", got=f"{len(payload)} bytes")
+    fields = _Fields(_load(payload))
+    kind, version = fields.integer(0), fields.integer(1)
+    if version != WIRE_VERSION:
+        raise WireError(
+            "message", expected=f"wire version {WIRE_VERSION}", got=version, hint="the same release on both ends"
+        )
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise WireError("message", expected="a type from 1 to 6", got=kind)
+    message = decoder(fields)
+    fields.finish()
+    return message
+
+
+def _load(payload: bytes) -> dict[int, Any]:
+    stream = io.BytesIO(payload)
+    try:
+        decoder = cbor2.CBORDecoder(
+            stream,
+            tag_hook=_tag,
+            semantic_decoders=_REFUSED,
+            max_depth=_MAX_DEPTH,
+            allow_indefinite=False,
+            allow_duplicate_keys=False,
+        )
+        value = decoder.decode()
+    except WireError:
+        raise
+    except Exception as error:  # whatever cbor2 raises for hostile bytes, and it is not one class, is a WireError to us
+        raise WireError("message", expected="deterministic CBOR", got=error) from None
+    if stream.tell() != len(payload):
+        raise WireError("message", expected="one CBOR item", got=f"{len(payload) - stream.tell()} bytes after it")
+    if type(value) is not dict:
+        raise WireError("message", expected="a map", got=type(value).__name__)
+    return value
+
+
+def _tag(tag: cbor2.CBORTag, immutable: bool = False) -> NDArray[Any]:
+    """Typed arrays, and shaped ones, as numpy views of the received bytes."""
+    if tag.tag == _MULTI_DIMENSIONAL:
+        return _shaped(tag.value)
+    dtype = np.dtype(_DTYPES[tag.tag]) if tag.tag in _DTYPES else None
+    if dtype is None or type(tag.value) is not bytes or len(tag.value) % dtype.itemsize:
+        raise WireError("tensor", expected="a typed array of RFC 8746", got=f"tag {tag.tag}")
+    return np.frombuffer(tag.value, dtype)
+
+
+def _shaped(value: Any) -> NDArray[Any]:
+    if not isinstance(value, list | tuple) or len(value) != 2 or not isinstance(value[1], np.ndarray):
+        raise WireError("tensor", expected="[dimensions, typed array]", got=type(value).__name__)
+    dims, flat = value
+    whole = isinstance(dims, list | tuple) and len(dims) == 2 and all(type(d) is int and 0 <= d < 1 << 32 for d in dims)
+    if not whole or flat.ndim != 1 or dims[0] * dims[1] != flat.size:
+        raise WireError(
+            "tensor", expected="two dimensions that fit the array", got=f"{dims!r} for {flat.size} numbers"[:120]
+        )
+    return flat.reshape(dims)
+
+
+def _refuse(*_: Any) -> Any:
+    raise WireError("message", expected="only typed-array tags", got="another CBOR tag")
+
+
+# cbor2 turns these tags into dates, big numbers, regular expressions and shared references: none belongs on this wire.
+_REFUSED: Mapping[int, Callable[..., Any]] = dict.fromkeys(
+    (0, 1, 2, 3, 4, 5, 25, 28, 29, 30, 35, 36, 37, 52, 54, 100, 256, 258, 260, 261, 1004, 43000, 55799), _refuse
+)
+
+
+class _Fields:
+    """Typed access to a decoded map; each field must be taken exactly once."""
+
+    def __init__(self, raw: dict[int, Any]) -> None:
+        self._raw = raw
+        self._taken: set[int] = set()
+
+    def take(self, key: int, what: str, *kinds: type) -> Any:
+        value = self._raw.get(key)
+        if type(key) is not int or type(value) not in kinds:
+            raise WireError(f"field {key}", expected=what, got=type(value).__name__ if key in self._raw else "nothing")
+        self._taken.add(key)
+        return value
+
+    def integer(self, key: int) -> int:
+        value = self.take(key, "an unsigned integer", int)
+        if not 0 <= value < 1 << 64:
+            raise WireError(f"field {key}", expected="an unsigned integer", got=str(value)[:40])
+        return int(value)
+
+    def number(self, key: int) -> float:
+        return float(self.take(key, "a float", float))
+
+    def text(self, key: int) -> str:
+        return str(self.take(key, "text", str))
+
+    def binary(self, key: int) -> bytes:
+        return bytes(self.take(key, "bytes", bytes))
+
+    def one_of(self, key: int, names: tuple[Any, ...]) -> Any:
+        index = self.integer(key)
+        if index >= len(names):
+            raise WireError(f"field {key}", expected=f"0 to {len(names) - 1}", got=index)
+        return names[index]
+
+    def entries(self, key: int, kind: type) -> dict[str, Any]:
+        value = self.take(key, "a map of text", dict)
+        if not all(type(name) is str and type(entry) is kind for name, entry in value.items()):
+            raise WireError(f"field {key}", expected=f"text to {kind.__name__}", got="other entries")
+        return dict(value)
+
+    def unsigned(self, key: int) -> NDArray[Any]:
+        value = self.take(key, "an unsigned array", np.ndarray)
+        if value.ndim != 1 or value.dtype.kind != "u":
+            raise WireError(f"field {key}", expected="an unsigned array", got=f"{value.dtype} {value.shape}")
+        return np.asarray(value)
+
+    def reals(self, key: int, ndim: int) -> NDArray[np.floating]:
+        value = self.take(key, "an array of numbers", np.ndarray, list, tuple)
+        array = _dequantise(key, value) if isinstance(value, list | tuple) else value
+        if array.ndim != ndim or array.dtype.kind != "f":
+            raise WireError(f"field {key}", expected=f"floats in {ndim} dimensions", got=f"{array.dtype} {array.shape}")
+        return np.asarray(array)
+
+    def rows(self, classes_key: int, rows_key: int) -> ClassRows:
+        classes = self.unsigned(classes_key)
+        if classes.dtype.itemsize > 2:
+            raise WireError(f"field {classes_key}", expected="uint8 or uint16 class numbers", got=str(classes.dtype))
+        return ClassRows(classes.astype(np.uint16), self.reals(rows_key, 2))
+
+    def has(self, key: int) -> bool:
+        return key in self._raw
+
+    def finish(self) -> None:
+        left = [key for key in self._raw if type(key) is not int or key not in self._taken]
+        if left:
+            raise WireError("message", expected="no further fields", got=f"field {str(left[0])[:40]}")
+
+
+def _dequantise(key: int, pair: Any) -> NDArray[np.floating]:
+    if len(pair) != 2 or not all(isinstance(part, np.ndarray) for part in pair):
+        raise WireError(f"field {key}", expected="[scales, int8 values]", got="another array")
+    scales, values = pair
+    rows = values.shape[0] if values.ndim == 2 else 1
+    if values.dtype != np.int8 or scales.dtype.kind != "f" or scales.shape != (rows,):
+        raise WireError(f"field {key}", expected="a scale for each int8 row", got=f"{scales.shape} for {values.shape}")
+    if not np.isfinite(scales).all() or (scales < 0).any():
+        raise WireError(f"field {key}", expected="finite scales of 0 or more", got="another")
+    wide = scales.astype(np.float64)
+    return np.asarray(values * (wide[:, None] if values.ndim == 2 else wide[0]), dtype=np.float32)
+
+
+def _decode_announcement(f: _Fields) -> Announcement:
+    return Announcement(
+        run=f.binary(2),
+        round=f.integer(3),
+        phase=f.one_of(4, _PHASES),
+        method=f.text(5),
+        bundle=f.binary(6),
+        deadline_s=f.number(7),
+        fraction=f.number(8),
+        seed=f.integer(9),
+        global_version=f.integer(10),
+        encoding=f.one_of(11, _ENCODINGS),
+        min_samples=f.integer(12),
+        limit_bytes=f.integer(13),
+    )
+
+
+def _decode_global_part(f: _Fields) -> GlobalPart:
+    return GlobalPart(
+        run=f.binary(2),
+        round=f.integer(3),
+        version=f.integer(4),
+        part=f.integer(5),
+        parts=f.integer(6),
+        kind=f.one_of(7, _ROW_KINDS),
+        body=f.rows(8, 9),
+    )
+
+
+def _decode_contribution(f: _Fields) -> Contribution:
+    return Contribution(
+        run=f.binary(2),
+        round=f.integer(3),
+        method=f.text(4),
+        bundle=f.binary(5),
+        body=f.rows(6, 8),
+        counts=f.unsigned(7).astype(np.uint64),
+        gram=f.reals(9, 1) if f.has(9) else None,
+    )
+
+
+def _decode_chunk(f: _Fields) -> Chunk:
+    return Chunk(
+        run=f.binary(2),
+        round=f.integer(3),
+        method=f.text(4),
+        index=f.integer(5),
+        count=f.integer(6),
+        total_bytes=f.integer(7),
+        digest=f.binary(8),
+        data=f.binary(9),
+    )
+
+
+def _decode_receipt(f: _Fields) -> Receipt:
+    return Receipt(
+        run=f.binary(2),
+        round=f.integer(3),
+        method=f.text(4),
+        status=f.one_of(5, _STATUSES),
+        reason=f.text(6),
+        missing=f.binary(7),
+    )
+
+
+def _decode_status(f: _Fields) -> Status:
+    return Status(
+        online=bool(f.take(2, "a boolean", bool)),
+        instance=f.binary(3),
+        boot=f.integer(4),
+        profile=f.text(5),
+        versions=f.entries(6, str),
+        metrics=f.entries(7, float),
+    )
+
+
+_TYPES: dict[type, int] = {Announcement: 1, GlobalPart: 2, Contribution: 3, Chunk: 4, Receipt: 5, Status: 6}
+_ENCODERS: dict[type, Callable[[Any, Encoding], dict[int, Any]]] = {
+    Announcement: _encode_announcement,
+    GlobalPart: _encode_global_part,
+    Contribution: _encode_contribution,
+    Chunk: _encode_chunk,
+    Receipt: _encode_receipt,
+    Status: _encode_status,
+}
+_DECODERS: dict[int, Callable[[_Fields], Message]] = {
+    1: _decode_announcement,
+    2: _decode_global_part,
+    3: _decode_contribution,
+    4: _decode_chunk,
+    5: _decode_receipt,
+    6: _decode_status,
+}

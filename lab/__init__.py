@@ -1,0 +1,1 @@
+"""Federations in one process with the deployed cores, the demo and its report."""

@@ -1,0 +1,131 @@
+"""The front door: the `protofleet` command.
+
+It knows each room's commands by name and imports a room only when its command is called, so that `protofleet client`
+on a 512 MB board never loads what `protofleet export` needs. Every error that Protofleet raises on purpose leaves
+here as one line on standard error, with its exit code; a traceback is a bug.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from contract.errors import ProtofleetError, UsageError, near_names
+
+__all__ = ["COMMANDS", "main"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives (`module:name` of a function or a Typer app), the extra it needs, and its line of help."""
+
+    target: str
+    extra: str | None
+    summary: str
+
+
+COMMANDS = {
+    "demo": Command("lab.cli:demo_command", "all", "A fleet of processes learns together, on real images, over MQTT."),
+    "export": Command("export.cli:export_command", "export", "Turn a backbone and a method into one bundle file."),
+    "inspect": Command("contract.inspect:inspect_command", None, "Show what a bundle or a message holds."),
+    "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
+    "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
+    "client": Command("edge_client.cli:client_command", None, "Run one device: train, summarise, publish."),
+    "lab": Command("lab.cli:lab_app", "all", "Simulate a fleet in one process with the deployed code."),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(args)
+    except ProtofleetError as error:
+        return _refuse(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _refuse("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        _print_help()
+        return 0
+    if args[0] == "--version":
+        print(f"protofleet {_version()}")
+        return 0
+    name, rest = args[0], args[1:]
+    if name not in COMMANDS:
+        raise UsageError("unknown command", expected="a protofleet command", got=name, hint=near_names(name, COMMANDS))
+    app = _load(name)
+    try:
+        result = app(rest, prog_name=f"protofleet {name}", standalone_mode=False)
+    except Exception as error:
+        # Typer carries its own copy of click since 0.17, so a usage error is known by what it offers, not by its class.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        return _refuse(f"{message().rstrip('.')}, try protofleet {name} --help", 2)
+    return result if isinstance(result, int) else 0
+
+
+def _load(name: str) -> typer.Typer:
+    command = COMMANDS[name]
+    module_name, attribute = command.target.split(":")
+    try:
+        target = getattr(importlib.import_module(module_name), attribute)
+    except ModuleNotFoundError as error:
+        if command.extra is None or (error.name or "").split(".")[0] in (
+            "contract",
+            "edge_client",
+            "aggregator",
+            "export",
+            "lab",
+        ):
+            raise
+        raise UsageError(
+            f"protofleet {name} needs a package that is not installed",
+            expected=error.name,
+            got="nothing",
+            hint=f"pip install 'protofleet[{command.extra}]'",
+        ) from None
+    if isinstance(target, typer.Typer):
+        return target
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help=target.__doc__)(target)
+    return app
+
+
+def _print_help() -> None:
+    console = Console()
+    console.print("[bold]protofleet[/bold] COMMAND [OPTIONS]    one backbone, many devices, no weights on the wire\n")
+    table = Table.grid(padding=(0, 2))
+    for name, command in COMMANDS.items():
+        table.add_row(f"  [cyan]{name}[/cyan]", command.summary)
+    console.print(table)
+    console.print("\nprotofleet COMMAND --help tells each command's options; protofleet --version the version.")
+
+
+def _refuse(line: str, code: int) -> int:
+    print(f"error: {line}", file=sys.stderr)
+    return code
+
+
+def _version() -> str:
+    try:
+        return version("protofleet")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
