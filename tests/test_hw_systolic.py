@@ -1,0 +1,114 @@
+"""The systolic closed form against DESIGN's printed figures and against an array simulated cycle by cycle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.errors import UsageError
+from hw_profiles.systolic import gemm_cycles
+
+PRINTED = [  # (M, N, K) and SCALE-Sim 3.0.0's cycles on the 32x64 array. DESIGN section 5 writes the first as M x K x N
+    # and the second as M x N x K: only so do its three figures for each agree with its own table.
+    ((64, 100, 1280), {"os": 5495, "ws": 15199, "is": 9039}),
+    ((196, 576, 96), {"os": 11969, "ws": 8693, "is": 8423}),
+]
+
+
+@pytest.mark.parametrize(("shape", "cycles"), PRINTED)
+@pytest.mark.parametrize("dataflow", ["os", "ws", "is"])
+def test_agrees_with_the_simulator_figures_that_the_design_prints(shape, cycles, dataflow):
+    assert gemm_cycles(*shape, rows=32, cols=64, dataflow=dataflow) == cycles[dataflow]
+
+
+def _naive_os(a: np.ndarray, b: np.ndarray, rows: int, cols: int) -> tuple[np.ndarray, int]:
+    """An output-stationary array stepped clock by clock: operands enter skewed from the left and from the top and
+    move one cell a cycle; each cell multiplies what passes through it and keeps the sum. Returns product and cycles."""
+    (m, k), n = a.shape, b.shape[1]
+    out, clock = np.zeros((m, n)), 0
+    for top in range(0, m, rows):
+        for left in range(0, n, cols):
+            tile_a = np.zeros((rows, k))
+            tile_a[: min(rows, m - top)] = a[top : top + rows]
+            tile_b = np.zeros((k, cols))
+            tile_b[:, : min(cols, n - left)] = b[:, left : left + cols]
+            right, down, total = (np.zeros((rows, cols)) for _ in range(3))
+            last = k - 1 + rows - 1 + cols - 1  # when the last pair meets in the far corner
+            for t in range(last + 1):
+                right[:, 1:], down[1:] = right[:, :-1].copy(), down[:-1].copy()
+                right[:, 0] = [tile_a[i, t - i] if 0 <= t - i < k else 0.0 for i in range(rows)]
+                down[0] = [tile_b[t - j, j] if 0 <= t - j < k else 0.0 for j in range(cols)]
+                total += right * down
+                clock += 1
+            out[top : top + rows, left : left + cols] = total[: min(rows, m - top), : min(cols, n - left)]
+    return out, clock
+
+
+def _naive_stationary(kept: np.ndarray, moving: np.ndarray, rows: int, cols: int) -> tuple[np.ndarray, int]:
+    """A (K, X) operand held in the cells, (S, K) streamed past it: loads row by row, then partial sums fall down the
+    columns. Returns (S, X) = moving @ kept and the cycles."""
+    (k, x), stream = kept.shape, moving.shape[0]
+    out, clock = np.zeros((stream, x)), 0
+    for top in range(0, k, rows):
+        for left in range(0, x, cols):
+            held = np.zeros((rows, cols))
+            part = kept[top : top + rows, left : left + cols]
+            held[: part.shape[0], : part.shape[1]] = part
+            feed = np.zeros((stream, rows))
+            feed[:, : part.shape[0]] = moving[:, top : top + rows]
+            clock += rows  # the held operand is shifted in, one row a cycle
+            right, falling = np.zeros((rows, cols)), np.zeros((rows, cols))
+            for t in range(stream + rows + cols - 2):
+                right[:, 1:] = right[:, :-1].copy()
+                right[:, 0] = [feed[t - i, i] if 0 <= t - i < stream else 0.0 for i in range(rows)]
+                above = np.vstack([np.zeros((1, cols)), falling[:-1]])
+                falling = above + right * held
+                clock += 1
+                for j in range(part.shape[1]):
+                    s = t - (rows - 1) - j
+                    if 0 <= s < stream:
+                        out[s, left + j] += falling[rows - 1, j]
+    return out, clock
+
+
+def _simulate(a: np.ndarray, b: np.ndarray, rows: int, cols: int, dataflow: str) -> tuple[np.ndarray, int]:
+    if dataflow == "os":
+        return _naive_os(a, b, rows, cols)
+    if dataflow == "ws":
+        return _naive_stationary(b, a, rows, cols)
+    product, clock = _naive_stationary(a.T, b.T, rows, cols)  # (K, M) held, (N, K) streamed
+    return product.T, clock
+
+
+_small = st.integers(1, 9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=_small,
+    n=_small,
+    k=_small,
+    rows=st.integers(1, 4),
+    cols=st.integers(1, 4),
+    dataflow=st.sampled_from(["os", "ws", "is"]),
+)
+def test_equals_an_array_stepped_clock_by_clock_that_computes_the_product(m, n, k, rows, cols, dataflow):
+    rng = np.random.default_rng(m * 1000 + n * 100 + k)
+    a, b = rng.integers(-5, 6, (m, k)).astype(float), rng.integers(-5, 6, (k, n)).astype(float)
+    product, clock = _simulate(a, b, rows, cols, dataflow)
+    np.testing.assert_array_equal(product, a @ b)
+    assert gemm_cycles(m, n, k, rows=rows, cols=cols, dataflow=dataflow) == clock - 1
+
+
+@pytest.mark.parametrize("wrong", [{"m": 0}, {"n": -3}, {"k": 1.5}, {"rows": True}, {"cols": "64"}, {"m": None}])
+def test_a_size_that_is_not_a_positive_integer_is_refused_by_name(wrong):
+    sizes = {"m": 4, "n": 4, "k": 4, "rows": 2, "cols": 2} | wrong
+    with pytest.raises(UsageError, match=rf"{next(iter(wrong))}, expected a positive integer"):
+        gemm_cycles(sizes.pop("m"), sizes.pop("n"), sizes.pop("k"), **sizes)
+
+
+def test_an_unknown_dataflow_is_refused_with_the_known_ones():
+    with pytest.raises(UsageError, match="expected os, ws or is, got 'rs'"):
+        gemm_cycles(1, 1, 1, dataflow="rs")
