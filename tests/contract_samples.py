@@ -42,7 +42,7 @@ def class_rows(draw: st.DrawFn, width: int | None = None) -> ClassRows:
 def contributions(draw: st.DrawFn) -> Contribution:
     width = draw(st.integers(1, 6))
     body = draw(class_rows(width))
-    counts = draw(hnp.arrays(np.uint64, len(body.classes), elements=st.integers(1, 2**53)))
+    counts = draw(hnp.arrays(np.uint64, len(body.classes), elements=st.integers(1, 2**32 - 1)))
     triangle = hnp.arrays(np.float64, width * (width + 1) // 2, elements=floats())
     gram = draw(st.none() | triangle)
     return Contribution(draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, gram)
