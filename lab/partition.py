@@ -103,8 +103,7 @@ def _draw(labels: NDArray[np.int64], spec: Partition, seed: int) -> list[Indices
     chosen.dataset = table
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns at each draw it makes again; an impossible one is an error below
-        parts = [np.asarray(chosen.load_partition(client)["index"], dtype=np.int64) for client in range(spec.clients)]
-    return parts
+        return [np.asarray(chosen.load_partition(client)["index"], dtype=np.int64) for client in range(spec.clients)]
 
 
 def _drop_rare(part: Indices, labels: NDArray[np.int64], min_samples: int) -> Indices:
