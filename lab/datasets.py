@@ -23,25 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import DataError, near_names
+from edge_client.data import LocalData
+from edge_client.images import decode_image
 
-__all__ = ["SHIPPED", "DataSet", "ImageSet", "load_dataset"]
+__all__ = ["SHIPPED", "DataSet", "load_dataset", "take"]
 
 SHIPPED = {"fashion_mnist_subset": Path(__file__).parent / "data" / "fashion_mnist"}
-
-
-@dataclass(frozen=True, eq=False)
-class ImageSet:
-    """Images x (N, H, W, c) uint8 and labels y (N,) int64 in 0…C−1."""
-
-    x: NDArray[np.uint8]
-    y: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def take(self, indices: NDArray[np.integer] | NDArray[np.bool_]) -> ImageSet:
-        """Some of the images, in the order of `indices`."""
-        return ImageSet(self.x[indices], self.y[indices])
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +37,8 @@ class DataSet:
 
     name: str
     labels: tuple[str, ...]
-    train: ImageSet
-    test: ImageSet
+    train: LocalData
+    test: LocalData
 
     @property
     def classes(self) -> int:
@@ -63,6 +50,11 @@ class DataSet:
         """(H, W, c)."""
         height, width, channels = self.train.x.shape[1:]
         return height, width, channels
+
+
+def take(data: LocalData, indices: NDArray[np.integer] | NDArray[np.bool_]) -> LocalData:
+    """Some of the samples, in the order of `indices`."""
+    return LocalData(data.x[indices], data.y[indices])
 
 
 def load_dataset(name: str) -> DataSet:
@@ -100,7 +92,7 @@ def _split_files(path: Path, split: str) -> list[Path]:
     return sorted([*path.glob(f"{split}.parquet"), *path.glob(f"{split}-*.parquet")])
 
 
-def _read_split(path: Path, split: str) -> tuple[ImageSet, tuple[str, ...]]:
+def _read_split(path: Path, split: str) -> tuple[LocalData, tuple[str, ...]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -116,7 +108,7 @@ def _read_split(path: Path, split: str) -> tuple[ImageSet, tuple[str, ...]]:
     image_column, label_column = _columns(table.schema, files[0])
     blobs = table[image_column].combine_chunks().field("bytes").to_pylist()
     y = np.asarray(table[label_column].to_numpy(), dtype=np.int64)
-    return ImageSet(_decode(blobs, files[0]), y), _class_names(table.schema, label_column, y)
+    return LocalData(_decode(blobs, files[0]), y), _class_names(table.schema, label_column, y)
 
 
 def _columns(schema: Any, path: Path) -> tuple[str, str]:
@@ -138,31 +130,25 @@ def _class_names(schema: Any, column: str, y: NDArray[np.int64]) -> tuple[str, .
     return tuple(names) if names else tuple(str(number) for number in range(int(y.max()) + 1))
 
 
-def _decode(blobs: list[bytes | None], path: object) -> NDArray[np.uint8]:
+def _decode(blobs: list[bytes | None], where: object) -> NDArray[np.uint8]:
+    """Images of the first one's shape; another size, or a set of no images, is refused rather than stretched."""
     from PIL import Image, UnidentifiedImageError
 
-    images = []
+    if not blobs:
+        raise DataError(f"{where}", expected="at least one image", got="none")
+    shape, x = None, np.empty(0, np.uint8)
     for row, blob in enumerate(blobs):
         try:
-            images.append(_pixels(Image.open(io.BytesIO(blob or b""))))
+            with Image.open(io.BytesIO(blob or b"")) as image:
+                found = (image.height, image.width, 1 if image.mode in ("1", "L") else 3)
         except (UnidentifiedImageError, OSError) as error:
-            raise DataError(f"{path}: row {row} is not an image", expected="an encoded image", got=error) from None
-    return _stack(images, path)
-
-
-def _pixels(image: Any) -> NDArray[np.uint8]:
-    if image.mode != "L":
-        image = image.convert("RGB")
-    pixels = np.asarray(image, dtype=np.uint8)
-    return pixels[..., None] if pixels.ndim == 2 else pixels  # (H, W, c)
-
-
-def _stack(images: list[NDArray[np.uint8]], path: object) -> NDArray[np.uint8]:
-    shapes = {image.shape for image in images}
-    if len(shapes) != 1:
-        got = "no images" if not shapes else " and ".join(str(shape) for shape in sorted(shapes)[:3])
-        raise DataError(f"{path}", expected="images of one shape", got=got)
-    return np.stack(images)
+            raise DataError(f"{where}: row {row}", expected="an encoded image", got=error) from None
+        if shape is None:
+            shape, x = found, np.empty((len(blobs), *found), np.uint8)
+        elif found != shape:
+            raise DataError(f"{where}: row {row}", expected=f"an image of shape {shape}", got=found)
+        x[row] = decode_image(blob or b"", shape, f"{where}: row {row}")
+    return x
 
 
 # ── the Hub ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,24 +188,25 @@ def _check_on_hub(name: str, hint: str) -> None:
         ) from None
 
 
-def _hub_split(split: Any, name: str) -> tuple[ImageSet, tuple[str, ...]]:
+def _hub_split(split: Any, name: str) -> tuple[LocalData, tuple[str, ...]]:
     import datasets
 
     images = [column for column, kind in split.features.items() if isinstance(kind, datasets.Image)]
     labels = [column for column, kind in split.features.items() if isinstance(kind, datasets.ClassLabel)]
     if not images or not labels:
         raise DataError(f"{name}", expected="an image and a class label column", got=", ".join(split.column_names))
-    x = _stack([_pixels(image) for image in split[images[0]]], name)
-    return ImageSet(x, np.asarray(split[labels[0]], dtype=np.int64)), tuple(split.features[labels[0]].names)
+    encoded = split.cast_column(images[0], datasets.Image(decode=False))[images[0]]
+    x = _decode([cell["bytes"] for cell in encoded], name)
+    return LocalData(x, np.asarray(split[labels[0]], dtype=np.int64)), tuple(split.features[labels[0]].names)
 
 
 # ── both ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _data_set(name: str, labels: tuple[str, ...], train: ImageSet, test: ImageSet | None) -> DataSet:
+def _data_set(name: str, labels: tuple[str, ...], train: LocalData, test: LocalData | None) -> DataSet:
     if test is None:
         held = np.arange(len(train)) % 10 == 9
-        train, test = train.take(~held), train.take(held)
+        train, test = take(train, ~held), take(train, held)
     for split, images in (("train", train), ("test", test)):
         if not len(images) or int(images.y.min()) < 0 or int(images.y.max()) >= len(labels):
             raise DataError(f"{name}: labels of {split}", expected=f"0 to {len(labels) - 1}", got="others, or none")
