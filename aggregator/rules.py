@@ -100,7 +100,7 @@ def _arrays(statistic: Statistic) -> tuple[NDArray[np.generic], ...]:
 
 
 def _columns(statistics: Iterable[Statistic], devices: int, start: int, stop: int) -> Float64:
-    """(devices, stop − start) the devices' means at those places of the flattened (C, D); NaN where a class is absent."""
+    """(devices, stop − start) means at those places of the flattened (C, D); NaN where a class is absent."""
     block = np.full((devices, stop - start), np.nan)
     for row, statistic in zip(block, statistics, strict=True):
         assert isinstance(statistic, ClassMeans)

@@ -88,7 +88,7 @@ def test_gram_sums_add_up_and_refuse_a_median() -> None:
 
 def test_nothing_to_merge_and_mixed_shapes_are_refused() -> None:
     with pytest.raises(StatisticError, match="at least one"):
-        merge(lambda: [])
+        merge(list)
     with pytest.raises(StatisticError, match="width 3"):
         merge(lambda: [ClassMeans.zero(2, 3), ClassMeans.zero(2, 4)])
 
