@@ -26,7 +26,7 @@ import numpy as np
 from aggregator.store import Accepted
 from contract.chunks import Assembler
 from contract.errors import WireError
-from contract.messages import Chunk, Contribution, Receipt, ReceiptStatus
+from contract.messages import MAX_MAGNITUDE, Chunk, Contribution, Receipt, ReceiptStatus
 from contract.methods import method as method_row
 from contract.sampling import sampled
 from contract.statistics import ClassMeans, FeatureGram, Statistic
@@ -36,10 +36,10 @@ __all__ = ["Decision", "Ingest", "Outcome", "View", "largest_contribution_bytes"
 
 Outcome = Literal["committed", "duplicate", "late", "rejected", "malformed", "need-chunks", "partial"]
 
-MAX_FEATURE = 1e30  # a mean above it, times any count, still sums in float64 and travels back as float32
 MAX_IN_PROGRESS = 4_096
 STALL_S = 5.0
 _MIN_CHUNK_BYTES = 512  # the smallest limit that can be announced leaves more than that for data
+_LARGEST_MEAN = 0.99 * MAX_MAGNITUDE  # rounding in the merge must not take a mean past what a message may hold
 _SLACK = 1.01  # half precision rounds by 0.05 %
 
 
@@ -232,10 +232,8 @@ def check_content(message: Contribution, view: View) -> Statistic:
         raise WireError(f"round of {row.name}", expected=f"{row.statistic}", got=kind)
     if isinstance(statistic, FeatureGram) and row.unit_features:
         _check_unit_sums(statistic)
-    else:
-        for numbers in (message.body.rows, message.gram):
-            if numbers is not None and numbers.size and float(np.abs(numbers).max()) > MAX_FEATURE:
-                raise WireError("contribution", expected=f"numbers up to {MAX_FEATURE:g}", got="a larger one")
+    elif float(np.abs(message.body.rows).max(initial=0.0)) > _LARGEST_MEAN:
+        raise WireError("class rows", expected=f"numbers up to {_LARGEST_MEAN:g}", got="a larger one")
     return statistic
 
 
