@@ -79,7 +79,9 @@ def _flat(shape: Shape, *layers: nn.Module) -> int:
             probe = torch.zeros(1, channels, height, width)
             return int(nn.Sequential(*layers).eval()(probe).numel())
     except RuntimeError as error:
-        raise ExportError("the backbone does not fit the images", expected="larger images", got=f"{shape}: {error}") from None
+        raise ExportError(
+            "the backbone does not fit the images", expected="larger images", got=f"{shape}: {error}"
+        ) from None
 
 
 def _small_cnn(shape: Shape, norm: Norm | None) -> nn.Module:
@@ -183,7 +185,10 @@ def _users_own(name: str) -> nn.Module:
         target = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise ExportError(
-            f"--backbone {name} cannot be imported", expected="module:callable", got=error, hint="running it in python first"
+            f"--backbone {name} cannot be imported",
+            expected="module:callable",
+            got=error,
+            hint="running it in python first",
         ) from None
     finally:
         if added:
@@ -200,7 +205,9 @@ def _users_own(name: str) -> nn.Module:
 def _check_norm(net: nn.Module, name: str, norm: Norm) -> None:
     kinds = {"batch": nn.BatchNorm2d, "group": nn.GroupNorm}
     if not any(isinstance(m, kinds[norm]) for m in net.modules()):
-        raise UsageError("--norm", expected=f"a backbone with {norm} normalisation", got=name, hint="leaving --norm out")
+        raise UsageError(
+            "--norm", expected=f"a backbone with {norm} normalisation", got=name, hint="leaving --norm out"
+        )
 
 
 def _feature_width(net: nn.Module, name: str, shape: Shape) -> int:

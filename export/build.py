@@ -24,8 +24,7 @@ from torch import nn
 
 from contract.bundle import SCHEMA, STEP_INPUTS, Manifest, write_bundle
 from contract.errors import UsageError
-from contract.methods import Head, Method, Value
-from contract.methods import method as find_method
+from contract.methods import Head, Method, method
 from contract.sphere import orthonormal_frame
 from export.backbones import Norm, build_backbone, default_statistics
 from export.features import export_features
@@ -68,7 +67,7 @@ class Exported:
 def build_bundle(
     *,
     backbone: str,
-    method: str,
+    method_name: str,
     labels: Sequence[str],
     input_shape: tuple[int, int, int],
     out: str | Path,
@@ -89,7 +88,7 @@ def build_bundle(
 
     Args:
         backbone: a name of `BACKBONES`, or `module:callable`.
-        method: a method of the table.
+        method_name: a method of the table.
         labels: C class names, in the order of the class numbers.
         input_shape: (H, W, c) of the uint8 images.
         out: the file to write.
@@ -110,7 +109,7 @@ def build_bundle(
         ExportError: when the backbone cannot be exported, or its graph disagrees with torch.
         BundleError: when the file cannot be written.
     """
-    entry = find_method(method)
+    entry = method(method_name)
     settled = entry.settle(hyper or {})
     chosen = _settle_head(entry, head)
     _check_arguments(labels, input_shape, batch, bundle_version)
@@ -128,9 +127,7 @@ def build_bundle(
         with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {chosen} head, batch {batch})"):
             step = export_step(net, preprocess, plan, batch, input_shape)
     with clock.stage("verify", "running both in ONNX Runtime against torch"):
-        agreement = verify_features(
-            features, net, preprocess, state, input_shape=input_shape, unit=entry.unit_features
-        )
+        agreement = verify_features(features, net, preprocess, state, input_shape=input_shape, unit=entry.unit_features)
         if step is not None:
             found = verify_step(step, net, preprocess, plan, state, batch=batch, input_shape=input_shape)
             agreement = max(agreement, found, key=lambda a: a.error)
@@ -140,7 +137,7 @@ def build_bundle(
         protofleet=_own_version(),
         backbone=backbone,
         provenance=provenance or _provenance(weights, seed),
-        method=method,
+        method=method_name,
         head=chosen,
         hyper=settled,
         labels=tuple(labels),
@@ -155,9 +152,7 @@ def build_bundle(
     )
     stored = {name: state[name] for name in plan.names("param", "buffer", "frozen")}
     with clock.stage("write", f"writing {out}"):
-        sha256 = write_bundle(
-            out, manifest, features=features, train_step=step, params=stored, private_key=private_key
-        )
+        sha256 = write_bundle(out, manifest, features=features, train_step=step, params=stored, private_key=private_key)
     path = Path(out)
     return Exported(path, sha256, manifest, tuple(ignored), agreement, path.stat().st_size, clock.seconds)
 
@@ -272,5 +267,3 @@ def _own_version() -> str:
         return version("protofleet")
     except PackageNotFoundError:
         return "unknown"
-
-

@@ -31,6 +31,9 @@ from export.trace import record
 __all__ = ["Preprocess", "StepPlan", "TrainingStep", "plan_step", "quiet", "trace_step"]
 
 
+_CHANCE = ("StochasticDepth", "DropPath")  # torchvision's and timm's, known by name so that neither need be there
+
+
 class Preprocess(nn.Module):
     """uint8 images (B, H, W, c) → normalised float32 (B, c, H, W): (x / 255 − mean) / std, per channel."""
 
@@ -98,7 +101,7 @@ def quiet(net: nn.Module) -> nn.Module:
     """Training mode without chance: BatchNorm trains, dropout and stochastic depth are off. In place."""
     net.train()
     for module in net.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in ("StochasticDepth", "DropPath"):
+        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in _CHANCE:
             module.eval()
     return net
 

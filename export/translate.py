@@ -128,9 +128,7 @@ def refusal(got: str, expected: str) -> ExportError:
     )
 
 
-def translate(
-    trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], outputs: Sequence[str]
-) -> None:
+def translate(trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], outputs: Sequence[str]) -> None:
     """Emit every node of `trace` into `graph`.
 
     Args:

@@ -156,7 +156,9 @@ def _inference_batch_norm(
     """With running statistics. Training statistics are refused: only protofleet::batch_norm keeps padding out."""
     training, eps = (rest[0], rest[-1]) if isinstance(rest[0], bool) else (False, rest[-1])
     if training or not e.graph.any_batch:
-        raise refusal("batch normalisation outside a BatchNorm module", "nn.BatchNorm1d, nn.BatchNorm2d or GroupNorm modules")
+        raise refusal(
+            "batch normalisation outside a BatchNorm module", "nn.BatchNorm1d, nn.BatchNorm2d or GroupNorm modules"
+        )
     y = e.op("BatchNormalization", *(e.plain(v) for v in (x, weight, bias, mean, variance)), epsilon=float(eps))
     return y, None, None
 

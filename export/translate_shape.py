@@ -136,7 +136,7 @@ def _slice_backward(
     """Zeros around the gradient; between its rows too where the slice took every step-th."""
     rank, name = len(out.shape), e.plain(grad)
     dim %= rank
-    low, high, _ = slice(start, end, step).indices(out.shape[dim])
+    low = slice(start, end, step).indices(out.shape[dim])[0]
     count = grad.shape[dim]
     if step > 1:
         shape = (*grad.shape[: dim + 1], 1, *grad.shape[dim + 1 :])

@@ -237,9 +237,17 @@ def run_step(
 def random_images(
     plan: StepPlan, batch: int, input_shape: tuple[int, int, int], real: int, rng: np.random.Generator
 ) -> Images:
-    """A batch of noise with random labels and prototypes, every third class without one."""
+    """Images of coarse random patches under fine noise, random labels and prototypes, every third class without one.
+
+    Pure noise would not do: averaged over a plane, one image of noise is like any other, and BatchNorm would divide by
+    next to nothing.
+    """
+    height, width, channels = input_shape
+    patches = rng.integers(16, 240, (batch, 4, 4, channels))
+    rows, columns = (np.arange(n) * 4 // n for n in (height, width))
+    noise = rng.integers(-16, 17, (batch, *input_shape))
     return Images(
-        x=rng.integers(0, 256, (batch, *input_shape), dtype=np.uint8),
+        x=(patches[:, rows][:, :, columns] + noise).astype(np.uint8),
         y=rng.integers(0, plan.classes, batch),
         prototypes=rng.standard_normal((plan.classes, plan.features)).astype(np.float32),
         mask=(np.arange(plan.classes) % 3 != 1).astype(np.float32),

@@ -86,5 +86,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         if isinstance(loaded, dict) and isinstance(loaded.get(nest), dict):
             loaded = loaded[nest]
     if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
-        raise ExportError(f"--weights {path}", expected=expected, got=type(loaded).__name__, hint="saving model.state_dict()")
+        raise ExportError(
+            f"--weights {path}", expected=expected, got=type(loaded).__name__, hint="saving model.state_dict()"
+        )
     return loaded
