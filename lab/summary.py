@@ -120,7 +120,8 @@ def notes(summary: Mapping[str, Any], prepared: Prepared, division: Division) ->
             f"{own['local_only']:.1%}. It answers among all classes here; among a device's own classes only, as the "
             f"paper's public code does, it reaches {among:.1%}, and the device's own head {head:.1%}.",
             "Local only trains the same number of epochs, from the same weights, on the same batches. The "
-            "bundle's head starts untrained for both, so a device alone never learns to answer with a class that it has not seen.",
+            "bundle's head starts untrained for both, so a device alone never learns to answer with a class that it "
+            "has not seen.",
         ]
     found += [
         f"{division.unused:,} training images were left unused: a device drops classes it has fewer than 10 images of, "
