@@ -117,6 +117,8 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
             patience_s=settings.patience,
             log=log,
         )
+        if settings.json is not None:
+            _write_json(settings.json, client.summary())  # now, so that a path that cannot be written is known now
         try:
             client.run()
         finally:
