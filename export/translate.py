@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from contract.errors import ExportError
-from export.graph import ANY, Graph
+from export.graph import ANY, ONNX_TYPE, Graph
 
 __all__ = ["TABLE", "ChannelMajor", "Emitter", "Meta", "Value", "refusal", "translate", "translates"]
 
@@ -157,12 +157,13 @@ def translate(trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], ou
 
 
 def _call(emitter: Emitter, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
-    handler = TABLE.get(node.target)
+    handler, meta = TABLE.get(node.target), _meta(node)
     if handler is None:
         raise refusal(str(node.target), "operators of convolutional backbones")
+    if isinstance(meta, Meta) and meta.dtype not in ONNX_TYPE:
+        raise refusal(f"{meta.dtype} from {node.target}", "real numbers")
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
-    meta = _meta(node)
     return _as_values(handler(emitter, meta, *args, **kwargs), meta)
 
 

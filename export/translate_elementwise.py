@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from export.translate import ChannelMajor, Emitter, Meta, Value, translates
+from export.translate import ChannelMajor, Emitter, Meta, Value, refusal, translates
 
 __all__ = ["elementwise", "positive"]
 
@@ -319,6 +319,13 @@ def _leaky_relu_backward(e: Emitter, out: Meta, grad: Value, x: Value, slope: fl
     swapped, (go, name) = _ordered(e, grad, x)
     factor = e.op("Mul", positive(e, name), e.graph.scalar(1.0 - slope))
     return _back(swapped, e.op("Mul", go, e.op("Add", factor, e.graph.scalar(slope))))
+
+
+@translates(aten.elu.default)
+def _elu(e: Emitter, out: Meta, a: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> str:
+    if scale != 1 or input_scale != 1:
+        raise refusal("elu with a scale", "plain elu")
+    return elementwise(e, "Elu", out.dtype, a, alpha=float(alpha))
 
 
 @translates(aten.gelu.default)
