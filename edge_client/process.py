@@ -44,6 +44,7 @@ def become(settings: ClientConfig) -> NoReturn:
     threads = str(settings.threads)
     environment = {
         "MALLOC_ARENA_MAX": "1",  # glibc would give each thread a heap of its own
+        "MALLOC_MMAP_THRESHOLD_": "524288",  # fixed: glibc would raise it, and keep what training needed in its heap
         "OPENBLAS_NUM_THREADS": threads,  # numpy's BLAS would reserve a buffer for each core
         "OMP_NUM_THREADS": threads,
         **os.environ,
