@@ -1,0 +1,144 @@
+"""features.onnx: any batch, weights from outside, as fast and as right as a graph that holds its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+
+from contract.errors import ExportError
+from export.backbones import build_backbone
+from export.features import export_features
+from export.graph import WEIGHTS_FILE
+from export.objectives import unit_features
+from export.step import Preprocess, plan_step
+
+CASES = {
+    "small_cnn": (None, (16, 16, 1)),
+    "fedproto_mnist": (None, (28, 28, 1)),
+    "fedhp_cifar": (None, (32, 32, 3)),
+    "spherefed_convnet": ("batch", (32, 32, 3)),
+    "resnet18": (None, (32, 32, 3)),
+    "vgg13": ("group", (32, 32, 3)),
+    "squeezenet1_1": (None, (40, 40, 3)),
+    "mobilenet_v2": (None, (32, 32, 3)),
+    "mobilenet_v3_small": (None, (32, 32, 3)),
+    "efficientnet_b0": ("group", (32, 32, 3)),
+}
+
+
+def _exported(name: str, unit: bool = False):
+    norm, shape = CASES[name]
+    net, width = build_backbone(name, shape, norm)  # type: ignore[arg-type]
+    preprocess = Preprocess((0.4,) * shape[2], (0.3,) * shape[2])
+    plan = plan_step(net, "", {}, "none", 10, width)
+    return net, preprocess, plan, shape, width, export_features(net, preprocess, plan.state, shape, unit=unit)
+
+
+def _weights(net: torch.nn.Module, plan) -> dict[str, np.ndarray]:
+    return {t.name: net.state_dict()[t.name.removeprefix("backbone.")].numpy() for t in plan.state}
+
+
+def _session(graph: bytes, weights: dict[str, np.ndarray], optimised: str = "") -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    if optimised:
+        options.optimized_model_filepath = optimised
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    values = [ort.OrtValue.ortvalue_from_numpy(v) for v in weights.values()]
+    options.add_external_initializers(list(weights), values)
+    return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_features_equal_torch_for_any_batch(name: str):
+    net, preprocess, plan, shape, width, graph = _exported(name)
+    session = _session(graph, _weights(net, plan))
+    assert session.get_inputs()[0].shape == ["batch", *shape]
+    assert session.get_outputs()[0].shape == ["batch", width]
+    for count in (1, 3, 8):
+        x = np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
+        with torch.no_grad():
+            want = net.eval()(preprocess(torch.from_numpy(x))).numpy()
+        (got,) = session.run(["z"], {"x": x})
+        assert got.shape == want.shape
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5 * np.abs(want).max())
+
+
+def test_unit_features_are_unit():
+    net, preprocess, plan, shape, _, graph = _exported("small_cnn", unit=True)
+    x = np.random.default_rng(0).integers(0, 256, (4, *shape), dtype=np.uint8)
+    (got,) = _session(graph, _weights(net, plan)).run(["z"], {"x": x})
+    with torch.no_grad():
+        want = unit_features(net.eval()(preprocess(torch.from_numpy(x)))).numpy()
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1.0, rtol=1e-5)
+
+
+def test_the_weights_are_the_devices_own():
+    """Other weights, other features; and the running statistics count."""
+    net, preprocess, plan, shape, _, graph = _exported("resnet18")
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.1)
+        net.bn1.running_mean.add_(0.2)
+    x = np.random.default_rng(0).integers(0, 256, (2, *shape), dtype=np.uint8)
+    (got,) = _session(graph, _weights(net, plan)).run(["z"], {"x": x})
+    with torch.no_grad():
+        want = net.eval()(preprocess(torch.from_numpy(x))).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5 * np.abs(want).max())
+
+
+def test_no_weight_bytes_are_in_the_graph():
+    _, _, plan, _, _, graph = _exported("mobilenet_v2")
+    model = onnx.ModelProto.FromString(graph)
+    outside = {t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL}
+    assert outside == {t.name for t in plan.state}
+    for tensor in model.graph.initializer:
+        if tensor.name in outside:
+            assert {(e.key, e.value) for e in tensor.external_data} == {("location", WEIGHTS_FILE)}
+            assert not tensor.raw_data
+            assert not tensor.float_data
+    assert len(graph) < 100_000
+
+
+def test_onnx_runtime_still_fuses(tmp_path):
+    """With its weights supplied at session creation every BatchNorm folds into its convolution."""
+    net, _, plan, _, _, graph = _exported("mobilenet_v2")
+    before = [n.op_type for n in onnx.ModelProto.FromString(graph).graph.node]
+    assert before.count("BatchNormalization") == 52
+    target = str(tmp_path / "optimised.onnx")
+    _session(graph, _weights(net, plan), target)
+    after = [n.op_type for n in onnx.load(target).graph.node]
+    assert after.count("BatchNormalization") == 0
+    assert "Clip" not in after
+
+
+def test_only_standard_operators_and_no_trace_of_this_machine():
+    *_, graph = _exported("resnet18")
+    model = onnx.ModelProto.FromString(graph)
+    assert {n.domain for n in model.graph.node} == {""}
+    assert [o.domain for o in model.opset_import] == [""]
+    assert not model.metadata_props
+    assert not any(n.doc_string or n.metadata_props for n in model.graph.node)
+    assert b"/" not in b"".join(n.name.encode() for n in model.graph.node)
+
+
+class _Token(torch.nn.Module):
+    """Joins a constant row to every image, as vision transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = torch.nn.Parameter(torch.ones(1, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.row.expand(x.shape[0], -1), x.flatten(1)[:, :4]], 1)
+
+
+def test_what_would_fix_the_batch_is_refused():
+    net = _Token()
+    plan = plan_step(net, "", {}, "none", 10, 8)
+    with pytest.raises(ExportError, match="constant row per image"):
+        export_features(net, Preprocess((0.5,), (0.5,)), plan.state, (4, 4, 1), unit=False)
