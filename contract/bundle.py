@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import BundleError, MethodError
+from contract.errors import BundleError, MethodError, UsageError
 from contract.methods import Head, Value, method
 
 __all__ = ["SCHEMA", "STEP_INPUTS", "Bundle", "Manifest", "StateTensor", "read_bundle", "write_bundle"]
@@ -37,6 +37,7 @@ SCHEMA = 1
 STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
 MAX_MEMBER_BYTES = 2 << 30
 _MEMBERS = ("features.onnx", "train_step.onnx", "params.safetensors")
+_SECURITY = "pip install 'protofleet[security]'"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -175,34 +176,12 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None
     Raises:
         BundleError: naming the member that is wrong, what was expected and what was found.
     """
-    try:
-        blob = Path(path).read_bytes()
-    except OSError as error:
-        raise BundleError(f"cannot read bundle {path}", expected="a .bundle file", got=error.strerror) from None
+    blob = _read_file(path)
     members = _unzip(blob, path)
     manifest = _parse_manifest(members["manifest.json"], path)
     if public_key is not None:
         _verify(members, public_key, path)
-    for name, expected in manifest.members.items():
-        if name not in _MEMBERS:
-            raise BundleError(
-                f"{path}: manifest.json lists an unknown member", expected="one of " + ", ".join(_MEMBERS), got=name
-            )
-        if name not in members:
-            raise BundleError(f"{path}: {name} is missing", expected=f"sha256 {expected[:12]}…", got="no such member")
-        actual = hashlib.sha256(members[name]).hexdigest()
-        if actual != expected:
-            raise BundleError(
-                f"{path}: {name} was changed",
-                expected=f"sha256 {expected[:12]}…",
-                got=f"{actual[:12]}…",
-                hint="copying the bundle again",
-            )
-    for name in ("features.onnx", "params.safetensors"):
-        if name not in manifest.members:
-            raise BundleError(
-                f"{path}: {name} is missing", expected="it in manifest.json's members", got="no such entry"
-            )
+    _check_members(manifest, members, path)
     params = _load_params(members["params.safetensors"], path)
     _check_params(manifest, params, path)
     return Bundle(
@@ -213,6 +192,17 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None
         params=params,
         signed="manifest.sig" in members,
     )
+
+
+def _read_file(path: str | os.PathLike[str]) -> bytes:
+    expected = "a .bundle file"
+    try:
+        if not Path(path).is_file() and Path(path).exists():  # a directory, or a device that never ends
+            raise BundleError(f"cannot read bundle {path}", expected=expected, got="something else")
+        return Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        got = getattr(error, "strerror", None) or error
+        raise BundleError(f"cannot read bundle {path}", expected=expected, got=got) from None
 
 
 def _zip(members: Mapping[str, bytes]) -> bytes:
@@ -253,8 +243,8 @@ def _parse_manifest(raw: bytes, path: object) -> Manifest:
                 f"{path}: manifest.json", expected=f"schema {SCHEMA}", got=f"schema {schema}", hint="exporting it anew"
             )
         manifest = msgspec.json.decode(raw, type=Manifest)
-    except msgspec.MsgspecError as error:
-        raise BundleError(f"{path}: manifest.json", expected="a manifest of schema 1", got=error) from None
+    except (ValueError, RecursionError) as error:  # malformed, of other fields, not UTF-8, nested without end
+        raise BundleError(f"{path}: manifest.json", expected=f"a manifest of schema {SCHEMA}", got=error) from None
     _check_manifest(manifest, path)
     return manifest
 
@@ -262,11 +252,22 @@ def _parse_manifest(raw: bytes, path: object) -> Manifest:
 def _check_manifest(manifest: Manifest, path: object) -> None:
     channels = manifest.input_shape[2]
     try:
-        heads = method(manifest.method).heads
+        row = method(manifest.method)
+        row.settle(manifest.hyper)
     except MethodError as error:
-        raise BundleError(f"{path}: manifest.json", expected="a method this version knows", got=error.got) from None
+        raise BundleError(f"{path}: manifest.json", expected="a method this version knows", got=error) from None
+    names = [tensor.name for tensor in manifest.state]
+    shapes = {tensor.name: tensor.shape for tensor in manifest.state}
+    momenta = [tensor for tensor in manifest.state if tensor.role == "optimizer"]
     rules = (
-        (manifest.head in heads, f"a head of {heads} for {manifest.method}", manifest.head),
+        (manifest.head in row.heads, f"a head of {row.heads} for {manifest.method}", manifest.head),
+        (set(manifest.hyper) == set(row.hyper), f"values for {', '.join(row.hyper)}", ", ".join(manifest.hyper)),
+        (len(shapes) == len(names), "state tensors that differ in name", "a repeated name"),
+        (
+            all(shapes.get(tensor.name.partition("momentum.")[2]) == tensor.shape for tensor in momenta),
+            "optimizer state shaped as its parameter",
+            "another shape",
+        ),
         (1 <= manifest.classes <= 65_535, "1 to 65535 labels", manifest.classes),
         (len(set(manifest.labels)) == manifest.classes, "labels that differ", "a repeated label"),
         (manifest.features >= 1, "a positive feature width", manifest.features),
@@ -277,6 +278,32 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
     for holds, expected, got in rules:
         if not holds:
             raise BundleError(f"{path}: manifest.json", expected=expected, got=got)
+
+
+def _check_members(manifest: Manifest, members: Mapping[str, bytes], path: object) -> None:
+    for name, expected in manifest.members.items():
+        if name not in _MEMBERS:
+            raise BundleError(
+                f"{path}: manifest.json lists an unknown member", expected="one of " + ", ".join(_MEMBERS), got=name
+            )
+        if name not in members:
+            raise BundleError(f"{path}: {name} is missing", expected=f"sha256 {expected[:12]}…", got="no such member")
+        actual = hashlib.sha256(members[name]).hexdigest()
+        if actual != expected:
+            raise BundleError(
+                f"{path}: {name} was changed",
+                expected=f"sha256 {expected[:12]}…",
+                got=f"{actual[:12]}…",
+                hint="copying the bundle again",
+            )
+    for name in ("features.onnx", "params.safetensors"):
+        if name not in manifest.members:
+            raise BundleError(
+                f"{path}: {name} is missing", expected="it in manifest.json's members", got="no such entry"
+            )
+    for name in members:
+        if name not in manifest.members and name not in ("manifest.json", "manifest.sig"):
+            raise BundleError(f"{path}: unexpected member", expected="the members of manifest.json", got=name)
 
 
 def _load_params(raw: bytes, path: object) -> dict[str, NDArray[np.float32]]:
@@ -305,14 +332,19 @@ def _check_params(manifest: Manifest, params: Mapping[str, NDArray[np.float32]],
 
 
 def _sign(payload: bytes, private_key: bytes) -> bytes:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
+    try:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ModuleNotFoundError:
+        raise UsageError("signing", expected="cryptography", got="nothing", hint=_SECURITY) from None
     return Ed25519PrivateKey.from_private_bytes(private_key).sign(payload)
 
 
 def _verify(members: Mapping[str, bytes], public_key: bytes, path: object) -> None:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    try:
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ModuleNotFoundError:
+        raise UsageError("checking a signature", expected="cryptography", got="nothing", hint=_SECURITY) from None
 
     expected = "an Ed25519 signature of the trusted key"
     if "manifest.sig" not in members:

@@ -48,6 +48,9 @@ MAX_ROUND = 2**32 - 1
 MAX_CHUNKS = 65_535
 MAX_TEXT = 200
 MAX_ENTRIES = 32
+# One device's contribution, however hostile, cannot make the sum of a fleet of two million overflow.
+MAX_COUNT = 2**32 - 1
+MAX_MAGNITUDE = 1e30
 
 
 def _require(holds: bool, what: str, expected: str, got: object) -> None:
@@ -78,7 +81,7 @@ class ClassRows:
             "strictly rising",
             "another order",
         )
-        _require(bool(np.isfinite(self.rows).all()), "class rows", "finite numbers", "NaN or infinity")
+        _numbers(self.rows, "class rows")
 
     def dense(self, classes: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """(C, D) float64 rows, zero where absent, and (C,) which are present.
@@ -179,7 +182,7 @@ class Contribution:
     Attributes:
         bundle: the first 4 bytes of the bundle's sha256.
         body: class means (K, D), or the cross sums (K, D) when `gram` is there.
-        counts: (K,) examples of each class, all positive.
+        counts: (K,) examples of each class, 1 to 2^32 − 1.
         gram: (D(D+1)/2,) the packed upper triangle of Σ z zᵀ, or None.
     """
 
@@ -197,7 +200,7 @@ class Contribution:
         _require(len(self.bundle) == 4, "bundle", "4 bytes", len(self.bundle))
         _require(self.counts.shape == self.body.classes.shape, "counts", f"{len(self.body.classes)}", len(self.counts))
         _require(bool((self.counts > 0).all()), "counts", "positive counts", "a zero")
-        _require(bool((self.counts <= 2**53).all()), "counts", "at most 2^53", "more")
+        _require(bool((self.counts <= MAX_COUNT).all()), "counts", f"at most {MAX_COUNT}", "more")
         if self.gram is not None:
             width = self.body.rows.shape[1]
             _require(
@@ -206,7 +209,7 @@ class Contribution:
                 f"the triangle of width {width}",
                 self.gram.shape,
             )
-            _require(bool(np.isfinite(self.gram).all()), "gram", "finite numbers", "NaN or infinity")
+            _numbers(self.gram, "gram")
 
     @classmethod
     def of(cls, statistic: Statistic, *, run: bytes, round: int, method: str, bundle: bytes) -> Contribution:
@@ -327,6 +330,11 @@ Message = Announcement | GlobalPart | Contribution | Chunk | Receipt | Status
 def _run_and_round(run: bytes, round_number: int, lowest: int = 1) -> None:
     _require(len(run) == 4, "run", "4 bytes", len(run))
     _require(lowest <= round_number <= MAX_ROUND, "round", f"{lowest} to {MAX_ROUND}", round_number)
+
+
+def _numbers(values: NDArray[np.floating], what: str) -> None:
+    largest = float(np.abs(values).max(initial=0.0))  # NaN where there is one, and then the comparison fails too
+    _require(largest <= MAX_MAGNITUDE, what, f"finite numbers up to {MAX_MAGNITUDE:g}", largest)
 
 
 def _text(value: str, what: str, limit: int) -> None:

@@ -66,7 +66,7 @@ def uniform_loss(prototypes: FloatArray) -> float:
 def uniform_prototypes(classes: int, width: int, seed: int = 0, *, steps: int = 2000) -> NDArray[np.float64]:
     """C unit rows in R^D spread as far apart as FedHP's eq. 3 asks: (C, D), float64.
 
-    Exact (a regular simplex) when C ≤ D + 1. Otherwise a smooth maximum of the cosines is minimised by projected
+    Exact (a regular simplex) when C ≤ D + 1. Otherwise a smooth maximum of each row's cosines is minimised by projected
     gradient descent with a sharpening temperature, keeping the iterate of least uniform loss.
     """
     if classes <= width + 1:
@@ -74,13 +74,13 @@ def uniform_prototypes(classes: int, width: int, seed: int = 0, *, steps: int = 
     points = unit_rows(np.random.default_rng(seed).standard_normal((classes, width)))
     best, best_loss = points, uniform_loss(points)
     for step in range(steps):
-        sharpness = 5.0 + 95.0 * step / steps
+        sharpness = 2.0 * 200.0 ** (step / steps)  # the smooth maximum, and with it the curvature, grows from 2 to 400
         cosines = points @ points.T
         np.fill_diagonal(cosines, -np.inf)
-        weights = np.exp(sharpness * (cosines - cosines.max()))
-        weights /= weights.sum(axis=1, keepdims=True)
+        weights = np.exp(sharpness * (cosines - cosines.max(axis=1, keepdims=True)))
+        weights /= weights.sum(axis=1, keepdims=True)  # (C, C), row i: how much each neighbour counts in its maximum
         gradient = (weights + weights.T) @ points  # (C, D)
-        points = unit_rows(points - 0.5 / np.sqrt(1.0 + step / 50.0) * gradient)
+        points = unit_rows(points - gradient / sharpness)
         loss = uniform_loss(points)
         if loss < best_loss:
             best, best_loss = points, loss

@@ -46,7 +46,7 @@ _ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
 _STATUSES: tuple[ReceiptStatus, ...] = get_args(ReceiptStatus)
 
 _MULTI_DIMENSIONAL = 40
-_DTYPES = {64: "u1", 69: "<u2", 70: "<u4", 71: "<u8", 72: "i1", 84: "<f2", 85: "<f4", 86: "<f8"}
+_DTYPES = {64: "u1", 69: "<u2", 70: "<u4", 72: "i1", 84: "<f2", 85: "<f4", 86: "<f8"}
 _TAGS = {np.dtype(dtype): tag for tag, dtype in _DTYPES.items()}
 _FLOATS: dict[str, np.dtype[np.floating]] = {"f64": np.dtype("<f8"), "f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
 _MAX_DEPTH = 8
@@ -131,7 +131,7 @@ def _typed(array: NDArray[Any]) -> cbor2.CBORTag:
 
 def _integers(values: NDArray[Any]) -> cbor2.CBORTag:
     top = int(values.max()) if values.size else 0
-    dtype = next(d for d in ("u1", "<u2", "<u4", "<u8") if top <= np.iinfo(d).max)
+    dtype = next(d for d in ("u1", "<u2", "<u4") if top <= np.iinfo(d).max)
     return _typed(values.astype(dtype))
 
 
@@ -206,6 +206,8 @@ def _load(payload: bytes) -> dict[int, Any]:
     except WireError:
         raise
     except Exception as error:  # whatever cbor2 raises for hostile bytes, and it is not one class, is a WireError to us
+        if isinstance(error.__cause__, WireError):  # ours, from within a tag
+            raise error.__cause__ from None
         raise WireError("message", expected="deterministic CBOR", got=error) from None
     if stream.tell() != len(payload):
         raise WireError("message", expected="one CBOR item", got=f"{len(payload) - stream.tell()} bytes after it")
@@ -325,7 +327,8 @@ def _dequantise(key: int, pair: Any) -> NDArray[np.floating]:
     if not np.isfinite(scales).all() or (scales < 0).any():
         raise WireError(f"field {key}", expected="finite scales of 0 or more", got="another")
     wide = scales.astype(np.float64)
-    return np.asarray(values * (wide[:, None] if values.ndim == 2 else wide[0]), dtype=np.float32)
+    with np.errstate(over="ignore"):  # the message that is built of it refuses what is not finite
+        return np.asarray(values * (wide[:, None] if values.ndim == 2 else wide[0]), dtype=np.float32)
 
 
 def _decode_announcement(f: _Fields) -> Announcement:

@@ -59,7 +59,9 @@ def draw_subset(source: Path, out: Path, *, seed: int = SEED) -> dict[str, int]:
     for split, per_class in (("train", TRAIN_PER_CLASS), ("test", TEST_PER_CLASS)):
         path = source / f"{split}.parquet"
         if not path.is_file():
-            raise DataError(f"no {path}", expected="the whole set as parquet", got="no such file", hint="another --from")
+            raise DataError(
+                f"no {path}", expected="the whole set as parquet", got="no such file", hint="another --from"
+            )
         table: pyarrow.Table = pq.read_table(path)
         drawn = table.take(draw_balanced(table["label"].to_numpy(), per_class, rng))
         target = out / f"{split}.parquet"

@@ -1,0 +1,260 @@
+"""Rounds: a state machine without sockets, files or clock. Time is an argument, in seconds of any steady clock.
+
+    waiting ──enough devices online──▶ open ──enough contributions, none awaited or deadline passed──▶ closed
+       ▲                                                                                                 │
+       └───────────────── the plan has a further round ◀─────────────────────────────────────────────────┘
+                                                         ▶ finished
+
+`plan` says which method each round runs. A round opens when K sampled devices are online. It closes when at least K
+contributions are in and no device that is online and sampled is still awaited, or the deadline has passed; a deadline
+that finds fewer than K extends the round by as much again. A device that was refused is not awaited: it will not send
+that contribution a second time, and it does not count.
+
+Sampling is stateless (`contract.sampling`): the announced seed decides, and each round's seed is the first from the
+configured one on that samples at least K of the devices online. Otherwise a small fleet could open a round that nobody
+takes part in, and wait for ever.
+
+The owner tells what happens (`birth`, `death`, `contributed`, `refused`) and calls `advance` until it returns None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from contract.errors import UsageError
+from contract.methods import method as method_row
+from contract.sampling import sampled
+
+__all__ = ["MAX_DEVICES", "Closed", "Extended", "Finished", "Opened", "Policy", "Rounds", "Step", "plan"]
+
+MAX_DEVICES = 100_000  # births beyond that are not followed: a flood of status messages must not eat the memory
+_SEED_TRIALS = 200_000
+
+
+@dataclass(frozen=True)
+class Policy:
+    """When rounds open and close.
+
+    Attributes:
+        min_clients: K, how many sampled devices open a round and how many contributions close it.
+        deadline_s: how long a round stays open for devices that are online but silent; 0 for as long as it takes.
+        fraction, seed: see `contract.sampling`.
+    """
+
+    min_clients: int = 1
+    deadline_s: float = 0.0
+    fraction: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A round is open now; announce it."""
+
+    round: int
+    method: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Extended:
+    """The deadline passed with too few contributions; the round goes on for as long again."""
+
+    round: int
+    contributions: int
+
+
+@dataclass(frozen=True)
+class Closed:
+    """The round is over; merge what it gathered."""
+
+    round: int
+    method: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The plan is done."""
+
+    rounds: int
+
+
+Step = Opened | Extended | Closed | Finished
+
+
+def plan(method: str, rounds: int, calibrate: bool) -> tuple[str, ...]:
+    """The method of each round: `rounds` of the bundle's own, then one of `ffc` when calibrating.
+
+    A bundle whose method sends nothing while training (SphereFed) runs FFC rounds, as an FFC bundle does.
+
+    Raises:
+        UsageError: when there would be no round at all.
+        MethodError: for an unknown method.
+    """
+    if rounds < 0 or (rounds == 0 and not calibrate):
+        raise UsageError("--rounds", expected="1 or more", got=rounds)
+    row = method_row(method)
+    own = "ffc" if row.statistic is None else row.name
+    return (own,) * rounds + (("ffc",) if calibrate and (own != "ffc" or rounds == 0) else ())
+
+
+@dataclass
+class Rounds:
+    """The machine.
+
+    Attributes:
+        plan: the method of round 1, 2, …
+        number: the round that is open, or the last one that was; 0 before the first.
+        method, seed: of round `number`.
+        phase: `waiting` before the first round and between rounds.
+        settled_at: no round closes before that time, see `resume`.
+    """
+
+    plan: tuple[str, ...]
+    policy: Policy
+    number: int = 0
+    method: str = ""
+    seed: int = 0
+    phase: Literal["waiting", "open", "finished"] = "waiting"
+    settled_at: float = 0.0
+    contributions: set[str] = field(default_factory=set)
+    _online: dict[str, bytes] = field(default_factory=dict)
+    _awaited: set[str] = field(default_factory=set)
+    _refused: set[str] = field(default_factory=set)
+    _deadline: float = 0.0
+    _presence_changed: bool = True
+
+    def __post_init__(self) -> None:
+        self.method = self.method or self.plan[0]
+
+    @property
+    def online(self) -> int:
+        """How many devices are online."""
+        return len(self._online)
+
+    @property
+    def awaited(self) -> frozenset[str]:
+        """The devices that are online, sampled, and have neither contributed nor been refused."""
+        return frozenset(self._awaited)
+
+    def is_online(self, device: str) -> bool:
+        return device in self._online
+
+    def is_sampled(self, device: str) -> bool:
+        """Whether `device` takes part in round `number`."""
+        return sampled(device, self.number, self.seed, self.policy.fraction)
+
+    def resume(
+        self,
+        number: int,
+        method: str,
+        seed: int,
+        *,
+        contributions: Iterable[str] | None,
+        refused: Iterable[str] = (),
+        now: float,
+        settle_s: float,
+    ) -> None:
+        """Take up where a store left off.
+
+        Args:
+            number, method, seed: the last round that was opened; its own method stands, whatever the plan says now.
+            contributions: who has contributed to it, or None when it has been closed.
+            refused: who was refused in it.
+            settle_s: how long to wait for the births of devices that are online, before a round may close. Without
+                it a restarted aggregator would see nobody online, await nobody, and close at once.
+        """
+        self.number, self.method, self.seed = number, method, seed
+        self.settled_at = now + settle_s
+        if contributions is not None:
+            self._open(number, method, seed, set(contributions), now)
+            self._refused = set(refused)
+
+    def birth(self, device: str, instance: bytes) -> bool:
+        """A device is online, as process `instance`. False when it was known to be, or there are too many."""
+        if self._online.get(device) == instance or (device not in self._online and len(self._online) >= MAX_DEVICES):
+            return False
+        self._online[device] = instance
+        self._presence_changed = True
+        if self.phase == "open":
+            self._await((device,))
+        return True
+
+    def death(self, device: str, instance: bytes) -> bool:
+        """A device's process ended. A late word about an older process of the same device changes nothing."""
+        if self._online.get(device) != instance:
+            return False
+        del self._online[device]
+        self._awaited.discard(device)
+        self._presence_changed = True
+        return True
+
+    def contributed(self, device: str) -> None:
+        """The open round has this device's contribution, durably."""
+        self.contributions.add(device)
+        self._awaited.discard(device)
+
+    def refused(self, device: str) -> None:
+        """This device's contribution to the open round was rejected for good."""
+        if device in self._awaited:
+            self._awaited.discard(device)
+            self._refused.add(device)
+
+    def advance(self, now: float) -> Step | None:
+        """The next thing that is due, done to the machine; None when nothing is."""
+        if self.phase == "open":
+            return self._advance_open(now)
+        if self.phase == "finished":
+            return None
+        if self.number >= len(self.plan):
+            self.phase = "finished"
+            return Finished(self.number)
+        if not self._presence_changed or len(self._online) < self.policy.min_clients:
+            return None
+        self._presence_changed = False
+        seed = self._choose_seed(self.number + 1)
+        if seed is None:
+            return None
+        self._open(self.number + 1, self.plan[self.number], seed, set(), now)
+        return Opened(self.number, self.method, self.seed)
+
+    def due_in_s(self, now: float) -> float | None:
+        """Seconds until `advance` may have something to do without anything happening; None when never."""
+        if self.phase != "open":
+            return None
+        times = [self.settled_at] if now < self.settled_at else []
+        times += [self._deadline] if self.policy.deadline_s else []
+        return max(0.0, min(times) - now) if times else None
+
+    def _advance_open(self, now: float) -> Step | None:
+        overdue = self.policy.deadline_s > 0 and now >= self._deadline
+        if len(self.contributions) >= self.policy.min_clients:
+            if now >= self.settled_at and (overdue or not self._awaited):
+                self.phase, self._presence_changed = "waiting", True
+                self._awaited.clear()
+                return Closed(self.number, self.method)
+        elif overdue:
+            self._deadline = now + self.policy.deadline_s
+            return Extended(self.number, len(self.contributions))
+        return None
+
+    def _open(self, number: int, method: str, seed: int, contributions: set[str], now: float) -> None:
+        self.number, self.method, self.seed, self.phase = number, method, seed, "open"
+        self.contributions, self._awaited, self._refused = contributions, set(), set()
+        self._deadline = now + self.policy.deadline_s
+        self._await(self._online)
+
+    def _await(self, devices: Iterable[str]) -> None:
+        done = self.contributions | self._refused if self._refused else self.contributions
+        self._awaited.update(d for d in devices if d not in done and self.is_sampled(d))
+
+    def _choose_seed(self, number: int) -> int | None:
+        trials = 1 if self.policy.fraction >= 1 else max(1, min(1000, _SEED_TRIALS // len(self._online)))
+        for trial in range(trials):
+            seed = (self.policy.seed + trial) % 2**32
+            taking_part = sum(sampled(device, number, seed, self.policy.fraction) for device in self._online)
+            if taking_part >= self.policy.min_clients:
+                return seed
+        return None

@@ -1,0 +1,64 @@
+"""Inference on the device: images to features with the bundle's `features.onnx` and a given set of weights.
+
+The graph holds no weights. They are supplied when the session is made, so a device that has just trained gets a
+session over its own weights, fused and prepacked like any other (DESIGN section 3). Features come in blocks, so that
+a large data set is never held as N × D floats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.bundle import Bundle
+from contract.errors import BundleError
+from edge_client.sessions import ORT_ERRORS, open_session
+from edge_client.trainer import Weights
+
+__all__ = ["Extractor"]
+
+
+class Extractor:
+    """f(x): uint8 images to float32 features.
+
+    Args:
+        bundle: whose graph to run.
+        params: weights by state-tensor name; those of the backbone are used.
+        threads: within an operator.
+
+    Raises:
+        BundleError: when the graph and the weights do not fit each other.
+    """
+
+    def __init__(self, bundle: Bundle, params: Weights, threads: int = 1) -> None:
+        self._manifest = bundle.manifest
+        names = [name for name in bundle.manifest.names("param", "buffer", "frozen") if name.startswith("backbone.")]
+        weights = {name: params[name] for name in names}
+        self._session, self._weights = open_session(bundle.features, "features.onnx", threads=threads, weights=weights)
+
+    @property
+    def width(self) -> int:
+        """D, the feature width."""
+        return self._manifest.features
+
+    def features(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """The features of images (N, H, W, c): (N, D) float32. For sets that fit memory; see `blocks` for others."""
+        out = np.empty((len(x), self.width), np.float32)
+        for start in range(0, len(x), self._manifest.batch):
+            out[start : start + self._manifest.batch] = self._run(x[start : start + self._manifest.batch])
+        return out
+
+    def blocks(self, x: NDArray[np.uint8], samples: int = 512) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """The features of images (N, H, W, c), at most `samples` at a time: (which rows, their features)."""
+        for start in range(0, len(x), samples):
+            rows = slice(start, min(start + samples, len(x)))
+            yield rows, self.features(x[rows])
+
+    def _run(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
+        try:
+            (z,) = self._session.run(["z"], {"x": np.ascontiguousarray(x)})
+        except ORT_ERRORS as error:
+            raise BundleError("features.onnx", expected="input x and output z", got=error) from None
+        return np.asarray(z, dtype=np.float32)

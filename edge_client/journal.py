@@ -1,0 +1,312 @@
+"""What the device must not forget, in one SQLite file: weights, rounds done, contributions and what became of them.
+
+A round ends in one transaction: the new weights, the mark that the round is done, and the encoded contribution to send
+are written together or not at all. So after a power cut at any moment, either nothing of the round happened and it is
+repeated from the old weights with the same result, or all of it did and the very same bytes are sent again. A
+contribution stays pending until a receipt settles it: committed, duplicate, late or rejected (DESIGN section 4).
+
+What has been sent is kept for a while after that, newest first up to `KEEP_BYTES`, so that a person can inspect what
+left the device (`protofleet inspect`) and a test can add it up again.
+
+The state directory belongs to one process (flock), one device of one fleet, and one bundle. SQLite runs with a
+write-ahead log and `synchronous=FULL`: a transaction that returned survives a power cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from contract.errors import StoreError
+from contract.messages import Receipt
+
+__all__ = ["FINAL", "KEEP_BYTES", "Journal", "Key", "Pending", "Report"]
+
+FINAL = ("committed", "duplicate", "late", "rejected")
+KEEP_BYTES = 16 << 20
+_SCHEMA = 1
+_INSTANCES_KEPT = 64
+_TABLES = """
+CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value);
+CREATE TABLE IF NOT EXISTS instances (boot INTEGER PRIMARY KEY, instance BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS weights (id INTEGER PRIMARY KEY CHECK (id = 1), safetensors BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS rounds (
+    run BLOB NOT NULL, round INTEGER NOT NULL, method TEXT NOT NULL, metrics TEXT NOT NULL, reported INTEGER NOT NULL,
+    PRIMARY KEY (run, round, method));
+CREATE TABLE IF NOT EXISTS contributions (
+    serial INTEGER PRIMARY KEY, run BLOB NOT NULL, round INTEGER NOT NULL, method TEXT NOT NULL,
+    payload BLOB, payload_bytes INTEGER NOT NULL, limit_bytes INTEGER NOT NULL, outcome TEXT, reason TEXT,
+    UNIQUE (run, round, method));
+"""
+
+Key = tuple[bytes, int, str]
+"""(run, round, method): what a contribution is for; the device is the directory's."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A contribution that has no receipt yet.
+
+    Attributes:
+        payload: the encoded message.
+        limit_bytes: the largest message that the aggregator said it takes.
+    """
+
+    key: Key
+    payload: bytes
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """A round that is done and not yet written to the history, with what was measured in it."""
+
+    key: Key
+    metrics: dict[str, Any]
+
+
+class Journal:
+    """The open state directory. Use as a context manager, or call `close`.
+
+    Args:
+        directory: made when it is not there.
+        fleet, device: whose state this is.
+        bundle: sha256 of the bundle, 32 bytes.
+
+    Raises:
+        StoreError: the directory cannot be used: read-only, full, in use by another process, or of another
+            device or bundle.
+    """
+
+    def __init__(self, directory: Path, *, fleet: str, device: str, bundle: bytes) -> None:
+        self.directory = directory
+        self._path = directory / "journal.sqlite"
+        self._lock = _lock(directory)
+        try:
+            with self._guard():
+                self._db = sqlite3.connect(self._path, isolation_level=None)
+                self._prepare()
+                self._claim({"fleet": fleet, "device": device, "bundle": bundle.hex()})
+        except StoreError:
+            os.close(self._lock)
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the directory. What was committed is safe whether this is called or not."""
+        self._db.close()
+        os.close(self._lock)
+
+    # ── this process ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, instance: bytes) -> int:
+        """Count this start of the device and remember its instance; returns the boot number, 1 for the first."""
+        with self._transaction() as db:
+            boot = int(db.execute("SELECT coalesce(max(boot), 0) + 1 FROM instances").fetchone()[0])
+            db.execute("INSERT INTO instances VALUES (?, ?)", (boot, instance))
+            db.execute("DELETE FROM instances WHERE boot <= ?", (boot - _INSTANCES_KEPT,))
+        return boot
+
+    def is_own_instance(self, instance: bytes) -> bool:
+        """Whether `instance` was a process of this state directory."""
+        return self._row("SELECT 1 FROM instances WHERE instance = ?", instance) is not None
+
+    # ── rounds ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def weights(self) -> dict[str, NDArray[np.float32]]:
+        """The weights after the last round that was done; empty before the first."""
+        row = self._row("SELECT safetensors FROM weights")
+        if row is None:
+            return {}
+        try:
+            return load(row[0])
+        except SafetensorError as error:
+            raise StoreError(
+                f"{self._path}: weights", expected="safetensors", got=error, hint="another --state"
+            ) from None
+
+    def commit_round(
+        self,
+        key: Key,
+        *,
+        weights: Mapping[str, NDArray[np.float32]],
+        payload: bytes | None,
+        limit_bytes: int,
+        metrics: Mapping[str, Any],
+    ) -> None:
+        """Round `key` is done: its weights, its contribution (None when it sends nothing) and its metrics, at once.
+
+        Raises:
+            StoreError: nothing was written; or the round was done before, which is never overwritten.
+        """
+        if self.is_done(key):
+            raise StoreError(f"round {key[1]} of {key[2]}", expected="a round that is not done", got="one that is")
+        with self._transaction() as db:
+            if weights:
+                blob = save({name: np.ascontiguousarray(value) for name, value in weights.items()})
+                db.execute("INSERT OR REPLACE INTO weights VALUES (1, ?)", (blob,))
+            db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, 0)", (*key, json.dumps(metrics)))
+            if payload is not None:
+                db.execute(
+                    "INSERT INTO contributions (run, round, method, payload, payload_bytes, limit_bytes)"
+                    " VALUES (?, ?, ?, ?, ?, ?)",
+                    (*key, payload, len(payload), limit_bytes),
+                )
+
+    def is_done(self, key: Key) -> bool:
+        """Whether this round was committed."""
+        return self._row("SELECT 1 FROM rounds WHERE run = ? AND round = ? AND method = ?", *key) is not None
+
+    def took_part(self, run: bytes) -> bool:
+        """Whether any round of this run was committed."""
+        return self._row("SELECT 1 FROM rounds WHERE run = ?", run) is not None
+
+    def unreported(self) -> list[Report]:
+        """Rounds that the history does not have yet, oldest first."""
+        with self._guard():
+            rows = self._db.execute("SELECT run, round, method, metrics FROM rounds WHERE NOT reported ORDER BY rowid")
+            return [Report((run, number, method), json.loads(metrics)) for run, number, method, metrics in rows]
+
+    def mark_reported(self, key: Key) -> None:
+        """The history has this round."""
+        with self._transaction() as db:
+            db.execute("UPDATE rounds SET reported = 1 WHERE run = ? AND round = ? AND method = ?", key)
+
+    # ── contributions ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pending(self) -> list[Pending]:
+        """Contributions without a final receipt, oldest first."""
+        with self._guard():
+            rows = self._db.execute(
+                "SELECT run, round, method, payload, limit_bytes FROM contributions"
+                " WHERE outcome IS NULL ORDER BY serial"
+            )
+            return [Pending((run, number, method), payload, limit) for run, number, method, payload, limit in rows]
+
+    def settle(self, receipt: Receipt) -> bool:
+        """Record a final receipt. False when the contribution is unknown or already settled: the first receipt counts.
+
+        Raises:
+            StoreError: it could not be written; the contribution stays pending.
+        """
+        key = (receipt.run, receipt.round, receipt.method)
+        with self._transaction() as db:
+            changed = db.execute(
+                "UPDATE contributions SET outcome = ?, reason = ?"
+                " WHERE run = ? AND round = ? AND method = ? AND outcome IS NULL",
+                (receipt.status, receipt.reason, *key),
+            ).rowcount
+            self._drop_old_payloads(db)
+        return changed == 1
+
+    def outcomes(self) -> dict[str, int]:
+        """How many contributions ended each way, and how many were made in all (`sent`) or still wait (`pending`)."""
+        with self._guard():
+            rows = self._db.execute("SELECT coalesce(outcome, 'pending'), count(*) FROM contributions GROUP BY 1")
+            counts = dict.fromkeys(("sent", *FINAL, "pending"), 0) | {name: int(number) for name, number in rows}
+        counts["sent"] = sum(counts.values())
+        return counts
+
+    # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _prepare(self) -> None:
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA cache_size = -1024")  # 1 MiB: the page cache is memory that training needs
+        with self._transaction() as db:
+            for statement in _TABLES.split(";"):
+                db.execute(statement)
+
+    def _claim(self, owner: Mapping[str, str]) -> None:
+        """Mark the directory as this device's, or find out that it is another's."""
+        expected = {"schema": str(_SCHEMA), **owner}
+        found = dict(self._db.execute("SELECT name, value FROM meta"))
+        if not found:
+            with self._transaction() as db:
+                db.executemany("INSERT INTO meta VALUES (?, ?)", list(expected.items()))
+            return
+        for name, value in expected.items():
+            if found.get(name) != value:
+                short = 12 if name == "bundle" else 64
+                raise StoreError(
+                    f"{self.directory} holds the state of another {name}",
+                    expected=f"{name} {value[:short]}",
+                    got=str(found.get(name))[:short],
+                    hint="another --state",
+                )
+
+    def _drop_old_payloads(self, db: sqlite3.Connection) -> None:
+        db.execute(
+            "UPDATE contributions SET payload = NULL WHERE outcome IS NOT NULL AND payload IS NOT NULL AND serial IN ("
+            "SELECT serial FROM (SELECT serial, sum(payload_bytes) OVER (ORDER BY serial DESC) AS newer_bytes"
+            " FROM contributions WHERE payload IS NOT NULL AND outcome IS NOT NULL) WHERE newer_bytes > ?)",
+            (KEEP_BYTES,),
+        )
+
+    def _row(self, query: str, *values: object) -> tuple[Any, ...] | None:
+        with self._guard():
+            row: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
+            return row
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._guard():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:  # SQLite has rolled back by itself when the disk is full
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(
+                f"cannot keep state in {self._path}",
+                expected="a writable disk with room, and a journal of ours",
+                got=error,
+                hint="freeing space, or another --state",
+            ) from None
+
+
+def _lock(directory: Path) -> int:
+    """An exclusive lock on the state directory, held until the descriptor is closed or the process ends."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StoreError(
+            f"cannot use {directory}", expected="a writable directory", got=error.strerror, hint="another --state"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise StoreError(
+            f"{directory} is in use",
+            expected="one process for each state directory",
+            got="another that runs",
+            hint="stopping it, or another --state",
+        ) from None
+    return descriptor

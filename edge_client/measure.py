@@ -1,0 +1,91 @@
+"""What a device measures of itself: memory, board, versions, the time of a training step. DESIGN sections 4 and 5.
+
+Memory is read from Linux's own account of the process (`/proc/self/status`): `VmHWM` is the largest resident set so
+far, `VmRSS` the present one. `release_memory` hands freed pages back to the system after a round, so that a device
+that waits for hours does not hold what training needed for seconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import platform
+import statistics
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["StepClock", "board_name", "peak_rss_bytes", "release_memory", "rss_bytes", "versions"]
+
+_PACKAGES = ("protofleet", "numpy", "onnxruntime", "paho-mqtt")
+
+
+def peak_rss_bytes() -> int:
+    """The largest resident set of this process so far, in bytes; 0 where the system does not tell."""
+    return _status_bytes("VmHWM")
+
+
+def rss_bytes() -> int:
+    """The resident set of this process now, in bytes; 0 where the system does not tell."""
+    return _status_bytes("VmRSS")
+
+
+def board_name() -> str:
+    """What the board calls itself (its device tree), else the machine and system, at most 100 characters."""
+    try:
+        name = Path("/proc/device-tree/model").read_text(encoding="utf-8", errors="replace").strip("\0\n ")
+    except OSError:
+        name = ""
+    return (name or f"{platform.machine()} {platform.system()} {platform.release()}")[:100]
+
+
+def versions() -> dict[str, str]:
+    """The versions that matter for a result: ours, Python's, numpy's, ONNX Runtime's, paho's."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def release_memory() -> None:
+    """Give freed memory back to the system. glibc keeps it otherwise; other C libraries are left to themselves."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+class StepClock:
+    """The median training step of a round, from the moments at which its steps ended.
+
+    The first step pays for warming up, so it is only the starting point of the second.
+    """
+
+    def __init__(self) -> None:
+        self._last_s: float | None = None
+        self._steps_s: list[float] = []
+
+    def tick(self, now_s: float) -> None:
+        """A step ended at `now_s` on a monotonic clock."""
+        if self._last_s is not None:
+            self._steps_s.append(now_s - self._last_s)
+        self._last_s = now_s
+
+    @property
+    def step_ms(self) -> float | None:
+        """Median milliseconds for a step; None with fewer than two steps."""
+        return statistics.median(self._steps_s) * 1e3 if self._steps_s else None
+
+
+def _status_bytes(field: str) -> int:
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if name == field:
+            return int(rest.split()[0]) * 1024
+    return 0

@@ -1,0 +1,162 @@
+"""When to send what: the outbox's policy, without sockets, disk or clock.
+
+The journal keeps contributions; this decides which bytes go out now. A contribution is sent when it is added and a
+connection is there, and again after a reconnection or when no receipt came in time, each time waiting longer, with
+jitter. It ends with a final receipt and with nothing else: it is never given up, dropped or replaced.
+
+What does not fit one message travels in chunks (`contract.chunks`), some of them at a time, so that a thin link is
+never buried. When the aggregator says which chunks it lacks, those are sent; when it says nothing, the last chunk
+alone is sent as a question, since its arrival makes the aggregator answer with what is missing; and every third time
+everything. Chunked contributions go one after the other, the oldest first, because the other side puts together one
+at a time for a device and method.
+
+The wait for a receipt begins when the link has handed everything to the broker: on a slow uplink that may be minutes
+after `due` returned the bytes, and sending them again meanwhile would only make it slower.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+from contract.chunks import in_bitmap, split
+from contract.messages import Chunk, Receipt
+from contract.wire import encode
+from edge_client.journal import Key, Pending
+
+__all__ = ["MAX_CHUNK_BYTES", "Outbox"]
+
+MAX_CHUNK_BYTES = 64 << 10
+_WINDOW_BYTES = 256 << 10  # handed to the link at a time
+_EVERYTHING_EACH = 3
+
+
+@dataclass
+class _Item:
+    pending: Pending
+    parts: list[Chunk] = field(default_factory=list)  # empty when it fits one message
+    queue: deque[int] = field(default_factory=deque)  # indices of what to send next
+    attempt: int = 0  # times that the queue ran empty, that is: times sent
+    wait_s: float = 0.0
+    due_s: float = float("-inf")  # when to send again; only meaningful while the queue is empty
+    sent_bytes: int = 0
+
+
+class Outbox:
+    """Contributions on their way to a receipt.
+
+    Args:
+        rng: for the jitter.
+        first_wait_s: how long to wait for the first receipt; doubled each time.
+        max_wait_s: but never longer than this.
+    """
+
+    def __init__(self, rng: random.Random, *, first_wait_s: float = 10.0, max_wait_s: float = 300.0) -> None:
+        self._rng, self._first_wait_s, self._max_wait_s = rng, first_wait_s, max_wait_s
+        self._items: dict[Key, _Item] = {}
+        self._limit_bytes: int | None = None  # what the broker takes; None while there is no connection
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, pending: Pending) -> None:
+        """A contribution to send; of no effect when it is here already."""
+        if pending.key not in self._items:
+            item = self._items[pending.key] = _Item(pending)
+            self._cut(item)
+
+    def connected(self, limit_bytes: int) -> None:
+        """A connection is up whose broker takes payloads of `limit_bytes`. What went out before may be lost.
+
+        Raises:
+            WireError: when the limit leaves no room for a chunk.
+        """
+        self._limit_bytes = limit_bytes
+        for item in self._items.values():
+            item.queue.clear()
+            item.attempt, item.due_s = min(item.attempt, 1), float("-inf")
+            self._cut(item)
+
+    def disconnected(self) -> None:
+        """The connection is gone."""
+        self._limit_bytes = None
+
+    def due(self, now_s: float, *, idle: bool) -> list[bytes]:
+        """The messages to publish now, in order.
+
+        Args:
+            now_s: a monotonic clock.
+            idle: whether the broker has acknowledged all that was handed to the link before.
+        """
+        if self._limit_bytes is None:
+            return []
+        if not idle:
+            for item in self._items.values():
+                item.due_s = max(item.due_s, now_s + item.wait_s)
+            return []
+        out: list[bytes] = []
+        room = _WINDOW_BYTES
+        for item in self._active():
+            if not item.queue and now_s >= item.due_s:
+                self._fill(item)
+            while item.queue and room > 0:
+                message = self._message(item, item.queue.popleft())
+                out.append(message)
+                item.sent_bytes += len(message)
+                room -= len(message)
+                if not item.queue:
+                    self._await_receipt(item, now_s)
+        return out
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until `due` has something, 0 when it has now; None when nothing is to be sent."""
+        if self._limit_bytes is None or not self._items:
+            return None
+        return min(0.0 if item.queue else max(0.0, item.due_s - now_s) for item in self._active())
+
+    def need_chunks(self, receipt: Receipt) -> None:
+        """The aggregator lacks some chunks: send those at once. Of no effect for what is not here."""
+        item = self._items.get((receipt.run, receipt.round, receipt.method))
+        if item is None or item.queue:
+            return
+        missing = [part.index for part in item.parts if in_bitmap(part.index, receipt.missing)]
+        item.queue.extend(missing or self._indices(item))
+        item.attempt = 0
+
+    def settled(self, key: Key) -> int | None:
+        """A final receipt for `key` is safe in the journal: forget it. The payload bytes it took, or None if unknown."""
+        item = self._items.pop(key, None)
+        return None if item is None else item.sent_bytes
+
+    def _active(self) -> list[_Item]:
+        """Everything that fits one message, and the oldest of what does not."""
+        chunked = [item for item in self._items.values() if item.parts]
+        return [item for item in self._items.values() if not item.parts or item is chunked[0]]
+
+    def _cut(self, item: _Item) -> None:
+        if self._limit_bytes is None:
+            return
+        run, number, method = item.pending.key
+        limit = min(self._limit_bytes, item.pending.limit_bytes, MAX_CHUNK_BYTES)
+        whole = len(item.pending.payload) <= limit
+        item.parts = [] if whole else split(item.pending.payload, limit, run=run, round=number, method=method)
+
+    def _fill(self, item: _Item) -> None:
+        indices = self._indices(item)
+        asking = item.attempt % _EVERYTHING_EACH != 0
+        item.queue.extend(indices[-1:] if asking else indices)
+
+    @staticmethod
+    def _indices(item: _Item) -> list[int]:
+        return list(range(max(len(item.parts), 1)))
+
+    @staticmethod
+    def _message(item: _Item, index: int) -> bytes:
+        return encode(item.parts[index]) if item.parts else item.pending.payload
+
+    def _await_receipt(self, item: _Item, now_s: float) -> None:
+        longest = min(self._first_wait_s * 2.0 ** min(item.attempt, 16), self._max_wait_s)
+        item.attempt += 1
+        item.wait_s = longest * self._rng.uniform(0.5, 1.0)
+        item.due_s = now_s + item.wait_s

@@ -1,0 +1,76 @@
+"""ONNX Runtime sessions for a small board: the one place that sets their options.
+
+Every session of the device is made here, so that threads, memory and errors are decided once:
+
+- one thread unless told otherwise, and no spinning: a board that waits must not burn its battery;
+- no memory pattern: the pattern reserves every intermediate of a training step at once, the arena alone reuses them
+  (docs/decisions/020: the pattern costs 24 MB of peak on the default network and gains no time);
+- weights are handed over as external initializers when the session is made, so that the graph file holds none and
+  ONNX Runtime still folds, fuses and prepacks them (DESIGN section 3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as _ort_errors
+
+from contract.errors import BundleError
+
+__all__ = ["ORT_ERRORS", "open_session"]
+
+ORT_ERRORS: tuple[type[Exception], ...] = (
+    _ort_errors.EPFail,
+    _ort_errors.Fail,
+    _ort_errors.InvalidArgument,
+    _ort_errors.InvalidGraph,
+    _ort_errors.InvalidProtobuf,
+    _ort_errors.NoModel,
+    _ort_errors.NotImplemented,
+    _ort_errors.RuntimeException,
+)
+_FATAL_ONLY = 4
+
+
+def open_session(
+    graph: bytes,
+    name: str,
+    *,
+    threads: int = 1,
+    weights: Mapping[str, NDArray[np.float32]] | None = None,
+    keep_arena: bool = True,
+) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
+    """A session of `graph` on the CPU, and the weight values that must live as long as it does.
+
+    Args:
+        graph: an ONNX model.
+        name: what an error calls it, e.g. `features.onnx`.
+        threads: within an operator.
+        weights: initializers that the graph names but does not hold.
+        keep_arena: reuse intermediates between runs (fast, for many runs) instead of freeing them (small).
+
+    Raises:
+        BundleError: when ONNX Runtime cannot load the graph or a weight does not fit it.
+    """
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.enable_mem_pattern = False
+    options.enable_cpu_mem_arena = keep_arena
+    options.log_severity_level = _FATAL_ONLY  # what fails is raised; its copy on standard error helps nobody
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)) for value in (weights or {}).values()]
+    try:
+        if values:
+            options.add_external_initializers(list(weights or {}), values)
+        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"]), values
+    except ORT_ERRORS as error:
+        raise BundleError(
+            f"ONNX Runtime {ort.__version__} cannot load {name}",
+            expected="a graph and weights that fit each other",
+            got=error,
+            hint="exporting the bundle anew, or a newer onnxruntime",
+        ) from None

@@ -1,0 +1,153 @@
+"""Local training on stock ONNX Runtime: the bundle's `train_step.onnx`, run over and over.
+
+The step is a pure function (DESIGN section 3):
+
+    x, y, sample_weight, prototypes, prototype_mask, lr, state…  →  loss, state′…
+
+How a round goes: `load_state` puts weights in and zeroes the optimizer; `fit` shuffles the samples from a seed,
+fills the batch buffer, runs the step, and swaps the two state buffers, so that what one step wrote is what the next
+one reads: no tensor is copied between steps. A last batch that is not full is padded with sample weight 0, which
+the graph leaves out of its loss and its statistics. `export_state` copies the weights out.
+
+The optimizer's state starts at zero in every round, as in FedProto's public code, which makes a new optimizer for
+each local update; momentum of weeks ago says nothing about a loss whose prototypes have moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from contract.bundle import Bundle
+from contract.errors import BundleError, MethodError
+from edge_client.data import LocalData
+from edge_client.sessions import ORT_ERRORS, open_session
+
+__all__ = ["OnStep", "Trainer", "Weights"]
+
+Weights = Mapping[str, NDArray[np.float32]]
+OnStep = Callable[[int, int], None]
+
+
+class Trainer:
+    """The compiled training step of a bundle and the two buffers that its state swings between.
+
+    Args:
+        bundle: one that trains.
+        threads: within an operator.
+
+    Raises:
+        BundleError: when the bundle has no training step, or its step is not the one the manifest describes.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+        if bundle.train_step is None:
+            raise BundleError("training", expected="a bundle with train_step.onnx", got="one without")
+        self._manifest = m = bundle.manifest
+        self._session, _ = open_session(bundle.train_step, "train_step.onnx", threads=threads)
+        height, width, channels = m.input_shape
+        self._x = np.zeros((m.batch, height, width, channels), np.uint8)  # (B, H, W, c)
+        self._y = np.zeros(m.batch, np.int64)  # (B,)
+        self._sample_weight = np.zeros(m.batch, np.float32)  # (B,)
+        self._prototypes = np.zeros((m.classes, m.features), np.float32)  # (C, D)
+        self._mask = np.zeros(m.classes, np.float32)  # (C,)
+        self._lr = np.zeros((), np.float32)
+        self._loss = np.zeros((), np.float32)
+        self._updated = m.names("param", "buffer", "optimizer")
+        self._frozen = {t.name: np.zeros(t.shape, np.float32) for t in m.state if t.role == "frozen"}
+        shapes = {t.name: t.shape for t in m.state if t.role != "frozen"}
+        self._now = {name: np.zeros(shapes[name], np.float32) for name in self._updated}
+        self._next = {name: np.zeros(shapes[name], np.float32) for name in self._updated}
+        try:
+            self._step, self._step_back = self._bind(self._now, self._next), self._bind(self._next, self._now)
+        except ORT_ERRORS as error:
+            raise BundleError("train_step.onnx", expected="the manifest's inputs and outputs", got=error) from None
+
+    def load_state(self, params: Weights) -> None:
+        """Start from these weights (roles param, buffer, frozen), with the optimizer's state at zero."""
+        optimizer = set(self._manifest.names("optimizer"))
+        for name, buffer in {**self._now, **self._frozen}.items():
+            buffer[...] = 0.0 if name in optimizer else params[name]
+
+    def export_state(self) -> dict[str, NDArray[np.float32]]:
+        """Copies of the trained weights and running statistics, by name."""
+        return {name: self._now[name].copy() for name in self._manifest.names("param", "buffer")}
+
+    def fit(
+        self,
+        data: LocalData,
+        *,
+        epochs: int,
+        lr: float,
+        prototypes: NDArray[np.float32],
+        mask: NDArray[np.float32],
+        seed: int,
+        on_step: OnStep | None = None,
+    ) -> float:
+        """Train on all of `data`, `epochs` times over, and return the mean loss over samples and epochs.
+
+        Args:
+            data: at least one sample.
+            prototypes: (C, D) global prototypes, zero where there is none.
+            mask: (C,) 1 where there is one.
+            seed: fixes the order of the samples; the same seed and weights give the same result.
+            on_step: called after each step with the steps done and the steps in all.
+
+        Raises:
+            MethodError: when the loss is no longer a finite number.
+        """
+        self._prototypes[...], self._mask[...], self._lr[...] = prototypes, mask, lr
+        order = np.random.default_rng(seed)
+        batch, total, done = self._manifest.batch, 0.0, 0
+        steps = epochs * -(-len(data) // batch)
+        for epoch in range(epochs):
+            shuffled = order.permutation(len(data))  # (N,)
+            for start in range(0, len(data), batch):
+                chosen = shuffled[start : start + batch]
+                total += self._run(data, chosen) * len(chosen)
+                done += 1
+                if on_step is not None:
+                    on_step(done, steps)
+            if not np.isfinite(total):
+                raise MethodError(
+                    "training diverged",
+                    expected="a finite loss",
+                    got=f"{float(self._loss)} in epoch {epoch + 1}",
+                    hint="a bundle exported with a smaller lr",
+                )
+        return total / (epochs * len(data))
+
+    def _run(self, data: LocalData, chosen: NDArray[np.int64]) -> float:
+        """One step on the chosen samples (at most B), and their mean loss."""
+        real = len(chosen)
+        np.take(data.x, chosen, axis=0, out=self._x[:real])
+        np.take(data.y, chosen, out=self._y[:real])
+        self._x[real:], self._y[real:] = 0, 0
+        self._sample_weight[:real], self._sample_weight[real:] = 1.0, 0.0
+        self._session.run_with_iobinding(self._step)
+        self._step, self._step_back = self._step_back, self._step
+        self._now, self._next = self._next, self._now
+        return float(self._loss)
+
+    def _bind(self, read: Weights, write: Weights) -> ort.IOBinding:
+        """A binding that reads one state buffer and writes the other. OrtValues on the CPU share numpy's memory."""
+        binding = self._session.io_binding()
+        inputs = {
+            "x": self._x,
+            "y": self._y,
+            "sample_weight": self._sample_weight,
+            "prototypes": self._prototypes,
+            "prototype_mask": self._mask,
+            "lr": self._lr,
+            **read,
+            **self._frozen,
+        }
+        for name, array in inputs.items():
+            binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
+        binding.bind_ortvalue_output("loss", ort.OrtValue.ortvalue_from_numpy(self._loss))
+        for name, array in write.items():
+            binding.bind_ortvalue_output(f"{name}.next", ort.OrtValue.ortvalue_from_numpy(array))
+        return binding

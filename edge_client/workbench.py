@@ -1,0 +1,44 @@
+"""The compiled graphs of a bundle: made when they are needed, and let go of or kept.
+
+A board makes its training session for a round and frees it afterwards, since it waits far longer than it trains.
+The lab, with hundreds of devices over one bundle in one process, keeps one and shares it: a trainer holds no more
+than the weights that were loaded last, and the bundle's own extractor is the same for everyone.
+"""
+
+from __future__ import annotations
+
+from contract.bundle import Bundle
+from edge_client.extractor import Extractor
+from edge_client.trainer import Trainer, Weights
+
+__all__ = ["Workbench"]
+
+
+class Workbench:
+    """Makes trainers and extractors for one bundle.
+
+    Args:
+        threads: within an operator.
+        keep: hand out the same trainer, and the same extractor of the bundle's weights, every time.
+    """
+
+    def __init__(self, bundle: Bundle, threads: int = 1, *, keep: bool = False) -> None:
+        self._bundle, self._threads, self._keep = bundle, threads, keep
+        self._trainer: Trainer | None = None
+        self._shared: Extractor | None = None
+
+    def trainer(self) -> Trainer:
+        """A trainer; load a state before fitting."""
+        trainer = self._trainer or Trainer(self._bundle, self._threads)
+        self._trainer = trainer if self._keep else None
+        return trainer
+
+    def extractor(self, params: Weights) -> Extractor:
+        """An extractor of these weights."""
+        return Extractor(self._bundle, params, self._threads)
+
+    def shared_extractor(self) -> Extractor:
+        """The extractor of the bundle's own weights, which every device of the fleet has."""
+        shared = self._shared or Extractor(self._bundle, self._bundle.params, self._threads)
+        self._shared = shared if self._keep else None
+        return shared

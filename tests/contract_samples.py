@@ -1,0 +1,159 @@
+"""Messages, statistics and bundles that the contract's tests draw from: by hypothesis, or fixed and readable."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from contract.bundle import Manifest, StateTensor
+from contract.messages import (
+    Announcement,
+    Chunk,
+    ClassRows,
+    Contribution,
+    GlobalPart,
+    Message,
+    Receipt,
+    Status,
+)
+from contract.methods import method
+
+ENCODINGS = ("f64", "f32", "f16", "int8")
+U32 = st.integers(1, 2**32 - 1)
+RUN = st.binary(min_size=4, max_size=4)
+METHOD = st.text(min_size=1, max_size=32)
+
+
+def floats(limit: float = 1e3, width: int = 64) -> st.SearchStrategy[float]:
+    """Finite numbers up to `limit` that every tensor encoding can hold."""
+    return st.floats(-limit, limit, allow_nan=False, allow_infinity=False, width=width, allow_subnormal=False)
+
+
+@st.composite
+def class_rows(draw: st.DrawFn, width: int | None = None) -> ClassRows:
+    classes = sorted(draw(st.sets(st.integers(0, 65_535), max_size=6)))
+    width = draw(st.integers(1, 7)) if width is None else width
+    rows = draw(hnp.arrays(np.float64, (len(classes), width), elements=floats()))
+    return ClassRows(np.array(classes, dtype=np.uint16), rows)
+
+
+@st.composite
+def contributions(draw: st.DrawFn) -> Contribution:
+    width = draw(st.integers(1, 6))
+    body = draw(class_rows(width))
+    counts = draw(hnp.arrays(np.uint64, len(body.classes), elements=st.integers(1, 2**32 - 1)))
+    triangle = hnp.arrays(np.float64, width * (width + 1) // 2, elements=floats())
+    gram = draw(st.none() | triangle)
+    return Contribution(draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, gram)
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> Chunk:
+    count = draw(st.integers(1, 65_535))
+    data = draw(st.binary(min_size=1, max_size=200))
+    total = draw(st.integers(len(data), 2**32))
+    digest = draw(st.binary(min_size=8, max_size=8))
+    return Chunk(draw(RUN), draw(U32), draw(METHOD), draw(st.integers(0, count - 1)), count, total, digest, data)
+
+
+@st.composite
+def global_parts(draw: st.DrawFn) -> GlobalPart:
+    parts = draw(st.integers(1, 65_535))
+    kind = draw(st.sampled_from(["prototypes", "head"]))
+    part = draw(st.integers(0, parts - 1))
+    return GlobalPart(draw(RUN), draw(U32), draw(U32), part, parts, kind, draw(class_rows()))
+
+
+announcements = st.builds(
+    Announcement,
+    run=RUN,
+    round=st.integers(0, 2**32 - 1),
+    phase=st.sampled_from(["open", "closed", "finished"]),
+    method=METHOD,
+    bundle=st.binary(min_size=32, max_size=32),
+    deadline_s=st.floats(0, 1e9),
+    fraction=st.floats(0, 1, exclude_min=True),
+    seed=st.integers(0, 2**32 - 1),
+    global_version=st.integers(0, 2**32 - 1),
+    encoding=st.sampled_from(ENCODINGS),
+    min_samples=U32,
+    limit_bytes=st.integers(1024, 1 << 28),
+)
+receipts = st.builds(
+    Receipt,
+    run=RUN,
+    round=U32,
+    method=METHOD,
+    status=st.sampled_from(["committed", "duplicate", "late", "rejected", "need-chunks"]),
+    reason=st.text(max_size=200),
+    missing=st.binary(max_size=64),
+)
+statuses = st.builds(
+    Status,
+    online=st.booleans(),
+    instance=st.binary(min_size=8, max_size=8),
+    boot=st.integers(0, 2**32 - 1),
+    profile=st.text(max_size=200),
+    versions=st.dictionaries(st.text(min_size=1, max_size=64), st.text(max_size=64), max_size=8),
+    metrics=st.dictionaries(st.text(min_size=1, max_size=64), floats(1e12), max_size=8),
+)
+messages = st.one_of(announcements, global_parts(), contributions(), chunks(), receipts, statuses)
+
+
+def readable_messages() -> dict[str, Message]:
+    """One message of each type, two for a contribution: the ones whose bytes are frozen, and whose numbers a person
+    can find again in a hex dump."""
+    run, bundle = bytes.fromhex("c0ffee01"), bytes(range(32))
+    rows = ClassRows(np.array([0, 2, 300], np.uint16), np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 8.0]]))
+    counts = np.array([4, 70, 1000], np.uint64)
+    means = Contribution(run, 7, "fedproto", bundle[:4], rows, counts)
+    gram = Contribution(run, 8, "ffc", bundle[:4], rows, counts, gram=np.array([2.0, 0.5, 3.0]))
+    return {
+        "announcement": Announcement(
+            run, 7, "open", "fedproto", bundle, deadline_s=90.0, fraction=0.25, seed=42, global_version=6, min_samples=5
+        ),
+        "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
+        "contribution-means": means,
+        "contribution-gram": gram,
+        "chunk": Chunk(run, 8, "ffc", 1, 3, 20, bytes.fromhex("0123456789abcdef"), b"slice"),
+        "receipt": Receipt(run, 7, "fedproto", "committed"),
+        "status": Status(
+            True, bytes(range(8)), 3, "Raspberry Pi Zero 2 W", {"protofleet": "0.1.0"}, {"peak_rss_bytes": 98e6}
+        ),
+    }
+
+
+def small_parts(*, trainable: bool = True) -> dict:
+    """Arguments for `write_bundle`: a FedProto bundle of a few kilobytes whose graphs are opaque bytes, since the
+    contract never looks into them."""
+    row = method("fedproto")
+    state = (
+        StateTensor(name="backbone.weight", shape=(2, 3), role="param"),
+        StateTensor(name="backbone.running_mean", shape=(2,), role="buffer"),
+        StateTensor(name="head.weight", shape=(3, 2), role="param"),
+        StateTensor(name="momentum.backbone.weight", shape=(2, 3), role="optimizer"),
+    )
+    rng = np.random.default_rng(7)
+    params = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in state if t.role != "optimizer"}
+    manifest = Manifest(
+        schema=1,
+        version=2,
+        protofleet="0.1.0",
+        backbone="small_cnn",
+        provenance="random initialisation, seed 7",
+        method="fedproto",
+        head="local",
+        hyper=row.settle({"lr": 0.05}),
+        labels=("cat", "dog", "bird"),
+        features=2,
+        input_shape=(4, 4, 1),
+        mean=(0.5,),
+        std=(0.25,),
+        batch=8,
+        opset=18,
+        state=state,
+        members={},
+    )
+    step = b"a training step" if trainable else None
+    return {"manifest": manifest, "features": b"a features graph", "train_step": step, "params": params}

@@ -1,0 +1,213 @@
+"""The round machine: its plan, each rule of opening and closing, and whatever order of events."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+import aggregator.rounds as rounds_module
+from aggregator.rounds import Closed, Extended, Finished, Opened, Policy, Rounds, plan
+from contract.errors import MethodError, UsageError
+from contract.sampling import sampled
+
+ONE = b"instance"
+
+
+def _open(policy: Policy, *devices: str, rounds: int = 2) -> Rounds:
+    machine = Rounds(("fedproto",) * rounds, policy)
+    for device in devices:
+        machine.birth(device, ONE)
+    assert isinstance(machine.advance(0.0), Opened)
+    return machine
+
+
+def test_plans() -> None:
+    assert plan("fedproto", 3, True) == ("fedproto", "fedproto", "fedproto", "ffc")
+    assert plan("fedproto", 2, False) == ("fedproto", "fedproto")
+    assert plan("fedproto", 0, True) == ("ffc",)
+    assert plan("spherefed", 2, True) == plan("ffc", 2, True) == ("ffc", "ffc")
+    with pytest.raises(UsageError, match="1 or more"):
+        plan("fedproto", 0, False)
+    with pytest.raises(MethodError, match="fedproto"):
+        plan("fedprot", 1, False)
+
+
+def test_a_round_waits_for_enough_devices_then_for_each_of_them() -> None:
+    machine = Rounds(("fedproto", "ffc"), Policy(min_clients=2))
+    machine.birth("a", ONE)
+    assert machine.advance(0.0) is None
+    machine.birth("b", ONE)
+    machine.birth("c", ONE)
+    assert machine.advance(1.0) == Opened(1, "fedproto", 0)
+    machine.contributed("a")
+    machine.contributed("b")
+    assert machine.advance(99.0) is None  # c is online and silent, and there is no deadline
+    machine.contributed("c")
+    assert machine.advance(99.0) == Closed(1, "fedproto")
+    assert machine.advance(99.0) == Opened(2, "ffc", 0)
+    for device in "abc":
+        machine.contributed(device)
+    assert [machine.advance(100.0), machine.advance(100.0), machine.advance(100.0)] == [
+        Closed(2, "ffc"),
+        Finished(2),
+        None,
+    ]
+
+
+def test_a_device_that_dies_or_was_refused_is_not_awaited() -> None:
+    machine = _open(Policy(), "a", "b", "c")
+    machine.contributed("a")
+    machine.death("b", ONE)
+    assert machine.advance(1.0) is None
+    machine.refused("c")
+    assert machine.advance(1.0) == Closed(1, "fedproto")
+
+
+def test_a_refused_device_that_is_born_again_is_still_not_awaited() -> None:
+    machine = _open(Policy(), "a", "b")
+    machine.refused("b")
+    machine.birth("b", b"another1")
+    machine.contributed("a")
+    assert isinstance(machine.advance(1.0), Closed)
+
+
+def test_a_deadline_closes_with_enough_and_extends_with_too_few() -> None:
+    machine = _open(Policy(min_clients=2, deadline_s=10.0), "a", "b", "c")
+    machine.contributed("a")
+    assert machine.due_in_s(4.0) == 6.0
+    assert machine.advance(9.9) is None
+    assert machine.advance(10.0) == Extended(1, 1)
+    assert machine.advance(10.0) is None
+    machine.contributed("b")
+    assert machine.advance(19.0) is None
+    assert machine.advance(20.0) == Closed(1, "fedproto")
+
+
+def test_a_late_will_of_an_older_process_does_not_take_a_device_offline() -> None:
+    machine = Rounds(("fedproto",), Policy())
+    machine.birth("a", b"older-01")
+    machine.birth("a", b"newer-02")
+    assert not machine.death("a", b"older-01")
+    assert machine.is_online("a")
+    assert machine.death("a", b"newer-02")
+    assert not machine.is_online("a")
+
+
+def test_a_resumed_round_awaits_births_before_it_closes() -> None:
+    machine = Rounds(("fedproto",), Policy())
+    machine.resume(1, "fedproto", 0, contributions=["a"], refused=["c"], now=100.0, settle_s=2.0)
+    assert machine.advance(100.0) is None  # nobody is known to be online yet, so nobody is awaited
+    machine.birth("b", ONE)
+    machine.birth("c", ONE)
+    assert machine.advance(102.0) is None
+    machine.contributed("b")
+    assert machine.advance(102.0) == Closed(1, "fedproto")
+
+
+def test_a_resumed_round_keeps_its_own_method_when_the_plan_changed() -> None:
+    machine = Rounds(("fedproto",) * 8, Policy())
+    machine.resume(6, "ffc", 0, contributions=[], now=0.0, settle_s=0.0)
+    machine.birth("a", ONE)
+    machine.contributed("a")
+    assert machine.advance(1.0) == Closed(6, "ffc")
+    assert machine.advance(1.0) == Opened(7, "fedproto", 0)
+
+
+def test_sampling_takes_the_first_seed_that_gives_enough() -> None:
+    policy = Policy(min_clients=2, fraction=0.3, seed=7)
+    machine = Rounds(("fedproto",), policy)
+    devices = [f"device-{i}" for i in range(5)]
+    for device in devices:
+        machine.birth(device, ONE)
+    opened = machine.advance(0.0)
+    enough = [s for s in range(7, 1000) if sum(sampled(d, 1, s, 0.3) for d in devices) >= 2]
+    assert opened == Opened(1, "fedproto", enough[0])
+    assert machine.awaited == {d for d in devices if sampled(d, 1, enough[0], 0.3)}
+
+
+def test_a_flood_of_births_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "MAX_DEVICES", 50)
+    machine = Rounds(("fedproto",), Policy())
+    for i in range(500):
+        machine.birth(f"d{i}", ONE)
+    assert machine.online == 50
+    assert machine.birth("d3", b"reborn-1")  # those that are followed still are
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order: a round closes once, in turn, with enough, and never on one still awaited."""
+
+    DEVICES = tuple(f"d{i}" for i in range(6))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = Policy(min_clients=2, deadline_s=5.0, fraction=0.7, seed=3)
+        self.machine = Rounds(plan("fedproto", 3, True), self.policy)
+        self.now, self.opened_at = 0.0, 0.0
+        self.online: dict[str, bytes] = {}
+        self.sent: set[str] = set()
+        self.closed: list[int] = []
+        self.opened: list[int] = []
+        self.finished = False
+
+    @rule(device=st.sampled_from(DEVICES), instance=st.sampled_from([b"one", b"two"]))
+    def birth(self, device: str, instance: bytes) -> None:
+        self.machine.birth(device, instance)
+        self.online[device] = instance
+
+    @rule(device=st.sampled_from(DEVICES), instance=st.sampled_from([b"one", b"two"]))
+    def death(self, device: str, instance: bytes) -> None:
+        self.machine.death(device, instance)
+        if self.online.get(device) == instance:
+            del self.online[device]
+
+    @precondition(lambda self: self.machine.phase == "open")
+    @rule(device=st.sampled_from(DEVICES))
+    def contribute(self, device: str) -> None:
+        if self.machine.is_sampled(device):
+            self.machine.contributed(device)
+            self.sent.add(device)
+
+    @rule(seconds=st.sampled_from([0.0, 1.0, 6.0]))
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        while (step := self.machine.advance(self.now)) is not None:
+            self._observe(step)
+
+    def _observe(self, step: object) -> None:
+        if isinstance(step, Opened):
+            assert sum(sampled(d, step.round, step.seed, 0.7) for d in self.online) >= 2
+            self.opened.append(step.round)
+            self.opened_at, self.sent = self.now, set()
+        elif isinstance(step, Closed):
+            waiting = {d for d in self.online if sampled(d, step.round, self.machine.seed, 0.7)} - self.sent
+            assert len(self.sent) >= 2
+            assert not waiting or self.now - self.opened_at >= 5.0
+            self.closed.append(step.round)
+        elif isinstance(step, Finished):
+            assert not self.finished
+            self.finished = True
+
+    @invariant()
+    def rounds_come_in_turn(self) -> None:
+        assert self.opened == list(range(1, len(self.opened) + 1))
+        assert self.closed == self.opened[: len(self.closed)]
+        assert len(self.opened) - len(self.closed) in (0, 1)
+        assert not self.finished or len(self.closed) == 4
+
+    def teardown(self) -> None:
+        """From any state, a fleet that comes online and contributes brings the plan to its end."""
+        for device in self.DEVICES:
+            self.birth(device, b"last")
+        for _ in range(20):
+            self.advance(6.0)
+            if self.machine.phase == "open":
+                for device in self.DEVICES:
+                    self.contribute(device)
+        assert self.finished
+
+
+AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

@@ -1,0 +1,232 @@
+"""`messages.cddl` is what is sent, and it has no room for weights, gradients or samples.
+
+Real messages are checked against the file by an independent CDDL implementation (cddl-verifier), and the uplink policy
+is proven on the file's syntax tree (cddlparser): from `message`, every rule that can be reached is walked, and wherever
+numbers or bytes of no fixed small size could stand, the place must be one of those listed here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import cbor2
+import cddlparser
+import pytest
+from cddl_verifier import Validator, schema_diagnostics
+from cddlparser import ast
+from cddlparser.tokens import Tokens
+from contract_samples import ENCODINGS, messages, readable_messages
+from hypothesis import given, settings
+from test_contract_hostile import VALID, mutate
+
+import contract
+from contract.errors import WireError
+from contract.wire import decode, encode
+
+CDDL = (Path(contract.__file__).parent / "messages.cddl").read_text()
+VALIDATOR = Validator(CDDL)
+RULES = {rule.name.name: rule for rule in cddlparser.parse(CDDL).rules}
+
+
+def fits(payload: bytes) -> bool:
+    return VALIDATOR.validate(payload).valid
+
+
+# ── it is what is sent ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_file_is_valid_cddl_with_every_rule_in_use():
+    assert not list(schema_diagnostics(CDDL))
+    assert VALIDATOR.default_root_type == "message"
+    assert reachable("message") == set(RULES)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@settings(max_examples=60, deadline=None)
+@given(message=messages)
+def test_every_message_in_every_encoding_is_what_the_file_says(encoding, message):
+    result = VALIDATOR.validate(encode(message, encoding))
+    assert result.valid, result.errors
+
+
+def test_the_golden_messages_of_each_type_are_what_the_file_says():
+    names = set()
+    for payload in VALID:
+        matching = [name for name in alternatives("message") if VALIDATOR.validate(payload, root_type=name).valid]
+        assert len(matching) == 1
+        names.update(matching)
+    assert names == set(alternatives("message"))
+
+
+def wrong_structures() -> Iterator[tuple[str, dict]]:
+    for name, message in readable_messages().items():
+        whole = cbor2.loads(encode(message))
+        for key, value in whole.items():
+            if (name, key) != ("contribution-gram", 9):  # the triangle is optional: without it, it is class means
+                yield f"{name} without {key}", {k: v for k, v in whole.items() if k != key}
+            wrong = "text" if not isinstance(value, str) else 7
+            yield f"{name} with {key} of another type", whole | {key: wrong}
+            yield f"{name} with {key} null", whole | {key: None}
+            if isinstance(value, bytes) and len(value) in (4, 8, 32):
+                yield f"{name} with {key} one byte longer", whole | {key: value + b"x"}
+            if isinstance(value, int) and not isinstance(value, bool):
+                yield f"{name} with {key} negative", whole | {key: -1}
+        yield f"{name} with a field more", whole | {99: 1}
+        yield f"{name} with weights", whole | {99: cbor2.CBORTag(85, bytes(400))}
+        yield f"{name} of version 2", whole | {1: 2}
+        yield f"{name} of no type", whole | {0: 0}
+
+
+@pytest.mark.parametrize(
+    ("name", "structure"), list(wrong_structures()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_structure_that_departs_from_the_file_is_refused_by_it_and_by_the_decoder(name, structure):
+    payload = cbor2.dumps(structure, canonical=True)
+    assert not fits(payload)
+    with pytest.raises(WireError):
+        decode(payload)
+
+
+def test_what_the_decoder_accepts_the_file_accepts():
+    rng, accepted = random.Random(5), 0
+    while accepted < 300:
+        payload = mutate(rng.choice(VALID), rng)
+        try:
+            message = decode(payload)
+        except WireError:
+            continue
+        accepted += 1
+        if not fits(payload):  # a sender may write a number longer than it need be; what it means must still fit
+            assert fits(encode(message, "f64")), payload.hex()
+
+
+# ── what cannot be said cannot be sent ──────────────────────────────────────────────────────────────────────────────
+
+# Where numbers may stand in quantity, and in which messages: a row for each class, a count for each class, the numbers
+# of those classes, one Gram triangle. A slice is a piece of an encoded contribution, and is hashed and decoded as one.
+BULK = {
+    "announcement": set(),
+    "global-part": {"class-numbers", "class-rows"},
+    "contribution": {"class-numbers", "class-counts", "class-rows", "gram-triangle"},
+    "chunk": {"contribution-slice"},
+    "receipt": set(),
+    "status": set(),
+}
+SMALL_BYTES = 8192  # a receipt's bitmap of missing chunks, sent by the aggregator to one device
+SMALL_TEXT = 800
+SMALL_ENTRIES = 32
+
+
+def names_in(node: ast.CDDLNode) -> Iterator[str]:
+    if isinstance(node, ast.Typename):
+        yield node.name
+    for child in node.getChildren():
+        yield from names_in(child)
+
+
+def reachable(root: str) -> set[str]:
+    seen, left = set(), [root]
+    while left:
+        name = left.pop()
+        if name in RULES and name not in seen:
+            seen.add(name)
+            left += list(names_in(RULES[name].type))
+    return seen
+
+
+def alternatives(rule: str) -> list[str]:
+    return [alternative.name for alternative in RULES[rule].type.types]
+
+
+def largest(control: ast.Operator) -> int:
+    """The upper bound of a `.size`."""
+    assert control.name.literal == "size", control.name.literal
+    bound = control.controller
+    while not isinstance(bound, ast.Value):
+        bound = bound.max if isinstance(bound, ast.Range) else bound.getChildren()[0]
+    return int(bound.value)
+
+
+def bulk_of(node: ast.CDDLNode, rule: str, rules: dict[str, ast.Rule] = RULES) -> set[str]:
+    """The rules under `node` in which an unbounded amount of data can stand; anything else unbounded fails here."""
+    if isinstance(node, ast.Operator):
+        target = node.type.name
+        assert target in ("uint", "bstr", "tstr"), target
+        assert largest(node) <= {"uint": 4, "bstr": SMALL_BYTES, "tstr": SMALL_TEXT}[target], rule
+        return set()
+    if isinstance(node, ast.GroupEntry) and node.occurrence is not None:
+        optional = any(token.type == Tokens.QUEST for token in node.occurrence.tokens)
+        assert optional or node.occurrence.m <= SMALL_ENTRIES, f"{rule}: entries without end"
+    if isinstance(node, ast.Tag | ast.Array):
+        return {rule}  # a typed array, or an array of them
+    if isinstance(node, ast.ChoiceFrom):
+        return set()  # an enumeration
+    if isinstance(node, ast.Typename):
+        if node.name in rules:
+            inside = bulk_of(rules[node.name].type, node.name, rules)
+            return {node.name} if inside and node.name in set.union(*BULK.values()) else inside
+        if node.name in ("bstr", "bytes", "tstr", "text", "any"):
+            return {rule}
+        assert node.name in ("uint", "bool", "float"), f"{rule}: {node.name}"
+        return set()
+    found: set[str] = set()
+    for child in node.getChildren():
+        found |= bulk_of(child, rule, rules)
+    return found
+
+
+def test_the_six_messages_are_all_there_are():
+    assert set(alternatives("message")) == set(BULK)
+
+
+@pytest.mark.parametrize("message", BULK)
+def test_no_message_has_room_for_weights_gradients_or_samples(message):
+    assert bulk_of(RULES[message].type, message) == BULK[message]
+
+
+@pytest.mark.parametrize(
+    ("rule", "old", "new"),
+    [
+        ("status", "3: bstr .size 8,            ; process instance", "3: bstr,"),
+        ("status", "{ 0*32 entry-name => float }", "{ * tstr => float }"),
+        ("receipt", "7: bstr .size (0..8192)", "7: any"),
+        ("announcement", "9: uint .size 4,            ; sampling seed", "9: real-array,"),
+        ("contribution", "? 9: gram-triangle", "? 9: gram-triangle, ? 10: [* real-array]"),
+    ],
+)
+def test_the_proof_would_notice_a_message_that_gained_room(rule, old, new):
+    assert old in CDDL
+    changed = {r.name.name: r for r in cddlparser.parse(CDDL.replace(old, new)).rules}
+    try:
+        found = bulk_of(changed[rule].type, rule, changed)
+    except AssertionError:
+        return
+    assert found != BULK[rule]
+
+
+def test_class_rows_and_triangles_hold_floats_and_int8_alone():
+    tags = {
+        rule: {tag for node in walk(RULES[rule].type) if isinstance(node, ast.Tag) for tag in [tag_number(node)]}
+        for rule in ("class-numbers", "class-counts", "class-rows", "gram-triangle", "real-array")
+    }
+    assert tags == {
+        "class-numbers": {64, 69},
+        "class-counts": {64, 69, 70},
+        "class-rows": {40, 72},
+        "gram-triangle": {72},
+        "real-array": {84, 85, 86},
+    }
+
+
+def walk(node: ast.CDDLNode) -> Iterator[ast.CDDLNode]:
+    yield node
+    for child in node.getChildren():
+        yield from walk(child)
+
+
+def tag_number(node: ast.Tag) -> int:
+    return int(
+        str(node.numericPart.literal if hasattr(node.numericPart, "literal") else node.numericPart).split(".")[-1]
+    )
