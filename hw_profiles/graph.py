@@ -25,6 +25,7 @@ from hw_profiles.workload import ConvShape, Gemm, Kind, Layer, Phase, Role, Tens
 __all__ = ["ConvShape", "Gemm", "Kind", "Layer", "Phase", "Tensor", "Workload", "bundle_workloads", "read_workload"]
 
 _ROLES: Mapping[str, Role] = {"param": "parameter", "frozen": "frozen", "buffer": "buffer", "optimizer": "optimizer"}
+_KEEP_SHAPE = frozenset(("GroupNormalization", "MeanVarianceNormalization", "RMSNormalization", "Swish"))
 _INLINE_BYTES = 1 << 16  # constants up to this size are read for their values (shapes, axes, pads)
 
 
@@ -55,8 +56,8 @@ def read_workload(
     Args:
         source: the serialized model or the proto; external data is not needed.
         batch: B, put in place of the first dimension where it is symbolic. None: every shape must be static.
-        roles: of the tensors that are state, by name; an initializer not named here is a parameter when it is a float
-            array of two or more elements, else a constant.
+        roles: of the tensors that are state, by name; every other initializer is then a constant. None: a float
+            initializer of two or more elements is taken for a parameter.
         training: the graph is a training step of a bundle: its nodes are told apart by phase.
 
     Raises:
@@ -72,7 +73,7 @@ def read_workload(
         given |= {i.name: given.get(i.name, "parameter") for i in graph.input if i.name not in STEP_INPUTS}
     constants = _constants(model)
     known = {n: r for n, r in given.items() if n in shapes}
-    role_of = _role_table(known, graph, constants)
+    role_of = _role_table(known, graph, constants, guess=roles is None)
     tensors = {n: _tensor(n, *shapes[n], role_of.get(n, "activation")) for n in shapes}
     data = _data_dependent(graph.node, {i.name for i in graph.input} - set(known) - {t.name for t in graph.initializer})
     phases = phase_of_nodes(graph.node, [o.name for o in graph.output], data) if training else None
@@ -102,17 +103,29 @@ def _parse(source: bytes | ModelProto, name: str) -> ModelProto:
 def _fix_batch(model: ModelProto, batch: int, name: str) -> None:
     if batch < 1:
         raise UsageError("batch", expected="a positive integer", got=batch)
-    initializers = {tensor.name for tensor in model.graph.initializer}
-    for value in [*model.graph.input, *model.graph.output]:
+    graph = model.graph
+    initializers = {tensor.name for tensor in graph.initializer}
+    symbols = set()
+    for value in graph.input:
         dims = value.type.tensor_type.shape.dim
         if value.name not in initializers and dims and not dims[0].HasField("dim_value"):
+            symbols.add(dims[0].dim_param)
             dims[0].dim_value = batch
-    del model.graph.value_info[:]  # the exporter's own, with the symbol in them
+    for value in [*graph.output, *graph.value_info]:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_param") and dim.dim_param in symbols:
+                dim.dim_value = batch
 
 
 def _infer(model: ModelProto, name: str) -> dict[str, tuple[tuple[int, ...], int]]:
+    plain = ModelProto()
+    plain.CopyFrom(model)
+    for node in plain.graph.node:
+        if node.op_type in _KEEP_SHAPE and node.domain in ("", "ai.onnx"):  # functions, which inference leaves out
+            node.op_type = "Identity"
+            del node.input[1:], node.output[1:], node.attribute[:]
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+        inferred = onnx.shape_inference.infer_shapes(plain, data_prop=True)
     except onnx.shape_inference.InferenceError as error:
         raise BundleError(f"{name}: shapes cannot be inferred", got=error) from None
     graph = inferred.graph
@@ -123,18 +136,14 @@ def _infer(model: ModelProto, name: str) -> dict[str, tuple[tuple[int, ...], int
             shapes.setdefault(value.name, (tuple(dim.dim_value for dim in kind.shape.dim), kind.elem_type))
     for node in graph.node:
         for output in node.output:
-            if output and output not in shapes and _arithmetic(node):
+            if output and output not in shapes and node.op_type not in ("Shape", "Size", "Constant"):
                 raise BundleError(
-                    f"{name}: the shape of {output} ({node.op_type}) is dynamic",
+                    f"{name}: the shape of {output} ({node.op_type}) is not known",
                     expected="static shapes but for the batch",
-                    got="a size that depends on the input",
+                    got="a size that depends on the input, or an unknown operator before it",
                     hint="exporting with a fixed input size",
                 )
     return shapes
-
-
-def _arithmetic(node: NodeProto) -> bool:
-    return node.op_type not in ("Shape", "Size", "Constant") and node.domain in ("", "ai.onnx")
 
 
 def _tensor(name: str, shape: tuple[int, ...], dtype: int, role: Role) -> Tensor:
@@ -143,13 +152,15 @@ def _tensor(name: str, shape: tuple[int, ...], dtype: int, role: Role) -> Tensor
     return Tensor(name, shape, role, 16 if dtype == TensorProto.BFLOAT16 else bits, floating)
 
 
-def _role_table(known: Mapping[str, Role], graph: onnx.GraphProto, constants: Mapping[str, object]) -> dict[str, Role]:
+def _role_table(
+    known: Mapping[str, Role], graph: onnx.GraphProto, constants: Mapping[str, object], *, guess: bool
+) -> dict[str, Role]:
     """Roles of all named tensors but the activations; what the caller knows comes first."""
     floats = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.INT8, TensorProto.BFLOAT16)
     table: dict[str, Role] = {value.name: "input" for value in graph.input}
     table |= dict.fromkeys(constants, "constant")
     for tensor in graph.initializer:
-        weights = tensor.data_type in floats and prod(tensor.dims) > 1
+        weights = guess and tensor.data_type in floats and prod(tensor.dims) > 1
         table[tensor.name] = "parameter" if weights else "constant"
     return table | dict(known)
 
