@@ -142,6 +142,13 @@ class Rounds:
     def is_online(self, device: str) -> bool:
         return device in self._online
 
+    @property
+    def awaited_count(self) -> int:
+        return len(self._awaited)
+
+    def is_awaited(self, device: str) -> bool:
+        return device in self._awaited
+
     def is_sampled(self, device: str) -> bool:
         """Whether `device` takes part in round `number`."""
         return sampled(device, self.number, self.seed, self.policy.fraction)

@@ -19,6 +19,7 @@ from contract.messages import Chunk
 __all__ = ["OVERHEAD_BYTES", "Assembler", "bitmap", "in_bitmap", "split"]
 
 OVERHEAD_BYTES = 128  # more than the CBOR around a chunk's data ever takes
+PART_COST_BYTES = 512  # more than Python's objects around a held chunk take: its bytes, its place, its contribution's
 
 
 def split(payload: bytes, limit_bytes: int, *, run: bytes, round: int, method: str) -> list[Chunk]:
@@ -44,7 +45,7 @@ def split(payload: bytes, limit_bytes: int, *, run: bytes, round: int, method: s
 class _Pending:
     first: Chunk
     parts: dict[int, bytes] = field(default_factory=dict)
-    held_bytes: int = 0
+    data_bytes: int = 0
 
 
 @dataclass
@@ -73,16 +74,25 @@ class Assembler:
             )
         pending = self._open(device, chunk)
         if chunk.index not in pending.parts:
-            if pending.held_bytes + len(chunk.data) > chunk.total_bytes:
+            if pending.data_bytes + len(chunk.data) > chunk.total_bytes:
                 self._drop((device, chunk.method))
                 raise WireError("chunks", expected=f"{chunk.total_bytes} bytes in all", got="more")
             pending.parts[chunk.index] = chunk.data
-            pending.held_bytes += len(chunk.data)
-            self._held_bytes += len(chunk.data)
+            pending.data_bytes += len(chunk.data)
+            self._held_bytes += len(chunk.data) + PART_COST_BYTES
         if len(pending.parts) == chunk.count:
             return self._finish(device, chunk)
-        self._make_room(keep=(device, chunk.method))
+        self._make_room()
         return None
+
+    @property
+    def held_bytes(self) -> int:
+        """What the contributions in progress take."""
+        return self._held_bytes
+
+    def __len__(self) -> int:
+        """How many contributions are in progress."""
+        return len(self._pending)
 
     def missing(self, device: str, method: str) -> bytes | None:
         """A bitmap of the chunks not yet here, or None when nothing of that device and method is in progress."""
@@ -90,6 +100,11 @@ class Assembler:
         if pending is None:
             return None
         return bitmap(set(range(pending.first.count)) - set(pending.parts), pending.first.count)
+
+    def forget(self, device: str, method: str) -> None:
+        """Drop what is in progress for that device and method, if anything is."""
+        if (device, method) in self._pending:
+            self._drop((device, method))
 
     def _open(self, device: str, chunk: Chunk) -> _Pending:
         key = (device, chunk.method)
@@ -115,12 +130,12 @@ class Assembler:
         return whole
 
     def _drop(self, key: tuple[str, str]) -> None:
-        self._held_bytes -= self._pending.pop(key).held_bytes
+        pending = self._pending.pop(key)
+        self._held_bytes -= pending.data_bytes + PART_COST_BYTES * len(pending.parts)
 
-    def _make_room(self, keep: tuple[str, str]) -> None:
+    def _make_room(self) -> None:
         while self._held_bytes > self.capacity_bytes:
-            oldest = next(key for key in self._pending if key != keep)
-            self._drop(oldest)
+            self._drop(next(iter(self._pending)))
 
 
 def bitmap(indices: set[int], count: int) -> bytes:

@@ -31,7 +31,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -203,8 +203,16 @@ class Link:
         return True
 
     def acknowledge(self, received: Received) -> None:
-        """Tell the broker that `received` is dealt with. Of no effect when its connection is gone."""
+        """Tell the broker that `received` is dealt with. Of no effect when its connection is gone.
+
+        Acknowledge every message, in the order they came: rumqttd stalls or ends the connection otherwise.
+        """
         self._send(received.connection, lambda client: client.ack(received.mid, 1))
+
+    @property
+    def idle(self) -> bool:
+        """Whether the broker has acknowledged everything that was handed over on this connection."""
+        return not self._unsent and self._outgoing.empty()
 
     def wait_connected(self, patience_s: float) -> Connected:
         """Wait for the first connection.
@@ -338,6 +346,13 @@ class Link:
         self._serial += 1
         serial = self._serial
 
+        def connected() -> None:
+            self._connection = serial
+            self._events.put(Connected(end.session_present, self._limit_bytes))
+            for received in end.early:
+                self._events.put(received)
+            end.early.clear()
+
         def on_connect(
             client: mqtt.Client, _: Any, flags: Any, reason: ReasonCode, properties: Properties | None
         ) -> None:
@@ -349,6 +364,10 @@ class Link:
             maximum = getattr(properties, "MaximumPacketSize", 1 << 28) if properties is not None else 1 << 28
             self._limit_bytes = max(maximum - _PACKET_OVERHEAD_BYTES, 0)
             end.session_present = bool(flags.session_present)
+            # A kept session is subscribed already; when its window is full, rumqttd confirms nothing more until the
+            # messages in it are acknowledged.
+            if end.session_present:
+                connected()
             client.subscribe([(topic, SubscribeOptions(qos=1)) for topic in self._subscriptions])
 
         def on_subscribe(client: mqtt.Client, _: Any, mid: int, reasons: list[ReasonCode], properties: Any) -> None:
@@ -358,11 +377,15 @@ class Link:
                         end, LinkError(f"broker {self._address} refused {topic}", got=str(reason), hint="its ACL")
                     )
                     return
-            self._connection = serial
-            self._events.put(Connected(end.session_present, self._limit_bytes))
+            if self._connection != serial:
+                connected()
 
         def on_message(client: mqtt.Client, _: Any, message: mqtt.MQTTMessage) -> None:
-            self._events.put(Received(message.topic, bytes(message.payload), message.retain, message.mid, serial))
+            received = Received(message.topic, bytes(message.payload), message.retain, message.mid, serial)
+            if self._connection == serial:
+                self._events.put(received)
+            else:
+                end.early.append(received)
 
         def on_publish(client: mqtt.Client, _: Any, mid: int, reason: ReasonCode, properties: Any) -> None:
             self._unsent -= 1
@@ -393,3 +416,4 @@ class _End:
     reason: str = ""
     failed: bool = False
     session_present: bool = False
+    early: list[Received] = field(default_factory=list)  # a kept session delivers before our subscriptions are answered

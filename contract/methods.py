@@ -9,6 +9,7 @@ it needs a new one, one statistic or one rule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -55,7 +56,7 @@ class Hyper:
             number = kind(str(value))
         except ValueError:
             raise MethodError(f"{name}", expected=f"a {kind.__name__}", got=value) from None
-        if not self.low <= number <= self.high:
+        if not (self.low <= number <= self.high and math.isfinite(number)):
             raise MethodError(f"{name}", expected=f"{self.low:g} to {self.high:g}", got=value)
         return number
 

@@ -1,0 +1,168 @@
+"""The commands `protofleet aggregate` and `protofleet broker`: options in, progress lines and an exit code out."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, get_args
+
+import typer
+from rich.console import Console
+
+from aggregator.broker import EmbeddedBroker, parse_listen
+from aggregator.coordinator import Coordinator, Settings
+from aggregator.events import RunFinished
+from aggregator.progress import Progress
+from aggregator.report import summary, write_summary
+from aggregator.rounds import Policy
+from aggregator.rules import RULES, check_rule
+from aggregator.server import Server
+from aggregator.store import SqliteStore
+from contract.bundle import Manifest, read_bundle
+from contract.errors import LinkError, UsageError, near_names
+from contract.link import Address
+from contract.messages import Encoding
+from contract.topics import check_id
+
+__all__ = ["aggregate_command", "broker_command"]
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def aggregate_command(
+    bundle: Annotated[Path, typer.Option(help="The fleet's bundle.")],
+    broker: Annotated[str, typer.Option(help="mqtt://host[:port] or mqtts://host[:port].")],
+    store: Annotated[Path, typer.Option(help="SQLite file that holds the run; made when absent, resumed when not.")],
+    fleet: Annotated[str, typer.Option(help="The fleet's id, in every topic.")] = "fleet",
+    rounds: Annotated[int, typer.Option(help="Rounds of the bundle's method.")] = 5,
+    calibrate: Annotated[bool, typer.Option(help="End with one FFC round.")] = True,
+    min_clients: Annotated[int, typer.Option(help="Devices that open a round, contributions that close it.")] = 1,
+    deadline: Annotated[float, typer.Option(help="Seconds a round waits for silent devices; 0 for no limit.")] = 0.0,
+    fraction: Annotated[float, typer.Option(help="Share of the devices sampled in each round.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    min_samples: Annotated[int, typer.Option(help="Devices withhold classes with fewer examples.")] = 1,
+    rule: Annotated[str, typer.Option(help="How class means merge: " + ", ".join(RULES) + ".")] = "mean",
+    encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, f32, f16 or int8.")] = "f32",
+    ffc_encoding: Annotated[str, typer.Option(help="FFC's sums on the wire: f64, f32 or f16.")] = "f64",
+    limit_bytes: Annotated[int, typer.Option(help="Largest message; larger contributions travel in chunks.")] = 65_536,
+    patience: Annotated[float, typer.Option(help="Seconds to wait for the broker at the start.")] = 60.0,
+    ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the broker.")] = None,
+    cert: Annotated[str | None, typer.Option(help="PEM file of our certificate.")] = None,
+    key: Annotated[str | None, typer.Option(help="PEM file of our key.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write the run's summary here after every round.")] = None,
+    quiet: Annotated[bool, typer.Option(help="No progress lines.")] = False,
+) -> int:
+    """Run rounds: announce, receive, commit, merge."""
+    check_id(fleet, "--fleet")
+    settings = Settings(
+        rounds=rounds,
+        calibrate=calibrate,
+        policy=_policy(min_clients, deadline, fraction, seed),
+        rule=check_rule(rule, "class-means"),
+        encoding=_encoding("--encoding", encoding, get_args(Encoding)),
+        ffc_encoding=_encoding("--ffc-encoding", ffc_encoding, ("f64", "f32", "f16")),
+        min_samples=_at_least("--min-samples", min_samples, 1),
+        limit_bytes=limit_bytes,
+    )
+    address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
+    manifest, sha256 = _identity(bundle)
+    console = Console(stderr=True, quiet=quiet)
+    with SqliteStore(store, sha256, fleet) as opened:
+        coordinator = Coordinator(opened, manifest, sha256, settings, now=time.monotonic())
+        progress = Progress(console)
+
+        def on_round(finished: bool) -> None:
+            content = summary(
+                opened, fleet=fleet, bundle=sha256, finished=finished, global_version=coordinator.state.version
+            )
+            if json is not None:
+                write_summary(json, content)
+            if finished:
+                totals = content["totals"]
+                progress(RunFinished(len(content["rounds"]), totals["committed"], totals["uplink_bytes"]))
+
+        server = Server(coordinator, address, fleet, listener=progress, on_round=on_round, patience_s=patience)
+        return _until_stopped(server.run, console, f"the run goes on with the same --store {store}")
+
+
+def broker_command(
+    listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0 for a free one.")] = "127.0.0.1:1883",
+    quiet: Annotated[bool, typer.Option(help="No lines.")] = False,
+) -> int:
+    """Run the embedded MQTT broker."""
+    console = Console(stderr=True, quiet=quiet)
+    host, port = parse_listen(listen)
+    with EmbeddedBroker(host, port) as running:
+        console.print(f"broker on {running.url}, Ctrl-C ends it", highlight=False, soft_wrap=True)
+        if host not in _LOOPBACK:
+            console.print(
+                "[yellow]warning[/yellow]: anyone who reaches this address may publish and read: this broker has no "
+                "passwords, no ACL and no TLS; see deploy/ for one that has",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+        def wait() -> None:
+            while running.running:
+                time.sleep(0.2)
+            raise LinkError(f"broker on {running.url}", expected="it to go on", got="its process ended")
+
+        code = _until_stopped(wait, console, "broker stopped")
+        return 0 if code == 130 else code
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: as Ctrl-C, with its own exit code."""
+
+
+def _until_stopped(action: Callable[[], None], console: Console, farewell: str) -> int:
+    """Run `action`; Ctrl-C and SIGTERM end it with one line and the exit code they have by custom."""
+    before = signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        action()
+    except _Terminated:
+        console.print(f"terminated: {farewell}", highlight=False, soft_wrap=True)
+        return 143
+    except KeyboardInterrupt:
+        console.print(f"interrupted: {farewell}", highlight=False, soft_wrap=True)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _identity(path: Path) -> tuple[Manifest, bytes]:
+    """What the server needs of a bundle; its graphs and weights do not stay in memory."""
+    bundle = read_bundle(path)
+    return bundle.manifest, bundle.sha256
+
+
+def _policy(min_clients: int, deadline_s: float, fraction: float, seed: int) -> Policy:
+    _at_least("--min-clients", min_clients, 1)
+    if not 0 <= deadline_s < 10**9:
+        raise UsageError("--deadline", expected="seconds, 0 or more", got=deadline_s)
+    if not 0 < fraction <= 1:
+        raise UsageError("--fraction", expected="above 0, up to 1", got=fraction)
+    if not 0 <= seed < 2**32:
+        raise UsageError("--seed", expected="0 to 4294967295", got=seed)
+    return Policy(min_clients, deadline_s, fraction, seed)
+
+
+def _at_least(option: str, value: int, lowest: int) -> int:
+    if not lowest <= value < 2**32:
+        raise UsageError(option, expected=f"{lowest} or more", got=value)
+    return value
+
+
+def _encoding(option: str, given: str, allowed: tuple[Encoding, ...]) -> Encoding:
+    for encoding in allowed:
+        if given == encoding:
+            return encoding
+    raise UsageError(option, expected="an encoding", got=given, hint=near_names(given, allowed))

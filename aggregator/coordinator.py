@@ -1,0 +1,233 @@
+"""The aggregator without its network: rounds, ingest, merging and the store, joined in the order that keeps promises.
+
+    take:     a batch of messages → decide each → commit the accepted ones in one transaction → decisions
+    advance:  what is due: open a round, extend it, or close it: stream its contributions from the store, merge them,
+              make the next global state, and record both in one transaction
+
+What it returns, its owner publishes: receipts for decisions, an announcement and the global state after a step. If the
+process dies anywhere, a new coordinator on the same store takes up at the same place: an open round is open with the
+contributions it was promised, and nothing is counted a second time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from aggregator.ingest import Decision, Ingest, View
+from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
+from aggregator.rules import Rule, check_rule, merge
+from aggregator.state import next_global
+from aggregator.store import OUTCOMES, RoundRecord, Store
+from contract.bundle import Manifest
+from contract.errors import UsageError, WireError
+from contract.messages import Announcement, Contribution, Encoding, Status
+from contract.methods import METHODS
+from contract.methods import method as method_row
+from contract.state import GlobalState
+from contract.statistics import Statistic
+from contract.wire import decode
+
+__all__ = ["Coordinator", "Settings"]
+
+SETTLE_S = 2.0  # retained births arrive right after the subscription; devices that must reconnect take longer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the aggregator was asked to do.
+
+    Attributes:
+        rounds, calibrate: see `rounds.plan`.
+        rule: how class means merge; FFC's sums always add up.
+        encoding, ffc_encoding: how tensors travel up in rounds of class means and of FFC's sums.
+        min_samples: classes with fewer local examples are withheld by the devices.
+        limit_bytes: the largest message taken and sent.
+    """
+
+    rounds: int = 5
+    calibrate: bool = True
+    policy: Policy = field(default_factory=Policy)
+    rule: Rule = "mean"
+    encoding: Encoding = "f32"
+    ffc_encoding: Encoding = "f64"
+    min_samples: int = 1
+    limit_bytes: int = 65_536
+
+
+class Coordinator:
+    """One run of one fleet.
+
+    Args:
+        manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
+        now: seconds of a steady clock, as in `take` and `advance`.
+
+    Raises:
+        UsageError: when the settings do not fit the bundle.
+    """
+
+    def __init__(self, store: Store, manifest: Manifest, bundle: bytes, settings: Settings, *, now: float) -> None:
+        methods = plan(manifest.method, settings.rounds, settings.calibrate)
+        check_rule(settings.rule, METHODS[methods[0]].statistic)
+        _check_limit(manifest, settings)
+        self._store, self._manifest, self._bundle, self._settings = store, manifest, bundle, settings
+        self._ridge = float(manifest.hyper.get("ridge", METHODS["ffc"].hyper["ridge"].default))
+        self.rounds = Rounds(methods, settings.policy)
+        self.state: GlobalState = store.state()
+        self._ingest = Ingest(store.holds)
+        self._uncounted: Counter[tuple[int, str]] = Counter()
+        self._resume(now)
+
+    @property
+    def run(self) -> bytes:
+        return self._store.run
+
+    @property
+    def limit_bytes(self) -> int:
+        """The largest message taken and sent."""
+        return self._settings.limit_bytes
+
+    def record(self, round: int) -> RoundRecord:
+        """What the store knows of a round that was opened."""
+        return self._store.record(round)
+
+    @property
+    def statistic(self) -> str | None:
+        """The kind of statistic that the current round gathers."""
+        return method_row(self.rounds.method).statistic
+
+    def announcement(self) -> Announcement:
+        """What every device should know now."""
+        rounds, settings = self.rounds, self._settings
+        gram = self.statistic == "feature-gram"
+        return Announcement(
+            run=self.run,
+            round=rounds.number,
+            phase="closed" if rounds.phase == "waiting" else rounds.phase,
+            method=rounds.method,
+            bundle=self._bundle,
+            deadline_s=settings.policy.deadline_s,
+            fraction=settings.policy.fraction,
+            seed=rounds.seed,
+            global_version=self.state.version,
+            encoding=settings.ffc_encoding if gram else settings.encoding,
+            min_samples=settings.min_samples,
+            limit_bytes=settings.limit_bytes,
+        )
+
+    def status(self, device: str, payload: bytes) -> bool:
+        """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
+        try:
+            message = decode(payload, limit_bytes=self._settings.limit_bytes)
+            if not isinstance(message, Status):
+                raise WireError("message", expected="a status", got=type(message).__name__.lower())
+        except WireError:
+            self.malformed()
+            return False
+        if message.online:
+            return self.rounds.birth(device, message.instance)
+        return self.rounds.death(device, message.instance)
+
+    def malformed(self) -> None:
+        """A message that is none of ours came on another topic; counted with the next batch."""
+        self._uncounted[(0, "malformed")] += 1
+
+    def take(self, batch: Sequence[tuple[str, bytes]], now: float) -> list[Decision]:
+        """Decide on (device, payload) messages and make durable what was accepted. Receipts may be sent on return.
+
+        Raises:
+            StoreError: when the disk refuses; then nothing was committed, and nothing must be acknowledged.
+        """
+        view = self._view()
+        made = [
+            self._ingest.decide(device, payload, view, now, awaited=self.rounds.is_awaited(device))
+            for device, payload in batch
+        ]
+        refused = [d for d in made if d.outcome == "rejected" and _answers(d, view)]
+        tally = self._uncounted + Counter((d.round, d.outcome) for d in made if d.outcome in OUTCOMES)
+        accepted = [d.accepted for d in made if d.accepted is not None]
+        if accepted or tally:
+            self._store.commit(accepted, tally, [(d.round, d.device) for d in refused])
+        self._uncounted.clear()
+        self._ingest.forget_accepted()
+        for contribution in accepted:
+            self.rounds.contributed(contribution.device)
+        for decision in refused:
+            self.rounds.refused(decision.device)
+        return made
+
+    def stalled(self, now: float) -> list[Decision]:
+        """What to ask devices for whose chunks have stopped coming."""
+        return self._ingest.stalled(now)
+
+    def advance(self, now: float, wall: float) -> Step | None:
+        """The next step that is due, done and durable; None when nothing is.
+
+        Args:
+            wall: seconds since the epoch, for the record.
+        """
+        step = self.rounds.advance(now)
+        if isinstance(step, Opened):
+            self._store.open_round(step.round, step.method, step.seed, wall)
+        elif isinstance(step, Closed):
+            merged = merge(lambda: self._statistics(step.round, step.method), self._rule(step.method))
+            state = next_global(self.state, step.method, merged, round=step.round, ridge=self._ridge)
+            self._store.close_round(step.round, wall, int(merged.present.sum()), state)
+            self.state = state
+        return step
+
+    def _resume(self, now: float) -> None:
+        records = self._store.rounds()
+        if not records:
+            return
+        last = records[-1]
+        self.rounds.resume(
+            last.number,
+            last.method,
+            last.seed,
+            contributions=None if last.closed else list(last.uplink_bytes),
+            refused=self._store.refusals(last.number),
+            now=now,
+            settle_s=SETTLE_S,
+        )
+
+    def _view(self) -> View:
+        rounds = self.rounds
+        return View(
+            run=self.run,
+            bundle=self._bundle,
+            classes=self._manifest.classes,
+            width=self._manifest.features,
+            round=rounds.number,
+            method=rounds.method,
+            open=rounds.phase == "open",
+            seed=rounds.seed,
+            fraction=self._settings.policy.fraction,
+            limit_bytes=self._settings.limit_bytes,
+        )
+
+    def _rule(self, method: str) -> Rule:
+        return self._settings.rule if method_row(method).statistic == "class-means" else "mean"
+
+    def _statistics(self, round: int, method: str) -> Iterator[Statistic]:
+        for payload in self._store.contributions(round, method):
+            message = decode(payload)
+            assert isinstance(message, Contribution)
+            yield message.statistic(self._manifest.classes, self._manifest.features)
+
+
+def _answers(decision: Decision, view: View) -> bool:
+    """Whether a refusal was of the very contribution that the open round waits for."""
+    receipt = decision.receipt
+    return view.open and decision.round == view.round and receipt is not None and receipt.method == view.method
+
+
+def _check_limit(manifest: Manifest, settings: Settings) -> None:
+    row_bytes = 4 * manifest.features + 128  # one class row must fit a message: rows are not cut
+    if not max(1024, row_bytes) <= settings.limit_bytes <= 1 << 28:
+        raise UsageError(
+            "--limit-bytes",
+            expected=f"at least {max(1024, row_bytes)} for features of width {manifest.features}",
+            got=settings.limit_bytes,
+        )

@@ -1,0 +1,105 @@
+"""What happens in an aggregator, as values: the server tells them to whoever follows it, and prints nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = [
+    "ContributionsIn",
+    "Event",
+    "LinkDown",
+    "LinkUp",
+    "Listener",
+    "Refused",
+    "RoundClosed",
+    "RoundExtended",
+    "RoundOpened",
+    "RunFinished",
+    "Waiting",
+]
+
+
+@dataclass(frozen=True)
+class LinkUp:
+    """The broker is connected; `limit_bytes` is the largest message that fits both it and us."""
+
+    address: str
+    limit_bytes: int
+
+
+@dataclass(frozen=True)
+class LinkDown:
+    """The broker went away; the link tries again after `retry_s` seconds."""
+
+    reason: str
+    retry_s: float
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Between rounds: `online` of `needed` devices are here."""
+
+    round: int
+    online: int
+    needed: int
+
+
+@dataclass(frozen=True)
+class RoundOpened:
+    round: int
+    rounds: int
+    method: str
+    awaited: int
+    resumed: int = 0
+
+
+@dataclass(frozen=True)
+class ContributionsIn:
+    """`committed` contributions are durable, and `awaited` more devices are online and expected to send theirs."""
+
+    round: int
+    committed: int
+    awaited: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A device's message was not taken."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundExtended:
+    round: int
+    committed: int
+    needed: int
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class RoundClosed:
+    """A round's result is durable."""
+
+    round: int
+    method: str
+    committed: int
+    classes: int
+    uplink_bytes: int
+    seconds: float
+    global_version: int
+
+
+@dataclass(frozen=True)
+class RunFinished:
+    rounds: int
+    committed: int
+    uplink_bytes: int
+
+
+Event = (
+    LinkUp | LinkDown | Waiting | RoundOpened | ContributionsIn | Refused | RoundExtended | RoundClosed | RunFinished
+)
+Listener = Callable[[Event], None]

@@ -1,0 +1,279 @@
+"""From bytes that anyone may have sent to a decision. No sockets, no files, no clock; nothing raises past `decide`.
+
+For each message on an `up` topic, in this order:
+
+1. decode: not a message of this wire, or not one that goes up → malformed;
+2. standing, which the key (run, round, method, device) alone decides: of another run, of a round or method that is not
+   open, or from a device that was not sampled → rejected; already held → duplicate; of a round that is over → late;
+3. chunks are put together; when the last of them is here and others are not, or nothing came for a while, the device
+   is told which are missing;
+4. content: the bundle, the kind of statistic, classes, width, counts, finite numbers, plausible sizes → rejected if
+   wrong, else accepted.
+
+An accepted contribution is not yet committed: the store does that, and only then may its receipt be sent. Within a
+batch `decide` remembers what it has accepted, so a duplicate that follows in the same batch is seen as one.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from aggregator.store import Accepted
+from contract.chunks import Assembler
+from contract.errors import WireError
+from contract.messages import MAX_MAGNITUDE, Chunk, Contribution, Receipt, ReceiptStatus
+from contract.methods import method as method_row
+from contract.sampling import sampled
+from contract.statistics import ClassMeans, FeatureGram, Statistic
+from contract.wire import decode
+
+__all__ = ["Decision", "Ingest", "Outcome", "View", "largest_contribution_bytes"]
+
+Outcome = Literal["committed", "duplicate", "late", "rejected", "malformed", "need-chunks", "partial"]
+
+MAX_IN_PROGRESS = 4_096
+STALL_S = 5.0
+_MIN_CHUNK_BYTES = 512  # the smallest limit that can be announced leaves more than that for data
+_LARGEST_MEAN = 0.99 * MAX_MAGNITUDE  # rounding in the merge must not take a mean past what a message may hold
+_SLACK = 1.01  # half precision rounds by 0.05 %
+
+
+@dataclass(frozen=True)
+class View:
+    """What the round machine and the bundle say at this moment.
+
+    Attributes:
+        round, method, seed, fraction: of the round that is open, or was last.
+        open: whether it still is.
+        classes, width: C and D of the bundle.
+        limit_bytes: the largest message taken.
+    """
+
+    run: bytes
+    bundle: bytes
+    classes: int
+    width: int
+    round: int
+    method: str
+    open: bool
+    seed: int = 0
+    fraction: float = 1.0
+    limit_bytes: int = 65_536
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to become of one message.
+
+    Attributes:
+        outcome: `committed` once the store has taken `accepted`; `partial` for a chunk that is kept, without receipt.
+        round: which round it counts for; 0 when none can be named.
+        receipt: what to tell the device, after the commit.
+    """
+
+    device: str
+    outcome: Outcome
+    round: int
+    receipt: Receipt | None = None
+    accepted: Accepted | None = None
+
+
+@dataclass
+class _InProgress:
+    chunk: Chunk
+    received_bytes: int
+    touched_at: float
+
+
+@dataclass
+class Ingest:
+    """Decides; holds nothing but chunks in progress and the keys accepted since `forget_accepted`.
+
+    Args:
+        holds: whether the store has the contribution (round, method, device).
+        assembler: bounds what chunks may take.
+    """
+
+    holds: Callable[[int, str, str], bool]
+    assembler: Assembler = field(default_factory=Assembler)
+    _accepted: set[tuple[int, str, str]] = field(default_factory=set)
+    _in_progress: OrderedDict[tuple[str, str], _InProgress] = field(default_factory=OrderedDict)
+
+    def decide(self, device: str, payload: bytes, view: View, now: float, *, awaited: bool = True) -> Decision:
+        """What is to become of `payload`, which came from `device`.
+
+        Args:
+            now: seconds of a steady clock.
+            awaited: whether the open round waits for this device; only then is it told of a message that is none.
+        """
+        try:
+            message = decode(payload, limit_bytes=view.limit_bytes)
+            if not isinstance(message, Contribution | Chunk):
+                raise WireError("message", expected="a contribution", got=type(message).__name__.lower())
+        except WireError as error:
+            return _malformed(device, error, view, awaited)
+        standing = self._standing(device, message, view)
+        if standing is not None:
+            return standing
+        if isinstance(message, Chunk):
+            return self._take_chunk(device, message, len(payload), view, now)
+        return self._take(device, message, payload, len(payload), view)
+
+    def stalled(self, now: float) -> list[Decision]:
+        """For contributions of which nothing came for a while: what is missing. Asks again only after as long again."""
+        asked = []
+        for (device, method), pending in list(self._in_progress.items()):
+            if now - pending.touched_at < STALL_S:
+                continue
+            missing = self.assembler.missing(device, method)
+            if missing is None:
+                del self._in_progress[(device, method)]
+                continue
+            pending.touched_at = now
+            asked.append(_decision(device, pending.chunk, "need-chunks", missing=missing))
+        return asked
+
+    def forget_accepted(self) -> None:
+        """The store has committed what was accepted, and `holds` knows of it."""
+        self._accepted.clear()
+
+    def _standing(self, device: str, message: Contribution | Chunk, view: View) -> Decision | None:
+        """The decision that the key alone calls for, or None when its content must decide."""
+        if message.run != view.run:
+            reason = f"of run {message.run.hex()}, this aggregator's is {view.run.hex()}"
+            return _decision(device, message, "rejected", reason=reason, round=0)
+        if message.round > view.round:
+            reason = f"round {message.round} is not open, the last was {view.round}"
+            return _decision(device, message, "rejected", reason=reason, round=0)
+        key = (message.round, message.method, device)
+        if key in self._accepted or self.holds(*key):
+            return _decision(device, message, "duplicate")
+        if message.round < view.round or not view.open:
+            return _decision(device, message, "late")
+        if message.method != view.method:
+            reason = f"round {view.round} runs {view.method}, not {message.method}"
+            return _decision(device, message, "rejected", reason=reason)
+        if not sampled(device, view.round, view.seed, view.fraction):
+            return _decision(device, message, "rejected", reason=f"not sampled for round {view.round}")
+        return None
+
+    def _take_chunk(self, device: str, chunk: Chunk, received_bytes: int, view: View, now: float) -> Decision:
+        largest = min(largest_contribution_bytes(view), self.assembler.max_contribution_bytes)
+        if chunk.total_bytes > largest:
+            reason = f"{chunk.total_bytes} bytes, at most {largest} for {view.method}"
+            return _decision(device, chunk, "rejected", reason=reason)
+        if chunk.count > 1 + chunk.total_bytes // _MIN_CHUNK_BYTES:
+            return _decision(device, chunk, "rejected", reason=f"chunks of less than {_MIN_CHUNK_BYTES} bytes")
+        pending = self._progress(device, chunk, now)
+        pending.received_bytes += received_bytes
+        try:
+            whole = self.assembler.add(device, chunk)
+        except WireError:  # contradicting chunks, one of them forged or damaged: all of them once more
+            self._in_progress.pop((device, chunk.method), None)
+            everything = np.packbits(np.ones(chunk.count, np.uint8), bitorder="little").tobytes()
+            return _decision(device, chunk, "need-chunks", missing=everything)
+        if whole is None:
+            missing = self.assembler.missing(device, chunk.method)
+            if chunk.index == chunk.count - 1 and missing is not None:
+                return _decision(device, chunk, "need-chunks", missing=missing)
+            return Decision(device, "partial", chunk.round)
+        del self._in_progress[(device, chunk.method)]
+        return self._take_whole(device, chunk, whole, pending.received_bytes, view)
+
+    def _take_whole(self, device: str, chunk: Chunk, whole: bytes, received_bytes: int, view: View) -> Decision:
+        try:
+            message = decode(whole)
+        except WireError as error:
+            return _decision(device, chunk, "rejected", reason=str(error))
+        key = (chunk.run, chunk.round, chunk.method)
+        if not isinstance(message, Contribution) or (message.run, message.round, message.method) != key:
+            return _decision(device, chunk, "rejected", reason="chunks of something else than they say")
+        return self._take(device, message, whole, received_bytes, view)
+
+    def _progress(self, device: str, chunk: Chunk, now: float) -> _InProgress:
+        key = (device, chunk.method)
+        pending = self._in_progress.pop(key, None)
+        if pending is None or pending.chunk.digest != chunk.digest or pending.chunk.round != chunk.round:
+            pending = _InProgress(chunk, 0, now)
+        while len(self._in_progress) >= MAX_IN_PROGRESS:
+            oldest, _ = self._in_progress.popitem(last=False)
+            self.assembler.forget(*oldest)
+        pending.touched_at = now
+        self._in_progress[key] = pending
+        return pending
+
+    def _take(self, device: str, message: Contribution, payload: bytes, received_bytes: int, view: View) -> Decision:
+        try:
+            check_content(message, view)
+        except WireError as error:
+            return _decision(device, message, "rejected", reason=str(error))
+        self._accepted.add((message.round, message.method, device))
+        accepted = Accepted(message.round, message.method, device, payload, received_bytes)
+        return _decision(device, message, "committed", accepted=accepted)
+
+
+def check_content(message: Contribution, view: View) -> Statistic:
+    """The statistic in `message`, when it is one that round `view.round` can merge.
+
+    Raises:
+        WireError: when it was made with another bundle, is not the method's, or cannot be what it says it is.
+    """
+    if message.bundle != view.bundle[:4]:
+        raise WireError("bundle", expected=f"sha256 {view.bundle[:4].hex()}…", got=f"{message.bundle.hex()}…")
+    row = method_row(message.method)
+    statistic = message.statistic(view.classes, view.width)
+    kind = "class-means" if isinstance(statistic, ClassMeans) else "feature-gram"
+    if kind != row.statistic:
+        raise WireError(f"round of {row.name}", expected=f"{row.statistic}", got=kind)
+    if isinstance(statistic, FeatureGram) and row.unit_features:
+        _check_unit_sums(statistic)
+    elif float(np.abs(message.body.rows).max(initial=0.0)) > _LARGEST_MEAN:
+        raise WireError("class rows", expected=f"numbers up to {_LARGEST_MEAN:g}", got="a larger one")
+    return statistic
+
+
+def largest_contribution_bytes(view: View) -> int:
+    """What a contribution to the open round can take at most, in the widest encoding."""
+    numbers = view.classes * view.width
+    if method_row(view.method).statistic == "feature-gram":
+        numbers += view.width * (view.width + 1) // 2
+    return 8 * numbers + 16 * view.classes + 4096
+
+
+def _check_unit_sums(statistic: FeatureGram) -> None:
+    """Sums of N unit features can be no larger than N, and their squares sum to N but for features that are zero."""
+    samples = float(statistic.counts.sum())
+    rows = np.arange(statistic.width)
+    trace = float(statistic.gram[rows * statistic.width - rows * (rows - 1) // 2].sum())  # the packed diagonal
+    if not 1e-6 * samples <= trace <= _SLACK * samples:
+        raise WireError("gram", expected=f"a trace near {samples:g}, one for each unit feature", got=f"{trace:g}")
+    if float(np.abs(statistic.gram).max()) > _SLACK * samples:
+        raise WireError("gram", expected=f"entries up to {samples:g}", got="a larger one")
+    if (np.abs(statistic.cross).max(axis=1) > _SLACK * statistic.counts).any():
+        raise WireError("cross", expected="entries up to the class's count", got="a larger one")
+
+
+def _malformed(device: str, error: WireError, view: View, awaited: bool) -> Decision:
+    receipt = None
+    if view.open and awaited:
+        receipt = Receipt(view.run, view.round, view.method, "rejected", str(error)[:200])
+    return Decision(device, "malformed", 0, receipt)
+
+
+def _decision(
+    device: str,
+    message: Contribution | Chunk,
+    outcome: ReceiptStatus,
+    *,
+    reason: str = "",
+    missing: bytes = b"",
+    accepted: Accepted | None = None,
+    round: int | None = None,
+) -> Decision:
+    receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing)
+    return Decision(device, outcome, message.round if round is None else round, receipt, accepted)

@@ -1,0 +1,98 @@
+"""Progress that a person can follow: one line for each event that matters, on standard error."""
+
+from __future__ import annotations
+
+import time
+from functools import singledispatchmethod
+
+from rich.console import Console
+from rich.markup import escape
+
+from aggregator import events
+
+__all__ = ["Progress"]
+
+_EVERY_S = 1.0  # a round of thousands of contributions, or a flood of refusals, prints one line a second
+
+
+class Progress:
+    """Prints events. Call it with each one.
+
+    Args:
+        console: where to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._printed_at: dict[type, float] = {}
+
+    def __call__(self, event: events.Event) -> None:
+        self._show(event)
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def _often(self, kind: type) -> bool:
+        """Whether a line of this kind was printed less than a second ago."""
+        now = time.monotonic()
+        if now - self._printed_at.get(kind, -_EVERY_S) < _EVERY_S:
+            return True
+        self._printed_at[kind] = now
+        return False
+
+    @singledispatchmethod
+    def _show(self, event: object) -> None:
+        raise TypeError(f"no line for {type(event).__name__}")
+
+    @_show.register
+    def _(self, event: events.LinkUp) -> None:
+        self._line(f"connected to {event.address}, messages up to {event.limit_bytes:,} bytes")
+
+    @_show.register
+    def _(self, event: events.LinkDown) -> None:
+        self._line(f"[yellow]broker away[/yellow] ({escape(event.reason)}), trying again in {event.retry_s:.1f} s")
+
+    @_show.register
+    def _(self, event: events.Waiting) -> None:
+        self._line(f"waiting for devices: {event.online}/{event.needed} online")
+
+    @_show.register
+    def _(self, event: events.RoundOpened) -> None:
+        resumed = f", {event.resumed} contributions already here" if event.resumed else ""
+        self._line(
+            f"[bold]round {event.round}/{event.rounds}[/bold] open: {event.method}, "
+            f"{event.awaited} devices awaited{resumed}"
+        )
+
+    @_show.register
+    def _(self, event: events.ContributionsIn) -> None:
+        expected = event.committed + event.awaited
+        if event.awaited and self._often(events.ContributionsIn):
+            return
+        self._line(f"  round {event.round}: contributions {event.committed}/{expected}")
+
+    @_show.register
+    def _(self, event: events.Refused) -> None:
+        if not self._often(events.Refused):
+            self._line(f"  [yellow]refused[/yellow] {escape(event.device)}: {escape(event.reason)}")
+
+    @_show.register
+    def _(self, event: events.RoundExtended) -> None:
+        self._line(
+            f"  [yellow]deadline passed[/yellow] with {event.committed} of {event.needed} contributions: "
+            f"round {event.round} goes on for another {event.deadline_s:g} s"
+        )
+
+    @_show.register
+    def _(self, event: events.RoundClosed) -> None:
+        self._line(
+            f"  [green]round {event.round} closed[/green]: {event.committed} contributions, {event.classes} classes "
+            f"merged, {event.uplink_bytes:,} bytes up, {event.seconds:.1f} s, global version {event.global_version}"
+        )
+
+    @_show.register
+    def _(self, event: events.RunFinished) -> None:
+        self._line(
+            f"[bold green]finished[/bold green]: {event.rounds} rounds, {event.committed} contributions committed, "
+            f"{event.uplink_bytes:,} bytes up"
+        )

@@ -1,0 +1,261 @@
+"""`protofleet inspect FILE`: what a bundle, or a message from the wire, holds.
+
+In order: tell by its first bytes which of the two the file is; read it with the same checks as a device would, so
+that what is shown can be trusted; gather the facts as plain values (`describe_bundle`, `describe_message`); show
+them, as tables for a person or as JSON. Needs neither torch nor onnx: the graphs are named and hashed, not opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from contract.bundle import Manifest, read_bundle
+from contract.errors import UsageError, WireError
+from contract.messages import ClassRows, Contribution, Message
+from contract.methods import METHODS
+from contract.statistics import ClassMeans, FeatureGram, Statistic
+from contract.wire import MAX_MESSAGE_BYTES, decode, encode
+
+__all__ = ["describe_bundle", "describe_message", "inspect_command"]
+
+SCHEMA = "protofleet.inspect/1"
+_ZIP = b"PK\x03\x04"
+_SHOWN_LABELS = 12
+
+
+def inspect_command(
+    file: Annotated[Path, typer.Argument(help="A .bundle file, or the payload of one message, saved as it came.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON instead of tables.")] = False,
+) -> None:
+    """Show what a bundle or a message holds, after checking it as a device would."""
+    facts = _facts(file)
+    if as_json:
+        print(json.dumps(facts, indent=1, ensure_ascii=False))
+    elif facts["kind"] == "bundle":
+        _show_bundle(facts)
+    else:
+        _show_message(facts)
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    if _looks_like_a_bundle(file):
+        return describe_bundle(file)
+    try:
+        payload = file.read_bytes() if file.stat().st_size <= MAX_MESSAGE_BYTES else b""
+        return describe_message(decode(payload), payload)
+    except (OSError, WireError) as error:
+        raise UsageError(
+            f"{file} is neither", expected="a bundle (a zip archive) or one wire message", got=f"({error})"
+        ) from None
+
+
+def _looks_like_a_bundle(file: Path) -> bool:
+    """By its name or its first bytes; what cannot be opened is left to the bundle reader, which says why."""
+    try:
+        with file.open("rb") if file.is_file() else io.BytesIO(_ZIP) as stream:
+            return file.suffix == ".bundle" or stream.read(len(_ZIP)) == _ZIP
+    except OSError:
+        return True
+
+
+# ── the facts ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def describe_bundle(file: Path) -> dict[str, Any]:
+    """What a bundle file is, as JSON-ready values, after every hash in it has been checked.
+
+    Raises:
+        BundleError: as `read_bundle` does.
+    """
+    bundle = read_bundle(file)
+    m = bundle.manifest
+    row = METHODS[m.method]
+    return {
+        "schema": SCHEMA,
+        "kind": "bundle",
+        "sha256": bundle.sha256.hex(),
+        "bytes": file.stat().st_size,
+        "signed": bundle.signed,
+        "version": m.version,
+        "protofleet": m.protofleet,
+        "backbone": m.backbone,
+        "provenance": m.provenance,
+        "method": m.method,
+        "source": row.source,
+        "head": m.head,
+        "inference": row.inference,
+        "hyper": {name: _hyper(m, name) for name in m.hyper},
+        "labels": list(m.labels),
+        "features": m.features,
+        "input_shape": list(m.input_shape),
+        "mean": list(m.mean),
+        "std": list(m.std),
+        "batch": m.batch,
+        "opset": m.opset,
+        "parameters": {role: _numbers(m, role) for role in ("param", "buffer", "frozen", "optimizer")},
+        "members": _members(file, m),
+        "uplink_bytes_per_round": _uplink(m),
+    }
+
+
+def _hyper(m: Manifest, name: str) -> dict[str, Any]:
+    known = METHODS[m.method].hyper[name]
+    changed = m.hyper[name] != known.default
+    return {"value": m.hyper[name], "default": known.default, "changed": changed, "source": known.source}
+
+
+def _numbers(m: Manifest, role: str) -> int:
+    return sum(int(np.prod(tensor.shape)) for tensor in m.state if tensor.role == role)
+
+
+def _members(file: Path, m: Manifest) -> list[dict[str, Any]]:
+    with zipfile.ZipFile(file) as archive:
+        sizes = {info.filename: info.file_size for info in archive.infolist()}
+    return [{"name": name, "sha256": sha256, "bytes": sizes[name]} for name, sha256 in sorted(m.members.items())]
+
+
+def _uplink(m: Manifest) -> dict[str, int]:
+    """Payload bytes that a device with every class sends for a round of each kind, beside what FedAvg would."""
+    found = {"fedavg": 4 * m.parameter_count}
+    if METHODS[m.method].statistic == "class-means":
+        found[m.method] = _payload_bytes(_ones(ClassMeans.zero(m.classes, m.features)))
+    found["ffc"] = _payload_bytes(_ones(FeatureGram.zero(m.classes, m.features)))
+    return found
+
+
+def _ones(zero: Statistic) -> Statistic:
+    """A statistic with a thousand examples of every class: its size on the wire is that of any other such."""
+    return dataclasses.replace(zero, counts=np.full(zero.classes, 1000))
+
+
+def _payload_bytes(statistic: Statistic) -> int:
+    contribution = Contribution.of(statistic, run=bytes(4), round=1, method="fedproto", bundle=bytes(32))
+    return len(encode(contribution, "f64" if isinstance(statistic, FeatureGram) else "f32"))
+
+
+def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
+    """What a message says, as JSON-ready values; arrays by shape, type and range."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(message):
+        value = getattr(message, field.name)
+        if isinstance(value, ClassRows):
+            fields["classes"], fields["rows"] = _array(value.classes), _array(value.rows)
+        elif isinstance(value, np.ndarray):
+            fields[field.name] = _array(value)
+        else:
+            fields[field.name] = value.hex() if isinstance(value, bytes) else value
+    return {
+        "schema": SCHEMA,
+        "kind": "message",
+        "type": type(message).__name__,
+        "bytes": len(payload),
+        "sha256": hashlib.sha256(payload).hexdigest(),
+        "fields": fields,
+    }
+
+
+def _array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
+    low, high = (value.min().item(), value.max().item()) if value.size else (None, None)
+    return {"shape": list(value.shape), "dtype": str(value.dtype), "min": low, "max": high}
+
+
+# ── shown to a person ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _show_bundle(facts: dict[str, Any]) -> None:
+    height, width, channels = facts["input_shape"]
+    counts = facts["parameters"]
+    signed = "yes (the signature is checked where a key is trusted)" if facts["signed"] else "no"
+    _show_facts(
+        f"bundle of {facts['backbone']} for {facts['method']}",
+        {
+            "sha256": facts["sha256"],
+            "size": f"{facts['bytes']:,} bytes",
+            "version": f"{facts['version']}, written by protofleet {facts['protofleet']}",
+            "signed": signed,
+            "method": f"{facts['method']}: {facts['source']}",
+            "head": f"{facts['head']}; a device answers by {facts['inference']}",
+            "weights": facts["provenance"],
+            "images": f"{height} x {width} x {channels}, uint8, normalised inside by mean {facts['mean']} "
+            f"and std {facts['std']}",
+            "features": f"D = {facts['features']}",
+            "labels": f"C = {len(facts['labels'])}: {_some(facts['labels'])}",
+            "training batch": f"B = {facts['batch']}, ONNX opset {facts['opset']}",
+            "parameters": f"{counts['param']:,} trained, {counts['frozen']:,} frozen, {counts['buffer']:,} running "
+            f"statistics, {counts['optimizer']:,} optimizer state; {4 * sum(counts.values()):,} bytes as float32",
+        },
+    )
+    _show_table(
+        "hyper-parameters",
+        ("name", "value", "", "source of the default"),
+        [
+            (name, f"{h['value']}", f"changed from {h['default']}" if h["changed"] else "default", h["source"])
+            for name, h in facts["hyper"].items()
+        ],
+    )
+    _show_table(
+        "members, each as its hash says",
+        ("name", "bytes", "sha256"),
+        [(m["name"], f"{m['bytes']:,}", m["sha256"][:16] + "…") for m in facts["members"]],
+    )
+    fedavg = facts["uplink_bytes_per_round"]["fedavg"]
+    _show_table(
+        "up per device and round, with every class present",
+        ("round", "payload bytes", "of FedAvg"),
+        [
+            (name, f"{size:,}", f"{size / fedavg:.2%}" if fedavg else "")
+            for name, size in sorted(facts["uplink_bytes_per_round"].items(), key=lambda item: item[1])
+        ],
+    )
+
+
+def _show_message(facts: dict[str, Any]) -> None:
+    shown = {"sha256": facts["sha256"], "size": f"{facts['bytes']:,} bytes"}
+    for name, value in facts["fields"].items():
+        shown[name] = _array_line(value) if isinstance(value, dict) and "dtype" in value else str(value)
+    _show_facts(f"message: {facts['type']}", shown)
+
+
+def _array_line(array: dict[str, Any]) -> str:
+    shape = " x ".join(str(size) for size in array["shape"])
+    return f"{array['dtype']} [{shape}] from {array['min']} to {array['max']}"
+
+
+def _some(labels: list[str]) -> str:
+    more = len(labels) - _SHOWN_LABELS
+    return ", ".join(labels[:_SHOWN_LABELS]) + (f", and {more} more" if more > 0 else "")
+
+
+def _show_facts(title: str, facts: dict[str, str]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        table.add_row(name, _plain(value))
+    Console(highlight=False).print(f"[bold]{_plain(title)}[/bold]", table, sep="\n")
+
+
+def _show_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if "bytes" in column or column == "of FedAvg" else "left")
+    for row in rows:
+        table.add_row(*(_plain(cell) for cell in row))
+    if rows:
+        Console(highlight=False).print(f"\n[bold]{title}[/bold]", table, sep="\n")
+
+
+def _plain(text: str) -> str:
+    """Text from a file, so that it cannot style or move the terminal."""
+    return "".join(c if c.isprintable() else "�" for c in text).replace("[", r"\[")

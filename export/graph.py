@@ -1,0 +1,137 @@
+"""A small builder of plain ONNX graphs: nodes in order, shared constants, one file of reproducible bytes.
+
+Three properties matter to the rest of the room. Emitting the same operation on the same inputs twice returns the
+first result, so a forward and a backward formula may both ask for `x − mean` and pay once. Names are numbered in
+order of emission, so the same trace is the same bytes. And nothing of this machine (paths, stack traces, tool
+versions) enters the file. Only operators of the standard ONNX domain are used. DESIGN section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+__all__ = ["IR_VERSION", "ONNX_TYPE", "OPSET", "Graph"]
+
+OPSET = 20
+IR_VERSION = 10
+
+ONNX_TYPE = {
+    torch.float32: TensorProto.FLOAT,
+    torch.float64: TensorProto.DOUBLE,
+    torch.int64: TensorProto.INT64,
+    torch.int32: TensorProto.INT32,
+    torch.uint8: TensorProto.UINT8,
+    torch.bool: TensorProto.BOOL,
+}
+
+
+class Graph:
+    """An ONNX graph under construction. Tensors are known by their names (str)."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+        self._initializers: list[TensorProto] = []
+        self._seen: dict[tuple[Any, ...], tuple[str, ...]] = {}
+        self._inputs: list[onnx.ValueInfoProto] = []
+        self._outputs: list[onnx.ValueInfoProto] = []
+        self._reshaped_from: dict[str, str] = {}
+
+    def input(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> str:
+        """Declare the next graph input."""
+        self._inputs.append(helper.make_tensor_value_info(name, ONNX_TYPE[dtype], list(shape)))
+        return name
+
+    def output(self, tensor: str, name: str, dtype: torch.dtype, shape: Sequence[int]) -> None:
+        """Declare the next graph output: `tensor`, under the public name `name`."""
+        self._nodes.append(helper.make_node("Identity", [tensor], [name], name=f"output_{name}"))
+        self._outputs.append(helper.make_tensor_value_info(name, ONNX_TYPE[dtype], list(shape)))
+
+    def constant(self, value: NDArray[Any] | float | int, dtype: Any = None) -> str:
+        """A constant, stored once however often it is asked for."""
+        array = np.ascontiguousarray(np.asarray(value, dtype=dtype)).reshape(np.shape(value))
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            name = f"const_{len(self._constants)}"
+            self._initializers.append(numpy_helper.from_array(array, name))
+            self._constants[key] = name
+        return self._constants[key]
+
+    def ints(self, values: Sequence[int]) -> str:
+        """A 1-D int64 constant: shapes, axes, starts and ends."""
+        return self.constant(np.asarray(list(values), dtype=np.int64))
+
+    def scalar(self, value: float, dtype: torch.dtype = torch.float32) -> str:
+        """A 0-D constant of that type."""
+        return self.constant(helper.tensor_dtype_to_np_dtype(ONNX_TYPE[dtype]).type(value))
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """Emit one node with one output and return its name."""
+        return self.ops(kind, *inputs, outputs=1, **attributes)[0]
+
+    def ops(self, kind: str, *inputs: str, outputs: int, **attributes: Any) -> tuple[str, ...]:
+        """Emit one node with several outputs; an identical earlier node is reused."""
+        key = (kind, inputs, outputs, repr(sorted(attributes.items())))
+        if key not in self._seen:
+            number = len(self._nodes)
+            names = tuple(f"{kind}_{number}" + (f"_{i}" if i else "") for i in range(outputs))
+            self._nodes.append(helper.make_node(kind, list(inputs), list(names), name=names[0], **attributes))
+            self._seen[key] = names
+        return self._seen[key]
+
+    def reshape(self, tensor: str, shape: Sequence[int]) -> str:
+        """`tensor` with another shape; a chain of reshapes becomes one."""
+        source = self._reshaped_from.get(tensor, tensor)
+        name = self.op("Reshape", source, self.ints(shape))
+        self._reshaped_from[name] = source
+        return name
+
+    def transpose(self, tensor: str, perm: Sequence[int]) -> str:
+        """`tensor` with its axes permuted."""
+        if list(perm) == sorted(perm):
+            return tensor
+        return self.op("Transpose", tensor, perm=list(perm))
+
+    def cast(self, tensor: str, dtype: torch.dtype) -> str:
+        """`tensor` as another type."""
+        return self.op("Cast", tensor, to=int(ONNX_TYPE[dtype]))
+
+    def slice(
+        self,
+        tensor: str,
+        axes: Sequence[int],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        steps: Sequence[int] | None = None,
+    ) -> str:
+        """`tensor[..., start:end:step, ...]` on the named axes."""
+        last = [self.ints(steps)] if steps is not None and set(steps) != {1} else []
+        return self.op("Slice", tensor, self.ints(starts), self.ints(ends), self.ints(axes), *last)
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes have been emitted."""
+        return len(self._nodes)
+
+    def to_bytes(self) -> bytes:
+        """The finished model, checked and pruned of what no output needs."""
+        needed = {value.name for value in self._outputs}
+        kept: list[onnx.NodeProto] = []
+        for node in reversed(self._nodes):
+            if needed.intersection(node.output):
+                needed.update(node.input)
+                kept.append(node)
+        constants = [tensor for tensor in self._initializers if tensor.name in needed]
+        graph = helper.make_graph(kept[::-1], self._name, self._inputs, self._outputs, constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+        model.producer_name = "protofleet"
+        onnx.checker.check_model(model)
+        return model.SerializeToString(deterministic=True)

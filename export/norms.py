@@ -1,0 +1,168 @@
+"""Batch normalisation for padded batches: the statistics of the real samples only.
+
+A device pads its last batch so that shapes stay fixed, and gives padding the weight 0. Plain BatchNorm would let the
+padding into its mean and variance. `RealBatchNorm` takes its place in the traced training step: it reads which samples
+are real from the step's `BatchContext` and hands the new running statistics back through it, so that a padded step
+equals a plain torch step on the partial batch alone, running statistics with their n/(n − 1) included.
+
+Its arithmetic is one operator of our own, `protofleet::batch_norm`, with its gradient `protofleet::batch_norm_backward`.
+That keeps the trace small, and it keeps the step clear of `aten.native_batch_norm`, whose training mode torch's ONNX
+exporter silently translates as inference (DESIGN section 3, trap). `export/translate_norm.py` gives both to ONNX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from contract.errors import ExportError
+
+__all__ = ["BatchContext", "RealBatchNorm", "to_group_norm", "to_real_batch_norm"]
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+
+
+class BatchContext:
+    """What the normalisation layers of one traced step share.
+
+    Attributes:
+        real: (B,) float32, 1 for a real sample, 0 for padding.
+        running: the new running statistics by state-tensor name, filled in by the forward pass.
+    """
+
+    def __init__(self) -> None:
+        self.real: Tensor | None = None
+        self.running: dict[str, Tensor] = {}
+
+
+class RealBatchNorm(nn.Module):
+    """BatchNorm in training mode over the real samples; parameters and buffers are named as torch names them."""
+
+    def __init__(self, source: nn.Module, name: str, context: BatchContext) -> None:
+        super().__init__()
+        if not source.affine or not source.track_running_stats or source.momentum is None:
+            raise ExportError(
+                f"batch normalisation {name}",
+                expected="affine=True, track_running_stats=True and a momentum",
+                got=repr(source),
+                hint="--norm group",
+            )
+        self.weight, self.bias = source.weight, source.bias
+        self.register_buffer("running_mean", source.running_mean)
+        self.register_buffer("running_var", source.running_var)
+        self._name, self._context = name, context
+        self._momentum, self._eps = float(source.momentum), float(source.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) or (B, C) → the same shape."""
+        real = self._context.real
+        if real is None:
+            raise RuntimeError("RealBatchNorm runs inside a training step")
+        y, mean, variance = _BatchNorm.apply(x, self.weight, self.bias, real, self._eps)
+        samples = real.sum()
+        count = samples * (x.shape[2:].numel())
+        unbiased = variance.detach() * (count / torch.clamp(count - 1.0, min=1.0))
+        rate = self._momentum * torch.clamp(samples, max=1.0)  # no real sample: nothing moves
+        running = self._context.running
+        running[f"{self._name}.running_mean"] = self.running_mean + rate * (mean.detach() - self.running_mean)
+        running[f"{self._name}.running_var"] = self.running_var + rate * (unbiased - self.running_var)
+        return y
+
+
+def to_real_batch_norm(net: nn.Module, context: BatchContext, prefix: str) -> nn.Module:
+    """Replace every BatchNorm of `net`, in place; `prefix` goes before their names in `context.running`."""
+    for name, module in list(net.named_modules()):
+        if isinstance(module, _BATCH_NORMS):
+            _replace(net, name, RealBatchNorm(module, f"{prefix}{name}", context))
+    return net
+
+
+def to_group_norm(net: nn.Module, groups: int = 32) -> nn.Module:
+    """Replace every BatchNorm2d of `net`, in place, by a GroupNorm of at most `groups` groups that divide its channels."""
+    for name, module in list(net.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            channels = module.num_features
+            count = max(n for n in range(1, min(groups, channels) + 1) if channels % n == 0)
+            _replace(net, name, nn.GroupNorm(count, channels, eps=module.eps))
+    return net
+
+
+def _replace(net: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, leaf = name.rpartition(".")
+    setattr(net.get_submodule(parent), leaf, module)
+
+
+def _by_channel(vector: Tensor, x: Tensor) -> Tensor:
+    return vector.view(1, -1, *[1] * (x.dim() - 2))
+
+
+def _by_sample(vector: Tensor, x: Tensor) -> Tensor:
+    return vector.view(-1, *[1] * (x.dim() - 1))
+
+
+def _reduced(x: Tensor) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+def _batch_norm(x: Tensor, weight: Tensor, bias: Tensor, real: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """y like x; mean (C,) and biased variance (C,) over the real samples."""
+    shares = _by_sample(real, x) / torch.clamp(real.sum() * x.shape[2:].numel(), min=1.0)
+    mean = (x * shares).sum(_reduced(x))
+    centred = x - _by_channel(mean, x)
+    variance = (centred * centred * shares).sum(_reduced(x))
+    y = centred * _by_channel(weight * torch.rsqrt(variance + eps), x) + _by_channel(bias, x)
+    return y, mean, variance
+
+
+def _batch_norm_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, variance: Tensor, real: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, weight and bias. With x̂ = (x − mean)·r, n real values per channel and padded rows of `grad` zero:
+    ∂x = w·r·(g − Σg/n − x̂·Σ(g·x̂)/n) on real samples, 0 on padding."""
+    scale = torch.rsqrt(variance + eps)
+    shares = _by_sample(real, x) / torch.clamp(real.sum() * x.shape[2:].numel(), min=1.0)
+    normal = (x - _by_channel(mean, x)) * _by_channel(scale, x)
+    grad_bias = grad.sum(_reduced(x))
+    grad_weight = (grad * normal).sum(_reduced(x))
+    pull = _by_channel(grad_bias, x) + normal * _by_channel(grad_weight, x)
+    return _by_channel(weight * scale, x) * (grad - pull * shares), grad_weight, grad_bias
+
+
+def _shapes(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+
+
+# Defined without an autograd kernel of their own, so that `torch.func` transforms see through to `_BatchNorm` below.
+_library = torch.library.Library("protofleet", "DEF")
+_library.define("batch_norm(Tensor x, Tensor weight, Tensor bias, Tensor real, float eps) -> (Tensor, Tensor, Tensor)")
+_library.define(
+    "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor mean, Tensor variance, Tensor real, float eps)"
+    " -> (Tensor, Tensor, Tensor)"
+)
+_library.impl("batch_norm", _batch_norm, "CompositeExplicitAutograd")
+_library.impl("batch_norm_backward", _batch_norm_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("protofleet::batch_norm", lambda x, weight, *_: _shapes(x, weight))
+torch.library.register_fake("protofleet::batch_norm_backward", lambda grad, x, weight, *_: _shapes(x, weight))
+
+
+class _BatchNorm(torch.autograd.Function):
+    """Ties the two operators together; mean and variance carry no gradient of their own."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor, real: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        return torch.ops.protofleet.batch_norm(x, weight, bias, real, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, _, real, eps = inputs
+        ctx.mark_non_differentiable(output[1], output[2])
+        ctx.save_for_backward(x, weight, output[1], output[2], real)
+        ctx.eps = eps
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+        x, weight, mean, variance, real = ctx.saved_tensors
+        grads = torch.ops.protofleet.batch_norm_backward(grad, x, weight, mean, variance, real, ctx.eps)
+        return (*grads, None, None)

@@ -1,0 +1,211 @@
+"""One training step as a pure function, and its trace.
+
+    x, y, sample_weight, prototypes, prototype_mask, lr, state…  →  loss, state′…
+
+`StepPlan` lists the state tensors and their roles. `TrainingStep` is the function: images to features, features to
+the method's objective (export/objectives.py), gradients by autograd, then SGD as torch.optim.SGD does it
+(g += wd·p; v = μ·v + g; p −= lr·v; the first v being 0). `trace_step` records it as a functional fx graph of `aten`
+operators, on fake tensors, so that tracing computes nothing.
+
+Dropout and stochastic depth are off in training graphs: an ONNX graph that draws random numbers cannot be compared
+with torch. BatchNorm sees real samples only (export/norms.py). A batch that is all padding leaves parameters and
+running statistics as they are. DESIGN section 3.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+from torch._decomp import core_aten_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call, functionalize, grad_and_value
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from contract.bundle import StateTensor
+from contract.errors import ExportError
+from contract.methods import Value
+from export.norms import BatchContext, RealBatchNorm, to_real_batch_norm
+from export.objectives import OBJECTIVES
+from export.translate import TABLE
+
+__all__ = ["Preprocess", "StepPlan", "TrainingStep", "plan_step", "quiet", "trace_step"]
+
+_NORM_OPS = ("native_batch_norm", "_native_batch_norm_legit", "batch_norm", "cudnn_batch_norm")
+
+
+class Preprocess(nn.Module):
+    """uint8 images (B, H, W, c) → normalised float32 (B, c, H, W): (x / 255 − mean) / std, per channel."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32), persistent=False)
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the class says."""
+        scaled = (x.to(torch.float32) / 255.0 - self.mean) / self.std
+        return scaled.permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a training step consists of.
+
+    Attributes:
+        objective: name in `OBJECTIVES`.
+        hyper: the method's settled hyper-parameters; all but `lr` are baked into the graph.
+        classes: C.
+        features: D.
+        state: every state tensor, in input order.
+    """
+
+    objective: str
+    hyper: Mapping[str, Value]
+    classes: int
+    features: int
+    state: tuple[StateTensor, ...]
+
+    def names(self, *roles: str) -> tuple[str, ...]:
+        """State tensors of these roles, in order."""
+        return tuple(t.name for t in self.state if t.role in roles)
+
+    @property
+    def updated(self) -> tuple[str, ...]:
+        """State tensors that a step writes, in output order."""
+        return self.names("param", "buffer", "optimizer")
+
+
+def plan_step(
+    backbone: nn.Module, objective: str, hyper: Mapping[str, Value], head: str, classes: int, features: int
+) -> StepPlan:
+    """List the state tensors of training `backbone` with a head: param, buffer, frozen, then optimizer."""
+    running = {f"{n}.{b}" for n, m in _batch_norms(backbone) for b in ("running_mean", "running_var")}
+    trained = {n for n, p in backbone.named_parameters() if p.requires_grad}
+    state = []
+    for name, tensor in backbone.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point():
+            role = "param" if name in trained else "buffer" if name in running else "frozen"
+            state.append(StateTensor(f"backbone.{name}", tuple(tensor.shape), role))  # type: ignore[arg-type]
+    if head == "local":
+        state.append(StateTensor("head.weight", (classes, features), "param"))
+        state.append(StateTensor("head.bias", (classes,), "param"))
+    elif head == "frozen":
+        state.append(StateTensor("head.weight", (classes, features), "frozen"))
+    if hyper.get("momentum"):
+        state += [StateTensor(f"momentum.{t.name}", t.shape, "optimizer") for t in state if t.role == "param"]
+    return StepPlan(objective, hyper, classes, features, tuple(state))
+
+
+def quiet(net: nn.Module) -> nn.Module:
+    """Training mode without chance: BatchNorm trains, dropout and stochastic depth are off. In place."""
+    net.train()
+    for module in net.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in ("StochasticDepth", "DropPath"):
+            module.eval()
+    return net
+
+
+class TrainingStep(nn.Module):
+    """The step as a function of its inputs; the backbone's own weights are never used."""
+
+    def __init__(self, backbone: nn.Module, preprocess: Preprocess, plan: StepPlan) -> None:
+        super().__init__()
+        self._context = BatchContext()
+        self._net = to_real_batch_norm(quiet(copy.deepcopy(backbone)), self._context, "backbone.")
+        self._preprocess = preprocess
+        self._plan = plan
+
+    def forward(
+        self,
+        x: Tensor,
+        y: Tensor,
+        sample_weight: Tensor,
+        prototypes: Tensor,
+        prototype_mask: Tensor,
+        lr: Tensor,
+        *state: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Loss, then every updated state tensor in the plan's order."""
+        plan = self._plan
+        tensors = dict(zip((t.name for t in plan.state), state, strict=True))
+        self._context.real = (sample_weight > 0).to(torch.float32)
+        pixels = self._preprocess(x)
+
+        def loss_of(trained: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            merged = {**tensors, **trained}
+            weights = {n.removeprefix("backbone."): t for n, t in merged.items() if n.startswith("backbone.")}
+            features = functional_call(self._net, weights, (pixels,))  # (B, D)
+            head = (merged["head.weight"], merged.get("head.bias"))
+            targets = (y, sample_weight, prototypes, prototype_mask)
+            loss = OBJECTIVES[plan.objective](features, *head, *targets, plan.hyper)
+            return loss, dict(self._context.running)
+
+        grads, (loss, running) = grad_and_value(loss_of, has_aux=True)({n: tensors[n] for n in plan.names("param")})
+        rate = lr * torch.clamp(self._context.real.sum(), max=1.0)  # a batch of padding moves nothing
+        new = {**self._sgd(tensors, grads, rate), **running}
+        return (loss, *(new[name] for name in plan.updated))
+
+    def _sgd(self, tensors: Mapping[str, Tensor], grads: Mapping[str, Tensor], rate: Tensor) -> dict[str, Tensor]:
+        """torch.optim.SGD without dampening or Nesterov."""
+        decay, momentum = float(self._plan.hyper["weight_decay"]), float(self._plan.hyper["momentum"])
+        new = {}
+        for name, grad in grads.items():
+            p, velocity = tensors[name], f"momentum.{name}"
+            step = grad + decay * p if decay else grad
+            if momentum:
+                step = momentum * tensors[velocity] + step
+                new[velocity] = step
+            new[name] = p - rate * step
+        return new
+
+
+def trace_step(step: TrainingStep, example: tuple[Tensor, ...]) -> fx.GraphModule:
+    """The step as a functional graph of `aten` operators, those that have no translation being decomposed.
+
+    Args:
+        example: tensors of the right shapes and types; their values do not matter.
+
+    Raises:
+        ExportError: when the backbone normalises over the batch by other means than BatchNorm modules, writes to its
+            buffers, or draws random numbers.
+    """
+    decompositions = {
+        op: rule
+        for op, rule in core_aten_decompositions().items()
+        if op not in TABLE and not any(op.name().startswith(f"aten::{name}") for name in _NORM_OPS)
+    }
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        shapes = [fake.from_tensor(tensor) for tensor in example]
+        recorded = make_fx(lambda *inputs: step(*inputs))(*shapes)  # still with in-place operators
+        trace = make_fx(functionalize(recorded), decomposition_table=decompositions)(*shapes)
+    _refuse_side_effects(trace)
+    trace.graph.eliminate_dead_code()
+    return trace
+
+
+def _refuse_side_effects(trace: fx.GraphModule) -> None:
+    for node in trace.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            continue
+        name = schema.name.removeprefix("aten::")
+        if name.startswith(_NORM_OPS):
+            raise ExportError(
+                "the backbone normalises over the batch outside a BatchNorm module, which a padded batch would corrupt",
+                expected="nn.BatchNorm1d or nn.BatchNorm2d modules",
+                got=name,
+                hint="those modules, or GroupNorm",
+            )
+        if schema.is_mutable and node.users:
+            continue
+        if schema.is_mutable:
+            raise ExportError("the backbone writes to a buffer while training", expected="a pure function", got=name)
+
+
+def _batch_norms(net: nn.Module) -> list[tuple[str, nn.Module]]:
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, RealBatchNorm)
+    return [(name, module) for name, module in net.named_modules() if isinstance(module, kinds)]

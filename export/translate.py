@@ -1,0 +1,192 @@
+"""From a traced torch function to an ONNX graph, one `aten` operator at a time.
+
+`translate` walks an fx graph in order. Each node's operator is looked up in one table, filled by the `translate_*`
+modules through the decorator `translates`; the entry emits ONNX nodes and returns their names. An operator without
+an entry is refused by name: nothing is ever translated approximately.
+
+Activations of rank 4 may live in two orders, and a translation asks for the one it is fast in:
+
+    plain           (B, C, H, W)   what torch means; what ONNX Conv wants
+    channel-major   (C, B, H, W)   what a matrix product over all B·H·W positions wants: 1×1 and depthwise
+                                   convolution, weight gradients, batch normalisation
+
+The change of order is emitted once, and only where somebody asks for the other one; elementwise operators stay in
+whatever order their inputs have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from contract.errors import ExportError
+from export.graph import Graph
+
+__all__ = ["TABLE", "ChannelMajor", "Emitter", "Meta", "Value", "refusal", "translate", "translates"]
+
+SWAP = (1, 0, 2, 3)
+Handler = Callable[..., Any]
+TABLE: dict[Any, Handler] = {}
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Shape and type of a traced tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass
+class Value:
+    """A tensor of the trace and the names under which the graph holds it."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    plain: str | None = None
+    channel_major: str | None = None
+    fill: float | None = field(default=None)  # every element is this number: broadcasting may use a scalar
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class ChannelMajor(str):
+    """The name of a result that is in channel-major order, (C, B, H, W)."""
+
+
+def translates(*targets: Any) -> Callable[[Handler], Handler]:
+    """Enter a function into the table as the translation of these operators.
+
+    It is called as `f(emitter, out, *args, **kwargs)` with tensors as `Value` and `out` as `Meta` (or a tuple of
+    them), and returns the result's name, a `ChannelMajor` name, a `Value`, or a tuple of these.
+    """
+
+    def enter(handler: Handler) -> Handler:
+        for target in targets:
+            TABLE[target] = handler
+        return handler
+
+    return enter
+
+
+class Emitter:
+    """The graph under construction, and the orders in which it holds each activation."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.op = graph.op
+
+    def plain(self, value: Value) -> str:
+        """The tensor's name in torch's own order."""
+        if value.plain is None:
+            if value.channel_major is None:
+                value.plain = self._filled(value)
+            else:
+                value.plain = self.swap(value.channel_major, value.shape[1], value.shape[0], value.shape[2:])
+        return value.plain
+
+    def channel_major(self, value: Value) -> str:
+        """The name of a rank-4 tensor as (C, B, H, W)."""
+        if value.channel_major is None:
+            value.channel_major = self.swap(self.plain(value), *value.shape[:2], value.shape[2:])
+        return value.channel_major
+
+    def swap(self, name: str, first: int, second: int, rest: Sequence[int]) -> str:
+        """Exchange the two leading axes (first, second); free where one of them is 1."""
+        if first == 1 or second == 1:
+            return self.graph.reshape(name, (second, first, *rest))
+        return self.graph.transpose(name, SWAP)
+
+    def prefers_channel_major(self, values: Sequence[Value]) -> bool:
+        """Whether an elementwise operator on these should stay channel-major."""
+        ranks_fit = all(len(v.shape) == 4 or v.size == 1 for v in values)
+        return ranks_fit and any(v.plain is None and v.channel_major is not None for v in values)
+
+    def _filled(self, value: Value) -> str:
+        """A constant tensor, expanded only because somebody needs its full shape."""
+        scalar = self.graph.scalar(value.fill or 0.0, value.dtype)
+        return self.op("Expand", scalar, self.graph.ints(value.shape)) if value.shape else scalar
+
+
+def refusal(got: str, expected: str) -> ExportError:
+    """The error for an operator, or a use of one, that a training step cannot hold."""
+    return ExportError(
+        "the training step has no translation to ONNX",
+        expected=expected,
+        got=got,
+        hint="another layer in the backbone, or a method that trains nothing on the device (ffc)",
+    )
+
+
+def translate(
+    trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], outputs: Sequence[str]
+) -> None:
+    """Emit every node of `trace` into `graph`.
+
+    Args:
+        trace: functional fx graph whose nodes carry `meta["val"]` (fake tensors).
+        inputs: for each placeholder, in order: its public name to the graph input's name.
+        outputs: public names of the returned tensors, in order.
+
+    Raises:
+        ExportError: naming the first operator that has no translation.
+    """
+    emitter = Emitter(graph)
+    values: dict[fx.Node, Any] = {}
+    names = iter(inputs.values())
+    for node in trace.graph.nodes:
+        if node.op == "placeholder":
+            meta = _meta(node)
+            values[node] = Value(meta.shape, meta.dtype, plain=next(names))
+        elif node.op == "get_attr":
+            values[node] = _attribute(trace, node, graph)
+        elif node.op == "call_function":
+            values[node] = _call(emitter, node, values)
+        elif node.op == "output":
+            returned = [values[n] for n in node.args[0]]
+            for value, name in zip(returned, outputs, strict=True):
+                graph.output(emitter.plain(value), name, value.dtype, value.shape)
+
+
+def _call(emitter: Emitter, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    handler = TABLE.get(node.target)
+    if handler is None:
+        raise refusal(str(node.target), "operators of convolutional backbones")
+    args = fx.map_arg(node.args, lambda n: values[n])
+    kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
+    meta = _meta(node)
+    return _as_values(handler(emitter, meta, *args, **kwargs), meta)
+
+
+def _as_values(result: Any, meta: Any) -> Any:
+    if isinstance(meta, tuple):
+        return tuple(None if r is None else _as_values(r, m) for r, m in zip(result, meta, strict=True))
+    if isinstance(result, Value):
+        return result
+    if isinstance(result, ChannelMajor):
+        return Value(meta.shape, meta.dtype, channel_major=str(result))
+    return Value(meta.shape, meta.dtype, plain=result)
+
+
+def _meta(node: fx.Node) -> Any:
+    def describe(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return Meta(tuple(int(n) for n in value.shape), value.dtype)
+        if isinstance(value, list | tuple):
+            return tuple(describe(v) for v in value)
+        return None
+
+    return describe(node.meta.get("val"))
+
+
+def _attribute(trace: fx.GraphModule, node: fx.Node, graph: Graph) -> Value:
+    tensor = getattr(trace, str(node.target)).detach().cpu()
+    return Value(tuple(tensor.shape), tensor.dtype, plain=graph.constant(tensor.numpy()))

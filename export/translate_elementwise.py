@@ -1,0 +1,326 @@
+"""Translations of elementwise operators: arithmetic, comparisons, activations and their gradients.
+
+Types are promoted as torch promotes them. Masks such as `y > 0` are made in one pass with HardSigmoid, max(0, min(1,
+αx)) with α = 2¹²⁶, which is exactly 0 for x ≤ 0 and exactly 1 for every normal positive x: ONNX Runtime does it
+three times faster than Greater followed by Cast, and eight times faster than Where.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from export.translate import ChannelMajor, Emitter, Meta, Value, translates
+
+__all__ = ["elementwise", "positive"]
+
+aten = torch.ops.aten
+STEEP = 2.0**126
+Operand = Value | float | int | bool
+
+
+def elementwise(e: Emitter, kind: str, dtype: torch.dtype, *operands: Operand, **attributes: Any) -> str:
+    """Emit one broadcasting node on operands promoted to `dtype`, in the order (plain or channel-major) they are in."""
+    tensors = [v for v in operands if isinstance(v, Value)]
+    swapped = e.prefers_channel_major(tensors)
+    names = [_operand(e, v, dtype, swapped) for v in operands]
+    name = e.op(kind, *names, **attributes)
+    return ChannelMajor(name) if swapped else name
+
+
+def positive(e: Emitter, name: str) -> str:
+    """1 where the tensor is above zero, else 0, as float."""
+    return e.op("HardSigmoid", name, alpha=STEEP, beta=0.0)
+
+
+def _operand(e: Emitter, value: Operand, dtype: torch.dtype, swapped: bool) -> str:
+    if not isinstance(value, Value):
+        return e.graph.scalar(value, dtype)
+    if value.fill is not None and value.plain is None:
+        return e.graph.scalar(value.fill, dtype)
+    if value.size == 1 and len(value.shape) == 4:
+        name = e.plain(value)
+    else:
+        name = e.channel_major(value) if swapped and len(value.shape) == 4 else e.plain(value)
+    return name if value.dtype == dtype else e.graph.cast(name, dtype)
+
+
+def _shaped(e: Emitter, out: Meta, result: str, *operands: Operand) -> str:
+    """Broadcast up to `out` when only filled constants carried the shape."""
+    real = [v for v in operands if isinstance(v, Value) and v.fill is None]
+    if any(v.shape == out.shape for v in real) or not out.shape:
+        return result
+    shapes = [v.shape for v in real]
+    if shapes and tuple(torch.broadcast_shapes(*shapes)) == out.shape:
+        return result
+    return e.op("Expand", result, e.graph.ints(out.shape))
+
+
+def _binary(kind: str) -> Any:
+    def handler(e: Emitter, out: Meta, a: Operand, b: Operand) -> str:
+        return _shaped(e, out, elementwise(e, kind, out.dtype, a, b), a, b)
+
+    return handler
+
+
+for _kind, _targets in {
+    "Mul": (aten.mul.Tensor, aten.mul.Scalar),
+    "Max": (aten.maximum.default,),
+    "Min": (aten.minimum.default,),
+    "And": (aten.logical_and.default, aten.bitwise_and.Tensor),
+    "Or": (aten.logical_or.default, aten.bitwise_or.Tensor),
+    "Pow": (aten.pow.Tensor_Tensor,),
+}.items():
+    translates(*_targets)(_binary(_kind))
+
+
+@translates(aten.add.Tensor, aten.add.Scalar)
+def _add(e: Emitter, out: Meta, a: Operand, b: Operand, alpha: float = 1) -> str:
+    if isinstance(a, Value) and a.fill == 0 and isinstance(b, Value) and b.shape == out.shape and alpha == 1:
+        return b  # type: ignore[return-value]
+    if isinstance(b, Value) and b.fill == 0 and isinstance(a, Value) and a.shape == out.shape:
+        return a  # type: ignore[return-value]
+    return _shaped(e, out, elementwise(e, "Add", out.dtype, a, _scaled(e, out, b, alpha)), a, b)
+
+
+@translates(aten.sub.Tensor, aten.sub.Scalar)
+def _sub(e: Emitter, out: Meta, a: Operand, b: Operand, alpha: float = 1) -> str:
+    return _shaped(e, out, elementwise(e, "Sub", out.dtype, a, _scaled(e, out, b, alpha)), a, b)
+
+
+@translates(aten.rsub.Scalar, aten.rsub.Tensor)
+def _rsub(e: Emitter, out: Meta, a: Operand, b: Operand, alpha: float = 1) -> str:
+    return _shaped(e, out, elementwise(e, "Sub", out.dtype, b, _scaled(e, out, a, alpha)), a, b)
+
+
+def _scaled(e: Emitter, out: Meta, value: Operand, alpha: float) -> Operand:
+    if alpha == 1:
+        return value
+    if not isinstance(value, Value):
+        return value * alpha
+    name = elementwise(e, "Mul", out.dtype, value, alpha)
+    result = Value(value.shape, out.dtype)
+    setattr(result, "channel_major" if isinstance(name, ChannelMajor) else "plain", str(name))
+    return result
+
+
+@translates(aten.div.Tensor, aten.div.Scalar)
+def _div(e: Emitter, out: Meta, a: Operand, b: Operand) -> str:
+    if not isinstance(b, Value) and out.dtype == torch.float32:
+        mantissa, _ = math.frexp(b)
+        if abs(mantissa) == 0.5:  # a power of two: its reciprocal is exact, and a product is faster
+            return _shaped(e, out, elementwise(e, "Mul", out.dtype, a, 1.0 / b), a, b)
+    return _shaped(e, out, elementwise(e, "Div", out.dtype, a, b), a, b)
+
+
+@translates(aten.pow.Tensor_Scalar)
+def _pow(e: Emitter, out: Meta, a: Value, exponent: float) -> str:
+    if exponent == 2:
+        return elementwise(e, "Mul", out.dtype, a, a)
+    if exponent == 1:
+        return a  # type: ignore[return-value]
+    return elementwise(e, "Pow", out.dtype, a, exponent)
+
+
+def _comparison(kind: str) -> Any:
+    def handler(e: Emitter, out: Meta, a: Operand, b: Operand) -> str:
+        dtypes = [v.dtype for v in (a, b) if isinstance(v, Value)]
+        dtype = dtypes[0] if len(dtypes) == 1 else torch.promote_types(*dtypes)
+        if isinstance(b, float) and not dtype.is_floating_point:
+            dtype = torch.float32
+        return _shaped(e, out, elementwise(e, kind, dtype, a, b), a, b)
+
+    return handler
+
+
+for _kind, _op in {
+    "Equal": aten.eq,
+    "Less": aten.lt,
+    "LessOrEqual": aten.le,
+    "Greater": aten.gt,
+    "GreaterOrEqual": aten.ge,
+}.items():
+    translates(_op.Tensor, _op.Scalar)(_comparison(_kind))
+
+
+@translates(aten.ne.Tensor, aten.ne.Scalar)
+def _ne(e: Emitter, out: Meta, a: Operand, b: Operand) -> str:
+    name = _comparison("Equal")(e, out, a, b)
+    flipped = e.op("Not", name)
+    return ChannelMajor(flipped) if isinstance(name, ChannelMajor) else flipped
+
+
+@translates(aten.where.self)
+def _where(e: Emitter, out: Meta, condition: Value, a: Value, b: Value) -> str:
+    swapped = e.prefers_channel_major([condition, a, b])
+    names = [_operand(e, condition, torch.bool, swapped), *(_operand(e, v, out.dtype, swapped) for v in (a, b))]
+    name = e.op("Where", *names)
+    return ChannelMajor(name) if swapped else _shaped(e, out, name, condition, a, b)
+
+
+@translates(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def _masked_fill(e: Emitter, out: Meta, a: Value, mask: Value, value: Operand) -> str:
+    fill = value if isinstance(value, Value) else Value((), out.dtype, fill=float(value))
+    return _where(e, out, mask, fill, a)
+
+
+def _unary(kind: str, **attributes: Any) -> Any:
+    def handler(e: Emitter, out: Meta, a: Value) -> str:
+        return _shaped(e, out, elementwise(e, kind, out.dtype, a, **attributes), a)
+
+    return handler
+
+
+for _kind, _target in {
+    "Neg": aten.neg.default,
+    "Abs": aten.abs.default,
+    "Sqrt": aten.sqrt.default,
+    "Exp": aten.exp.default,
+    "Log": aten.log.default,
+    "Reciprocal": aten.reciprocal.default,
+    "Sigmoid": aten.sigmoid.default,
+    "Tanh": aten.tanh.default,
+    "Relu": aten.relu.default,
+    "Sign": aten.sign.default,
+    "Erf": aten.erf.default,
+    "Sin": aten.sin.default,
+    "Cos": aten.cos.default,
+    "Floor": aten.floor.default,
+    "Ceil": aten.ceil.default,
+    "Softplus": aten.softplus.default,
+}.items():
+    translates(_target)(_unary(_kind))
+translates(aten.sgn.default)(_unary("Sign"))
+translates(aten.logical_not.default, aten.bitwise_not.default)(_unary("Not"))
+
+
+@translates(aten.rsqrt.default)
+def _rsqrt(e: Emitter, out: Meta, a: Value) -> str:
+    root = elementwise(e, "Sqrt", out.dtype, a)
+    name = e.op("Reciprocal", root)
+    return ChannelMajor(name) if isinstance(root, ChannelMajor) else name
+
+
+@translates(aten.clamp.default, aten.hardtanh.default)
+def _clamp(e: Emitter, out: Meta, a: Value, low: float | None = None, high: float | None = None) -> str:
+    limits = [e.graph.scalar(v, out.dtype) if v is not None else "" for v in (low, high)]
+    swapped = e.prefers_channel_major([a])
+    name = e.op("Clip", _operand(e, a, out.dtype, swapped), *limits)
+    return ChannelMajor(name) if swapped else name
+
+
+@translates(aten.clamp_min.default)
+def _clamp_min(e: Emitter, out: Meta, a: Value, low: float) -> str:
+    return _clamp(e, out, a, low, None)
+
+
+@translates(aten.clamp_max.default)
+def _clamp_max(e: Emitter, out: Meta, a: Value, high: float) -> str:
+    return _clamp(e, out, a, None, high)
+
+
+def _ordered(e: Emitter, *values: Value) -> tuple[bool, list[str]]:
+    """Names of same-shaped tensors in one common order, for formulas of several nodes."""
+    swapped = e.prefers_channel_major(values)
+    return swapped, [e.channel_major(v) if swapped else e.plain(v) for v in values]
+
+
+def _back(swapped: bool, name: str) -> str:
+    return ChannelMajor(name) if swapped else name
+
+
+@translates(aten.threshold_backward.default)
+def _threshold_backward(e: Emitter, out: Meta, grad: Value, result: Value, threshold: float) -> str:
+    swapped, (go, y) = _ordered(e, grad, result)
+    y = e.op("Sub", y, e.graph.scalar(threshold)) if threshold else y
+    return _back(swapped, e.op("Mul", go, positive(e, y)))
+
+
+@translates(aten.hardtanh_backward.default)
+def _hardtanh_backward(e: Emitter, out: Meta, grad: Value, x: Value, low: float, high: float) -> str:
+    swapped, (go, name) = _ordered(e, grad, x)
+    above = positive(e, e.op("Sub", name, e.graph.scalar(low)) if low else name)
+    below = positive(e, e.op("Sub", e.graph.scalar(high), name))
+    return _back(swapped, e.op("Mul", e.op("Mul", go, above), below))
+
+
+@translates(aten.hardsigmoid.default)
+def _hardsigmoid(e: Emitter, out: Meta, a: Value) -> str:
+    return elementwise(e, "HardSigmoid", out.dtype, a, alpha=1.0 / 6.0, beta=0.5)
+
+
+@translates(aten.hardsigmoid_backward.default)
+def _hardsigmoid_backward(e: Emitter, out: Meta, grad: Value, x: Value) -> str:
+    swapped, (go, name) = _ordered(e, grad, x)
+    mask = _inside(e, name, -3.0, 3.0)
+    return _back(swapped, e.op("Mul", go, e.op("Mul", mask, e.graph.scalar(1.0 / 6.0))))
+
+
+@translates(aten.hardswish.default)
+def _hardswish(e: Emitter, out: Meta, a: Value) -> str:
+    swapped, (name,) = _ordered(e, a)
+    return _back(swapped, e.op("Mul", name, e.op("HardSigmoid", name, alpha=1.0 / 6.0, beta=0.5)))
+
+
+@translates(aten.hardswish_backward.default)
+def _hardswish_backward(e: Emitter, out: Meta, grad: Value, x: Value) -> str:
+    """x/3 + ½ between −3 and 3, 1 from 3 on, 0 below."""
+    swapped, (go, name) = _ordered(e, grad, x)
+    slope = e.op("Add", e.op("Mul", name, e.graph.scalar(1.0 / 3.0)), e.graph.scalar(0.5))
+    middle = e.op("Mul", slope, _inside(e, name, -3.0, 3.0))
+    below = positive(e, e.op("Sub", e.graph.scalar(3.0), name))
+    total = e.op("Add", middle, e.op("Sub", e.graph.scalar(1.0), below))
+    return _back(swapped, e.op("Mul", go, total))
+
+
+@translates(aten.sigmoid_backward.default)
+def _sigmoid_backward(e: Emitter, out: Meta, grad: Value, result: Value) -> str:
+    swapped, (go, y) = _ordered(e, grad, result)
+    return _back(swapped, e.op("Mul", go, e.op("Mul", y, e.op("Sub", e.graph.scalar(1.0), y))))
+
+
+@translates(aten.tanh_backward.default)
+def _tanh_backward(e: Emitter, out: Meta, grad: Value, result: Value) -> str:
+    swapped, (go, y) = _ordered(e, grad, result)
+    return _back(swapped, e.op("Mul", go, e.op("Sub", e.graph.scalar(1.0), e.op("Mul", y, y))))
+
+
+@translates(aten.silu.default)
+def _silu(e: Emitter, out: Meta, a: Value) -> str:
+    swapped, (name,) = _ordered(e, a)
+    return _back(swapped, e.op("Mul", name, e.op("Sigmoid", name)))
+
+
+@translates(aten.silu_backward.default)
+def _silu_backward(e: Emitter, out: Meta, grad: Value, x: Value) -> str:
+    """s + y (1 − s) with s = sigmoid(x) and y = x s, both shared with the forward pass."""
+    swapped, (go, name) = _ordered(e, grad, x)
+    s = e.op("Sigmoid", name)
+    y = e.op("Mul", name, s)
+    slope = e.op("Add", s, e.op("Mul", y, e.op("Sub", e.graph.scalar(1.0), s)))
+    return _back(swapped, e.op("Mul", go, slope))
+
+
+def _inside(e: Emitter, name: str, low: float, high: float) -> str:
+    """1 strictly between the limits, else 0."""
+    above = positive(e, e.op("Sub", name, e.graph.scalar(low)))
+    return e.op("Mul", above, positive(e, e.op("Sub", e.graph.scalar(high), name)))
+
+
+@translates(aten.leaky_relu.default)
+def _leaky_relu(e: Emitter, out: Meta, a: Value, slope: float = 0.01) -> str:
+    return elementwise(e, "LeakyRelu", out.dtype, a, alpha=float(slope))
+
+
+@translates(aten.leaky_relu_backward.default)
+def _leaky_relu_backward(e: Emitter, out: Meta, grad: Value, x: Value, slope: float, is_result: bool) -> str:
+    swapped, (go, name) = _ordered(e, grad, x)
+    factor = e.op("Mul", positive(e, name), e.graph.scalar(1.0 - slope))
+    return _back(swapped, e.op("Mul", go, e.op("Add", factor, e.graph.scalar(slope))))
+
+
+@translates(aten.gelu.default)
+def _gelu(e: Emitter, out: Meta, a: Value, approximate: str = "none") -> str:
+    return elementwise(e, "Gelu", out.dtype, a, approximate=approximate)

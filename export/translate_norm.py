@@ -1,0 +1,222 @@
+"""Translations of normalisation: batch (over the real samples), group and layer, with their gradients.
+
+Batch normalisation works channel-major, where each channel's B·H·W values are one row. Sums over a row, weighted by
+which samples are real, are then products with a vector, one pass each. The forward pass and the gradient ask for the
+same centred values, and the graph builder gives them the same nodes. Variances are always those of centred values:
+the one-pass formula E[x²] − E[x]² loses what float32 has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from export import norms  # noqa: F401  registers protofleet::batch_norm
+from export.translate import ChannelMajor, Emitter, Meta, Value, translates
+
+__all__: list[str] = []
+
+aten = torch.ops.aten
+
+
+def _rows(e: Emitter, value: Value) -> str:
+    """A (B, C, H, W) or (B, C) tensor as rows (C, B·H·W)."""
+    if len(value.shape) == 2:
+        return e.graph.transpose(e.plain(value), (1, 0))
+    b, c, *plane = value.shape
+    return e.graph.reshape(e.channel_major(value), (c, b * int(np.prod(plane))))
+
+
+def _from_rows(e: Emitter, name: str, shape: Sequence[int]) -> str:
+    if len(shape) == 2:
+        return e.graph.transpose(name, (1, 0))
+    b, c, *plane = shape
+    return ChannelMajor(e.graph.reshape(name, (c, b, *plane)))
+
+
+def _column(e: Emitter, vector: str, length: int) -> str:
+    return e.graph.reshape(vector, (length, 1))
+
+
+def _shares(e: Emitter, real: Value, positions: int) -> str:
+    """(1, B·H·W): 1/n at the positions of real samples, where n is how many there are, and 0 at padding."""
+    total = e.op("ReduceSum", e.plain(real), e.graph.ints([0]), keepdims=1)
+    count = e.op("Max", e.op("Mul", total, e.graph.scalar(float(positions))), e.graph.scalar(1.0))
+    share = e.graph.reshape(e.op("Div", e.plain(real), count), (real.shape[0], 1))
+    spread = e.op("Expand", share, e.graph.ints((real.shape[0], positions)))
+    return e.graph.reshape(spread, (1, real.shape[0] * positions))
+
+
+def _row_sums(e: Emitter, rows: str, weights: str, length: int) -> str:
+    """Σ over each row, weighted: (C, L) and (1, L) → (C, 1)."""
+    return e.op("MatMul", rows, e.graph.reshape(weights, (length, 1)))
+
+
+def _inverse_root(e: Emitter, variance: str, eps: float) -> str:
+    return e.op("Reciprocal", e.op("Sqrt", e.op("Add", variance, e.graph.scalar(eps))))
+
+
+def _ones(e: Emitter, length: int) -> str:
+    return e.op("Expand", e.graph.scalar(1.0), e.graph.ints((1, length)))
+
+
+@translates(torch.ops.protofleet.batch_norm.default)
+def _batch_norm(
+    e: Emitter, out: tuple[Meta, ...], x: Value, weight: Value, bias: Value, real: Value, eps: float
+) -> tuple[str, str, str]:
+    b, c, *plane = x.shape
+    positions = int(np.prod(plane))
+    rows, shares = _rows(e, x), _shares(e, real, positions)
+    mean = _column(e, _row_sums(e, rows, shares, b * positions), c)  # (C, 1)
+    centred = e.op("Sub", rows, mean)
+    variance = _column(e, _row_sums(e, e.op("Mul", centred, centred), shares, b * positions), c)
+    scale = e.op("Mul", _column(e, e.plain(weight), c), _inverse_root(e, variance, eps))
+    y = e.op("Add", e.op("Mul", centred, scale), _column(e, e.plain(bias), c))
+    return _from_rows(e, y, x.shape), e.graph.reshape(mean, (c,)), e.graph.reshape(variance, (c,))
+
+
+@translates(torch.ops.protofleet.batch_norm_backward.default)
+def _batch_norm_backward(
+    e: Emitter,
+    out: tuple[Meta, ...],
+    grad: Value,
+    x: Value,
+    weight: Value,
+    mean: Value,
+    variance: Value,
+    real: Value,
+    eps: float,
+) -> tuple[str, str, str]:
+    """∂x = w·r·(g − (Σg + x̂·Σg·x̂)·share), with x̂ = r·centred; share is 1/n on real samples and 0 on padding."""
+    b, c, *plane = x.shape
+    length = b * int(np.prod(plane))
+    go, shares = _rows(e, grad), _shares(e, real, int(np.prod(plane)))
+    centred = e.op("Sub", _rows(e, x), _column(e, e.plain(mean), c))
+    root = _inverse_root(e, _column(e, e.plain(variance), c), eps)  # (C, 1)
+    grad_bias = _row_sums(e, go, _ones(e, length), length)  # (C, 1)
+    product = _row_sums(e, e.op("Mul", go, centred), _ones(e, length), length)
+    grad_weight = e.op("Mul", product, root)
+    outer = e.op("Mul", _column(e, e.plain(weight), c), root)  # w·r
+    along = e.op("Mul", grad_weight, root)
+    pull = e.op("Add", e.op("Mul", centred, along), grad_bias)
+    inner = e.op("Sub", go, e.op("Mul", pull, shares))
+    gx = e.op("Mul", inner, outer)
+    return _from_rows(e, gx, x.shape), e.graph.reshape(grad_weight, (c,)), e.graph.reshape(grad_bias, (c,))
+
+
+@translates(aten.native_group_norm.default)
+def _group_norm(
+    e: Emitter,
+    out: tuple[Meta, ...],
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    b: int,
+    c: int,
+    positions: int,
+    groups: int,
+    eps: float,
+) -> tuple[str, str, str]:
+    inner = c // groups * positions
+    flat = e.graph.reshape(e.plain(x), (b, groups, inner))
+    mean = e.graph.reshape(e.op("ReduceMean", flat, e.graph.ints([2]), keepdims=1), (b, groups, 1))
+    centred = e.op("Sub", flat, mean)
+    variance = e.op("ReduceMean", e.op("Mul", centred, centred), e.graph.ints([2]), keepdims=1)
+    root = _inverse_root(e, variance, eps)
+    stats = (e.graph.reshape(mean, (b, groups)), e.graph.reshape(root, (b, groups)))
+    if weight is None:
+        return (e.graph.reshape(e.op("Mul", centred, root), x.shape), *stats)
+    scale = _group_scale(e, root, weight, b, c, groups)  # (B, C, 1)
+    y = e.op("Mul", e.graph.reshape(centred, (b, c, positions)), scale)
+    if bias is not None:
+        y = e.op("Add", y, e.graph.reshape(e.plain(bias), (1, c, 1)))
+    return (e.graph.reshape(y, x.shape), *stats)
+
+
+def _group_scale(e: Emitter, root: str, weight: Value, b: int, c: int, groups: int) -> str:
+    """w·r for every sample and channel: (B, C, 1)."""
+    product = e.op("Mul", root, e.graph.reshape(e.plain(weight), (1, groups, c // groups)))
+    return e.graph.reshape(product, (b, c, 1))
+
+
+@translates(aten.native_group_norm_backward.default)
+def _group_norm_backward(
+    e: Emitter,
+    out: tuple[Meta, ...],
+    grad: Value,
+    x: Value,
+    mean: Value,
+    root: Value,
+    weight: Value | None,
+    b: int,
+    c: int,
+    positions: int,
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[str | None, str | None, str | None]:
+    """∂x = r·(g·w − mean(g·w) − x̂·mean(g·w·x̂)), means over each group; all but one pass are on (B, C) sums."""
+    inner = c // groups
+    mean3 = e.graph.reshape(e.plain(mean), (b, groups, 1))
+    root3 = e.graph.reshape(e.plain(root), (b, groups, 1))
+    centred = e.op("Sub", e.graph.reshape(e.plain(x), (b, groups, inner * positions)), mean3)
+    go = e.graph.reshape(e.plain(grad), (b, c, positions))
+    rows = e.graph.reshape(centred, (b, c, positions))
+    sums = e.op("ReduceSum", go, e.graph.ints([2]), keepdims=0)  # Σg (B, C)
+    products = e.op("ReduceSum", e.op("Mul", go, rows), e.graph.ints([2]), keepdims=0)  # Σg·centred (B, C)
+    grouped = [e.graph.reshape(t, (b, groups, inner)) for t in (sums, products)]
+    scaled = e.op("Mul", grouped[1], root3)  # Σg·x̂
+    grad_weight = e.op("ReduceSum", e.graph.reshape(scaled, (b, c)), e.graph.ints([0]), keepdims=0)
+    grad_bias = e.op("ReduceSum", sums, e.graph.ints([0]), keepdims=0)
+    w = e.graph.reshape(e.plain(weight), (1, groups, inner)) if weight is not None else e.graph.scalar(1.0)
+    share = e.graph.scalar(1.0 / (inner * positions))
+    mean_g, mean_gx = (
+        e.op("Mul", e.op("ReduceSum", e.op("Mul", t, w), e.graph.ints([2]), keepdims=1), share)
+        for t in (grouped[0], scaled)
+    )  # (B, G, 1)
+    along = e.op("Mul", e.op("Mul", root3, root3), mean_gx)
+    pull = e.op("Add", e.op("Mul", centred, along), e.op("Mul", root3, mean_g))
+    scale = e.graph.reshape(e.op("Expand", e.op("Mul", root3, w), e.graph.ints((b, groups, inner))), (b, c, 1))
+    gx = e.op("Sub", e.op("Mul", go, scale), e.graph.reshape(pull, (b, c, positions)))
+    return e.graph.reshape(gx, x.shape), grad_weight, grad_bias
+
+
+@translates(aten.native_layer_norm.default)
+def _layer_norm(
+    e: Emitter, out: tuple[Meta, ...], x: Value, shape: Sequence[int], weight: Any, bias: Any, eps: float
+) -> tuple[str, str, str]:
+    axes = e.graph.ints(range(len(x.shape) - len(shape), len(x.shape)))
+    mean = e.op("ReduceMean", e.plain(x), axes, keepdims=1)
+    centred = e.op("Sub", e.plain(x), mean)
+    root = _inverse_root(e, e.op("ReduceMean", e.op("Mul", centred, centred), axes, keepdims=1), eps)
+    y = e.op("Mul", centred, root)
+    y = e.op("Mul", y, e.plain(weight)) if weight is not None else y
+    y = e.op("Add", y, e.plain(bias)) if bias is not None else y
+    return y, mean, root
+
+
+@translates(aten.native_layer_norm_backward.default)
+def _layer_norm_backward(
+    e: Emitter,
+    out: tuple[Meta, ...],
+    grad: Value,
+    x: Value,
+    shape: Sequence[int],
+    mean: Value,
+    root: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mask: Sequence[bool],
+) -> tuple[str, str | None, str | None]:
+    lead = len(x.shape) - len(shape)
+    axes, outer = e.graph.ints(range(lead, len(x.shape))), e.graph.ints(range(lead))
+    normal = e.op("Mul", e.op("Sub", e.plain(x), e.plain(mean)), e.plain(root))
+    go = e.plain(grad)
+    inner = e.op("Mul", go, e.plain(weight)) if weight is not None else go
+    mean_g = e.op("ReduceMean", inner, axes, keepdims=1)
+    mean_gx = e.op("ReduceMean", e.op("Mul", inner, normal), axes, keepdims=1)
+    gx = e.op("Mul", e.op("Sub", e.op("Sub", inner, mean_g), e.op("Mul", normal, mean_gx)), e.plain(root))
+    grad_weight = e.op("ReduceSum", e.op("Mul", go, normal), outer, keepdims=0) if weight is not None else None
+    return gx, grad_weight, e.op("ReduceSum", go, outer, keepdims=0) if bias is not None else None

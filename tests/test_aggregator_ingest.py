@@ -1,0 +1,229 @@
+"""Decisions on whatever arrives: standing, content, chunks, and that nothing hostile raises."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from aggregator_samples import BUNDLE, CLASSES, RUN, WIDTH, contribution, gram, means
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import aggregator.ingest as ingest_module
+from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
+from contract.chunks import in_bitmap, split
+from contract.messages import Announcement, Chunk, ClassRows, Contribution
+from contract.sampling import sampled
+from contract.statistics import ClassMeans, FeatureGram
+from contract.wire import encode
+
+VIEW = View(RUN, BUNDLE, CLASSES, WIDTH, round=1, method="fedproto", open=True)
+FFC = dataclasses.replace(VIEW, method="ffc")
+
+
+def _ingest(held: set[tuple[int, str, str]] | None = None) -> Ingest:
+    return Ingest(lambda *key: key in (held or set()))
+
+
+def _decide(message: object, view: View = VIEW, ingest: Ingest | None = None, device: str = "d1") -> Decision:
+    payload = message if isinstance(message, bytes) else encode(message, "f64")
+    return (ingest or _ingest()).decide(device, payload, view, now=0.0)
+
+
+def test_a_good_contribution_is_accepted_with_its_bytes_as_they_came() -> None:
+    payload = encode(contribution(), "f16")
+    decision = _decide(payload)
+    assert decision.outcome == decision.receipt.status == "committed"
+    assert (decision.accepted.payload, decision.accepted.received_bytes) == (payload, len(payload))
+    assert (decision.accepted.round, decision.accepted.method, decision.accepted.device) == (1, "fedproto", "d1")
+
+
+def test_ffc_sums_are_accepted_in_an_ffc_round() -> None:
+    for encoding in ("f64", "f32", "f16"):
+        assert _decide(encode(contribution(gram(), method="ffc"), encoding), FFC).outcome == "committed"
+
+
+def test_a_duplicate_is_seen_in_the_store_and_within_a_batch() -> None:
+    assert _decide(contribution(), ingest=_ingest({(1, "fedproto", "d1")})).outcome == "duplicate"
+    ingest = _ingest()
+    assert [_decide(contribution(), ingest=ingest).outcome for _ in range(2)] == ["committed", "duplicate"]
+    assert _decide(contribution(), ingest=ingest, device="d2").outcome == "committed"
+
+
+def test_a_committed_contribution_of_a_closed_round_is_a_duplicate_and_another_is_late() -> None:
+    ingest = _ingest({(1, "fedproto", "d1")})
+    closed = dataclasses.replace(VIEW, open=False)
+    later = dataclasses.replace(VIEW, round=4)
+    for view in (closed, later):
+        assert _decide(contribution(), view, ingest).outcome == "duplicate"
+        assert _decide(contribution(), view, ingest, "d2").outcome == "late"
+
+
+@pytest.mark.parametrize(
+    ("message", "view", "reason"),
+    [
+        (contribution(run=b"old!"), VIEW, "of run"),
+        (contribution(round=2), VIEW, "round 2 is not open"),
+        (contribution(method="ffc"), VIEW, "runs fedproto, not ffc"),
+        (contribution(bundle=bytes(32)), VIEW, "bundle, expected sha256 00010203"),
+        (contribution(ClassMeans.from_means(np.ones((3, 5)), [1, 1, 1])), VIEW, "width 5"),
+        (contribution(ClassMeans.from_means(np.ones((4, 4)), [1, 1, 1, 1])), VIEW, "class 3"),
+        (contribution(ClassMeans.from_means(np.full((3, 4), 1e30), [1, 1, 1])), VIEW, "numbers up to 9.9e+29"),
+        (contribution(gram()), VIEW, "expected class-means, got feature-gram"),
+        (contribution(means(), method="ffc"), FFC, "expected feature-gram, got class-means"),
+    ],
+)
+def test_what_does_not_fit_the_round_is_rejected_with_its_reason(
+    message: Contribution, view: View, reason: str
+) -> None:
+    decision = _decide(message, view)
+    assert decision.outcome == decision.receipt.status == "rejected"
+    assert reason in decision.receipt.reason
+    assert (decision.receipt.run, decision.receipt.round) == (message.run, message.round)
+    assert decision.accepted is None
+
+
+@pytest.mark.parametrize("what", ["gram", "cross", "trace", "empty"])
+def test_sums_that_no_unit_features_can_have_are_rejected(what: str) -> None:
+    good = gram()
+    triangle, cross = good.gram.copy(), good.cross.copy()
+    if what == "gram":
+        triangle[1] = 31.0
+    elif what == "cross":
+        cross[0] *= 1e6
+    elif what == "trace":
+        triangle *= 3.0
+    else:
+        triangle *= 1e-9
+    rows = ClassRows(np.arange(CLASSES, dtype=np.uint16), cross)
+    forged = Contribution(RUN, 1, "ffc", BUNDLE[:4], rows, good.counts.astype(np.uint64), triangle)
+    decision = _decide(forged, FFC)
+    assert decision.outcome == "rejected"
+    assert ("cross" if what == "cross" else "gram") in decision.receipt.reason
+
+
+def test_a_device_that_was_not_sampled_is_rejected() -> None:
+    view = dataclasses.replace(VIEW, fraction=0.5, seed=9)
+    for device in (f"d{i}" for i in range(20)):
+        expected = "committed" if sampled(device, 1, 9, 0.5) else "rejected"
+        assert _decide(contribution(), view, device=device).outcome == expected
+
+
+def test_garbage_is_malformed_and_told_only_to_a_device_that_is_awaited() -> None:
+    for payload in (b"", b"\xff" * 40, encode(Announcement(RUN, 0, "open", "fedproto", BUNDLE))):
+        awaited = _ingest().decide("d1", payload, VIEW, 0.0, awaited=True)
+        stranger = _ingest().decide("d1", payload, VIEW, 0.0, awaited=False)
+        assert awaited.outcome == stranger.outcome == "malformed"
+        assert (awaited.receipt.status, awaited.receipt.round) == ("rejected", 1)
+        assert stranger.receipt is None
+    oversized = _ingest().decide("d1", bytes(70_000), VIEW, 0.0)
+    assert "65536 bytes" in oversized.receipt.reason
+
+
+def _chunks(limit_bytes: int = 1024, view: View = FFC) -> tuple[bytes, list[bytes], View]:
+    width = 40
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(50, width))
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    whole = encode(contribution(FeatureGram.of(z, rng.integers(0, CLASSES, 50), CLASSES), method="ffc"), "f64")
+    made = split(whole, limit_bytes, run=RUN, round=1, method="ffc")
+    return whole, [encode(chunk) for chunk in made], dataclasses.replace(view, width=width)
+
+
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=30, deadline=None)
+def test_chunks_in_any_order_any_number_of_times_make_one_contribution(random: object) -> None:
+    whole, chunks, view = _chunks()
+    sent = chunks + random.choices(chunks, k=4)
+    random.shuffle(sent)
+    ingest = _ingest()
+    made = [ingest.decide("d1", payload, view, 0.0) for payload in sent]
+    accepted = [d.accepted for d in made if d.accepted]
+    assert [a.payload for a in accepted] == [whole]
+    first = next(i for i, d in enumerate(made) if d.accepted)
+    assert accepted[0].received_bytes == sum(len(p) for p in sent[: first + 1])
+    assert all(d.outcome == "duplicate" for d in made[first + 1 :])
+
+
+def test_a_lost_chunk_is_asked_for_when_the_last_one_comes() -> None:
+    whole, chunks, view = _chunks()
+    ingest = _ingest()
+    for index, payload in enumerate(chunks[:-1]):
+        if index != 2:
+            assert ingest.decide("d1", payload, view, 0.0).outcome == "partial"
+    asked = ingest.decide("d1", chunks[-1], view, 0.0)
+    assert asked.outcome == "need-chunks"
+    assert [i for i in range(len(chunks)) if in_bitmap(i, asked.receipt.missing)] == [2]
+    done = ingest.decide("d1", chunks[2], view, 0.0)
+    assert done.outcome == "committed"
+    assert done.accepted.payload == whole
+
+
+def test_a_stall_asks_for_what_is_missing_and_not_again_at_once() -> None:
+    _, chunks, view = _chunks()
+    ingest = _ingest()
+    ingest.decide("d1", chunks[0], view, now=0.0)
+    assert ingest.stalled(4.9) == []
+    (asked,) = ingest.stalled(5.0)
+    assert (asked.device, asked.outcome) == ("d1", "need-chunks")
+    assert not in_bitmap(0, asked.receipt.missing)
+    assert in_bitmap(1, asked.receipt.missing)
+    assert ingest.stalled(6.0) == []
+    assert len(ingest.stalled(10.0)) == 1
+
+
+def test_a_damaged_chunk_makes_all_of_them_be_sent_again() -> None:
+    whole, chunks, view = _chunks()
+    forged = split(bytes(len(whole)), 1024, run=RUN, round=1, method="ffc")[0]
+    true_digest = split(whole, 1024, run=RUN, round=1, method="ffc")[0].digest
+    ingest = _ingest()
+    ingest.decide("d1", encode(dataclasses.replace(forged, digest=true_digest)), view, 0.0)
+    last = [ingest.decide("d1", payload, view, 0.0) for payload in chunks[1:]][-1]
+    assert last.outcome == "need-chunks"
+    assert all(in_bitmap(i, last.receipt.missing) for i in range(len(chunks)))
+    assert [ingest.decide("d1", payload, view, 0.0).outcome for payload in chunks][-1] == "committed"
+
+
+def test_chunks_of_something_else_or_of_too_much_are_rejected() -> None:
+    _, _, view = _chunks()
+    inner = encode(contribution(means(), round=1, method="fedproto"))
+    for payload in (inner, b"no contribution at all" * 40):
+        ingest = _ingest()
+        made = [ingest.decide("d1", encode(c), view, 0.0) for c in split(payload, 600, run=RUN, round=1, method="ffc")]
+        assert made[-1].outcome == "rejected"
+    huge = Chunk(RUN, 1, "ffc", 0, 9, largest_contribution_bytes(view) + 1, bytes(8), bytes(600))
+    assert "at most" in _decide(huge, view).receipt.reason
+    dust = Chunk(RUN, 1, "ffc", 0, 60_000, 8_000, bytes(8), b"x")
+    assert "chunks of less than" in _decide(dust, view).receipt.reason
+    alien = Chunk(b"old!", 1, "ffc", 0, 2, 2000, bytes(8), bytes(600))
+    assert _decide(alien, view).outcome == "rejected"
+
+
+def test_contributions_in_progress_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest_module, "MAX_IN_PROGRESS", 8)
+    _, chunks, view = _chunks()
+    ingest = _ingest()
+    for i in range(100):
+        ingest.decide(f"d{i}", chunks[0], view, now=float(i))
+    waiting = [d.device for d in ingest.stalled(1e6)]
+    assert waiting == [f"d{i}" for i in range(92, 100)]
+    assert ingest.assembler.missing("d0", "ffc") is None
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_no_bytes_raise(data: st.DataObject) -> None:
+    """Mutations of good messages, and pure noise: every one ends in a decision, and never in an acceptance of a
+    contribution that the store could not merge."""
+    _, chunks, view = _chunks()
+    seeds = [encode(contribution(), "f32"), encode(contribution(gram(), method="ffc"), "f64"), chunks[0]]
+    payload = bytearray(data.draw(st.sampled_from(seeds)))
+    for _ in range(data.draw(st.integers(0, 6))):
+        payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(payload)))
+    payload = bytes(payload[:cut] if data.draw(st.booleans()) else payload) + data.draw(st.binary(max_size=4))
+    for at in (VIEW, FFC, view):
+        decision = _ingest().decide("d1", payload, at, 0.0)
+        assert decision.outcome in ("committed", "late", "rejected", "malformed", "partial", "need-chunks")
+        assert (decision.accepted is not None) == (decision.outcome == "committed")

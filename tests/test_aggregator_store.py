@@ -1,0 +1,189 @@
+"""The durable store: what it keeps, what it refuses, and what survives kill -9 and a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aggregator_samples import BUNDLE
+
+from aggregator.store import Accepted, SqliteStore
+from contract.errors import StoreError, UsageError
+from contract.messages import ClassRows
+from contract.state import GlobalState
+
+
+def _accepted(device: str, round: int = 1, payload: bytes = b"payload") -> Accepted:
+    return Accepted(round, "fedproto", device, payload, len(payload) + 3)
+
+
+def _state(store: SqliteStore, version: int) -> GlobalState:
+    rows = ClassRows(np.array([0, 2], np.uint16), np.array([[0.1, 1e-17], [3.0, 4.0]]))
+    return GlobalState(store.run, version, version, rows, ClassRows(np.array([1], np.uint16), np.ones((1, 5))))
+
+
+def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
+        run = store.run
+        store.open_round(1, "fedproto", 42, opened_at=100.0)
+        store.commit(
+            [_accepted("b"), _accepted("a", payload=b"first")], {(1, "late"): 2, (0, "malformed"): 1}, [(1, "z")]
+        )
+        store.commit([_accepted("c")], {(1, "late"): 1})
+        store.close_round(1, 107.5, 2, _state(store, 1))
+        store.open_round(2, "ffc", 43, opened_at=108.0)
+    with SqliteStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
+        assert store.run == run
+        assert len(run) == 4
+        first, second = store.rounds()
+        assert (first.number, first.method, first.seed, first.closed) == (1, "fedproto", 42, True)
+        assert (first.seconds, first.classes_merged) == (7.5, 2)
+        assert dict(first.uplink_bytes) == {"a": 8, "b": 10, "c": 10}
+        assert dict(first.tally) == {"late": 3}
+        assert (second.number, second.method, second.closed, second.seconds) == (2, "ffc", False, None)
+        assert store.refusals(1) == ["z"]
+        assert store.unassigned() == {"malformed": 1}
+        assert list(store.contributions(1, "fedproto")) == [b"first", b"payload", b"payload"]  # ordered by device
+        assert store.holds(1, "fedproto", "a")
+        assert not store.holds(1, "ffc", "a")
+        state = store.state()
+        assert (state.run, state.version, state.round) == (run, 1, 1)
+        np.testing.assert_array_equal(state.prototypes.rows, _state(store, 1).prototypes.rows)
+        np.testing.assert_array_equal(state.head.rows, np.ones((1, 5)))
+
+
+def test_a_new_store_has_an_empty_state_and_a_run_of_its_own(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "a", BUNDLE, "fleet") as one, SqliteStore(tmp_path / "b", BUNDLE, "fleet") as other:
+        assert one.run != other.run
+        assert (one.state().version, one.state().prototypes, one.rounds()) == (0, None, [])
+
+
+def test_a_batch_is_committed_whole_or_not_at_all(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        store.commit([_accepted("a")], {})
+        with pytest.raises(sqlite3.IntegrityError):
+            store.commit([_accepted("b"), _accepted("a")], {(1, "late"): 1})
+        assert not store.holds(1, "fedproto", "b")
+        store.commit([_accepted("b")], {})
+        assert store.holds(1, "fedproto", "b")
+
+
+def test_a_store_of_another_bundle_or_fleet_is_refused_in_one_line(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()
+    with pytest.raises(
+        UsageError, match=r"another bundle, expected sha256 00010203.*, got sha256 0000.*another --store"
+    ):
+        SqliteStore(tmp_path / "s", bytes(32), "fleet")
+    with pytest.raises(UsageError, match="expected fleet fleet, got fleet other"):
+        SqliteStore(tmp_path / "s", BUNDLE, "other")
+    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()  # and the refusals left no lock behind
+
+
+def test_a_second_aggregator_is_kept_out(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet"), pytest.raises(StoreError, match="another aggregator that runs"):
+        SqliteStore(tmp_path / "s", BUNDLE, "fleet")
+
+
+def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"hello, this is no database" * 100)
+    with pytest.raises(StoreError, match="not a database"):
+        SqliteStore(tmp_path / "text", BUNDLE, "fleet")
+    with sqlite3.connect(tmp_path / "other") as other:
+        other.execute("CREATE TABLE t (x)")
+    other.close()
+    with pytest.raises(UsageError, match="a store of schema 1"):
+        SqliteStore(tmp_path / "other", BUNDLE, "fleet")
+    with pytest.raises(StoreError, match="a writable directory"):
+        SqliteStore(tmp_path / "missing" / "s", BUNDLE, "fleet")
+
+
+def test_a_full_disk_is_one_error_and_loses_nothing_that_was_committed(tmp_path: Path) -> None:
+    """A real limit on file size in a process of its own: SQLite meets it as it would meet a full disk."""
+    script = textwrap.dedent(
+        """
+        import resource, signal, sys
+        from aggregator.store import Accepted, SqliteStore
+        from contract.errors import StoreError
+        store = SqliteStore(sys.argv[1], bytes(range(32)), "fleet")
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
+        committed = 0
+        try:
+            for batch in range(100):
+                store.commit([Accepted(1, "fedproto", f"{batch}-{i}", bytes(20_000), 1) for i in range(5)], {})
+                committed += 5
+        except StoreError as error:
+            print(committed, error)
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "s")], capture_output=True, text=True, check=True, timeout=60
+    )
+    committed, line = done.stdout.split(" ", 1)
+    assert 0 < int(committed) < 500
+    assert "expected a disk that takes it" in line
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        assert len(list(store.contributions(1, "fedproto"))) == int(committed)
+
+
+def test_a_read_only_store_is_one_error(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()
+    script = textwrap.dedent(
+        """
+        import os, sys
+        from aggregator.store import Accepted, SqliteStore
+        from contract.errors import StoreError
+        if os.getuid() == 0:
+            os.setgid(65534); os.setuid(65534)  # the file's mode binds everyone but root
+        try:
+            SqliteStore(sys.argv[1], bytes(range(32)), "fleet")
+        except StoreError as error:
+            print(error)
+        """
+    )
+    os.chmod(tmp_path / "s", 0o444)
+    os.chmod(tmp_path / "s.lock", 0o666)
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        os.chmod(folder, 0o755)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "s")], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "readonly" in done.stdout or "unable to open" in done.stdout, done.stdout + done.stderr
+
+
+def test_kill_9_keeps_every_batch_that_commit_returned_from(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys
+        from aggregator.store import Accepted, SqliteStore
+        store = SqliteStore(sys.argv[1], bytes(range(32)), "fleet")
+        n = sum(1 for _ in store.contributions(1, "fedproto"))
+        while True:
+            store.commit([Accepted(1, "fedproto", f"{n + i:09d}", bytes(5_000), 1) for i in range(7)], {})
+            n += 7
+            print(n, flush=True)
+        """
+    )
+    promised = 0
+    for lines in (3, 11, 6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "s")], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(lines):
+            promised = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+        for line in process.stdout:
+            promised = int(line) if line.endswith("\n") else promised
+        process.wait()
+        process.stdout.close()
+        with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+            held = sum(1 for _ in store.contributions(1, "fedproto"))
+            assert held % 7 == 0
+            assert promised <= held <= promised + 7

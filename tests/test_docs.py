@@ -1,0 +1,199 @@
+"""The documentation is a tested contract: commands, options, links, the two commands, the hand-decoded bytes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from protofleet import COMMANDS
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("lab/data/**/*.md")])
+README = (ROOT / "README.md").read_text()
+
+sys.path.insert(0, str(ROOT / "docs"))
+from write_commands import PAGE, SUBCOMMANDS, help_of, reference  # noqa: E402
+
+# ── commands ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_command_reference_is_what_the_commands_say_today():
+    assert PAGE.read_text() == reference(), "run: python docs/write_commands.py"
+
+
+@pytest.mark.parametrize(
+    "command", [*((name,) for name in COMMANDS), *(("lab", sub) for sub in SUBCOMMANDS["lab"])], ids=" ".join
+)
+def test_every_option_of_every_command_is_in_the_reference_with_a_line_of_help(command):
+    section = PAGE.read_text().split(f"## protofleet {' '.join(command)}\n")[1].split("\n## ")[0]
+    options = re.findall(r"^  (?:-\w, )?(--[a-z][a-z-]*)(.*)$", help_of(*command), re.MULTILINE)
+    assert options
+    for option, rest in options:
+        assert option in section
+        assert rest.strip(), f"{option} has no help"
+
+
+def test_the_subcommands_of_the_lab_are_all_in_the_reference():
+    listed = re.findall(r"^  ([a-z]+)  +\S", help_of("lab").split("Commands:")[1], re.MULTILINE)
+    assert set(listed) == set(SUBCOMMANDS["lab"])
+
+
+def shell_blocks(text: str) -> list[str]:
+    """The lines of a page's code blocks."""
+    return [
+        line
+        for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+        for line in block.splitlines()
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_protofleet_command_line_in_the_pages_exists_with_its_options(page):
+    for line in shell_blocks(page.read_text()):
+        for part in re.split(r"&&|\|", line):
+            words = part.split()
+            if not words or not words[0].endswith("protofleet") or len(words) < 2 or words[1] in ("COMMAND",):
+                continue
+            name = words[1]
+            assert name in COMMANDS, line
+            known = help_of(name)
+            for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", part):
+                assert option in known, f"{option} in: {line}"
+
+
+# ── the README's two commands ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_readme_has_exactly_two_one_line_commands_that_install_and_run():
+    lines = [line for line in shell_blocks(README) if line.startswith("python3 -m venv")]
+    assert [line.split(" && ")[-1] for line in lines] == [".venv/bin/protofleet demo", ".venv/bin/python -m pytest"]
+    for line in lines:
+        assert "-c constraints.txt" in line
+
+
+def test_ci_runs_the_test_command_of_the_readme_and_its_tests_come_last():
+    script = (ROOT / ".ci" / "run").read_text()
+    assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"]).returncode == 0
+    pattern = re.search(r"grep -m 1 -E '([^']+)' README.md", script)
+    assert pattern
+    found = [line for line in README.splitlines() if re.search(pattern.group(1), line)]
+    assert len(found) == 1
+    assert [line for line in script.splitlines() if line.strip()][-1] == 'bash -c "$tests"'
+    for step in ("ruff check .", "ruff format --check .", "bin/mypy", "lint-imports", 'bash -c "$install"'):
+        assert step in script
+    assert "PROTOFLEET_CI=1" in script
+
+
+def test_the_constraints_pin_everything_that_the_project_names():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [*project["dependencies"], *(r for extra in project["optional-dependencies"].values() for r in extra)]
+    names = {re.match(r"[A-Za-z0-9_-]+", requirement).group().lower().replace("_", "-") for requirement in named}
+    pinned = dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    assert names - {"protofleet"} <= pinned.keys()
+    assert pinned["torch"] == "2.13.0"
+    assert pinned["torchvision"] == "0.28.0"
+
+
+# ── links ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_and_picture_of_a_page_exists(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), f"{target} in {page.name}"
+        assert not anchor or anchor in anchors(file), f"{target} in {page.name}"
+
+
+def test_every_page_of_docs_can_be_reached_from_the_readme():
+    reached, left = set(), [ROOT / "README.md"]
+    while left:
+        page = left.pop()
+        if page in reached or not page.exists():
+            continue
+        reached.add(page)
+        if page.is_dir():
+            left += list(page.glob("*.md"))
+        elif page.suffix == ".md":
+            targets = re.findall(r"\]\(([^)\s#]+)\)", page.read_text())
+            left += [(page.parent / target).resolve() for target in targets if "://" not in target]
+    assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} <= reached
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "wire.md", "bundle.md"])
+def test_every_file_named_in_a_page_of_docs_exists(page):
+    for name in re.findall(r"`([a-z_./]+/[a-z_0-9.]+\.(?:py|cddl|toml|json|md))`", (ROOT / "docs" / page).read_text()):
+        assert (ROOT / name).exists(), name
+
+
+def test_decisions_are_numbered_once_and_say_context_decision_and_cost():
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    numbers = [page.name[:3] for page in pages]
+    assert len(numbers) == len(set(numbers)) > 3
+    for page in pages:
+        text = page.read_text()
+        assert re.match(rf"# {page.name[:3]}: ", text), page.name
+        for part in ("Context", "Decision", "Cost"):
+            assert part in text, f"{part} in {page.name}"
+
+
+# ── facts that pages repeat ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_bytes_decoded_by_hand_are_the_golden_ones():
+    text = (ROOT / "docs" / "wire.md").read_text().split("## By hand")[1]
+    lines = [line for line in shell_blocks(text) if ";" in line]
+    by_hand = "".join(line.split(";")[0] for line in lines).replace(" ", "")
+    golden = json.loads((ROOT / "tests" / "golden" / "wire_v1.json").read_text())
+    assert by_hand == golden["messages"]["contribution-means"]["bytes"]["f32"]
+
+
+def test_the_topics_of_the_wire_page_are_those_of_the_code():
+    from contract import topics
+
+    text = (ROOT / "docs" / "wire.md").read_text()
+    for topic in (topics.round_("f"), topics.up("f", "d"), topics.down("f", "d"), topics.status("f", "d")):
+        pattern = topic.replace("/f/", "/{fleet}/").removesuffix("/d") + ("/{device}" if topic.endswith("/d") else "")
+        assert f"`{pattern}`" in text
+    assert "`pf/v1/{fleet}/global/{i}`" in text
+
+
+def test_every_field_and_member_of_a_bundle_is_on_its_page():
+    from contract.bundle import STEP_INPUTS, Manifest
+
+    text = (ROOT / "docs" / "bundle.md").read_text()
+    for name in (*Manifest.__struct_fields__, *STEP_INPUTS):
+        assert f"`{name}`" in text, name
+    for member in ("manifest.json", "features.onnx", "train_step.onnx", "params.safetensors", "manifest.sig"):
+        assert f"`{member}`" in text
+
+
+def test_no_page_or_source_names_the_machine_it_was_written_on():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+    files = [ROOT / name for name in listed if name] or [*ROOT.glob("*/*.py"), *PAGES]
+    home = re.compile(r"/(?:home|Users|root)/\w+|/work/\w+")
+    for file in files:
+        if file.suffix in (".py", ".md", ".toml", ".txt", ".cddl", ".json", ".conf") and file.exists():
+            assert not home.search(file.read_text()), file
+
+
+def test_the_version_of_the_package_is_in_the_changelog():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"## {project['version']}" in (ROOT / "CHANGELOG.md").read_text()
+    assert shlex.split(project["license"]) == ["Apache-2.0"]
+    assert (ROOT / "LICENSE").read_text().lstrip().startswith("Apache License")

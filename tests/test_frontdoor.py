@@ -1,0 +1,111 @@
+"""The front door: every command is found, loads only its own room, and fails in one line with the right exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+
+import protofleet
+from contract.errors import near_names
+
+ROOT = Path(protofleet.__file__).parent
+
+
+def run(*args: str, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a user starts it, or, with `code`, Python that runs before its `main`."""
+    start = ["-m", "protofleet"] if code is None else ["-c", f"{code}\nimport protofleet; sys.exit(protofleet.main())"]
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "120"} | environment
+    return subprocess.run([sys.executable, *start, *args], capture_output=True, text=True, timeout=120, env=env)
+
+
+def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The single line on standard error that starts with `error: `."""
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_the_installed_command_is_this_front_door():
+    (script,) = [s for s in entry_points(group="console_scripts") if s.name == "protofleet"]
+    assert script.load() is protofleet.main
+
+
+@pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("help",)])
+def test_help_lists_every_command_and_exits_0(args):
+    done = run(*args)
+    assert done.returncode == 0
+    for name, command in protofleet.COMMANDS.items():
+        assert name in done.stdout
+        assert command.summary in done.stdout
+
+
+def test_the_version_is_the_packages():
+    assert run("--version").stdout == f"protofleet {version('protofleet')}\n"
+
+
+@pytest.mark.parametrize("name", protofleet.COMMANDS)
+def test_every_command_answers_help(name):
+    done = run(name, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "Usage:" in done.stdout
+    assert f"protofleet {name}" in done.stdout
+
+
+@pytest.mark.parametrize("name", protofleet.COMMANDS)
+def test_an_unknown_option_is_one_line_and_exit_2(name):
+    done = run(name, "--no-such-option")
+    assert done.returncode == 2
+    assert "--no-such-option" in one_error_line(done) or "no-such-option" in one_error_line(done)
+
+
+def test_an_unknown_command_is_one_line_with_the_nearest():
+    done = run("agregate")
+    assert done.returncode == 2
+    line = one_error_line(done)
+    assert line.startswith("error: unknown command, expected a protofleet command, got agregate, try one of aggregate")
+    assert near_names("agregate", protofleet.COMMANDS) in line
+
+
+def test_a_missing_extra_names_what_to_install():
+    hidden = "import sys\nsys.modules['lab.cli'] = None"
+    done = run("lab", "list", code=hidden)
+    assert done.returncode in (1, 2)
+    hide_torch = (
+        "import sys\n"
+        "class Hidden:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'iotcore', 'datasets'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Hidden())"
+    )
+    done = run("export", "--backbone", "small_cnn", code=hide_torch)
+    assert done.returncode == 2
+    assert "torch" in one_error_line(done)
+    assert "pip install 'protofleet[export]'" in one_error_line(done)
+
+
+def test_a_device_command_loads_nothing_of_the_workstation():
+    watch = (
+        "import sys, atexit\n"
+        "heavy = ('torch', 'onnx', 'datasets', 'sklearn', 'pandas', 'plotly', 'lab', 'export')\n"
+        "atexit.register(lambda: print('loaded:', [m for m in heavy if m in sys.modules]))"
+    )
+    for args in (
+        ("--help",),
+        ("client", "--help"),
+        ("aggregate", "--help"),
+        ("broker", "--help"),
+        ("inspect", "--help"),
+    ):
+        assert "loaded: []" in run(*args, code=watch).stdout, args
+
+
+def test_output_into_a_closed_pipe_is_no_traceback():
+    shell = f"{sys.executable} -m protofleet --help | head -n 1"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert "Traceback" not in done.stderr

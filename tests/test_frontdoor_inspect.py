@@ -1,0 +1,150 @@
+"""`protofleet inspect`: a bundle and a message as a person, or a program, wants to read them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from contract_samples import ENCODINGS, readable_messages, small_parts
+from test_frontdoor import one_error_line, run
+
+from contract.bundle import read_bundle, write_bundle
+from contract.wire import encode
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    write_bundle(tmp_path / "small.bundle", **small_parts())
+    return tmp_path / "small.bundle"
+
+
+def facts(file) -> dict:
+    done = run("inspect", str(file), "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_bundle_is_shown_with_all_that_a_person_asks_of_it(bundle):
+    text = run("inspect", str(bundle)).stdout
+    whole = read_bundle(bundle)
+    for expected in (
+        whole.sha256.hex(),
+        "small_cnn",
+        "FedProto (Tan et al., AAAI 2022), eq. 1, 2, 4, 5, 6",
+        "random initialisation, seed 7",
+        "4 x 4 x 1",
+        "cat, dog, bird",
+        "changed from 0.01",  # lr was set to 0.05
+        "12 trained, 0 frozen, 2 running statistics, 6 optimizer state",
+        whole.manifest.members["features.onnx"][:16],
+        "fedavg",
+    ):
+        assert expected in text
+
+
+def test_the_json_holds_the_same_facts_exactly(bundle):
+    got, whole = facts(bundle), read_bundle(bundle)
+    assert (got["schema"], got["kind"], got["sha256"]) == ("protofleet.inspect/1", "bundle", whole.sha256.hex())
+    assert got["bytes"] == bundle.stat().st_size
+    assert got["hyper"]["lr"] == {
+        "value": 0.05,
+        "default": 0.01,
+        "changed": True,
+        "source": "FedProto (Tan et al., AAAI 2022), setting",
+    }
+    assert not got["hyper"]["momentum"]["changed"]
+    assert got["parameters"] == {"param": 12, "buffer": 2, "frozen": 0, "optimizer": 6}
+    assert {m["name"]: m["sha256"] for m in got["members"]} == whole.manifest.members
+    assert sum(m["bytes"] for m in got["members"]) < got["bytes"]
+
+
+def test_the_bytes_up_are_those_of_a_real_contribution_and_fedavgs_of_all_parameters(bundle):
+    from contract.messages import Contribution
+    from contract.statistics import ClassMeans, FeatureGram
+
+    up = facts(bundle)["uplink_bytes_per_round"]
+    features, labels = np.random.default_rng(0).random((3000, 2)), np.arange(3000) % 3
+    for kind, method, encoding in ((ClassMeans, "fedproto", "f32"), (FeatureGram, "ffc", "f64")):
+        message = Contribution.of(
+            kind.of(features, labels, 3), run=bytes(4), round=1, method="fedproto", bundle=bytes(32)
+        )
+        assert up[method] == len(encode(message, encoding))
+    assert up["fedavg"] == 4 * (12 + 2)
+
+
+def test_a_signed_bundle_says_so(tmp_path):
+    write_bundle(tmp_path / "s.bundle", **small_parts(), private_key=b"k" * 32)
+    assert facts(tmp_path / "s.bundle")["signed"] is True
+    assert "signed" in run("inspect", str(tmp_path / "s.bundle")).stdout
+
+
+@pytest.mark.parametrize("name", readable_messages())
+def test_a_message_is_shown_field_by_field(tmp_path, name):
+    message = readable_messages()[name]
+    (tmp_path / "message.cbor").write_bytes(encode(message))
+    got = facts(tmp_path / "message.cbor")
+    assert (got["kind"], got["type"]) == ("message", type(message).__name__)
+    assert got["bytes"] == len(encode(message))
+    if hasattr(message, "body"):
+        assert got["fields"]["rows"] == {"shape": [3, 2], "dtype": "float32", "min": -1.0, "max": 8.0}
+        assert got["fields"]["classes"]["max"] == 300
+    for field in ("run", "round", "method", "status", "profile"):
+        if hasattr(message, field):
+            value = getattr(message, field)
+            assert got["fields"][field] == (value.hex() if isinstance(value, bytes) else value)
+    shown = run("inspect", str(tmp_path / "message.cbor"))
+    assert shown.returncode == 0
+    assert type(message).__name__ in shown.stdout
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_encoding_can_be_inspected(tmp_path, encoding):
+    (tmp_path / "m").write_bytes(encode(readable_messages()["contribution-gram"], encoding))
+    assert facts(tmp_path / "m")["fields"]["gram"]["shape"] == [3]
+
+
+@pytest.mark.parametrize("kind", ["absent", "directory", "text", "empty", "truncated", "edited", "cut message"])
+def test_a_wrong_file_is_one_line_and_exit_2(tmp_path, bundle, kind):
+    file = tmp_path / "file"
+    blob = bundle.read_bytes()
+    contents = {
+        "text": b"hello, world",
+        "empty": b"",
+        "truncated": blob[:-30],
+        "edited": blob.replace(b"a features graph", b"a features grape"),
+        "cut message": encode(readable_messages()["contribution-means"])[:-3],
+    }
+    if kind == "directory":
+        file.mkdir()
+    elif kind in contents:
+        file.write_bytes(contents[kind])
+    done = run("inspect", str(file))
+    assert done.returncode == 2
+    assert "expected" in one_error_line(done)
+    assert str(file) in one_error_line(done)
+    assert done.stdout == ""
+
+
+def test_text_in_a_bundle_cannot_style_or_move_the_terminal(tmp_path):
+    import msgspec
+
+    parts = small_parts()
+    parts["manifest"] = msgspec.structs.replace(parts["manifest"], provenance="\x1b[31mred[/bold][link=x]\x07\r")
+    write_bundle(tmp_path / "b.bundle", **parts)
+    done = run("inspect", str(tmp_path / "b.bundle"))
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "[/bold][link=x]" in done.stdout
+
+
+def test_inspecting_needs_neither_torch_nor_onnx(bundle):
+    blocked = (
+        "import sys\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        assert name.split('.')[0] not in ('torch', 'onnx', 'onnxruntime', 'onnxscript'), name\n"
+        "sys.meta_path.insert(0, Blocked())"
+    )
+    done = run("inspect", str(bundle), code=blocked)
+    assert done.returncode == 0, done.stderr

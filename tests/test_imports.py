@@ -1,0 +1,71 @@
+"""Imports point down only, and what runs on a device or a server never meets torch."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import aggregator
+import contract
+import edge_client
+import hw_profiles
+
+ROOT = Path(contract.__file__).parent.parent
+SLIM = (contract, edge_client, aggregator, hw_profiles)
+MODULES = sorted(f"{room.__name__}.{found.name}" for room in SLIM for found in pkgutil.iter_modules(room.__path__))
+
+
+def test_import_linter_finds_every_contract_kept():
+    linter = Path(sys.executable).parent / "lint-imports"
+    done = subprocess.run([linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout
+    assert "4 kept, 0 broken" in done.stdout
+
+
+def test_the_linter_would_notice_a_forbidden_import(tmp_path):
+    """The same contracts over a copy in which the device imports torch, the aggregator the device, and the ground
+    floor the front door."""
+    for room in ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").write_text("")
+    (tmp_path / "protofleet.py").write_text("")
+    (tmp_path / "edge_client" / "bad.py").write_text("import torch\n")
+    (tmp_path / "aggregator" / "bad.py").write_text("import edge_client.bad\n")
+    (tmp_path / "contract" / "bad.py").write_text("import protofleet\n")
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    linter = Path(sys.executable).parent / "lint-imports"
+    env = {"PYTHONPATH": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([linter, "--no-cache"], cwd=tmp_path, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 kept, 3 broken" in done.stdout
+
+
+@pytest.mark.parametrize("room", [room.__name__ for room in SLIM])
+def test_every_module_of_a_slim_room_loads_where_torch_and_onnx_do_not_exist(room):
+    modules = [name for name in MODULES if name.split(".")[0] == room]
+    code = (
+        "import importlib, sys\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('torch', 'torchvision', 'onnx', 'onnxscript', 'sklearn', 'datasets'):\n"
+        "            raise ModuleNotFoundError('blocked ' + name, name=name)\n"
+        "sys.meta_path.insert(0, Blocked())\n"
+        f"for name in {modules!r}: importlib.import_module(name)\n"
+        "print('loaded', len(sys.argv))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("loaded")
+
+
+def test_the_contract_needs_no_runtime_and_no_pillow():
+    rooms = "contract.bundle, contract.link, contract.wire, contract.state, contract.chunks"
+    code = f"import sys, {rooms}; print(sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for heavy in ("onnxruntime", "PIL", "pandas", "typer", "rich"):
+        assert f"'{heavy}'" not in done.stdout
