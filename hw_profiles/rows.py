@@ -40,6 +40,7 @@ _RUNTIMES: tuple[tuple[str, str, Processor], ...] = (
     (r"PyTorch CUDA", "pytorch-cuda", "gpu"),
     (r"TensorRT.*", "tensorrt", "gpu"),
 )
+_POWER_MODES = {"MaxN": "uncapped (MaxN)", "MaxQ": "power-capped (MaxQ)"}
 _FAMILIES = (
     ("mobilenetv1", r"mobilenet-?v1"),
     ("mobilenetv2", r"mobilenet-?v2"),
@@ -150,9 +151,9 @@ def _row(line: Mapping[str, str], demands: Mapping[str, NDArray[np.float64]], na
 
 def _variant(line: Mapping[str, str]) -> str:
     version = re.search(r"TFLite ([\d]+\.[\d]+)", line["runtime"])
-    mode = re.search(r"Max[NQ]", line["runtime"])
+    mode = next((words for name, words in _POWER_MODES.items() if name in line["runtime"]), "")
     word = "armv7" if "armv7" in line["cpu"] else ""
-    return " ".join(filter(None, (version[1] if version else "", mode[0] if mode else "", word)))
+    return " ".join(filter(None, (version[1] if version else "", mode, word)))
 
 
 def _clock_ghz(line: Mapping[str, str], device: Device) -> float | None:
