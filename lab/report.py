@@ -31,7 +31,7 @@ def render_report(summary: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(percent=_percent, nice_bytes=nice_bytes, thousands=_thousands, seconds=_seconds)
-    charts = {name: Markup(svg) for name, svg in _charts(summary).items()}  # noqa: S704 - our own SVG, texts escaped
+    charts = {name: Markup(svg) for name, svg in _charts(summary).items()}
     return environment.get_template("report.html.j2").render(
         s=summary,
         charts=charts,
@@ -48,7 +48,7 @@ def _charts(s: Mapping[str, Any]) -> dict[str, str]:
         "bytes": byte_bars(_byte_rows(s)),
     }
     if _trains(s):
-        ticks = ["start", *(str(number) for number in range(1, s["rounds"] + 1))]
+        ticks = [str(number) for number in range(1, s["rounds"] + 1)]
         charts["own_curve"] = curves(_lines(s, "own_classes"), ticks, "accuracy on own classes over rounds")
         charts["all_curve"] = curves(_lines(s, "all_classes"), ticks, "accuracy on all classes over rounds")
     for key, kind, label in _ways(s):
@@ -72,15 +72,13 @@ def _strip_rows(s: Mapping[str, Any]) -> list[Row]:
 
 def _lines(s: Mapping[str, Any], part: str) -> list[Line]:
     lines = [
-        Line(device["id"], "fed", [one[part]["federated"] for one in device["curve"]], first=1, faint=True)
+        Line(device["id"], "fed", [one[part]["federated"] for one in device["curve"]], faint=True)
         for device in s["devices"]
     ]
     for key, kind, label in _WAYS[:2]:
-        start = [s["start"][part][key]]
-        mean = [one[part][key] for one in s["curves"]]
-        lines.append(Line(label, kind, start + mean, dashed=kind == "local"))
+        lines.append(Line(label, kind, [one[part][key] for one in s["curves"]], dashed=kind == "local"))
     ffc = s["accuracy"][part]["ffc"]
-    lines.append(Line("FFC", "ffc", [ffc], first=s["rounds"]))
+    lines.append(Line("FFC", "ffc", [ffc], first=s["rounds"] - 1))
     return lines
 
 

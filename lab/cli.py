@@ -1,0 +1,190 @@
+"""The commands `protofleet demo` and `protofleet lab`: options in, a progress display, one table, an exit code."""
+
+from __future__ import annotations
+
+import json as json_module
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from contract.errors import UsageError
+from lab.partition import PARTITIONS, Partition
+
+__all__ = ["demo_command", "lab_app"]
+
+lab_app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    help="Simulate a fleet in one process with the deployed code.",
+)
+
+
+def demo_command(
+    clients: Annotated[int, typer.Option(help="Devices, each a process.")] = 5,
+    rounds: Annotated[int | None, typer.Option(help="Rounds.  [default: 5; 1 for ffc and spherefed]")] = None,
+    method: Annotated[str, typer.Option(help="fedproto, ffc or spherefed.")] = "fedproto",
+    data: Annotated[
+        str, typer.Option(help="A shipped data set, a directory with train.parquet, or a name of the Hub.")
+    ] = "fashion_mnist_subset",
+    out: Annotated[Path, typer.Option(help="Where summary.json, report.html and the logs go.")] = Path(
+        "protofleet-demo"
+    ),
+    seed: Annotated[int, typer.Option(help="Of the split, the pretraining and the sample order.")] = 0,
+    port: Annotated[int, typer.Option(help="Of the broker on 127.0.0.1; 0 for any free one.")] = 0,
+    backbone: Annotated[str, typer.Option(help="As protofleet export takes it.")] = "small_cnn",
+) -> int:
+    """A fleet of processes learns together, on real images, over MQTT."""
+    from lab.demo import Demo, run_demo
+    from lab.table import demo_table
+
+    console = Console()
+    demo = Demo(clients, rounds, method, data, out, seed, port, backbone)
+
+    def run() -> None:
+        summary = run_demo(demo, console)
+        console.print(demo_table(summary))
+        console.print(f"report  {out / 'report.html'}\nsummary {out / 'summary.json'}", highlight=False, soft_wrap=True)
+
+    return _until_stopped(run)
+
+
+@lab_app.command("list")
+def list_command(json: Annotated[Path | None, typer.Option(help="Write the names here.")] = None) -> int:
+    """Methods, baselines, backbones, data sets and partitions that `lab run` knows."""
+    from export.backbones import BACKBONES
+    from lab.datasets import SHIPPED
+    from lab.experiment import LAB_METHODS
+
+    groups = {
+        "methods": dict(LAB_METHODS),
+        "backbones": dict.fromkeys(BACKBONES, "") | {"module:callable": "your own"},
+        "data": dict.fromkeys(SHIPPED, "ships with the package")
+        | {"DIR": "train.parquet and test.parquet", "owner/name": "a data set of the Hugging Face Hub"},
+        "partitions": dict(PARTITIONS),
+    }
+    table = Table.grid(padding=(0, 3))
+    for group, names in groups.items():
+        for index, (name, text) in enumerate(names.items()):
+            table.add_row(group if index == 0 else "", f"[cyan]{name}[/cyan]", text)
+        table.add_row()
+    Console().print(table)
+    if json is not None:
+        _write(json, json_module.dumps(groups, indent=1) + "\n")
+    return 0
+
+
+@lab_app.command("run")
+def run_command(
+    method: Annotated[str, typer.Option(help="fedproto, ffc, local, fedavg or spherefed.")] = "fedproto",
+    data: Annotated[str, typer.Option(help="As for protofleet demo.")] = "fashion_mnist_subset",
+    partition: Annotated[str, typer.Option(help="Who holds what: " + ", ".join(PARTITIONS) + ".")] = "dirichlet",
+    alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller is more uneven.")] = 0.5,
+    classes_per_client: Annotated[int, typer.Option(help="For the pathological partition.")] = 3,
+    clients: Annotated[int, typer.Option(help="Devices.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Rounds.")] = 5,
+    fraction: Annotated[float, typer.Option(help="Share of the devices sampled in each round.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    backbone: Annotated[str, typer.Option(help="As protofleet export takes it.")] = "small_cnn",
+    batch: Annotated[int, typer.Option(help="Batch of a training step.")] = 32,
+    set: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, a hyper-parameter; again for another.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Start from these weights, for fedproto, ffc and local.")] = None,
+    calibrate: Annotated[bool, typer.Option(help="End with FFC.")] = True,
+    save_weights: Annotated[
+        Path | None, typer.Option(help="Write the backbone of fedavg or spherefed, for protofleet export --weights.")
+    ] = None,
+    evaluate_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 1,
+    json: Annotated[Path | None, typer.Option(help="Write one JSON line for each round here.")] = None,
+) -> int:
+    """Run one federation in this process and print a line for each round."""
+    from lab.experiment import Experiment, run_experiment
+    from lab.simulate import Course, RoundRecord
+    from lab.stage import stage
+    from lab.table import round_line
+
+    experiment = Experiment(
+        method=method,
+        data=data,
+        partition=Partition(partition, clients, alpha, classes_per_client),
+        course=Course(rounds, calibrate, fraction, seed, evaluate_every=_at_least_one(evaluate_every)),
+        backbone=backbone,
+        batch=batch,
+        hyper=_settings(set or []),
+        weights=weights,
+        save_weights=save_weights,
+    )
+    if json is not None:
+        _write(json, "")
+    console = Console()
+
+    def run() -> None:
+        with stage(console) as shown, shown.part("run", f"{method}, {clients} clients", rounds * clients) as part:
+
+            def on_round(record: RoundRecord) -> None:
+                console.print(round_line(record), highlight=False, soft_wrap=True)
+                if json is not None:
+                    _write(json, json_module.dumps(record.as_json()) + "\n", append=True)
+
+            run_experiment(
+                experiment,
+                on_round=on_round,
+                on_device=lambda number, turn: part.at((number - 1) * clients + turn, f"round {number}"),
+                on_text=part.say,
+            )
+
+    return _until_stopped(run)
+
+
+def _settings(given: list[str]) -> dict[str, str]:
+    settings = {}
+    for entry in given:
+        name, equals, value = entry.partition("=")
+        if not equals or not name:
+            raise UsageError("--set", expected="KEY=VALUE", got=entry, hint="--set lr=0.02")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def _at_least_one(value: int) -> int:
+    if value < 1:
+        raise UsageError("--evaluate-every", expected="1 or more", got=value)
+    return value
+
+
+def _write(path: Path, text: str, *, append: bool = False) -> None:
+    try:
+        with path.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"--json {path}", expected="a file that can be written", got=error.strerror) from None
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM: as Ctrl-C, with its own exit code."""
+
+
+def _until_stopped(action: Callable[[], Any]) -> int:
+    """Run `action`; Ctrl-C and SIGTERM end it, everything it holds is let go of, and one line says so."""
+    before = signal.signal(signal.SIGTERM, _on_sigterm)
+    try:
+        action()
+    except _Terminated:
+        typer.echo("error: terminated, every process it started is ended", err=True)
+        return 143
+    except KeyboardInterrupt:
+        typer.echo("error: interrupted, every process it started is ended", err=True)
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    raise _Terminated

@@ -1,0 +1,222 @@
+"""`protofleet demo`: a fleet of processes learns together, on real images, over a real broker.
+
+1. Load the data; pretrain the shared backbone on a small public part; export the bundle; divide the rest unevenly.
+2. Start a broker, an aggregator and one client per device, each a process of its own, and follow them: the aggregator's
+   `--json` and each device's `history.jsonl` are all that is looked at.
+3. When they are done, fetch the head from the broker as a device would, and end the processes.
+4. Compute the baselines: local only, and the pooled ridge solution that FFC must equal.
+5. Write `summary.json` and `report.html`.
+
+Whatever goes wrong, and at Ctrl-C, no process is left behind (`lab/fleet.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from contract.errors import LinkError, UsageError
+from edge_client.data import LocalData
+from lab.datasets import DataSet, load_dataset, take
+from lab.fleet import Fleet, check_port, free_port, wait_for_port
+from lab.outcome import Evidence, baselines, read_history, received_head
+from lab.prepare import Prepared, divide, export_shared, pretrain, recipe
+from lab.report import render_report
+from lab.stage import Part, Stage, stage
+from lab.summary import summarise_run
+
+__all__ = ["Demo", "run_demo"]
+
+FLEET = "demo"
+_MAX_CLIENTS = 200
+_POLL_S = 0.1
+_STALL_S = 300.0
+_OURS = ("logs", "devices", "fleet.bundle", "backbone.safetensors", "aggregate.json", "aggregate.sqlite")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The demo's options; see `protofleet demo --help`.
+
+    Attributes:
+        rounds: None for what the method's recipe says.
+        port: of the broker; 0 for any free one.
+    """
+
+    clients: int = 5
+    rounds: int | None = None
+    method: str = "fedproto"
+    data: str = "fashion_mnist_subset"
+    out: Path = Path("protofleet-demo")
+    seed: int = 0
+    port: int = 0
+    backbone: str = "small_cnn"
+
+
+def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
+    """Run it, write `summary.json` and `report.html` into `demo.out`, and return the summary.
+
+    Raises:
+        UsageError, DataError: an option or the data cannot be used.
+        LinkError: a process ended early; the line names its log.
+    """
+    began, rounds = time.monotonic(), _check(demo)
+    out = _fresh_directory(demo.out)
+    with stage(console) as shown:
+        with shown.part("loading", "loading " + demo.data):
+            data = load_dataset(demo.data)
+            division = divide(data, demo.clients, seed=demo.seed)
+            shares = [take(data.train, share) for share in division.shares]
+        prepared = _prepare(demo, data, take(data.train, division.public), out, shown)
+        names = [f"device-{number}" for number in range(1, demo.clients + 1)]
+        _write_shares(out, names, shares, data.test)
+        evidence = _run_fleet(demo, rounds, prepared, names, out, shown)
+        with shown.part("baselines", "local-only and pooled baselines", rounds + 1) as part:
+            beside = baselines(prepared.bundle, names, shares, data.test, evidence, rounds, on_round=part.at)
+    summary = summarise_run(
+        method=demo.method,
+        seed=demo.seed,
+        data=data,
+        division=division,
+        prepared=prepared,
+        names=names,
+        shares=shares,
+        rounds=rounds,
+        evidence=evidence,
+        beside=beside,
+    )
+    summary |= {"seconds": time.monotonic() - began, "seconds_by_phase": shown.seconds}
+    (out / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (out / "report.html").write_text(render_report(summary), encoding="utf-8")
+    return summary
+
+
+def _check(demo: Demo) -> int:
+    """Every option, before anything is begun; returns the number of rounds."""
+    plan = recipe(demo.method)
+    rounds = plan.rounds if demo.rounds is None else demo.rounds
+    for name, value, low, high in (
+        ("--clients", demo.clients, 1, _MAX_CLIENTS),
+        ("--rounds", rounds, 1, 10_000),
+        ("--seed", demo.seed, 0, 2**31 - 1),
+        ("--port", demo.port, 0, 65_535),
+    ):
+        if not low <= value <= high:
+            raise UsageError(name, expected=f"{low} to {high}", got=value)
+    if demo.port:
+        check_port(demo.port)
+    return rounds
+
+
+def _fresh_directory(out: Path) -> Path:
+    """The output directory, without what an earlier demo left in it; files that are not the demo's stay."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in (*_OURS, "summary.json", "report.html"):
+            path = out / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for extra in out.glob("aggregate.sqlite-*"):
+            extra.unlink()
+        probe = out / "summary.json"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"--out {out}", expected="a directory that can be written", got=error.strerror, hint="another --out"
+        ) from None
+    return out
+
+
+def _prepare(demo: Demo, data: DataSet, public: LocalData, out: Path, shown: Stage) -> Prepared:
+    plan = recipe(demo.method)
+    epochs = int(plan.pretraining["epochs"])
+    text = f"pretraining {demo.backbone} on {len(public):,} public images"
+    with shown.part("pretraining", text, epochs) as part:
+        model, accuracy = pretrain(
+            data, public, plan, demo.backbone, seed=demo.seed, on_epoch=lambda n, loss: part.at(n, f"loss {loss:.3f}")
+        )
+        part.say(f"{accuracy:.1%} on public images it did not see")
+    with shown.part("export", "exporting the bundle") as part:
+        prepared = export_shared(
+            model, plan, demo.method, demo.backbone, data, accuracy, public=len(public), out=out, seed=demo.seed
+        )
+        part.say(f"{prepared.bundle_path.stat().st_size / 1e6:.1f} MB, {prepared.bundle.sha256.hex()[:12]}")
+    return prepared
+
+
+def _write_shares(out: Path, names: Sequence[str], shares: Sequence[LocalData], test: LocalData) -> None:
+    for name, share in zip(names, shares, strict=True):
+        directory = out / "devices" / name
+        directory.mkdir(parents=True)
+        np.savez(directory / "train.npz", x=share.x, y=share.y)
+    np.savez(out / "devices" / "test.npz", x=test.x, y=test.y)
+
+
+def _run_fleet(demo: Demo, rounds: int, prepared: Prepared, names: list[str], out: Path, shown: Stage) -> Evidence:
+    """Steps 2 and 3: processes up, followed to their end, and down again."""
+    broker = f"mqtt://127.0.0.1:{demo.port or free_port()}"
+    port = int(broker.rpartition(":")[2])
+    total = (rounds + (demo.method == "fedproto")) * len(names)
+    text = f"{len(names)} devices, {rounds} rounds" + (" and FFC" if demo.method == "fedproto" else " of FFC")
+    with shown.part("fleet", text, total) as part, Fleet(out / "logs") as fleet:
+        part.say("broker")
+        fleet.start("broker", ["broker", "--listen", f"127.0.0.1:{port}"])
+        wait_for_port(fleet, "broker", port)
+        common = ["--bundle", str(prepared.bundle_path), "--broker", broker, "--fleet", FLEET]
+        fleet.start("aggregator", ["aggregate", *common, *_aggregate_options(out, rounds, len(names))])
+        for name in names:
+            fleet.start(name, ["client", *common, *_client_options(out, name)])
+        _follow(fleet, names, out, part)
+        head = received_head(broker, FLEET, prepared.bundle.manifest)
+    return Evidence(
+        aggregate=json.loads((out / "aggregate.json").read_text(encoding="utf-8")),
+        clients=[json.loads((out / "devices" / n / "client.json").read_text(encoding="utf-8")) for n in names],
+        histories=[read_history(_history(out, name)) for name in names],
+        head=head,
+    )
+
+
+def _aggregate_options(out: Path, rounds: int, clients: int) -> list[str]:
+    files = ["--store", str(out / "aggregate.sqlite"), "--json", str(out / "aggregate.json")]
+    return [*files, "--rounds", str(rounds), "--min-clients", str(clients), "--calibrate"]
+
+
+def _client_options(out: Path, name: str) -> list[str]:
+    home = out / "devices" / name
+    data = ["--data", str(home / "train.npz"), "--test", str(out / "devices" / "test.npz")]
+    return [*data, "--id", name, "--state", str(home / "state"), "--json", str(home / "client.json")]
+
+
+def _follow(fleet: Fleet, names: Sequence[str], out: Path, part: Part) -> None:
+    """Return once every device and the aggregator have ended well."""
+    seen, moved_at = -1, time.monotonic()
+    while not all(fleet.ended(name) for name in (*names, "aggregator")):
+        fleet.check(lasting=("broker",))
+        done = sum(_lines(_history(out, name)) for name in names)
+        if done != seen:
+            seen, moved_at = done, time.monotonic()
+            part.at(done, f"{done} contributions settled")
+        if time.monotonic() - moved_at > _STALL_S:
+            raise LinkError(
+                "the fleet", expected=f"a round within {_STALL_S:.0f} s", got="none", hint=f"the logs in {out / 'logs'}"
+            )
+        time.sleep(_POLL_S)
+
+
+def _history(out: Path, name: str) -> Path:
+    return out / "devices" / name / "state" / "history.jsonl"
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0

@@ -1,0 +1,66 @@
+"""The lab's progress display: one line for each part of the work, and how long each part took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+__all__ = ["Part", "Stage", "stage"]
+
+
+@dataclass
+class Part:
+    """One line of the display."""
+
+    _progress: Progress
+    _task: TaskID
+
+    def at(self, done: float, note: str | None = None) -> None:
+        """`done` of the total, with a few words behind the bar."""
+        self._progress.update(self._task, completed=done)
+        if note is not None:
+            self.say(note)
+
+    def say(self, note: str) -> None:
+        """A few words behind the bar."""
+        self._progress.update(self._task, note=note)
+
+
+@dataclass
+class Stage:
+    """The display as a whole.
+
+    Attributes:
+        seconds: by name of each finished part.
+    """
+
+    _progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str, text: str, total: float | None = None) -> Iterator[Part]:
+        """Work that is shown as a line `text` and timed under `name`; without a total the bar only moves."""
+        began = time.monotonic()
+        task = self._progress.add_task(text, total=total, note="")
+        yield Part(self._progress, task)
+        self.seconds[name] = time.monotonic() - began
+        self._progress.update(task, total=total or 1, completed=total or 1)
+
+
+@contextmanager
+def stage(console: Console) -> Iterator[Stage]:
+    """A display on `console`; on one that is no terminal, the lines as they stand at the end."""
+    columns = (
+        SpinnerColumn(finished_text="[green]✓[/green]"),
+        TextColumn("{task.description}"),
+        BarColumn(24),
+        TimeElapsedColumn(),
+        TextColumn("[dim]{task.fields[note]}[/dim]"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield Stage(progress)

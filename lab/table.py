@@ -1,0 +1,62 @@
+"""What the lab prints at the end: the demo's one table, and a line for each simulated round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from lab.charts import nice_bytes
+from lab.simulate import RoundRecord
+
+__all__ = ["demo_table", "round_line"]
+
+_ROWS = (("local_only", "local only"), ("federated", "FedProto, nearest prototype"), ("ffc", "FFC, linear head"))
+
+
+def demo_table(s: Mapping[str, Any]) -> Group:
+    """The demo's table and the lines under it, from its summary."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    table.add_column("accuracy")
+    for heading in ("own classes", "all classes", "up, device and round"):
+        table.add_column(heading, justify="right")
+    own, everything = s["accuracy"]["own_classes"], s["accuracy"]["all_classes"]
+    up = {
+        "local_only": "0 B",
+        "federated": nice_bytes(s["uplink_bytes_per_device_round"]),
+        "ffc": f"{nice_bytes(s['ffc_uplink_bytes_per_device'])}, once",
+    }
+    for key, label in _ROWS:
+        if key != "federated" or s["method"] == "fedproto":
+            table.add_row(label, f"{own[key]:.1%}", f"{everything[key]:.1%}", up[key])
+    table.add_row("pooled ridge, FFC's ceiling", "", f"{everything['pooled_ridge']:.1%}", "all data in one place")
+    fedavg = nice_bytes(s["fedavg_bytes_per_device_round"])
+    table.add_row("[dim]FedAvg would send[/dim]", "", "", f"[dim]{fedavg}[/dim]")
+    return Group("", table, "", *_facts(s))
+
+
+def _facts(s: Mapping[str, Any]) -> list[str]:
+    c, against = s["contributions"], s["ffc_vs_pooled_ridge"]
+    return [
+        f"uplink        {s['uplink_share']:.2%} of FedAvg's bytes for the same backbone",
+        f"receipts      {c['sent']} contributions sent, {c['committed']} committed, "
+        f"{c['duplicates_refused']} duplicates refused",
+        f"FFC = pooled  relative error {against['relative_error']:.1e}, "
+        f"{against['equal_predictions']} of {s['test_images']} predictions equal",
+        f"memory        {s['device_peak_rss_bytes'] / 1e6:.0f} MB peak in the largest device process",
+        f"time          {s['seconds']:.0f} s",
+        "",
+    ]
+
+
+def round_line(record: RoundRecord) -> str:
+    """One simulated round as a line."""
+    parts = [f"round {record.round:>3}  {record.method:<9}", f"{record.participants:>3} clients"]
+    parts += [f"loss {record.loss:.4f}"] if record.loss is not None else []
+    parts += [f"up {nice_bytes(record.uplink_bytes):>7}"] if record.uplink_bytes else []
+    for way, accuracy in record.all_classes.items():
+        own = record.own_classes.get(way)
+        parts.append(f"{way} {accuracy:.1%}" + (f" (own {own:.1%})" if own is not None else ""))
+    return "  ".join(parts)

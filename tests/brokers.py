@@ -1,0 +1,121 @@
+"""Real brokers for tests: the embedded one always, Debian's Mosquitto where it is installed (in CI it must be)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from aggregator.broker import EmbeddedBroker
+
+BROKERS = ("embedded", "mosquitto")
+
+
+class TestBroker(Protocol):
+    """A broker on a port of its own that can be killed and started again there."""
+
+    __test__ = False
+
+    @property
+    def url(self) -> str: ...
+    def start(self) -> None: ...
+    def kill(self) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Embedded:
+    """rumqttd; forgets everything when it dies."""
+
+    def __init__(self) -> None:
+        self._broker = EmbeddedBroker()
+
+    @property
+    def url(self) -> str:
+        return self._broker.url
+
+    def start(self) -> None:
+        self._broker.start()
+
+    def kill(self) -> None:
+        os.kill(self._broker.pid, signal.SIGKILL)
+        self._broker.stop()
+
+    def stop(self) -> None:
+        self._broker.stop()
+
+
+class Mosquitto:
+    """Mosquitto with persistence; `extra` goes into its configuration."""
+
+    def __init__(self, folder: Path, extra: str = "") -> None:
+        self.port = free_port()
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        os.chmod(folder, 0o777)  # started by root it changes its user, and must still write its database
+        self._config = folder / "mosquitto.conf"
+        self._config.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence true\n"
+            f"persistence_location {folder}/\nautosave_interval 1\nmax_queued_messages 0\n{extra}"
+        )
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            ["mosquitto", "-c", str(self._config)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        wait_for_port(self.port, self._process)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(timeout=10)
+            self._process = None
+
+
+def require_mosquitto() -> None:
+    """Skip where there is no Mosquitto, except in CI, where that is a failure."""
+    if shutil.which("mosquitto", path=os.environ.get("PATH", "") + ":/usr/sbin") is None:
+        if os.environ.get("PROTOFLEET_CI") == "1":
+            pytest.fail("mosquitto is not installed")
+        pytest.skip("mosquitto is not installed")
+
+
+def make_broker(kind: str, folder: Path) -> TestBroker:
+    if kind == "embedded":
+        return Embedded()
+    require_mosquitto()
+    return Mosquitto(folder / "mosquitto")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"the broker ended with {process.returncode}"
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"nothing listens on port {port}")

@@ -1,0 +1,199 @@
+"""The aggregator's core without a network: whole runs, restarts anywhere, and what it counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, gram, manifest, means
+
+from aggregator.coordinator import SETTLE_S, Coordinator, Settings
+from aggregator.ffc import solve_head
+from aggregator.report import summary, write_summary
+from aggregator.rounds import Closed, Finished, Opened, Policy
+from aggregator.store import SqliteStore
+from contract.errors import StoreError, UsageError
+from contract.messages import Status
+from contract.statistics import ClassMeans, FeatureGram
+from contract.wire import encode
+
+SETTINGS = Settings(rounds=2, calibrate=True, policy=Policy(min_clients=3))
+DEVICES = ("a", "b", "c")
+
+
+def _birth(online: bool = True, instance: bytes = b"instance") -> bytes:
+    return encode(Status(online, instance, 1))
+
+
+def _core(store: SqliteStore, settings: Settings = SETTINGS, now: float = 0.0) -> Coordinator:
+    core = Coordinator(store, manifest(), BUNDLE, settings, now=now)
+    for device in DEVICES:
+        core.status(device, _birth())
+    return core
+
+
+def _steps(core: Coordinator, now: float) -> list[object]:
+    steps = []
+    while (step := core.advance(now, 1000.0 + now)) is not None:
+        steps.append(step)
+    return steps
+
+
+def _message(core: Coordinator, device: str, round: int | None = None) -> tuple[str, bytes]:
+    """What `device` sends for a round, the one that is open by default: its own statistic, always the same."""
+    number = round or core.rounds.number
+    method = core.rounds.plan[number - 1]
+    seed = DEVICES.index(device) + 10 * number
+    made = contribution(gram(seed) if method == "ffc" else means(seed), run=core.run, round=number, method=method)
+    return device, encode(made, "f64")
+
+
+def _pooled(round: int, kind: str) -> ClassMeans | FeatureGram:
+    made = [(gram if kind == "ffc" else means)(i + 10 * round) for i in range(len(DEVICES))]
+    total = made[0]
+    for other in made[1:]:
+        total = total.merge(other)
+    return total
+
+
+def _check_result(core: Coordinator) -> None:
+    pooled = _pooled(2, "fedproto")
+    np.testing.assert_array_equal(core.state.prototypes.classes, [0, 1])
+    np.testing.assert_allclose(core.state.prototypes.rows, pooled.means[:2])
+    np.testing.assert_allclose(core.state.head.rows, solve_head(_pooled(3, "ffc"), 1e-6), rtol=1e-9)
+    assert (core.state.version, core.state.round) == (3, 3)
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store)
+        assert core.announcement().phase == "closed"
+        assert _steps(core, 0.0) == [Opened(1, "fedproto", 0)]
+        told = core.announcement()
+        assert (told.round, told.phase, told.method, told.encoding, told.global_version) == (
+            1,
+            "open",
+            "fedproto",
+            "f32",
+            0,
+        )
+        core.take([_message(core, d) for d in DEVICES], 1.0)
+        assert _steps(core, 1.0) == [Closed(1, "fedproto"), Opened(2, "fedproto", 0)]
+        assert core.announcement().global_version == 1
+        core.take([_message(core, d) for d in DEVICES], 2.0)
+        assert _steps(core, 2.0) == [Closed(2, "fedproto"), Opened(3, "ffc", 0)]
+        assert (core.announcement().encoding, core.announcement().method) == ("f64", "ffc")
+        core.take([_message(core, d) for d in DEVICES], 3.0)
+        assert _steps(core, 3.0) == [Closed(3, "ffc"), Finished(3)]
+        assert core.announcement().phase == "finished"
+        _check_result(core)
+
+
+def test_a_restart_after_every_single_message_changes_nothing(tmp_path: Path) -> None:
+    """Each device sends everything twice, and the process is replaced between any two messages."""
+    now = 0.0
+    for round, device in [(r, d) for r in (1, 2, 3) for d in DEVICES for _ in range(2)]:
+        with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+            core = _core(store, now=now)
+            _steps(core, now + SETTLE_S)
+            core.take([_message(core, device, round)], now + SETTLE_S)
+        now += 10.0
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store, now=now)
+        assert _steps(core, now) == [Finished(3)]
+        _check_result(core)
+        told = summary(store, fleet="fleet", bundle=BUNDLE, finished=True, global_version=core.state.version)
+        assert told["totals"]["committed"] == 9
+        assert told["totals"]["duplicates"] == 9
+
+
+def test_nothing_is_promised_when_the_store_refuses(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store)
+        _steps(core, 0.0)
+        store._db.execute("PRAGMA max_page_count = 1")  # SQLite's own "database or disk is full"
+        payload = _message(core, "a")[1]
+        with pytest.raises(StoreError, match="full"):
+            core.take([("a", payload)] + [(f"x{i}", payload) for i in range(200)], 1.0)
+        assert not store.holds(1, "fedproto", "a")
+
+
+def test_the_robust_rule_is_applied_to_prototypes_and_never_to_sums(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store, dataclasses.replace(SETTINGS, rounds=1, rule="median"))
+        _steps(core, 0.0)
+        core.take([_message(core, d) for d in DEVICES], 1.0)
+        _steps(core, 1.0)
+        stacked = np.stack([means(i + 10).means for i in range(3)])
+        np.testing.assert_allclose(core.state.prototypes.rows, np.median(stacked, axis=0)[:2])
+        core.take([_message(core, d) for d in DEVICES], 2.0)
+        _steps(core, 2.0)
+        np.testing.assert_allclose(core.state.head.rows, solve_head(_pooled(2, "ffc"), 1e-6), rtol=1e-9)
+
+
+def test_counts_by_round_and_in_all(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store)
+        _steps(core, 0.0)
+        first = {d: _message(core, d) for d in DEVICES}
+        stale = contribution(run=b"old!")
+        core.take([first["a"], first["a"], ("a", b"garbage"), ("b", encode(stale))], 1.0)
+        core.take([first["b"], first["c"]], 1.0)
+        _steps(core, 1.0)
+        core.take([first["a"], ("z", first["a"][1])], 2.0)
+        core.status("a", b"garbage")
+        core.take([], 2.0)
+        told = summary(store, fleet="f", bundle=BUNDLE, finished=False, global_version=1)
+        (row,) = told["rounds"]
+        assert {
+            k: row[k] for k in ("round", "method", "participants", "committed", "duplicates", "late", "rejected")
+        } == {
+            "round": 1,
+            "method": "fedproto",
+            "participants": 3,
+            "committed": 3,
+            "duplicates": 2,
+            "late": 1,
+            "rejected": 0,
+        }
+        assert row["classes_merged"] == 2
+        assert row["uplink_bytes"] == {d: len(first[d][1]) for d in DEVICES}
+        assert told["totals"] == {
+            "committed": 3,
+            "duplicates": 2,
+            "late": 1,
+            "rejected": 1,
+            "malformed": 2,
+            "uplink_bytes": sum(len(m[1]) for m in first.values()),
+        }
+        write_summary(tmp_path / "out.json", told)
+        assert msgspec.json.decode((tmp_path / "out.json").read_bytes()) == told
+        with pytest.raises(StoreError, match="a file that can be written"):
+            write_summary(tmp_path / "no" / "out.json", told)
+
+
+def test_a_refused_device_is_not_awaited_even_after_a_restart(tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, policy=Policy(min_clients=2))
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store, settings)
+        _steps(core, 0.0)
+        wide = contribution(ClassMeans.from_means(np.ones((CLASSES, WIDTH + 1)), [1, 1, 1]), run=core.run)
+        assert core.take([("c", encode(wide))], 1.0)[0].outcome == "rejected"
+        core.take([_message(core, "a")], 1.0)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store, settings, now=5.0)
+        core.take([_message(core, "b")], 6.0)
+        assert _steps(core, 5.0 + SETTLE_S)[0] == Closed(1, "fedproto")
+
+
+def test_settings_that_do_not_fit_the_bundle(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 5248 for features of width 1280"):
+            Coordinator(store, manifest(width=1280), BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
+        with pytest.raises(UsageError, match="--rounds"):
+            Coordinator(store, manifest(), BUNDLE, Settings(rounds=0, calibrate=False), now=0.0)
+        with pytest.raises(UsageError, match="--rule"):
+            Coordinator(store, manifest(name="ffc"), BUNDLE, Settings(rule="median"), now=0.0)

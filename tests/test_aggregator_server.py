@@ -1,0 +1,357 @@
+"""The server over real brokers, with devices that talk but do not train: order of promises, faults, rivals, manners."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aggregator_samples import bundle_file, gram, manifest, means
+from brokers import BROKERS, TestBroker, free_port, make_broker
+from talker import Talker
+
+from aggregator.coordinator import Coordinator, Settings
+from aggregator.ffc import solve_head
+from aggregator.rounds import Policy
+from aggregator.rules import merge
+from aggregator.server import Server
+from aggregator.store import SqliteStore
+from contract import topics
+from contract.errors import LinkError
+from contract.link import Address, Link, Received
+from contract.messages import Announcement, ClassRows, Contribution, Status
+from contract.state import GlobalState
+from contract.statistics import Statistic
+from contract.wire import decode, encode
+
+FLEET, WIDTH = "test", 4
+SETTINGS = Settings(rounds=2, calibrate=True, policy=Policy(min_clients=3))
+
+
+@pytest.fixture(params=BROKERS)
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroker]:
+    made = make_broker(request.param, tmp_path)
+    made.start()
+    yield made
+    made.stop()
+
+
+def _make(index: int, announcement: Announcement) -> Statistic:
+    seed = index + 10 * announcement.round
+    return gram(seed) if announcement.method == "ffc" else means(seed)
+
+
+def _talkers(url: str, count: int = 3, resend_s: float = 1.0) -> list[Talker]:
+    made = [Talker(url, FLEET, f"d{i}", lambda a, i=i: _make(i, a), resend_s=resend_s) for i in range(count)]
+    for talker in made:
+        talker.start()
+    return made
+
+
+class Running:
+    """A server in a thread of this process; `error` is what ended it."""
+
+    def __init__(self, url: str, store: SqliteStore, bundle: bytes, settings: Settings = SETTINGS) -> None:
+        self.events: list[object] = []
+        self.error: Exception | None = None
+        self.core = Coordinator(store, manifest(width=WIDTH), bundle, settings, now=time.monotonic())
+        self._server = Server(
+            self.core,
+            Address.parse(url),
+            FLEET,
+            listener=self.events.append,
+            on_round=lambda finished: None,
+            patience_s=10,
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._server.run()
+        except LinkError as error:
+            self.error = error
+
+    def join(self, timeout_s: float = 30.0) -> None:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), "the server did not end"
+
+
+def _stored(store: SqliteStore, round: int, method: str) -> Statistic:
+    messages = [decode(payload) for payload in store.contributions(round, method)]
+    return merge(lambda: (m.statistic(3, WIDTH) for m in messages if isinstance(m, Contribution)))
+
+
+def _same(one: Statistic, other: Statistic) -> None:
+    np.testing.assert_array_equal(one.counts, other.counts)
+    np.testing.assert_allclose(getattr(one, "gram", one.counts), getattr(other, "gram", other.counts), rtol=1e-6)
+
+
+def test_a_run_over_a_real_broker(broker: TestBroker, tmp_path: Path) -> None:
+    bundle = bundle_file(tmp_path / "f.bundle")
+    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+        server = Running(broker.url, store, bundle)
+        talkers = _talkers(broker.url)
+        server.join()
+        assert server.error is None
+        for talker in talkers:
+            talker.join(5)
+            assert talker.receipts == {
+                (1, "fedproto"): ["committed"],
+                (2, "fedproto"): ["committed"],
+                (3, "ffc"): ["committed"],
+            }
+            assert set(talker.states) == {1, 2, 3}
+        for key in talkers[0].sent:
+            _same(_stored(store, *key), merge(lambda key=key: [t.sent[key] for t in talkers]))
+        final = talkers[0].states[3]
+        np.testing.assert_allclose(final.prototypes.rows, _stored(store, 2, "fedproto").means[:2], rtol=1e-6)
+        np.testing.assert_allclose(final.head.rows, solve_head(_stored(store, 3, "ffc"), 1e-6), rtol=1e-5)
+
+
+def test_the_broker_dies_between_rounds_and_comes_back(broker: TestBroker, tmp_path: Path) -> None:
+    bundle = bundle_file(tmp_path / "f.bundle")
+    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+        server = Running(broker.url, store, bundle)
+        talkers = _talkers(broker.url, 2)
+        _wait(lambda: server.core.rounds.online == 2)
+        broker.kill()
+        time.sleep(0.3)
+        broker.start()
+        talkers += _talkers_from(broker.url, 2)
+        server.join(40)
+        assert server.error is None
+        for key in talkers[0].sent:
+            _same(_stored(store, *key), merge(lambda key=key: [t.sent[key] for t in talkers]))
+
+
+def _talkers_from(url: str, index: int) -> list[Talker]:
+    talker = Talker(url, FLEET, f"d{index}", lambda a: _make(index, a))
+    talker.start()
+    return [talker]
+
+
+def _wait(condition: object, timeout_s: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+
+
+def test_hostile_messages_do_not_stop_a_run(broker: TestBroker, tmp_path: Path) -> None:
+    bundle = bundle_file(tmp_path / "f.bundle")
+    rng = np.random.default_rng(0)
+    hostile = Link(Address.parse(broker.url), "hostile", subscriptions=[f"pf/v1/{FLEET}/down/+"]).open()
+    hostile.wait_connected(10)
+    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+        server = Running(broker.url, store, bundle, SETTINGS)
+        _wait(lambda: server.events)
+        good = encode(Contribution.of(means(), run=store.run, round=1, method="fedproto", bundle=bundle))
+        for i in range(300):
+            noise = bytearray(good)
+            noise[rng.integers(len(noise))] ^= 1 << rng.integers(8)
+            for topic in (f"up/d{i % 5}", f"status/x{i}", "global/9", "global/not-a-number", "up/UPPER"):
+                hostile.publish(f"pf/v1/{FLEET}/{topic}", bytes(noise[: rng.integers(1, len(noise) + 1)]))
+        hostile.publish(f"pf/v1/{FLEET}/round", b"noise")
+        hostile.publish(f"pf/v1/{FLEET}/status/d0", b"", retain=True)
+        talkers = _talkers(broker.url)
+        server.join(40)
+        hostile.close()
+        assert server.error is None
+        assert store.unassigned()["malformed"] >= 300
+        for talker in talkers:
+            assert all("committed" in statuses or "duplicate" in statuses for statuses in talker.receipts.values())
+            assert len(talker.receipts) == 3
+
+
+def test_what_a_larger_state_or_another_run_left_retained_is_cleared(broker: TestBroker, tmp_path: Path) -> None:
+    bundle = bundle_file(tmp_path / "f.bundle")
+    before = Link(Address.parse(broker.url), "before", subscriptions=[topics.global_all(FLEET)]).open()
+    before.wait_connected(10)
+    rows = ClassRows(np.arange(3, dtype=np.uint16), np.ones((3, 60)))
+    stale = GlobalState(b"old!", 9, 9, rows).parts(400)
+    assert len(stale) == 3
+    for part in stale:
+        before.publish(topics.global_part(FLEET, part.part), encode(part), retain=True)
+    before.publish(topics.round_(FLEET), encode(Announcement(b"old!", 9, "finished", "fedproto", bundle)), retain=True)
+    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+        server = Running(broker.url, store, bundle)
+        talkers = _talkers(broker.url)
+        server.join()
+        assert server.error is None
+        assert set(talkers[0].states) >= {1, 2, 3}
+        run = store.run
+    after = Link(Address.parse(broker.url), "after", subscriptions=[f"pf/v1/{FLEET}/#"]).open()
+    after.wait_connected(10)
+    retained = {}
+    while (event := after.receive(0.5)) is not None:
+        if isinstance(event, Received):
+            retained[event.topic] = decode(event.payload)
+            after.acknowledge(event)
+    after.close()
+    before.close()
+    parts = {t: m for t, m in retained.items() if "/global/" in t}
+    assert sorted(parts) == [topics.global_part(FLEET, i) for i in range(len(parts))]
+    assert {m.run for m in parts.values()} == {run}
+    assert (retained[topics.round_(FLEET)].run, retained[topics.round_(FLEET)].phase) == (run, "finished")
+
+
+def test_the_older_of_two_aggregators_on_one_fleet_ends_with_a_clear_line(broker: TestBroker, tmp_path: Path) -> None:
+    bundle = bundle_file(tmp_path / "f.bundle")
+    with SqliteStore(tmp_path / "a", bundle, FLEET) as one, SqliteStore(tmp_path / "b", bundle, FLEET) as other:
+        older = Running(broker.url, one, bundle)
+        _wait(lambda: older.events)
+        time.sleep(0.3)
+        newer = Running(broker.url, other, bundle)
+        older.join(10)
+        assert f"another aggregator serves fleet {FLEET}" in str(older.error)
+        assert f"run {other.run.hex()}" in str(older.error)
+        talkers = _talkers(broker.url)
+        newer.join()
+        assert newer.error is None
+        assert all(len(t.receipts) == 3 for t in talkers)
+
+
+# ── the command, in a process of its own ────────────────────────────────────────────────────────────────────────────
+
+
+def _command(tmp_path: Path, url: str, *more: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "protofleet", "aggregate", "--bundle", str(tmp_path / "f.bundle")]
+    command += ["--broker", url, "--store", str(tmp_path / "s.sqlite"), "--fleet", FLEET, *more]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_kill_9_of_the_aggregator_at_any_moment_loses_and_doubles_nothing(broker: TestBroker, tmp_path: Path) -> None:
+    """Small messages make FFC's sums travel in chunks; the process is killed a few times while they do."""
+    bundle = bundle_file(tmp_path / "f.bundle", width=40)
+    rng = np.random.default_rng(5)
+
+    def make(index: int, announcement: Announcement) -> Statistic:
+        from contract.sphere import unit_rows
+        from contract.statistics import ClassMeans, FeatureGram
+
+        local = np.random.default_rng([index, announcement.round])
+        z, y = unit_rows(local.normal(size=(30, 40))), local.integers(0, 3, 30)
+        return FeatureGram.of(z, y, 3) if announcement.method == "ffc" else ClassMeans.of(z, y, 3)
+
+    options = ("--rounds", "3", "--min-clients", "3", "--limit-bytes", "1024", "--json", str(tmp_path / "out.json"))
+    process = _command(tmp_path, broker.url, *options)
+    talkers = [Talker(broker.url, FLEET, f"d{i}", lambda a, i=i: make(i, a), resend_s=0.5) for i in range(3)]
+    for talker in talkers:
+        talker.start()
+    for _ in range(4):
+        time.sleep(float(rng.uniform(0.4, 1.6)))
+        process.kill()
+        process.communicate()
+        process = _command(tmp_path, broker.url, *options)
+    assert process.wait(timeout=40) == 0, process.stderr.read()
+    process.communicate()
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert told["finished"]
+    assert told["totals"]["committed"] == 12
+    with SqliteStore(tmp_path / "s.sqlite", bundle, FLEET) as store:
+        for talker in talkers:
+            talker.join(10)
+            assert len(talker.sent) == 4
+            assert all(s[-1] in ("committed", "duplicate") for s in talker.receipts.values())
+        for round, method in talkers[0].sent:
+            messages = [decode(payload) for payload in store.contributions(round, method)]
+            stored = merge(lambda messages=messages: [m.statistic(3, 40) for m in messages])
+            _same(stored, merge(lambda key=(round, method): [t.sent[key] for t in talkers]))
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_ends_it_with_one_line(tmp_path: Path, how: signal.Signals, code: int, word: str) -> None:
+    bundle_file(tmp_path / "f.bundle")
+    broker = make_broker("embedded", tmp_path)
+    broker.start()
+    process = _command(tmp_path, broker.url)
+    line = process.stderr.readline() + process.stderr.readline()
+    assert "waiting for devices: 0/1 online" in line
+    process.send_signal(how)
+    rest = process.communicate(timeout=10)[1]
+    broker.stop()
+    assert process.returncode == code
+    assert rest.startswith(word)
+    assert len(rest.splitlines()) == 1
+    assert "--store" in rest
+
+
+def test_no_broker_is_one_line_and_exit_1(tmp_path: Path) -> None:
+    bundle_file(tmp_path / "f.bundle")
+    process = _command(tmp_path, f"mqtt://127.0.0.1:{free_port()}", "--patience", "0.5")
+    error = process.communicate(timeout=20)[1]
+    assert process.returncode == 1
+    assert error.startswith("error: no broker at mqtt://127.0.0.1")
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rule", "medain"], "--rule, expected an aggregation rule, got medain, try one of median"),
+        (["--min-clients", "0"], "--min-clients, expected 1 or more, got 0"),
+        (["--deadline", "-1"], "--deadline, expected seconds"),
+        (["--fraction", "1.5"], "--fraction, expected above 0, up to 1, got 1.5"),
+        (["--encoding", "f31"], "--encoding, expected an encoding, got f31, try one of f32"),
+        (["--ffc-encoding", "int8"], "--ffc-encoding, expected an encoding, got int8"),
+        (["--fleet", "a/b"], "--fleet, expected 1 to 64 of a-z"),
+        (["--rounds", "0", "--no-calibrate"], "--rounds, expected 1 or more, got 0"),
+        (["--limit-bytes", "100"], "--limit-bytes, expected at least 1024"),
+        (["--broker", "http://x"], "broker, expected mqtt://host[:port]"),
+        (["--bundle", "missing.bundle"], "cannot read bundle missing.bundle"),
+        (["--no-such-option"], "No such option"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_2(
+    tmp_path: Path, options: list[str], words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from protofleet import main
+
+    bundle_file(tmp_path / "f.bundle")
+    given = ["--bundle", str(tmp_path / "f.bundle"), "--broker", "mqtt://127.0.0.1:1", "--store", str(tmp_path / "s")]
+    assert main(["aggregate", *given, *options]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: ")
+    assert words in error
+    assert len(error.splitlines()) == 1
+
+
+def test_a_store_of_another_bundle_is_one_line_and_exit_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    from protofleet import main
+
+    SqliteStore(tmp_path / "s", bundle_file(tmp_path / "one.bundle"), FLEET).close()
+    bundle_file(tmp_path / "f.bundle", version=2)
+    given = ["--bundle", str(tmp_path / "f.bundle"), "--broker", "mqtt://127.0.0.1:1", "--store", str(tmp_path / "s")]
+    assert main(["aggregate", *given, "--fleet", FLEET]) == 2
+    error = capfd.readouterr().err
+    assert "is of another bundle, expected sha256" in error
+    assert "another --store" in error
+
+
+def test_a_status_flood_is_bounded_and_a_birth_is_believed(tmp_path: Path) -> None:
+    """Births of made-up devices beyond the bound are not followed; the run goes on with those that are."""
+    bundle = bundle_file(tmp_path / "f.bundle")
+    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+        core = Coordinator(store, manifest(), bundle, SETTINGS, now=0.0)
+        birth = encode(Status(True, b"instance", 1))
+        assert core.status("d1", birth)
+        assert not core.status("d1", birth)
+        assert core.status("d1", encode(Status(False, b"instance", 1)))
+        assert not core.status("d2", encode(contribution_of(store, bundle)))
+        core.take([], 0.0)
+        assert store.unassigned() == {"malformed": 1}
+
+
+def contribution_of(store: SqliteStore, bundle: bytes) -> Contribution:
+    return Contribution.of(means(), run=store.run, round=1, method="fedproto", bundle=bundle)
