@@ -114,7 +114,8 @@ def _compare(
         total = sum(count * cycles for count, (cycles, _, _) in zip(shapes.values(), ours, strict=True))
         row = {
             "name": name, "dataflow": dataflow, "shapes": len(shapes), "products": shapes.total(), "equal": equal,
-            "cycles": total, "scalesim_s": round(their_s, 3), "ours_s": round(our_s, 6), "ratio": round(their_s / our_s),
+            "cycles": total, "scalesim_s": round(their_s, 3), "ours_s": round(our_s, 6),
+            "ratio": round(their_s / our_s),
             "differences": [[*s, a, b] for s, a, b in zip(shapes, ours, theirs, strict=True) if a != b][:10],
         }  # fmt: skip
         rows.append(row)
@@ -129,7 +130,7 @@ def _compare(
 def _simulate(
     shapes: list[Shape], dataflow: str, python: str, folder: str, options: argparse.Namespace
 ) -> tuple[list[tuple[int, int, int]], float]:
-    """SCALE-Sim's compute cycles and reads of both operands for each shape, and the seconds it took without start-up."""
+    """SCALE-Sim's compute cycles and reads of both operands for each shape, and its seconds without start-up."""
     root = Path(tempfile.mkdtemp(dir=folder))
     (root / "driver.py").write_text(DRIVER)
     (root / "run.cfg").write_text(config_text(options.rows, options.cols, dataflow))

@@ -70,7 +70,7 @@ class Array:
 
     @property
     def buffer_bytes(self) -> int:
-        """One operand's share of the on-chip memory: a third (two operands, one result), half of it double-buffering."""
+        """One operand's share of the on-chip memory: a third (two operands, one result), halved to double-buffer."""
         return self.sram_bytes // 6
 
     @property
@@ -197,9 +197,12 @@ def assumptions(array: Array) -> tuple[str, ...]:
         f"depthwise mapping {array.depthwise}: {mapping}",
         f"special unit of {array.lanes} lanes for everything that is not a matrix product (one lane per column is our "
         "assumption; the paper does not give its width); a transcendental function takes 4 operations",
-        f"DDR at {array.dram_bytes_per_s / 1e9:g} GB/s peak; on-chip memory {array.sram_bytes:,} bytes, a third for each "
-        "operand and the result, double-buffered; an operand too large for its share is read again per block of the other",
-        "a result that fits its share and is used by the very next layer is not fetched again, and not written out when "
+        f"DDR at {array.dram_bytes_per_s / 1e9:g} GB/s peak; on-chip memory {array.sram_bytes:,} bytes, a third for "
+        f"each "
+        "operand and the result, double-buffered; an operand too large for its share is read again per block of the "
+        "other",
+        "a result that fits its share and is used by the very next layer is not fetched again, and not written out "
+        "when "
         "nothing later needs it; everything else goes through DDR",
         "array, special unit and DDR overlap within a layer (the longest counts); layers do not overlap",
         f"numbers are {array.precision} ({array.float_bytes} bytes) everywhere off-chip; partial sums are 4 bytes",
@@ -213,7 +216,8 @@ def _buildable(array: Array) -> tuple[str, ...]:
     if not array.dsps or needed <= array.dsps:
         return ()
     return (
-        f"{array.rows * array.cols:,} {array.precision} cells of one multiply-accumulate a cycle would need about {needed:,} "
+        f"{array.rows * array.cols:,} {array.precision} cells of one multiply-accumulate a cycle would need about "
+        f"{needed:,} "
         f"DSP blocks ({_DSPS_PER_MAC[array.precision]} each) where the chip has {array.dsps:,}: the published machine "
         "cannot be built so at this precision, the figures follow the paper's description",
     )

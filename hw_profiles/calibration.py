@@ -2,9 +2,9 @@
 
 On the device, for N local samples whose features the forward pass has just given:
 
-    prototypes   each feature vector is added to its class's sum                     N*D additions
-    ffc          Gram matrix Σ z zᵀ (D x D) and class sums Σ z yᵀ                    one product over N (SphereFed eq. 9)
-    ccvr         class means, and a covariance (D x D) for each class                C products, over N/C samples each
+    prototypes   each feature vector is added to its class's sum                   N*D additions
+    ffc          Gram matrix Σ z zᵀ (D x D), class sums Σ z yᵀ (SphereFed eq. 9)   one product over N
+    ccvr         class means, and a covariance (D x D) for each class              C products, over N/C samples each
 
 On the server:
 
@@ -57,10 +57,14 @@ def statistic_work(statistic: str, samples: int, classes: int, width: int) -> Wo
         each = Gemm(width, width, max(1, -(-samples // classes)), classes)
         ops = samples * width + classes * width * width  # centre, then scale
         layers.append(_layer("covariances", "statistic", (features,), (covariance,), (each,), ops))
-    return Workload(f"{statistic} statistic", samples, tuple(layers), tensors, tuple(n for n in tensors if n != features))
+    return Workload(
+        f"{statistic} statistic", samples, tuple(layers), tensors, tuple(n for n in tensors if n != features)
+    )
 
 
-def server_work(statistic: str, classes: int, width: int, *, virtual: int = 500, epochs: int = 1, batch: int = 64) -> Workload:
+def server_work(
+    statistic: str, classes: int, width: int, *, virtual: int = 500, epochs: int = 1, batch: int = 64
+) -> Workload:
     """What the server computes once all statistics are in.
 
     Args:
@@ -101,11 +105,21 @@ def _ccvr_server(
     tensors: dict[str, Tensor], classes: int, width: int, virtual: int, epochs: int, batch: int
 ) -> list[Layer]:
     covariance = _tensor(tensors, "covariances", classes, width, width)
-    noise, drawn = _tensor(tensors, "noise", classes * virtual, width), _tensor(tensors, "virtual", classes * virtual, width)
+    noise, drawn = (
+        _tensor(tensors, "noise", classes * virtual, width),
+        _tensor(tensors, "virtual", classes * virtual, width),
+    )
     roots = tuple(Gemm(g.m, g.n, g.k, g.count * classes) for g in _cholesky(width))
     layers = [
         _layer("roots", "statistic", (covariance,), (covariance,), roots, classes * width * width),
-        _layer("draw", "statistic", (covariance, noise), (drawn,), (Gemm(virtual, width, width, classes),), drawn_ops(classes * virtual, width)),
+        _layer(
+            "draw",
+            "statistic",
+            (covariance, noise),
+            (drawn,),
+            (Gemm(virtual, width, width, classes),),
+            drawn_ops(classes * virtual, width),
+        ),
     ]
     steps = epochs * -(-classes * virtual // batch)
     head = _tensor(tensors, "head", classes, width)
@@ -152,4 +166,6 @@ def _layer(
 
 def _check(statistic: str) -> None:
     if statistic not in STATISTICS:
-        raise UsageError("unknown statistic", expected="a statistic", got=statistic, hint=near_names(statistic, STATISTICS))
+        raise UsageError(
+            "unknown statistic", expected="a statistic", got=statistic, hint=near_names(statistic, STATISTICS)
+        )

@@ -60,8 +60,12 @@ def _memory(forward_at: Callable[[int], Workload], classes: int, array: Array) -
     multiplied = {n for layer in forward.layers if layer.gemms for n in layer.weights}
     dense = sum(forward.tensors[n].elements for n in multiplied if len(forward.tensors[n].shape) > 1)
     found = [
-        Reading("memory", "the head's share of the weights of convolutions and products", _share(head, dense), "arithmetic"),
-        Reading("memory", "the head's share of all weights, norms included", _share(head, forward.parameters), "arithmetic"),
+        Reading(
+            "memory", "the head's share of the weights of convolutions and products", _share(head, dense), "arithmetic"
+        ),
+        Reading(
+            "memory", "the head's share of all weights, norms included", _share(head, forward.parameters), "arithmetic"
+        ),
         Reading(
             "memory",
             "weights, gradients and momentum, no activations: the head's gradient and momentum go",
@@ -70,9 +74,13 @@ def _memory(forward_at: Callable[[int], Workload], classes: int, array: Array) -
         ),
     ]
     for batch in (1, 64):
-        costs = [round_cost(forward_at(batch), m, classes, array, Setting(batch=batch)) for m in ("fedavg", "spherefed")]
+        costs = [
+            round_cost(forward_at(batch), m, classes, array, Setting(batch=batch)) for m in ("fedavg", "spherefed")
+        ]
         saved = _saved(*(cost.memory.peak_bytes for cost in costs))
-        found.append(Reading("memory", f"peak of one training step, activations included, batch {batch}", saved, "predicted"))
+        found.append(
+            Reading("memory", f"peak of one training step, activations included, batch {batch}", saved, "predicted")
+        )
     return found
 
 
@@ -81,19 +89,27 @@ def _latency(forward: Workload, classes: int, array: Array) -> list[Reading]:
     for mapping in ("per-channel", "packed"):
         machine = replace(array, depthwise=mapping)
         base, frozen, skipped = (
-            round_cost(forward, m, classes, machine, Setting(batch=batch)).step for m in ("fedavg", "spherefed", "prototypes")
+            round_cost(forward, m, classes, machine, Setting(batch=batch)).step
+            for m in ("fedavg", "spherefed", "prototypes")
         )
         how = f"depthwise {mapping}, {array.dataflow}, batch {batch}"
         found += [
             Reading("latency", f"whole step, {how}", _saved(base.cycles, frozen.cycles), "simulated"),
-            Reading("latency", f"array cycles only, {how}", _saved(base.array_cycles, frozen.array_cycles), "simulated"),
+            Reading(
+                "latency", f"array cycles only, {how}", _saved(base.array_cycles, frozen.array_cycles), "simulated"
+            ),
         ]
         if mapping == "packed":
             ideal = [_ideal_cycles(cost) for cost in (base, frozen, skipped)]
             full = f"every product at full use of the cells, batch {batch}"
             found += [
                 Reading("latency", f"whole step, {full}", _saved(ideal[0], ideal[1]), "simulated"),
-                Reading("latency", f"whole step, {full}, classifier skipped altogether", _saved(ideal[0], ideal[2]), "simulated"),
+                Reading(
+                    "latency",
+                    f"whole step, {full}, classifier skipped altogether",
+                    _saved(ideal[0], ideal[2]),
+                    "simulated",
+                ),
             ]
     return found
 
@@ -115,7 +131,9 @@ def _calibration(forward: Workload, classes: int, array: Array, samples: int) ->
                     "simulated",
                 )
             )
-        found.append(Reading("calibration", f"one client alone, {how}", _saved(ccvr.client_ms, ffc.client_ms), "simulated"))
+        found.append(
+            Reading("calibration", f"one client alone, {how}", _saved(ccvr.client_ms, ffc.client_ms), "simulated")
+        )
     return found
 
 

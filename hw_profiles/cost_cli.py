@@ -23,7 +23,9 @@ __all__ = ["array_of", "cost_command"]
 
 
 def cost_command(
-    target: Annotated[str, typer.Argument(metavar="F.bundle|BACKBONE", help="a bundle, or one of SphereFed's backbones")],
+    target: Annotated[
+        str, typer.Argument(metavar="F.bundle|BACKBONE", help="a bundle, or one of SphereFed's backbones")
+    ],
     device: Annotated[str, typer.Option(help="a device with a systolic array")] = "fpga-vc707-32x64",
     devices_file: Annotated[list[Path] | None, typer.Option(help="device files of your own")] = None,
     batch: Annotated[int | None, typer.Option(help="B; default the bundle's, or 64")] = None,
@@ -90,27 +92,34 @@ def array_of(device: Device, **choices: str) -> Array:
 def _show(report: dict[str, Any], console: Console) -> None:
     subject, inference, array = report["subject"], report["inference"], report["array"]
     console.print(
-        f"[bold]{subject['name']}[/bold] ({subject['source']}), {subject['classes']} classes, batch {subject['batch']}, on "
-        f"[bold]{report['device']}[/bold]: {array['rows']}x{array['cols']} at {array['mhz']:g} MHz, {array['precision']}, "
+        f"[bold]{subject['name']}[/bold] ({subject['source']}), {subject['classes']} classes, batch "
+        f"{subject['batch']}, on "
+        f"[bold]{report['device']}[/bold]: {array['rows']}x{array['cols']} at {array['mhz']:g} MHz, "
+        f"{array['precision']}, "
         f"{array['dataflow']}, depthwise {array['depthwise']}"
     )
     console.print(
-        f"forward pass  {time_text(inference['latency_ms'])} (simulated), {100 * inference['utilisation']:.1f} % of the cells used, "
+        f"forward pass  {time_text(inference['latency_ms'])} (simulated), {100 * inference['utilisation']:.1f} % of "
+        f"the cells used, "
         f"{size(inference['dram_bytes'])} through DDR, {size(inference['memory']['peak_bytes'])} of memory (predicted)"
     )
     if subject["unmodelled"]:
-        console.print(f"[yellow]not modelled[/yellow]: {', '.join(f'{op} x{n}' for op, n in subject['unmodelled'].items())}")
+        console.print(
+            f"[yellow]not modelled[/yellow]: {', '.join(f'{op} x{n}' for op, n in subject['unmodelled'].items())}"
+        )
     if report["methods"]:
         console.print(_method_table(report))
         for row in report["calibration"]:
             console.print(
-                f"{row['statistic']}  {time_text(row['total_ms'])} (simulated): client {time_text(row['client_ms'])}, server "
+                f"{row['statistic']}  {time_text(row['total_ms'])} (simulated): client {time_text(row['client_ms'])}, "
+                f"server "
                 f"{time_text(row['server_ms'])}, {size(row['uplink_bytes'])} up"
             )
         _show_claims(report, console)
     fits = report["memory"]["largest_batch"]
     console.print(
-        f"largest batch in {size(report['memory']['capacity_bytes'])}: {fits['training']:,} in training, {fits['inference']:,} in "
+        f"largest batch in {size(report['memory']['capacity_bytes'])}: {fits['training']:,} in training, "
+        f"{fits['inference']:,} in "
         "inference (predicted)"
     )
     console.print("assumptions", style="dim")
@@ -120,7 +129,19 @@ def _show(report: dict[str, Any], console: Console) -> None:
 
 def _method_table(report: dict[str, Any]) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    columns = ("method", "classifier", "step", "forward", "input grad", "weight grad", "update", "round", "memory", "time saved", "memory saved")
+    columns = (
+        "method",
+        "classifier",
+        "step",
+        "forward",
+        "input grad",
+        "weight grad",
+        "update",
+        "round",
+        "memory",
+        "time saved",
+        "memory saved",
+    )
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
     for row in report["methods"]:
@@ -137,7 +158,10 @@ def _show_claims(report: dict[str, Any], console: Console) -> None:
     last = ""
     for row in report["claims"]:
         if row["claim_text"] != last:
-            console.print(f"claim: up to {row['paper_percent']} % {row['claim_text']} (SphereFed); this model gives", highlight=False)
+            console.print(
+                f"claim: up to {row['paper_percent']} % {row['claim_text']} (SphereFed); this model gives",
+                highlight=False,
+            )
         last = row["claim_text"]
         console.print(f"  {row['percent']:7.2f} %  {row['assumption']} ({row['kind']})", highlight=False)
 

@@ -56,7 +56,9 @@ class Subject:
     step: Workload | None = None
 
 
-def load_subject(target: str, *, classes: int | None = None, side: int | None = None, batch: int | None = None) -> Subject:
+def load_subject(
+    target: str, *, classes: int | None = None, side: int | None = None, batch: int | None = None
+) -> Subject:
     """A bundle file, or one of the paper's backbones by name.
 
     Args:
@@ -112,7 +114,9 @@ def step_cost(subject: Subject, array: Array, method: str = "fedavg") -> Cost:
     return simulate(training_step(forward, method, subject.classes, **subject.options), array)
 
 
-def cost_report(subject: Subject, array: Array, *, device: str, setting: Setting, capacity_bytes: int) -> dict[str, Any]:
+def cost_report(
+    subject: Subject, array: Array, *, device: str, setting: Setting, capacity_bytes: int
+) -> dict[str, Any]:
     """Everything `protofleet cost` knows, as JSON-ready values.
 
     Args:
@@ -127,7 +131,9 @@ def cost_report(subject: Subject, array: Array, *, device: str, setting: Setting
     trains = array.precision != "int8"
     fits = _largest_batches(subject, array, capacity_bytes)
     _check_fits(setting.batch, fits["training" if trains else "inference"], capacity_bytes, device)
-    rounds = [round_cost(forward, m, subject.classes, array, setting, **subject.options) for m in HEADS] if trains else []
+    rounds = (
+        [round_cost(forward, m, subject.classes, array, setting, **subject.options) for m in HEADS] if trains else []
+    )
     calibrations = [calibration_cost(forward, s, subject.classes, array, setting.samples) for s in ("ffc", "ccvr")]
     width = forward.tensors[forward.outputs[0]].shape[1]
     return {
@@ -145,7 +151,7 @@ def cost_report(subject: Subject, array: Array, *, device: str, setting: Setting
             "unmodelled": forward.unmodelled,
         },
         "device": device,
-        "array": {k: v for k, v in asdict(array).items()} | {"peak_gflops": array.peak_gflops},
+        "array": dict(asdict(array).items()) | {"peak_gflops": array.peak_gflops},
         "assumptions": list(assumptions(array)) + _training_assumptions(subject, setting, trains),
         "inference": _inference(simulate(forward, array)),
         "methods": [_round(cost, rounds[0]) for cost in rounds],
@@ -190,9 +196,11 @@ def _training_assumptions(subject: Subject, setting: Setting, trains: bool) -> l
         f"{setting.batch} (the last batch of an epoch counts as a full one)",
         f"SGD with {optimizer}; gradients are kept until the backward pass is over, then every tensor is updated once",
         "input gradients of strided convolutions are stride^2 dense products, so that no zeros are multiplied",
-        "CCVR's server draws 500 features per class (1,000 for 200 classes) and trains one epoch on them; FFC's and CCVR's "
+        "CCVR's server draws 500 features per class (1,000 for 200 classes) and trains one epoch on them; FFC's and "
+        "CCVR's "
         "server work is timed on the same accelerator, as the paper does not name its server",
-        "memory: peak of one step by liveness, packed greedily by size, from the batch in its buffers to the last update",
+        "memory: peak of one step by liveness, packed greedily by size, from the batch in its buffers to the last "
+        "update",
     ]
 
 
@@ -278,7 +286,8 @@ def _layer(cost: LayerCost) -> dict[str, Any]:
         "kind": layer.kind,
         "phase": layer.phase,
         "products": [
-            {"m": p.m, "n": p.n, "k": p.k, "count": p.count, "channels": p.channels, "cycles": p.cycles} for p in cost.placed
+            {"m": p.m, "n": p.n, "k": p.k, "count": p.count, "channels": p.channels, "cycles": p.cycles}
+            for p in cost.placed
         ],
         "macs": layer.macs,
         "vector_ops": layer.vector_ops,

@@ -46,7 +46,9 @@ def layer_traffic(
         sizes = {n: workload.tensors[n].nbytes(float_bytes) for n in (*layer.reads, *layer.writes)}
         fetched = [0 if root[n] in kept else sizes[n] for n in layer.reads]
         count = min((gemm.count for gemm in layer.gemms), default=1)  # independent products are blocked one by one
-        reread = _blocked(fetched, [sizes[n] // count for n in layer.reads], buffer_bytes) if layer.gemms else sum(fetched)
+        reread = (
+            _blocked(fetched, [sizes[n] // count for n in layer.reads], buffer_bytes) if layer.gemms else sum(fetched)
+        )
         fits = {root[n] for n in layer.writes if sizes[n] <= buffer_bytes and workload.tensors[n].role == "activation"}
         gone = {r for r in fits if last_read.get(r, -1) <= _next_working(workload, index)}
         written = sum(sizes[n] for n in layer.writes if root[n] not in gone)

@@ -1,7 +1,7 @@
 """The backbones that the SphereFed paper costs, as ONNX graphs without weights: Tables 11, 12, 14 and 15.
 
-Written as graphs, so that they are read by `graph` like any bundle. Where the tables as printed do not fit together, the
-reading that gives the printed feature width is taken: ConvNet needs padding 1 to flatten to 1024 numbers at 32x32;
+Written as graphs, so that they are read by `graph` like any bundle. Where the tables as printed do not fit together,
+the reading that gives the printed feature width is taken: ConvNet needs padding 1 to flatten to 1024 numbers at 32x32;
 VGG13's last pool must reduce to 1x1 for its 512; MobileNetV2 and ResNet18 have the usual residual connections, which
 the tables leave out (where a shortcut changes shape, ResNet18 has a 1x1 convolution, MobileNetV2 none). At 64x64
 (TinyImageNet) the tables' TIN_S = 2 applies. Norms are group norms, as in the paper but for MobileNetV2 on CIFAR-100.
@@ -20,7 +20,15 @@ __all__ = ["NETWORKS", "build_network"]
 _OPSET = 21
 _GROUPS = 8
 # MobileNetV2, Table 14: expansion, output channels, repeats, stride of the first (0: TIN_S)
-_MOBILENET_V2 = ((1, 16, 1, 1), (6, 24, 2, 0), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+_MOBILENET_V2 = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 0),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
 
 
 def build_network(name: str, *, side: int = 32) -> ModelProto:
@@ -30,7 +38,9 @@ def build_network(name: str, *, side: int = 32) -> ModelProto:
         UsageError: for an unknown name, or a side other than a positive multiple of 32.
     """
     if name not in NETWORKS:
-        raise UsageError("unknown backbone", expected="a bundle file or a name", got=name, hint=near_names(name, NETWORKS))
+        raise UsageError(
+            "unknown backbone", expected="a bundle file or a name", got=name, hint=near_names(name, NETWORKS)
+        )
     if side < 32 or side % 32:
         raise UsageError(f"{name}: input side", expected="a multiple of 32", got=side)
     net = _Net(side)
@@ -48,7 +58,9 @@ class _Net:
 
     def node(self, op: str, *inputs: str, **attributes: object) -> None:
         output = f"v{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, [*(inputs or (self.value,))], [output], f"{op}_{len(self.nodes)}", **attributes))
+        self.nodes.append(
+            helper.make_node(op, [*(inputs or (self.value,))], [output], f"{op}_{len(self.nodes)}", **attributes)
+        )
         self.value = output
 
     def weight(self, *shape: int) -> str:
@@ -61,7 +73,9 @@ class _Net:
     def conv(self, out: int, kernel: int = 3, stride: int = 1, groups: int = 1, relu: bool = True) -> None:
         """Convolution without bias, norm and, unless told otherwise, ReLU."""
         pad, weight = kernel // 2, self.weight(out, self.channels // groups, kernel, kernel)
-        self.node("Conv", self.value, weight, strides=[stride] * 2, pads=[pad] * 4, kernel_shape=[kernel] * 2, group=groups)
+        self.node(
+            "Conv", self.value, weight, strides=[stride] * 2, pads=[pad] * 4, kernel_shape=[kernel] * 2, group=groups
+        )
         self.channels, self.side = out, -(-self.side // stride)
         self.node("GroupNormalization", self.value, self.weight(out), self.weight(out), num_groups=_GROUPS)
         if relu:

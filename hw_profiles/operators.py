@@ -33,14 +33,50 @@ class Work:
 # Scalar operations per output element. A transcendental function counts 4: a table look-up and its interpolation.
 _ELEMENTWISE: Mapping[str, int] = {
     **dict.fromkeys(
-        "Add Sub Mul Div Relu Neg Abs Max Min Equal Greater GreaterOrEqual Less LessOrEqual Where Cast CastLike Not And Or "
-        "Xor Sign Floor Ceil Round Clip Reciprocal Mod IsNaN IsInf BitShift PRelu LeakyRelu ThresholdedRelu Sum Mean".split(),
+        [
+            "Add",
+            "Sub",
+            "Mul",
+            "Div",
+            "Relu",
+            "Neg",
+            "Abs",
+            "Max",
+            "Min",
+            "Equal",
+            "Greater",
+            "GreaterOrEqual",
+            "Less",
+            "LessOrEqual",
+            "Where",
+            "Cast",
+            "CastLike",
+            "Not",
+            "And",
+            "Or",
+            "Xor",
+            "Sign",
+            "Floor",
+            "Ceil",
+            "Round",
+            "Clip",
+            "Reciprocal",
+            "Mod",
+            "IsNaN",
+            "IsInf",
+            "BitShift",
+            "PRelu",
+            "LeakyRelu",
+            "ThresholdedRelu",
+            "Sum",
+            "Mean",
+        ],
         1,
     ),
-    **dict.fromkeys("HardSigmoid QuantizeLinear DequantizeLinear DynamicQuantizeLinear".split(), 2),
-    **dict.fromkeys("HardSwish Sqrt Softsign Celu Elu Selu".split(), 3),
-    **dict.fromkeys("Sigmoid Tanh Exp Log Pow Erf Softplus Sin Cos".split(), 4),
-    **dict.fromkeys("Gelu Mish Swish QuickGelu".split(), 6),
+    **dict.fromkeys(["HardSigmoid", "QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"], 2),
+    **dict.fromkeys(["HardSwish", "Sqrt", "Softsign", "Celu", "Elu", "Selu"], 3),
+    **dict.fromkeys(["Sigmoid", "Tanh", "Exp", "Log", "Pow", "Erf", "Softplus", "Sin", "Cos"], 4),
+    **dict.fromkeys(["Gelu", "Mish", "Swish", "QuickGelu"], 6),
 }
 # Per input element: statistics (2 for mean and spread) and the affine step (2), where the statistics are taken live.
 _NORM: Mapping[str, int] = {
@@ -56,21 +92,48 @@ _NORM: Mapping[str, int] = {
 }
 _SOFTMAX: Mapping[str, int] = {"Softmax": 7, "LogSoftmax": 7, "SoftmaxCrossEntropyLoss": 8}
 _REDUCE: Mapping[str, int] = {
-    **dict.fromkeys("ReduceSum ReduceMean ReduceMax ReduceMin ReduceProd ArgMax ArgMin CumSum".split(), 1),
-    **dict.fromkeys("ReduceL2 ReduceL1 ReduceSumSquare ReduceLogSum".split(), 2),
-    **dict.fromkeys("ReduceLogSumExp TopK".split(), 5),
+    **dict.fromkeys(
+        ["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ArgMax", "ArgMin", "CumSum"], 1
+    ),
+    **dict.fromkeys(["ReduceL2", "ReduceL1", "ReduceSumSquare", "ReduceLogSum"], 2),
+    **dict.fromkeys(["ReduceLogSumExp", "TopK"], 5),
 }
-_POOL = frozenset("MaxPool AveragePool LpPool GlobalAveragePool GlobalMaxPool GlobalLpPool QLinearAveragePool".split())
-_MOVE = frozenset(
-    "Transpose Concat Split Slice Gather GatherElements GatherND Scatter ScatterElements ScatterND Pad Expand Tile OneHot "
-    "DepthToSpace SpaceToDepth Resize Upsample Trilu Range ConstantOfShape EyeLike ReverseSequence NonZero Compress".split()
+_POOL = frozenset(
+    ["MaxPool", "AveragePool", "LpPool", "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "QLinearAveragePool"]
 )
-_VIEW = frozenset("Reshape Flatten Squeeze Unsqueeze Identity Dropout".split())
+_MOVE = frozenset(
+    [
+        "Transpose",
+        "Concat",
+        "Split",
+        "Slice",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Scatter",
+        "ScatterElements",
+        "ScatterND",
+        "Pad",
+        "Expand",
+        "Tile",
+        "OneHot",
+        "DepthToSpace",
+        "SpaceToDepth",
+        "Resize",
+        "Upsample",
+        "Trilu",
+        "Range",
+        "ConstantOfShape",
+        "EyeLike",
+        "ReverseSequence",
+        "NonZero",
+        "Compress",
+    ]
+)
+_VIEW = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"])
 
 
-def describe(
-    node: NodeProto, tensors: Mapping[str, Tensor], constants: Mapping[str, object], data: set[str]
-) -> Work:
+def describe(node: NodeProto, tensors: Mapping[str, Tensor], constants: Mapping[str, object], data: set[str]) -> Work:
     """What `node` computes. `data` names the tensors that depend on the input and not only on weights."""
     op, shape = node.op_type, _shapes(node, tensors)
     if node.domain not in ("", "ai.onnx"):
@@ -94,7 +157,11 @@ def describe(
 def conv_work(conv: ConvShape) -> Work:
     """The products of a convolution (ONNX `Conv`), and its kind."""
     kh, kw = conv.kernel
-    m, n, k = conv.batch * conv.out_height * conv.out_width, conv.c_out // conv.groups, kh * kw * conv.c_in // conv.groups
+    m, n, k = (
+        conv.batch * conv.out_height * conv.out_width,
+        conv.c_out // conv.groups,
+        kh * kw * conv.c_in // conv.groups,
+    )
     gemm = Gemm(m, n, k, conv.groups, "k" if conv.groups > 1 else "")
     return Work(_conv_kind(conv), (gemm,), conv=conv)
 
@@ -158,7 +225,7 @@ def _conv(node: NodeProto, tensors: Mapping[str, Tensor], data: set[str]) -> Wor
 
 
 def _conv_transpose(node: NodeProto, tensors: Mapping[str, Tensor], data: set[str]) -> Work:
-    x, w, y = (tensors[n].shape for n in (node.input[0], node.input[1], node.output[0]))
+    x, w, _y = (tensors[n].shape for n in (node.input[0], node.input[1], node.output[0]))
     groups = int(_attributes(node).get("group", 1))  # type: ignore[call-overload]
     taps = prod(w[2:])
     gemm = Gemm(x[0] * prod(x[2:]), taps * w[1], x[1] // groups, groups, "k" if groups > 1 else "")
@@ -168,7 +235,7 @@ def _conv_transpose(node: NodeProto, tensors: Mapping[str, Tensor], data: set[st
 
 def _matmul(node: NodeProto, tensors: Mapping[str, Tensor], data: set[str]) -> Work:
     second = 3 if node.op_type == "QLinearMatMul" else 1
-    a, b, y = (tensors[n].shape for n in (node.input[0], node.input[second], node.output[0]))
+    a, b, _y = (tensors[n].shape for n in (node.input[0], node.input[second], node.output[0]))
     n = b[-1] if len(b) > 1 else 1
     if len(b) <= 2:  # one matrix on the right: the left one's batch dimensions are rows
         return Work("linear", (Gemm(max(1, prod(a[:-1])), n, a[-1]),))

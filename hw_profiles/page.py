@@ -16,23 +16,39 @@ __all__ = ["PALETTE", "Bar", "bars", "details", "facts", "heat", "notes", "page"
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c8c8c")
 _STYLE = """
 :root{--ink:#1b2733;--soft:#5b6b7a;--line:#dde4ea;--back:#fff;--panel:#f6f8fa;--accent:#0072b2}
-*{box-sizing:border-box}body{margin:0;background:var(--back);color:var(--ink);font:15px/1.5 system-ui,-apple-system,
-"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}main{max-width:1120px;margin:0 auto;padding:32px 24px 64px}
-h1{font-size:26px;line-height:1.2;margin:0 0 4px;letter-spacing:-.01em}h2{font-size:18px;margin:40px 0 10px;padding-top:14px;
-border-top:1px solid var(--line)}h3{font-size:15px;margin:22px 0 6px}p{margin:6px 0 10px;max-width:80ch}.lead{color:var(--soft)}
-.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:16px 0}.fact{background:var(--panel);
-border:1px solid var(--line);border-radius:8px;padding:10px 14px}.fact b{display:block;font-size:20px;font-weight:650;
-font-variant-numeric:tabular-nums;white-space:nowrap}.fact span{color:var(--soft);font-size:12.5px}
-.scroll{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
-th,td{padding:5px 9px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}th{color:var(--soft);
-font-weight:600;border-bottom:2px solid var(--line);vertical-align:bottom}th:first-child,td:first-child,.l{text-align:left}
-td.w{white-space:normal;text-align:left;min-width:22ch}tr:hover td{background:#f3f7fb}.tag{display:inline-block;font-size:11px;
-padding:0 7px;border-radius:9px;border:1px solid var(--line);color:var(--soft);background:#fff;vertical-align:1px}
-.measured{color:#00684b;border-color:#7fc9ae}.simulated{color:#00538a;border-color:#8fbfe0}.predicted{color:#8a5a00;border-color:#e6c37a}
-ul.notes{margin:6px 0;padding-left:18px;color:var(--soft);font-size:13.5px}ul.notes li{margin:3px 0;max-width:95ch}
-details>summary{cursor:pointer;color:var(--accent);font-weight:600;margin:8px 0}svg{max-width:100%;height:auto;display:block;
-margin:8px 0}svg text{font:12px system-ui,sans-serif;fill:var(--ink)}svg .soft{fill:var(--soft)}footer{color:var(--soft);
-font-size:12.5px;margin-top:48px}@media print{main{max-width:none;padding:0}h2{break-after:avoid}details{display:block}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--back);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe
+UI",Roboto,"Helvetica Neue",Arial,sans-serif}
+main{max-width:1120px;margin:0 auto;padding:32px 24px 64px}
+h1{font-size:26px;line-height:1.2;margin:0 0 4px;letter-spacing:-.01em}
+h2{font-size:18px;margin:40px 0 10px;padding-top:14px;border-top:1px solid var(--line)}
+h3{font-size:15px;margin:22px 0 6px}
+p{margin:6px 0 10px;max-width:80ch}
+.lead{color:var(--soft)}
+.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:16px 0}
+.fact{background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:10px 14px}
+.fact b{display:block;font-size:20px;font-weight:650;font-variant-numeric:tabular-nums;white-space:nowrap}
+.fact span{color:var(--soft);font-size:12.5px}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
+th,td{padding:5px 9px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
+th{color:var(--soft);font-weight:600;border-bottom:2px solid var(--line);vertical-align:bottom}
+th:first-child,td:first-child,.l{text-align:left}
+td.w{white-space:normal;text-align:left;min-width:22ch}
+tr:hover td{background:#f3f7fb}
+.tag{display:inline-block;font-size:11px;padding:0 7px;border-radius:9px;border:1px solid
+var(--line);color:var(--soft);background:#fff;vertical-align:1px}
+.measured{color:#00684b;border-color:#7fc9ae}
+.simulated{color:#00538a;border-color:#8fbfe0}
+.predicted{color:#8a5a00;border-color:#e6c37a}
+ul.notes{margin:6px 0;padding-left:18px;color:var(--soft);font-size:13.5px}
+ul.notes li{margin:3px 0;max-width:95ch}
+details>summary{cursor:pointer;color:var(--accent);font-weight:600;margin:8px 0}
+svg{max-width:100%;height:auto;display:block;margin:8px 0}
+svg text{font:12px system-ui,sans-serif;fill:var(--ink)}
+svg .soft{fill:var(--soft)}
+footer{color:var(--soft);font-size:12.5px;margin-top:48px}
+@media print{main{max-width:none;padding:0}h2{break-after:avoid}details{display:block}}
 """
 
 
@@ -67,7 +83,9 @@ def details(summary: str, *blocks: str) -> str:
 
 def facts(values: Sequence[tuple[str, str]]) -> str:
     """Large figures with a caption each: (figure, caption)."""
-    boxes = (f'<div class="fact"><b>{escape(value)}</b><span>{escape(caption)}</span></div>' for value, caption in values)
+    boxes = (
+        f'<div class="fact"><b>{escape(value)}</b><span>{escape(caption)}</span></div>' for value, caption in values
+    )
     return f'<div class="facts">{"".join(boxes)}</div>'
 
 
@@ -136,4 +154,5 @@ def bars(values: Sequence[Bar], *, unit: str, title: str = "", width: int = 1040
         out.append(f'<text x="{x + 6:.1f}" y="{y + 13}">{escape(bar.note or f"{total:,.4g}")}</text>')
     height = top + len(values) * step + 6
     label = escape(title or "bar chart")
-    return f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{label}">{"".join(out)}</svg>'
+    frame = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    return f'<svg {frame} role="img" aria-label="{label}">{"".join(out)}</svg>'

@@ -4,7 +4,7 @@ A step graph is plain dataflow, so the phase is read from what a node depends on
 
     forward           `loss` or a running statistic (`<buffer>.next`) needs it
     update            elementwise, at the end of a chain to `<param>.next` that begins where the gradient is whole
-    weight gradient   the rest that feeds one tensor's update only, or multiplies two things that both vary with the data
+    weight gradient   the rest that feeds one tensor's update only, or multiplies two things that vary with the data
     input gradient    the rest: the gradient on its way to earlier layers
 
 DESIGN section 5, training cost.
@@ -21,7 +21,7 @@ from hw_profiles.workload import Phase
 __all__ = ["phase_of_nodes"]
 
 _PRODUCTS = frozenset(("Conv", "ConvTranspose", "MatMul", "Gemm", "Einsum"))
-_UPDATE_OPS = frozenset("Add Sub Mul Div Neg Sum Cast Reshape Identity Where".split())
+_UPDATE_OPS = frozenset(["Add", "Sub", "Mul", "Div", "Neg", "Sum", "Cast", "Reshape", "Identity", "Where"])
 
 
 def phase_of_nodes(nodes: Sequence[NodeProto], outputs: Sequence[str], data: set[str]) -> list[Phase]:

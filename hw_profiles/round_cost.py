@@ -101,7 +101,7 @@ def calibration_cost(
     server: Array | None = None,
     epochs: int = 1,
 ) -> Calibration:
-    """Cost of calibrating by FFC or CCVR, the server's share on `server` (default: an accelerator like the device's)."""
+    """Cost of calibrating by FFC or CCVR; the server's share runs on `server` (default: the same accelerator)."""
     width = forward.tensors[forward.outputs[0]].shape[1]
     batches = -(-samples // forward.batch)
     statistic_cost = simulate(statistic_work(statistic, samples, classes, width), array)

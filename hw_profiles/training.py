@@ -35,7 +35,21 @@ HEADS: Mapping[str, HeadUse] = {
     "spherefed": "frozen",
     "prototypes": "skipped",
 }
-_SAVES_OUTPUT = frozenset("Relu Clip Sigmoid Tanh Exp Sqrt Reciprocal HardSigmoid LeakyRelu Softmax LogSoftmax".split())
+_SAVES_OUTPUT = frozenset(
+    [
+        "Relu",
+        "Clip",
+        "Sigmoid",
+        "Tanh",
+        "Exp",
+        "Sqrt",
+        "Reciprocal",
+        "HardSigmoid",
+        "LeakyRelu",
+        "Softmax",
+        "LogSoftmax",
+    ]
+)
 _PASSES_THROUGH = frozenset(("Add", "Sub", "Sum", "Cast"))
 _LINEAR_BACKWARD = frozenset(("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum", "Dropout", "Neg"))
 
@@ -90,9 +104,7 @@ def input_gradient_gemms(conv: ConvShape) -> tuple[Gemm, ...]:
             k = taps_h * taps_w * conv.c_out // conv.groups
             if k:
                 found[conv.batch * high * wide, conv.c_in // conv.groups, k] += 1
-    return tuple(
-        Gemm(m, n, k, conv.groups, diagonal) for (m, n, k), times in found.items() for _ in range(times)
-    )
+    return tuple(Gemm(m, n, k, conv.groups, diagonal) for (m, n, k), times in found.items() for _ in range(times))
 
 
 def _phases(size: int, kernel: int, stride: int, pad: int, dilation: int) -> list[tuple[int, int]]:
@@ -183,7 +195,9 @@ def _append_head(tape: _Tape, z: str, method: str, classes: int, bias: bool, nor
         distance = tape.tensor("offsets", (batch, width))
         tape.add("prototype_loss", "Distance", "elementwise", "forward", (z, anchors), (distance,), vector_ops=3 * size)
         gradient = tape.partial(z)
-        tape.add("prototype_loss:seed", "Mul", "elementwise", "input_gradient", (distance,), (gradient,), vector_ops=size)
+        tape.add(
+            "prototype_loss:seed", "Mul", "elementwise", "input_gradient", (distance,), (gradient,), vector_ops=size
+        )
     return start
 
 
@@ -258,7 +272,9 @@ def _backward_product(tape: _Tape, layer: Layer, gradient: str, targets: list[st
         ops = tape.tensors[gradient].elements if extra else 0  # the bias gradient: a sum over the batch
         phase: Phase = "input_gradient" if second in data else "weight_gradient"
         gemms = _second_operand(layer)
-        tape.add(f"{layer.name}:{phase}", layer.op, layer.kind, phase, (gradient, first), writes, gemms, ops, layer.conv)
+        tape.add(
+            f"{layer.name}:{phase}", layer.op, layer.kind, phase, (gradient, first), writes, gemms, ops, layer.conv
+        )
     if first in targets:
         phase = "input_gradient" if first in data else "weight_gradient"
         gemms = _first_operand(layer)
@@ -279,7 +295,7 @@ def _first_operand(layer: Layer) -> tuple[Gemm, ...]:
 
 
 def _update(tape: _Tape, name: str, gradient: str, momentum: bool, weight_decay: bool) -> None:
-    """p ← p − lr·v, v ← μ·v + g + wd·p, in place."""
+    """v ← μ·v + g + wd·p, then p ← p - lr·v, in place."""
     tensor = tape.tensors[name]
     state = (tape.tensor(f"momentum.{name}", tensor.shape, "optimizer"),) if momentum else ()
     ops = tensor.elements * (2 + 2 * momentum + 2 * weight_decay)
