@@ -21,13 +21,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import UsageError, near_names
-from hw_profiles.demand import CLASSES, layer_demands
+from hw_profiles.demand import CLASSES, LayerDemand, layer_demands
 from hw_profiles.device import Device
 from hw_profiles.nominal import Precision, Threads, device_rates, log_cost_ms
 from hw_profiles.rows import Setting
 from hw_profiles.workload import Workload
 
-__all__ = ["ANY_DEVICE", "Coefficients", "Prediction", "coefficients", "default_runtime", "predict", "runtimes"]
+__all__ = [
+    "ANY_DEVICE",
+    "Coefficients",
+    "Prediction",
+    "coefficients",
+    "default_runtime",
+    "predict",
+    "runtimes",
+    "settings_of",
+]
 
 ANY_DEVICE = "*"
 COVERAGE_Z = 1.2816  # 80 % of a normal distribution
@@ -53,6 +62,7 @@ class Coefficients:
     noise: float
     interval_scale: float
     provenance: Mapping[str, object]
+    checks: Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +85,16 @@ class Prediction:
     rows: int
     basis: str
     unmodelled: Mapping[str, int]
+    demands: tuple[LayerDemand, ...] = ()
+
+    def products(self) -> list[tuple[str, int, float, float]]:
+        """Layers that multiply: (name, multiply-accumulates, elements read and written, ms)."""
+        traffic = CLASSES.index("traffic")
+        return [
+            (each.layer.name, each.layer.macs, float(each.amounts[traffic]), float(ms))
+            for each, ms in zip(self.demands, self.layers_ms, strict=True)
+            if each.layer.macs and ms > 0
+        ]
 
 
 @cache
@@ -93,7 +113,7 @@ def coefficients() -> Coefficients:
         key = (s.device, s.runtime, s.precision, s.threads)
         if key not in fits or _standing(fit) > _standing(fits[key]):
             fits[key] = fit
-    return Coefficients(fits, table["noise"], table["interval_scale"], table["provenance"])
+    return Coefficients(fits, table["noise"], table["interval_scale"], table["provenance"], table["checks"])
 
 
 def runtimes(device: Device) -> dict[str, int]:
@@ -105,9 +125,32 @@ def runtimes(device: Device) -> dict[str, int]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
+def settings_of(device: Device) -> list[tuple[str, Precision, Threads]]:
+    """Every (runtime, precision, threads) that can be predicted on a device, those with published rows first.
+
+    A device that no row names gets the runtimes that shared effects allow.
+    """
+    fits = coefficients().fits
+    own = {key[1:]: fit for key, fit in fits.items() if key[0] == device.name}
+    shared = {key[1:]: fit for key, fit in fits.items() if key[0] == ANY_DEVICE}
+    found = [(key, fit.rows) for key, fit in (own or shared).items() if fit.setting.processor in device.processors]
+    if not own and device.cpu is not None and device.cpu.fp16_macs_per_cycle is None:
+        found = [
+            (key, rows)
+            for key, rows in found
+            if key[1] != "fp16" or fits[(ANY_DEVICE, *key)].setting.processor == "gpu"
+        ]
+    found.sort(key=lambda item: (item[1] == 0, item[0]))
+    return [(runtime, precision, threads) for (runtime, precision, threads), _ in found]  # type: ignore[misc]
+
+
 def default_runtime(device: Device) -> str:
-    """The CPU runtime with the most published rows on boards like these."""
-    return "ncnn" if device.cpu is not None else "tensorrt"
+    """The CPU runtime with the most published rows on boards; our own where no board of that kind was published."""
+    if device.cpu is None:
+        return "tensorrt"
+    return (
+        "ncnn" if any(key[0] == device.name and fit.rows for key, fit in coefficients().fits.items()) else "onnxruntime"
+    )
 
 
 def default_precision(device: Device, runtime: str) -> Precision:
@@ -141,7 +184,8 @@ def predict(
     processor = fit.setting.processor
     rates = device_rates(device, processor, precision, fit.setting.threads)
     unit_ms = np.exp(log_cost_ms(rates, processor) + fit.offsets)  # (K,)
-    parts = np.array([each.amounts for each in layer_demands(workload)]) * unit_ms  # (layers, K)
+    demands = layer_demands(workload)
+    parts = np.array([each.amounts for each in demands]) * unit_ms  # (layers, K)
     total = parts.sum()
     share = parts.sum(axis=0) / total
     known = coefficients()
@@ -158,6 +202,7 @@ def predict(
         rows=fit.rows,
         basis=_basis(fit, device, training),
         unmodelled=workload.unmodelled,
+        demands=tuple(demands),
     )
 
 
