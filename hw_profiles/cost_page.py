@@ -127,8 +127,8 @@ def _methods(report: Mapping[str, Any]) -> str:
         for row in report["methods"]
     ]  # fmt: skip
     lead = (
-        "Savings are against fedavg. What goes up is the raw payload: weights for fedavg and spherefed as published, class "
-        "sums otherwise."
+        "Savings are against fedavg. What goes up is the raw payload: weights for fedavg and spherefed as published, "
+        "class sums otherwise."
     )
     return section("Methods", table(headers, rows, left=(0, 1)), lead=lead)
 

@@ -73,6 +73,8 @@ def read_workload(
         given |= {i.name: given.get(i.name, "parameter") for i in graph.input if i.name not in STEP_INPUTS}
     constants = _constants(model)
     known = {n: r for n, r in given.items() if n in shapes}
+    if training:
+        known |= {o.name: "next" for o in model.graph.output if o.name.endswith(".next")}
     role_of = _role_table(known, graph, constants, guess=roles is None)
     tensors = {n: _tensor(n, *shapes[n], role_of.get(n, "activation")) for n in shapes}
     data = _data_dependent(graph.node, {i.name for i in graph.input} - set(known) - {t.name for t in graph.initializer})

@@ -172,6 +172,7 @@ def _persistent(workload: Workload, float_bytes: float | None) -> tuple[int, int
     used = {n for layer in workload.layers for n in (*layer.reads, *layer.writes)}
     sizes: Mapping[str, int] = {n: workload.tensors[n].nbytes(float_bytes) for n in used}
     role = {n: workload.tensors[n].role for n in used}
+    role |= {n: role.get(n.removesuffix(".next"), "parameter") for n in used if role[n] == "next"}
     weights = sum(s for n, s in sizes.items() if role[n] in ("parameter", "frozen", "buffer"))
     return weights, sum(s for n, s in sizes.items() if role[n] == "optimizer")
 

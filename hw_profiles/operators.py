@@ -128,6 +128,7 @@ _MOVE = frozenset(
         "ReverseSequence",
         "NonZero",
         "Compress",
+        "Col2Im",
     ]
 )
 _VIEW = frozenset(["Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"])

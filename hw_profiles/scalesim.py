@@ -1,7 +1,7 @@
 """Files that let anyone check our cycles with SCALE-Sim 3.0.0: its topology of matrix products, and its configuration.
 
-The topology is a CSV of `Layer, M, N, K,` (SCALE-Sim's `-i gemm` form; what follows the last comma is dropped). A layer of
-several products is written as that many rows, so that a depthwise layer, which SCALE-Sim runs channel by channel, is
+The topology is a CSV of `Layer, M, N, K,` (SCALE-Sim's `-i gemm` form; what follows the last comma is dropped). A layer
+of several products is written as that many rows, so that a depthwise layer, which SCALE-Sim runs channel by channel, is
 there with all its channels.
 """
 

@@ -35,7 +35,7 @@ Kind = Literal[
     "view",  # another shape of the same bytes: free
     "unmodelled",  # an operator this room does not know: named, never silently free
 ]
-Role = Literal["input", "parameter", "frozen", "buffer", "optimizer", "gradient", "activation", "constant"]
+Role = Literal["input", "parameter", "frozen", "buffer", "optimizer", "next", "gradient", "activation", "constant"]
 
 PHASES: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient", "update", "statistic")
 KINDS: tuple[Kind, ...] = Kind.__args__  # type: ignore[attr-defined]
@@ -87,6 +87,7 @@ class Tensor:
     """One named array. `bits` is its width in the graph; a cost model may store floats at another precision.
 
     Attributes:
+        role: `next` is the second copy of a state tensor, which a functional training step writes.
         floating: whether the precision of the device applies to it (float data), or its own width does (labels, u8).
     """
 
