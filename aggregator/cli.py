@@ -124,14 +124,18 @@ def _until_stopped(action: Callable[[], None], console: Console, farewell: str) 
     try:
         action()
     except _Terminated:
-        console.print(f"terminated: {farewell}", highlight=False, soft_wrap=True)
-        return 143
+        return _part(console, f"terminated: {farewell}", 143)
     except KeyboardInterrupt:
-        console.print(f"interrupted: {farewell}", highlight=False, soft_wrap=True)
-        return 130
+        return _part(console, f"interrupted: {farewell}", 130)
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def _part(console: Console, line: str, code: int) -> int:
+    """One last line, past a console that the signal may have caught with half of another line in its buffer."""
+    Console(stderr=True, quiet=console.quiet).print(line, highlight=False, soft_wrap=True)
+    return code
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:

@@ -140,10 +140,7 @@ class Coordinator:
             StoreError: when the disk refuses; then nothing was committed, and nothing must be acknowledged.
         """
         view = self._view()
-        made = [
-            self._ingest.decide(device, payload, view, now, awaited=self.rounds.is_awaited(device))
-            for device, payload in batch
-        ]
+        made = [self._ingest.decide(device, payload, view, now) for device, payload in batch]
         refused = [d for d in made if d.outcome == "rejected" and _answers(d, view)]
         tally = self._uncounted + Counter((d.round, d.outcome) for d in made if d.outcome in OUTCOMES)
         accepted = [d.accepted for d in made if d.accepted is not None]

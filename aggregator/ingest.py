@@ -73,7 +73,9 @@ class Decision:
     Attributes:
         outcome: `committed` once the store has taken `accepted`; `partial` for a chunk that is kept, without receipt.
         round: which round it counts for; 0 when none can be named.
-        receipt: what to tell the device, after the commit.
+        receipt: what to tell the device, after the commit. None for a message that is none of ours: it names no
+            contribution, and a receipt guessed for one would end a good contribution of the device it claims to be.
+        reason: why it was not taken, in words.
     """
 
     device: str
@@ -81,6 +83,7 @@ class Decision:
     round: int
     receipt: Receipt | None = None
     accepted: Accepted | None = None
+    reason: str = ""
 
 
 @dataclass
@@ -104,19 +107,18 @@ class Ingest:
     _accepted: set[tuple[int, str, str]] = field(default_factory=set)
     _in_progress: OrderedDict[tuple[str, str], _InProgress] = field(default_factory=OrderedDict)
 
-    def decide(self, device: str, payload: bytes, view: View, now: float, *, awaited: bool = True) -> Decision:
+    def decide(self, device: str, payload: bytes, view: View, now: float) -> Decision:
         """What is to become of `payload`, which came from `device`.
 
         Args:
             now: seconds of a steady clock.
-            awaited: whether the open round waits for this device; only then is it told of a message that is none.
         """
         try:
             message = decode(payload, limit_bytes=view.limit_bytes)
             if not isinstance(message, Contribution | Chunk):
                 raise WireError("message", expected="a contribution", got=type(message).__name__.lower())
         except WireError as error:
-            return _malformed(device, error, view, awaited)
+            return Decision(device, "malformed", 0, reason=str(error))
         standing = self._standing(device, message, view)
         if standing is not None:
             return standing
@@ -258,13 +260,6 @@ def _check_unit_sums(statistic: FeatureGram) -> None:
         raise WireError("cross", expected="entries up to the class's count", got="a larger one")
 
 
-def _malformed(device: str, error: WireError, view: View, awaited: bool) -> Decision:
-    receipt = None
-    if view.open and awaited:
-        receipt = Receipt(view.run, view.round, view.method, "rejected", str(error)[:200])
-    return Decision(device, "malformed", 0, receipt)
-
-
 def _decision(
     device: str,
     message: Contribution | Chunk,
@@ -276,4 +271,4 @@ def _decision(
     round: int | None = None,
 ) -> Decision:
     receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing)
-    return Decision(device, outcome, message.round if round is None else round, receipt, accepted)
+    return Decision(device, outcome, message.round if round is None else round, receipt, accepted, reason)

@@ -146,9 +146,6 @@ class Rounds:
     def awaited_count(self) -> int:
         return len(self._awaited)
 
-    def is_awaited(self, device: str) -> bool:
-        return device in self._awaited
-
     def is_sampled(self, device: str) -> bool:
         """Whether `device` takes part in round `number`."""
         return sampled(device, self.number, self.seed, self.policy.fraction)

@@ -160,8 +160,7 @@ class Server:
         for decision in decisions:
             receipt = decision.receipt
             if decision.outcome in ("rejected", "malformed"):
-                reason = receipt.reason if receipt is not None else "not a message of ours"
-                self._listener(events.Refused(decision.device, reason))
+                self._listener(events.Refused(decision.device, decision.reason))
             if receipt is None:
                 continue
             key = (decision.device, receipt.run, receipt.round, receipt.method, receipt.status, receipt.missing)

@@ -47,7 +47,8 @@ CREATE TABLE IF NOT EXISTS rounds (
     PRIMARY KEY (run, round, method));
 CREATE TABLE IF NOT EXISTS contributions (
     serial INTEGER PRIMARY KEY, run BLOB NOT NULL, round INTEGER NOT NULL, method TEXT NOT NULL,
-    payload BLOB, payload_bytes INTEGER NOT NULL, limit_bytes INTEGER NOT NULL, outcome TEXT, reason TEXT,
+    payload BLOB, payload_bytes INTEGER NOT NULL, limit_bytes INTEGER NOT NULL,
+    outcome TEXT, reason TEXT, uplink_bytes INTEGER,
     UNIQUE (run, round, method));
 """
 
@@ -200,8 +201,11 @@ class Journal:
             )
             return [Pending((run, number, method), payload, limit) for run, number, method, payload, limit in rows]
 
-    def settle(self, receipt: Receipt) -> bool:
+    def settle(self, receipt: Receipt, uplink_bytes: int) -> bool:
         """Record a final receipt. False when the contribution is unknown or already settled: the first receipt counts.
+
+        Args:
+            uplink_bytes: payload bytes that were published for it, repetitions included.
 
         Raises:
             StoreError: it could not be written; the contribution stays pending.
@@ -209,12 +213,21 @@ class Journal:
         key = (receipt.run, receipt.round, receipt.method)
         with self._transaction() as db:
             changed = db.execute(
-                "UPDATE contributions SET outcome = ?, reason = ?"
+                "UPDATE contributions SET outcome = ?, reason = ?, uplink_bytes = ?"
                 " WHERE run = ? AND round = ? AND method = ? AND outcome IS NULL",
-                (receipt.status, receipt.reason, *key),
+                (receipt.status, receipt.reason, uplink_bytes, *key),
             ).rowcount
             self._drop_old_payloads(db)
         return changed == 1
+
+    def outcome(self, key: Key) -> tuple[str, int] | None:
+        """How the contribution ended and the payload bytes that took; None while it waits, or when there is none."""
+        row = self._row(
+            "SELECT outcome, uplink_bytes FROM contributions"
+            " WHERE run = ? AND round = ? AND method = ? AND outcome IS NOT NULL",
+            *key,
+        )
+        return None if row is None else (str(row[0]), int(row[1]))
 
     def outcomes(self) -> dict[str, int]:
         """How many contributions ended each way, and how many were made in all (`sent`) or still wait (`pending`)."""

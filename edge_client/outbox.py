@@ -124,10 +124,14 @@ class Outbox:
         item.queue.extend(missing or self._indices(item))
         item.attempt = 0
 
-    def settled(self, key: Key) -> int | None:
-        """A final receipt for `key` is safe in the journal: forget it. The payload bytes it took, or None if unknown."""
-        item = self._items.pop(key, None)
-        return None if item is None else item.sent_bytes
+    def sent_bytes(self, key: Key) -> int:
+        """Payload bytes handed out for `key` so far, repetitions included; 0 for what is not here."""
+        item = self._items.get(key)
+        return 0 if item is None else item.sent_bytes
+
+    def settled(self, key: Key) -> None:
+        """A final receipt for `key` is in the journal: forget it."""
+        self._items.pop(key, None)
 
     def _active(self) -> list[_Item]:
         """Everything that fits one message, and the oldest of what does not."""

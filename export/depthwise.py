@@ -35,7 +35,7 @@ def input_gradient(graph: Graph, grad: str, kernel: str, batch: int, channels: i
     product = graph.op("MatMul", graph.reshape(grad, _right_shape(batch, channels, window)), bands)
     if _is_small(window):
         return product
-    (h, w), (oh, _), rows = window.plane, window.places, window.kernel[0]
+    w, oh, rows = window.plane[1], window.places[0], window.kernel[0]
     apart = graph.reshape(product, (channels, batch, oh, rows * w))
     parts = graph.ops("Split", apart, graph.ints([w] * rows), outputs=rows, axis=3)
     return fold(graph, list(parts), _row_window(window), (channels, batch))

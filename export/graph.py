@@ -17,10 +17,12 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["IR_VERSION", "ONNX_TYPE", "OPSET", "Graph"]
+__all__ = ["ANY", "IR_VERSION", "ONNX_TYPE", "OPSET", "WEIGHTS_FILE", "Graph"]
 
 OPSET = 20
 IR_VERSION = 10
+WEIGHTS_FILE = "params.safetensors"
+ANY = 1_000_003  # a prime that no layer has as an extent: the batch size of a trace for every batch size
 
 ONNX_TYPE = {
     torch.float32: TensorProto.FLOAT,
@@ -35,8 +37,10 @@ ONNX_TYPE = {
 class Graph:
     """An ONNX graph under construction. Tensors are known by their names (str)."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, any_batch: bool = False) -> None:
+        """Start a graph; with `any_batch`, `ANY` as a leading extent stands for a batch of any size."""
         self._name = name
+        self.any_batch = any_batch
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._initializers: list[TensorProto] = []
@@ -44,16 +48,29 @@ class Graph:
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._reshaped_from: dict[str, str] = {}
+        self._made: set[str] = set()
+        self._published: dict[str, str] = {}
 
     def input(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> str:
         """Declare the next graph input."""
-        self._inputs.append(helper.make_tensor_value_info(name, ONNX_TYPE[dtype], list(shape)))
+        self._inputs.append(helper.make_tensor_value_info(name, ONNX_TYPE[dtype], self._public(shape)))
+        return name
+
+    def weight(self, name: str, shape: Sequence[int]) -> str:
+        """Declare a float32 initializer whose bytes are kept outside the graph, under the same name."""
+        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=list(shape))
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=WEIGHTS_FILE)
+        self._initializers.append(tensor)
         return name
 
     def output(self, tensor: str, name: str, dtype: torch.dtype, shape: Sequence[int]) -> None:
         """Declare the next graph output: `tensor`, under the public name `name`."""
-        self._nodes.append(helper.make_node("Identity", [tensor], [name], name=f"output_{name}"))
-        self._outputs.append(helper.make_tensor_value_info(name, ONNX_TYPE[dtype], list(shape)))
+        if tensor in self._made and tensor not in self._published:
+            self._published[tensor] = name
+        else:  # an input, a constant or a tensor that is published already
+            self._nodes.append(helper.make_node("Identity", [tensor], [name], name=f"output_{name}"))
+        self._outputs.append(helper.make_tensor_value_info(name, ONNX_TYPE[dtype], self._public(shape)))
 
     def constant(self, value: NDArray[Any] | float | int, dtype: Any = None) -> str:
         """A constant, stored once however often it is asked for."""
@@ -85,14 +102,21 @@ class Graph:
             names = tuple(f"{kind}_{number}" + (f"_{i}" if i else "") for i in range(outputs))
             self._nodes.append(helper.make_node(kind, list(inputs), list(names), name=names[0], **attributes))
             self._seen[key] = names
+            self._made.update(names)
         return self._seen[key]
 
     def reshape(self, tensor: str, shape: Sequence[int]) -> str:
         """`tensor` with another shape; a chain of reshapes becomes one."""
         source = self._reshaped_from.get(tensor, tensor)
+        if self.any_batch:
+            shape = [-1 if n % ANY == 0 and n else n for n in shape]
         name = self.op("Reshape", source, self.ints(shape))
         self._reshaped_from[name] = source
         return name
+
+    def expand(self, tensor: str, shape: Sequence[int]) -> str:
+        """`tensor` broadcast to a shape; a batch of any size must be the tensor's own already."""
+        return self.op("Expand", tensor, self.ints([1 if self.any_batch and n == ANY else n for n in shape]))
 
     def transpose(self, tensor: str, perm: Sequence[int]) -> str:
         """`tensor` with its axes permuted."""
@@ -123,6 +147,11 @@ class Graph:
 
     def to_bytes(self) -> bytes:
         """The finished model, checked and pruned of what no output needs."""
+        for node in self._nodes:
+            for names in (node.input, node.output):
+                for i, name in enumerate(names):
+                    names[i] = self._published.get(name, name)
+        self._published = {}
         needed = {value.name for value in self._outputs}
         kept: list[onnx.NodeProto] = []
         for node in reversed(self._nodes):
@@ -133,5 +162,9 @@ class Graph:
         graph = helper.make_graph(kept[::-1], self._name, self._inputs, self._outputs, constants)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
         model.producer_name = "protofleet"
-        onnx.checker.check_model(model)
+        if not any(t.data_location == TensorProto.EXTERNAL for t in constants):  # the checker wants to open the weights
+            onnx.checker.check_model(model)
         return model.SerializeToString(deterministic=True)
+
+    def _public(self, shape: Sequence[int]) -> list[int | str]:
+        return ["batch" if self.any_batch and n == ANY else n for n in shape]

@@ -5,9 +5,9 @@ padding into its mean and variance. `RealBatchNorm` takes its place in the trace
 are real from the step's `BatchContext` and hands the new running statistics back through it, so that a padded step
 equals a plain torch step on the partial batch alone, running statistics with their n/(n − 1) included.
 
-Its arithmetic is one operator of our own, `protofleet::batch_norm`, with its gradient `protofleet::batch_norm_backward`.
-That keeps the trace small, and it keeps the step clear of `aten.native_batch_norm`, whose training mode torch's ONNX
-exporter silently translates as inference (DESIGN section 3, trap). `export/translate_norm.py` gives both to ONNX.
+Its arithmetic is one operator of our own, `protofleet::batch_norm`, and its gradient, `…_backward`. That keeps the
+trace small, and it keeps the step clear of `aten.native_batch_norm`, whose training mode torch's ONNX exporter
+silently translates as inference (DESIGN section 3, trap). `export/translate_norm.py` gives both to ONNX.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def to_real_batch_norm(net: nn.Module, context: BatchContext, prefix: str) -> nn
 
 
 def to_group_norm(net: nn.Module, groups: int = 32) -> nn.Module:
-    """Replace every BatchNorm2d of `net`, in place, by a GroupNorm of at most `groups` groups that divide its channels."""
+    """Replace every BatchNorm2d of `net`, in place, by a GroupNorm of at most `groups` equal groups."""
     for name, module in list(net.named_modules()):
         if isinstance(module, nn.BatchNorm2d):
             channels = module.num_features

@@ -112,7 +112,8 @@ def _distance(difference: Tensor, kind: str) -> Tensor:
     squares = (difference * difference).sum(dim=1)
     # The norm has no gradient at 0; rows there get the gradient 0.
     away = squares > 0
-    return torch.where(away, torch.sqrt(torch.where(away, squares, torch.ones_like(squares))), torch.zeros_like(squares))
+    roots = torch.sqrt(torch.where(away, squares, torch.ones_like(squares)))
+    return torch.where(away, roots, torch.zeros_like(squares))
 
 
 def _sample_pull(

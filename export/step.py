@@ -20,21 +20,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
-from torch._decomp import core_aten_decompositions
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call, functionalize, grad_and_value
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.func import functional_call, grad_and_value
 
 from contract.bundle import StateTensor
-from contract.errors import ExportError
 from contract.methods import Value
 from export.norms import BatchContext, RealBatchNorm, to_real_batch_norm
 from export.objectives import OBJECTIVES
-from export.translate import TABLE
+from export.trace import record
 
 __all__ = ["Preprocess", "StepPlan", "TrainingStep", "plan_step", "quiet", "trace_step"]
 
-_NORM_OPS = ("native_batch_norm", "_native_batch_norm_legit", "batch_norm", "cudnn_batch_norm")
+
+_CHANCE = ("StochasticDepth", "DropPath")  # torchvision's and timm's, known by name so that neither need be there
 
 
 class Preprocess(nn.Module):
@@ -104,7 +101,7 @@ def quiet(net: nn.Module) -> nn.Module:
     """Training mode without chance: BatchNorm trains, dropout and stochastic depth are off. In place."""
     net.train()
     for module in net.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in ("StochasticDepth", "DropPath"):
+        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in _CHANCE:
             module.eval()
     return net
 
@@ -173,37 +170,7 @@ def trace_step(step: TrainingStep, example: tuple[Tensor, ...]) -> fx.GraphModul
         ExportError: when the backbone normalises over the batch by other means than BatchNorm modules, writes to its
             buffers, or draws random numbers.
     """
-    decompositions = {
-        op: rule
-        for op, rule in core_aten_decompositions().items()
-        if op not in TABLE and not any(op.name().startswith(f"aten::{name}") for name in _NORM_OPS)
-    }
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        shapes = [fake.from_tensor(tensor) for tensor in example]
-        recorded = make_fx(lambda *inputs: step(*inputs))(*shapes)  # still with in-place operators
-        trace = make_fx(functionalize(recorded), decomposition_table=decompositions)(*shapes)
-    _refuse_side_effects(trace)
-    trace.graph.eliminate_dead_code()
-    return trace
-
-
-def _refuse_side_effects(trace: fx.GraphModule) -> None:
-    for node in trace.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is None:
-            continue
-        name = schema.name.removeprefix("aten::")
-        if name.startswith(_NORM_OPS):
-            raise ExportError(
-                "the backbone normalises over the batch outside a BatchNorm module, which a padded batch would corrupt",
-                expected="nn.BatchNorm1d or nn.BatchNorm2d modules",
-                got=name,
-                hint="those modules, or GroupNorm",
-            )
-        if schema.is_mutable and node.users:
-            continue
-        if schema.is_mutable:
-            raise ExportError("the backbone writes to a buffer while training", expected="a pure function", got=name)
+    return record(step, example)
 
 
 def _batch_norms(net: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -25,7 +25,7 @@ import torch
 from torch import fx
 
 from contract.errors import ExportError
-from export.graph import Graph
+from export.graph import ANY, Graph
 
 __all__ = ["TABLE", "ChannelMajor", "Emitter", "Meta", "Value", "refusal", "translate", "translates"]
 
@@ -112,8 +112,10 @@ class Emitter:
 
     def _filled(self, value: Value) -> str:
         """A constant tensor, expanded only because somebody needs its full shape."""
+        if self.graph.any_batch and ANY in value.shape:
+            raise refusal("a constant row per image", "features made of images only")
         scalar = self.graph.scalar(value.fill or 0.0, value.dtype)
-        return self.op("Expand", scalar, self.graph.ints(value.shape)) if value.shape else scalar
+        return self.graph.expand(scalar, value.shape) if value.shape else scalar
 
 
 def refusal(got: str, expected: str) -> ExportError:
@@ -126,9 +128,7 @@ def refusal(got: str, expected: str) -> ExportError:
     )
 
 
-def translate(
-    trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], outputs: Sequence[str]
-) -> None:
+def translate(trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], outputs: Sequence[str]) -> None:
     """Emit every node of `trace` into `graph`.
 
     Args:

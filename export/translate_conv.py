@@ -91,6 +91,9 @@ def _describe(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], option
 @translates(aten.convolution.default)
 def _convolution(e: Emitter, out: Meta, x: Value, w: Value, bias: Value | None, *options: Any) -> str:
     conv = _describe(x.shape, w.shape, out.shape, options)
+    if e.graph.any_batch:  # inference: kernels are constants there, and ONNX Runtime packs and fuses them
+        extra = [e.plain(bias)] if bias is not None else []
+        return e.op("Conv", e.plain(x), e.plain(w), *extra, **conv.attributes)
     if conv.is_pointwise:
         y = e.op("MatMul", _matrix(e, w), _pointwise_rows(e, x, conv))
     elif conv.is_depthwise:

@@ -55,7 +55,7 @@ def _shaped(e: Emitter, out: Meta, result: str, *operands: Operand) -> str:
     shapes = [v.shape for v in real]
     if shapes and tuple(torch.broadcast_shapes(*shapes)) == out.shape:
         return result
-    return e.op("Expand", result, e.graph.ints(out.shape))
+    return e.graph.expand(result, out.shape)
 
 
 def _binary(kind: str) -> Any:

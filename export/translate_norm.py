@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from export import norms  # noqa: F401  registers protofleet::batch_norm
-from export.translate import ChannelMajor, Emitter, Meta, Value, translates
+from export.translate import ChannelMajor, Emitter, Meta, Value, refusal, translates
 
 __all__: list[str] = []
 
@@ -46,7 +46,7 @@ def _shares(e: Emitter, real: Value, positions: int) -> str:
     total = e.op("ReduceSum", e.plain(real), e.graph.ints([0]), keepdims=1)
     count = e.op("Max", e.op("Mul", total, e.graph.scalar(float(positions))), e.graph.scalar(1.0))
     share = e.graph.reshape(e.op("Div", e.plain(real), count), (real.shape[0], 1))
-    spread = e.op("Expand", share, e.graph.ints((real.shape[0], positions)))
+    spread = e.graph.expand(share, (real.shape[0], positions))
     return e.graph.reshape(spread, (1, real.shape[0] * positions))
 
 
@@ -60,7 +60,7 @@ def _inverse_root(e: Emitter, variance: str, eps: float) -> str:
 
 
 def _ones(e: Emitter, length: int) -> str:
-    return e.op("Expand", e.graph.scalar(1.0), e.graph.ints((1, length)))
+    return e.graph.expand(e.graph.scalar(1.0), (1, length))
 
 
 @translates(torch.ops.protofleet.batch_norm.default)
@@ -120,6 +120,8 @@ def _group_norm(
     groups: int,
     eps: float,
 ) -> tuple[str, str, str]:
+    if e.graph.any_batch:
+        return _inference_group_norm(e, x, weight, bias, groups, eps), None, None
     inner = c // groups * positions
     flat = e.graph.reshape(e.plain(x), (b, groups, inner))
     mean = e.graph.reshape(e.op("ReduceMean", flat, e.graph.ints([2]), keepdims=1), (b, groups, 1))
@@ -134,6 +136,31 @@ def _group_norm(
     if bias is not None:
         y = e.op("Add", y, e.graph.reshape(e.plain(bias), (1, c, 1)))
     return (e.graph.reshape(y, x.shape), *stats)
+
+
+def _inference_group_norm(e: Emitter, x: Value, weight: Any, bias: Any, groups: int, eps: float) -> str:
+    """One fused kernel, InstanceNormalization over each group, then scale and shift."""
+    b, c, *plane = x.shape
+    flat = e.graph.reshape(e.plain(x), (b, groups, c // groups * int(np.prod(plane))))
+    one, zero = (e.graph.constant(np.full(groups, v, dtype=np.float32)) for v in (1.0, 0.0))
+    y = e.graph.reshape(e.op("InstanceNormalization", flat, one, zero, epsilon=eps), x.shape)
+    column = (1, c, *[1] * len(plane))
+    y = e.op("Mul", y, e.graph.reshape(e.plain(weight), column)) if weight is not None else y
+    return e.op("Add", y, e.graph.reshape(e.plain(bias), column)) if bias is not None else y
+
+
+@translates(aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)
+def _inference_batch_norm(
+    e: Emitter, out: tuple[Meta, ...], x: Value, weight: Value, bias: Value, mean: Value, variance: Value, *rest: Any
+) -> tuple[str, None, None]:
+    """With running statistics. Training statistics are refused: only protofleet::batch_norm keeps padding out."""
+    training, eps = (rest[0], rest[-1]) if isinstance(rest[0], bool) else (False, rest[-1])
+    if training or not e.graph.any_batch:
+        raise refusal(
+            "batch normalisation outside a BatchNorm module", "nn.BatchNorm1d, nn.BatchNorm2d or GroupNorm modules"
+        )
+    y = e.op("BatchNormalization", *(e.plain(v) for v in (x, weight, bias, mean, variance)), epsilon=float(eps))
+    return y, None, None
 
 
 def _group_scale(e: Emitter, root: str, weight: Value, b: int, c: int, groups: int) -> str:
@@ -178,7 +205,7 @@ def _group_norm_backward(
     )  # (B, G, 1)
     along = e.op("Mul", e.op("Mul", root3, root3), mean_gx)
     pull = e.op("Add", e.op("Mul", centred, along), e.op("Mul", root3, mean_g))
-    scale = e.graph.reshape(e.op("Expand", e.op("Mul", root3, w), e.graph.ints((b, groups, inner))), (b, c, 1))
+    scale = e.graph.reshape(e.graph.expand(e.op("Mul", root3, w), (b, groups, inner)), (b, c, 1))
     gx = e.op("Sub", e.op("Mul", go, scale), e.graph.reshape(pull, (b, c, positions)))
     return e.graph.reshape(gx, x.shape), grad_weight, grad_bias
 

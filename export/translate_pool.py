@@ -29,9 +29,7 @@ def _pair(values: Sequence[int]) -> tuple[int, int]:
 
 
 def _window(a: tuple[int, ...], out: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: Any) -> Window:
-    return Window(
-        _pair(kernel), _pair(stride or kernel), _pair(padding), _pair(dilation), _pair(a[2:]), _pair(out[2:])
-    )
+    return Window(_pair(kernel), _pair(stride or kernel), _pair(padding), _pair(dilation), _pair(a[2:]), _pair(out[2:]))
 
 
 def _either(e: Emitter, *values: Value) -> tuple[bool, list[str]]:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from export.graph import ANY
 from export.translate import ChannelMajor, Emitter, Meta, Value, refusal, translates
 
 __all__: list[str] = []
@@ -94,10 +95,12 @@ def _expand(e: Emitter, out: Meta, a: Value, *_: Any, **__: Any) -> Any:
         return Value(out.shape, out.dtype, fill=a.fill)
     if a.shape == out.shape:
         return a
+    if ANY in out.shape and ANY not in a.shape:
+        raise refusal("a constant row per image", "features made of images only")
     if e.prefers_channel_major([a]) and len(out.shape) == 4:
         b, c, *rest = out.shape
-        return ChannelMajor(e.op("Expand", e.channel_major(a), e.graph.ints((c, b, *rest))))
-    return e.op("Expand", e.plain(a), e.graph.ints(out.shape))
+        return ChannelMajor(e.graph.expand(e.channel_major(a), (c, b, *rest)))
+    return e.graph.expand(e.plain(a), out.shape)
 
 
 @translates(aten.permute.default)
@@ -133,7 +136,7 @@ def _slice_backward(
     """Zeros around the gradient; between its rows too where the slice took every step-th."""
     rank, name = len(out.shape), e.plain(grad)
     dim %= rank
-    low, high, _ = slice(start, end, step).indices(out.shape[dim])
+    low = slice(start, end, step).indices(out.shape[dim])[0]
     count = grad.shape[dim]
     if step > 1:
         shape = (*grad.shape[: dim + 1], 1, *grad.shape[dim + 1 :])

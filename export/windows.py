@@ -125,7 +125,7 @@ def fold(graph: Graph, planes: list[str], window: Window, lead: tuple[int, int])
 
 def _total(graph: Graph, parts: list[str], shape: tuple[int, ...]) -> str:
     if not parts:
-        return graph.op("Expand", graph.scalar(0.0), graph.ints(shape))
+        return graph.expand(graph.scalar(0.0), shape)
     return parts[0] if len(parts) == 1 else graph.op("Sum", *parts)
 
 

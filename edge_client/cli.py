@@ -1,0 +1,46 @@
+"""`protofleet client`: the command line of a device. It is read here, and then `process.py` takes over."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_client.config import settle_config
+from edge_client.process import become, run
+
+__all__ = ["client_command"]
+
+
+def client_command(
+    bundle: Annotated[str | None, typer.Option(help="The fleet's bundle file.")] = None,
+    broker: Annotated[str | None, typer.Option(help="mqtt://[user:password@]host[:port], or mqtts://.")] = None,
+    id: Annotated[str | None, typer.Option(help="This device's id: a-z, 0-9 and -, unique in the fleet.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Labelled images: a folder per class, a .npz with x and y, or parquet.")
+    ] = None,
+    state: Annotated[str | None, typer.Option(help="Directory for weights and outbox; survives restarts.")] = None,
+    fleet: Annotated[str | None, typer.Option(help="The fleet's id.  [default: fleet]")] = None,
+    test: Annotated[str | None, typer.Option(help="Labelled images to test with after each round.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads for training.  [default: 1]")] = None,
+    patience: Annotated[
+        float | None, typer.Option(help="Seconds to wait for a broker at the start.  [default: 60]")
+    ] = None,
+    ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signs the broker.")] = None,
+    cert: Annotated[str | None, typer.Option(help="PEM file of this device's certificate.")] = None,
+    key: Annotated[str | None, typer.Option(help="PEM file of this device's private key.")] = None,
+    trust: Annotated[
+        str | None, typer.Option(help="Ed25519 public key file; refuse a bundle that it did not sign.")
+    ] = None,
+    config: Annotated[str | None, typer.Option(help="TOML file with any of these options by name.")] = None,
+    json: Annotated[str | None, typer.Option(help="Write a summary here at the end.")] = None,
+    quiet: Annotated[bool | None, typer.Option("--quiet", help="Print errors only.")] = None,
+) -> int:
+    """Run one device: take part in the fleet's rounds until its run is finished."""
+    given = dict(locals())
+    settings = settle_config(given.pop("config"), given)
+    if Path(sys.argv[0]).name in ("protofleet", "protofleet.py"):
+        become(settings)
+    return run(settings)  # called from within another program, which must not be replaced

@@ -1,0 +1,127 @@
+"""The client's settings: from the command line, from a TOML file, or from both, the command line winning.
+
+The file has the options' names as keys, without the dashes:
+
+    bundle = "fashion.bundle"
+    broker = "mqtts://broker.example:8883"
+    id     = "pi-3"
+    data   = "/var/lib/camera/labelled"
+    state  = "/var/lib/protofleet"
+
+A key that is no option is refused, and the nearest options are named: a misspelt key that is silently ignored is a
+device that does something else than its owner thinks.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from contract.errors import UsageError, near_names
+from contract.topics import check_id
+
+__all__ = ["ClientConfig", "read_public_key", "settle_config"]
+
+
+class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One client's settings; see `protofleet client --help` for each."""
+
+    bundle: str
+    broker: str
+    id: str
+    data: str
+    state: str
+    fleet: str = "fleet"
+    test: str | None = None
+    threads: int = 1
+    patience: float = 60.0
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    trust: str | None = None
+    json: str | None = None
+    quiet: bool = False
+
+
+def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
+    """The settings of a TOML file, if there is one, overridden by the options that were given (not None).
+
+    Raises:
+        UsageError: the file cannot be read, a key is unknown, a value is of the wrong kind or missing.
+    """
+    values: dict[str, Any] = {} if file is None else _read_toml(file)
+    values |= {name: value for name, value in options.items() if value is not None}
+    where = "protofleet client" if file is None else f"protofleet client with {file}"
+    missing = [name for name in ("bundle", "broker", "id", "data", "state") if name not in values]
+    if missing:
+        raise UsageError(where, expected=" and ".join(f"--{name}" for name in missing), got="none", hint="--help")
+    try:
+        config = msgspec.convert(values, ClientConfig)
+    except msgspec.ValidationError as error:
+        raise UsageError(where, expected="settings of the right kind", got=error, hint="--help") from None
+    check_id(config.id, "--id")
+    check_id(config.fleet, "--fleet")
+    for name, value, low, high in (("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)):
+        if not low <= value <= high:
+            raise UsageError(f"--{name}", expected=f"{low:g} to {high:g}", got=value)
+    return config
+
+
+def read_public_key(path: str) -> bytes:
+    """The 32 bytes of an Ed25519 public key: a file of those bytes, of their hex digits, or PEM (extra `security`).
+
+    Raises:
+        UsageError: when it is none of these.
+    """
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"--trust {path}", expected="a public key file", got=error.strerror) from None
+    if len(raw) == 32:
+        return raw
+    if raw.startswith(b"-----BEGIN PUBLIC KEY"):
+        return _from_pem(raw, path)
+    try:
+        key = bytes.fromhex(raw.decode("ascii").strip())
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        raise UsageError(f"--trust {path}", expected="an Ed25519 public key: raw, hex or PEM", got="something else")
+    return key
+
+
+def _from_pem(raw: bytes, path: str) -> bytes:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"--trust {path}", expected="cryptography", got="nothing", hint="pip install 'protofleet[security]'"
+        ) from None
+    try:
+        key = serialization.load_pem_public_key(raw)
+    except ValueError as error:
+        raise UsageError(f"--trust {path}", expected="a PEM public key", got=error) from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise UsageError(f"--trust {path}", expected="an Ed25519 key", got=type(key).__name__)
+    return key.public_bytes_raw()
+
+
+def _read_toml(file: str) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--config {file}", expected="a TOML file", got=error.strerror) from None
+    except ValueError as error:
+        raise UsageError(f"--config {file}", expected="TOML", got=error) from None
+    known = ClientConfig.__struct_fields__
+    for name in values:
+        if name not in known:
+            raise UsageError(
+                f"--config {file}: unknown key", expected="an option's name", got=name, hint=near_names(name, known)
+            )
+    return values

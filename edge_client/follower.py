@@ -1,0 +1,139 @@
+"""What the fleet wants of this device: follows announcements and global states, and says what to do next. No I/O.
+
+An announcement is retained, so the newest one is all there is to know. It becomes a task when its round is open, this
+device is sampled and has not done the round yet, and the global state that the round starts from is here. Global
+parts are collected for each run on its own, because a broker may still retain parts of an older run, and they come in
+any order.
+
+A run that is announced as finished ends the client, but only a run that this device has seen open or took part in:
+what a broker still retains of last week's run must not end a device that came for today's.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from contract.errors import UsageError
+from contract.messages import Announcement, GlobalPart
+from contract.sampling import sampled
+from contract.state import GlobalCollector, GlobalState
+from edge_client.journal import Key
+
+__all__ = ["Follower", "Task"]
+
+_RUNS_KEPT = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A round to take part in now, and the global state that it starts from."""
+
+    announcement: Announcement
+    state: GlobalState
+
+    @property
+    def key(self) -> Key:
+        return (self.announcement.run, self.announcement.round, self.announcement.method)
+
+
+class Follower:
+    """Follows one fleet.
+
+    Args:
+        device_id: decides the sampling.
+        bundle: sha256 of this device's bundle.
+        is_done: whether a round was committed before, also by an earlier process.
+        took_part: whether any round of a run was.
+    """
+
+    def __init__(
+        self,
+        device_id: str,
+        bundle: bytes,
+        *,
+        is_done: Callable[[Key], bool],
+        took_part: Callable[[bytes], bool],
+    ) -> None:
+        self._device_id, self._bundle = device_id, bundle
+        self._is_done, self._took_part = is_done, took_part
+        self._announcement: Announcement | None = None
+        self._seen_open: set[bytes] = set()
+        self._runs: OrderedDict[bytes, tuple[GlobalCollector, GlobalState | None]] = OrderedDict()
+
+    @property
+    def announcement(self) -> Announcement | None:
+        """The newest one."""
+        return self._announcement
+
+    @property
+    def finished(self) -> bool:
+        """Whether a run that this device belongs to is over."""
+        a = self._announcement
+        return a is not None and a.phase == "finished" and self._belongs(a.run)
+
+    @property
+    def stale(self) -> bool:
+        """Whether what is announced is the end of a run that this device never saw."""
+        a = self._announcement
+        return a is not None and a.phase == "finished" and not self._belongs(a.run)
+
+    def announced(self, announcement: Announcement) -> None:
+        """Take in an announcement.
+
+        Raises:
+            UsageError: the run under way is for another bundle than this device's.
+        """
+        self._announcement = announcement
+        if announcement.phase == "finished":
+            return
+        if announcement.bundle != self._bundle:
+            raise UsageError(
+                "the fleet runs another bundle",
+                expected=f"sha256 {announcement.bundle.hex()[:12]}…",
+                got=f"{self._bundle.hex()[:12]}…",
+                hint="copying the aggregator's bundle to this device",
+            )
+        self._seen_open.add(announcement.run)
+
+    def part(self, part: GlobalPart) -> None:
+        """Take in a part of a global state.
+
+        Raises:
+            WireError: it contradicts the parts before it.
+        """
+        collector, state = self._runs.pop(part.run, (GlobalCollector(), None))
+        try:
+            whole = collector.add(part)
+        finally:
+            self._runs[part.run] = (collector, state)
+        if whole is not None:
+            self._runs[part.run] = (collector, whole)
+        while len(self._runs) > _RUNS_KEPT:
+            self._runs.popitem(last=False)
+
+    def state(self, run: bytes) -> GlobalState | None:
+        """The newest whole global state of a run, if there is one yet."""
+        return self._runs[run][1] if run in self._runs else None
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a round is open that this device is sampled for and has not done."""
+        a = self._announcement
+        if a is None or a.phase != "open" or a.round < 1 or self._is_done((a.run, a.round, a.method)):
+            return False
+        return sampled(self._device_id, a.round, a.seed, a.fraction)
+
+    def task(self) -> Task | None:
+        """What to do now, if anything."""
+        a = self._announcement
+        if a is None or not self.is_called:
+            return None
+        if a.global_version == 0:
+            return Task(a, GlobalState(a.run, 0, 0))
+        state = self.state(a.run)
+        return Task(a, state) if state is not None and state.version == a.global_version else None
+
+    def _belongs(self, run: bytes) -> bool:
+        return run in self._seen_open or self._took_part(run)

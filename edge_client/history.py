@@ -1,0 +1,77 @@
+"""The device's own record of its rounds: one JSON line each in `STATE/history.jsonl`.
+
+A line is written when the round's outcome and the global state that came out of it are here, with the accuracy that
+the device then has. It is on disk before the journal marks the round as reported, so a power cut can repeat a line but
+never lose one; readers take the last line of a (run, round, method).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from contract.errors import StoreError
+from edge_client.evaluate import Evaluation
+from edge_client.journal import Key
+
+__all__ = ["SCHEMA", "append_line", "history_line"]
+
+SCHEMA = "protofleet.history/1"
+
+
+def history_line(
+    key: Key,
+    metrics: Mapping[str, Any],
+    *,
+    outcome: str | None,
+    uplink_bytes: int,
+    global_version: int,
+    evaluation: Evaluation | None,
+    peak_rss_bytes: int,
+) -> dict[str, Any]:
+    """One line: what the round did (`metrics`), how it ended, and how good the device is now (None without tests)."""
+    run, number, method = key
+    scores = (
+        None if evaluation is None else {"own_classes": evaluation.own_classes, "all_classes": evaluation.all_classes}
+    )
+    confusion = None if evaluation is None else {n: counts.tolist() for n, counts in evaluation.confusion.items()}
+    return {
+        "schema": SCHEMA,
+        "run": run.hex(),
+        "round": number,
+        "method": method,
+        **metrics,
+        "outcome": outcome,
+        "uplink_bytes": uplink_bytes,
+        "global_version": global_version,
+        "test_samples": 0 if evaluation is None else evaluation.samples,
+        "accuracy": scores,
+        "confusion": confusion,
+        "peak_rss_bytes": peak_rss_bytes,
+    }
+
+
+def append_line(path: Path, line: Mapping[str, Any]) -> None:
+    """Append one line and force it to disk.
+
+    Raises:
+        StoreError: the disk refused.
+    """
+    try:
+        with path.open("a+b") as file:
+            if file.tell() and not _ends_whole(file.fileno(), file.tell()):
+                file.write(b"\n")  # a power cut tore the last line: keep it apart from ours
+            file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}", expected="a writable disk with room", got=error.strerror, hint="freeing space"
+        ) from None
+
+
+def _ends_whole(descriptor: int, size: int) -> bool:
+    return os.pread(descriptor, 1, size - 1) == b"\n"

@@ -1,0 +1,73 @@
+"""One process for each device id: when to announce a birth, and how to notice a second process. No I/O.
+
+Two processes with one id share its MQTT session, and each connection throws the other out; Mosquitto 2.0 does not even
+say why. They tell each other apart by `instance`, 8 random bytes in every birth and death on the device's own status
+topic, which each also reads. Once a process has seen its own birth there, a status of an instance that is neither
+its own nor that of an earlier process of its state directory belongs to a second process, and the one that notices
+stops. That is the older one: it waits after a reconnection for what the broker retains before it says anything, so
+that the newer one, which spoke last, never sees an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from contract.errors import LinkError
+from contract.messages import Status
+
+__all__ = ["Presence"]
+
+_LISTEN_S = 2.0
+
+
+class Presence:
+    """The birth of this process, and the watch for another.
+
+    Args:
+        device_id: for the error.
+        instance: 8 bytes of this process.
+        is_own: whether an instance was an earlier process of the same state directory.
+    """
+
+    def __init__(self, device_id: str, instance: bytes, *, is_own: Callable[[bytes], bool]) -> None:
+        self._device_id, self._instance, self._is_own = device_id, instance, is_own
+        self._seen_self = False
+        self._birth_due_s: float | None = None
+
+    def connected(self, now_s: float) -> None:
+        """A connection is up: the first birth is due at once, a later one after listening."""
+        self._birth_due_s = now_s + (_LISTEN_S if self._seen_self else 0.0)
+
+    def disconnected(self) -> None:
+        """The connection is gone."""
+        self._birth_due_s = None
+
+    def born(self) -> None:
+        """The birth has been published on this connection."""
+        self._birth_due_s = None
+
+    def birth_due(self, now_s: float) -> bool:
+        """Whether to publish a birth now."""
+        return self._birth_due_s is not None and now_s >= self._birth_due_s
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until a birth is due; None when none is."""
+        return None if self._birth_due_s is None else max(0.0, self._birth_due_s - now_s)
+
+    def heard(self, status: Status, now_s: float) -> None:
+        """A status on this device's own topic.
+
+        Raises:
+            LinkError: another process runs under this device's id.
+        """
+        if status.instance == self._instance:
+            self._seen_self = True
+            if not status.online or self._birth_due_s is not None:
+                self._birth_due_s = now_s  # our own last will, or what is retained of us: nobody else spoke
+        elif self._seen_self and not self._is_own(status.instance):
+            raise LinkError(
+                f"another process runs as device {self._device_id}",
+                expected="one process for each id",
+                got="a second one",
+                hint="an --id of its own for each device",
+            )

@@ -1,0 +1,151 @@
+"""The device's process: settings in, one device out, an exit code back.
+
+Reads the bundle and the data, opens the state directory, restores the weights, and runs the client until its run is
+finished (0), something is wrong (one line; 1 for a failure, 2 for bad input) or a signal ends it (130 for Ctrl-C, 143
+for SIGTERM: the goodbye is said, and nothing is lost).
+
+`become` replaces the present process by one that runs nothing but this: same process id, same standard streams, but
+without what parsed the command line. Typer, rich and pydantic take 12 MB that a small board would carry for months
+(docs/decisions/021). The settings travel in an anonymous file, so that a broker's password shows up nowhere.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from contract.errors import ProtofleetError, UsageError
+from edge_client.config import ClientConfig, read_public_key
+
+__all__ = ["become", "main", "run"]
+
+
+class _Stop(BaseException):
+    """A signal asked us to end. Not an Exception, so that nothing but the end of the process catches it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def become(settings: ClientConfig) -> NoReturn:
+    """Replace this process by the device's; never returns."""
+    descriptor = os.memfd_create("settings", 0)  # inherited, since no close-on-exec is asked for
+    os.write(descriptor, msgspec.json.encode(settings))
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    threads = str(settings.threads)
+    environment = {
+        "MALLOC_ARENA_MAX": "1",  # glibc would give each thread a heap of its own
+        "OPENBLAS_NUM_THREADS": threads,  # numpy's BLAS would reserve a buffer for each core
+        "OMP_NUM_THREADS": threads,
+        **os.environ,
+    }
+    sys.stdout.flush()
+    sys.stderr.flush()
+    same_path = [] if sys.path[:1] == [os.getcwd()] else ["-P"]  # import from where this process imported from
+    os.execve(
+        sys.executable,
+        [sys.executable, *same_path, "-m", "edge_client", settings.id, str(descriptor)],
+        environment,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """The process that `become` starts: `arguments` are the device id, for who looks at `ps`, and a descriptor."""
+    with os.fdopen(int(arguments[1]), "rb") as file:
+        settings = msgspec.json.decode(file.read(), type=ClientConfig)
+    try:
+        return run(settings)
+    except ProtofleetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def run(settings: ClientConfig) -> int:
+    """Run one device; returns 0 when its run is finished, 128 + n when signal n ended it.
+
+    Raises:
+        ProtofleetError: each with its exit code.
+    """
+
+    def log(line: str) -> None:
+        if not settings.quiet:
+            print(f"{settings.id}: {line}", file=sys.stderr, flush=True)
+
+    try:
+        with _signals():
+            _run(settings, log)
+    except _Stop as stop:
+        log(f"stopped by {stop}, nothing is lost")
+        return 128 + stop.number
+    return 0
+
+
+def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
+    from contract.bundle import read_bundle
+    from contract.link import Address
+    from edge_client.client import Client
+    from edge_client.data import load_data
+    from edge_client.device import Device
+    from edge_client.journal import Journal
+
+    address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
+    trusted = None if settings.trust is None else read_public_key(settings.trust)
+    bundle = read_bundle(settings.bundle, public_key=trusted)
+    data = load_data(settings.data, bundle.manifest)
+    test = None if settings.test is None else load_data(settings.test, bundle.manifest, purpose="test")
+    device = Device(bundle, data, settings.id, test=test, threads=settings.threads)
+    state = Path(settings.state)
+    with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
+        device.restore(journal.weights())
+        log(f"{len(data):,} samples of {int(device.own_classes.sum())} classes, bundle {bundle.sha256.hex()[:12]}")
+        client = Client(
+            device=device,
+            journal=journal,
+            bundle=bundle,
+            address=address,
+            fleet=settings.fleet,
+            device_id=settings.id,
+            patience_s=settings.patience,
+            log=log,
+        )
+        try:
+            client.run()
+        finally:
+            if settings.json is not None:
+                _write_json(settings.json, client.summary())
+        ended = journal.outcomes()
+        log(f"done: {ended['sent']} contributions, {ended['committed']} committed")
+
+
+@contextmanager
+def _signals() -> Iterator[None]:
+    """SIGINT and SIGTERM raise `_Stop` once; what they interrupt is safe at any instruction, as after kill -9."""
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise _Stop(number)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write_json(path: str, summary: dict[str, Any]) -> None:
+    partial = f"{path}.partial"
+    try:
+        Path(partial).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise UsageError(f"--json {path}", expected="a writable file", got=error.strerror) from None

@@ -1,0 +1,231 @@
+"""The backbones that can be exported by name, each cut at its features: (B, c, H, W) float32 → (B, D).
+
+The papers' small networks are written out here; the larger ones are torchvision's, whose classifier is replaced by
+nothing and whose stem takes as many channels as the images have. `module:callable` names a user's own: it is called
+without arguments and returns an `nn.Module` that maps images to features. `build_backbone` is the way in.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from contract.errors import ExportError, UsageError, near_names
+from export.norms import to_group_norm
+
+__all__ = ["BACKBONES", "IMAGENET_MEAN", "IMAGENET_STD", "Norm", "build_backbone", "default_statistics"]
+
+Norm = Literal["batch", "group"]
+Shape = tuple[int, int, int]
+Builder = Callable[[Shape, Norm | None], nn.Module]
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def build_backbone(name: str, input_shape: Shape, norm: Norm | None = None, *, seed: int = 0) -> tuple[nn.Module, int]:
+    """A freshly initialised backbone and its feature width D.
+
+    Args:
+        name: of `BACKBONES`, or `module:callable`.
+        input_shape: (H, W, c).
+        norm: BatchNorm or GroupNorm where the network normalises; None is the network's own choice.
+        seed: of the initial weights.
+
+    Raises:
+        UsageError: for an unknown name, or a norm that the network does not have.
+        ExportError: when it cannot be built, or does not map images of that shape to (B, D).
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if ":" in name:
+            net = _users_own(name)
+            if norm == "group":
+                to_group_norm(net)
+        elif name in BACKBONES:
+            net = BACKBONES[name](input_shape, norm)
+        else:
+            raise UsageError(
+                "--backbone", expected="a known backbone or module:callable", got=name, hint=near_names(name, BACKBONES)
+            )
+    if norm is not None:
+        _check_norm(net, name, norm)
+    return net, _feature_width(net, name, input_shape)
+
+
+def default_statistics(name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std per channel of x / 255: ImageNet's for torchvision's networks on colour images, else ½ and ½."""
+    if name in _TORCHVISION and channels == 3:
+        return IMAGENET_MEAN, IMAGENET_STD
+    return (0.5,) * channels, (0.5,) * channels
+
+
+def _norm(norm: Norm | None, default: Norm, channels: int) -> nn.Module:
+    if (norm or default) == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(max(n for n in range(1, 9) if channels % n == 0), channels)
+
+
+def _flat(shape: Shape, *layers: nn.Module) -> int:
+    """How many numbers `layers` make of one image."""
+    height, width, channels = shape
+    try:
+        with torch.no_grad():
+            probe = torch.zeros(1, channels, height, width)
+            return int(nn.Sequential(*layers).eval()(probe).numel())
+    except RuntimeError as error:
+        raise ExportError(
+            "the backbone does not fit the images", expected="larger images", got=f"{shape}: {error}"
+        ) from None
+
+
+def _small_cnn(shape: Shape, norm: Norm | None) -> nn.Module:
+    """The default: two 3×3 convolutions with normalisation and pooling, then 128 features."""
+    body = [
+        *(nn.Conv2d(shape[2], 32, 3, padding=1), _norm(norm, "group", 32), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), _norm(norm, "group", 64), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+    ]
+    return nn.Sequential(*body, nn.Linear(_flat(shape, *body), 128), nn.ReLU())
+
+
+def _fedproto_mnist(second_channels: int) -> Builder:
+    def build(shape: Shape, norm: Norm | None) -> nn.Module:
+        """FedProto's MNIST network: conv5×5(10), conv5×5(18, 20 or 22), 50 features."""
+        body = [
+            *(nn.Conv2d(shape[2], 10, 5), nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Conv2d(10, second_channels, 5), nn.MaxPool2d(2), nn.ReLU()),
+            nn.Flatten(),
+        ]
+        return nn.Sequential(*body, nn.Linear(_flat(shape, *body), 50), nn.ReLU())
+
+    return build
+
+
+def _fedhp(first_channels: int) -> Builder:
+    def build(shape: Shape, norm: Norm | None) -> nn.Module:
+        """FedHP's networks: two 5×5 convolutions of 64 features at last, flattened: 1024 (MNIST) or 1600 (CIFAR)."""
+        return nn.Sequential(
+            *(nn.Conv2d(shape[2], first_channels, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(first_channels, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Flatten(),
+        )
+
+    return build
+
+
+def _spherefed_convnet(shape: Shape, norm: Norm | None) -> nn.Module:
+    """SphereFed, Tab. 11: seven 3×3 convolutions. Padding 1, which the table omits, is what makes 32×32 into 1024."""
+    layers: list[nn.Module] = []
+    channels = shape[2]
+    for width, stride in ((32, 1), (64, 2), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2)):
+        layers += [nn.Conv2d(channels, width, 3, stride, padding=1), _norm(norm, "group", width), nn.ReLU()]
+        channels = width
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+def _torchvision(name: str) -> Builder:
+    def build(shape: Shape, norm: Norm | None) -> nn.Module:
+        from export.vision import models
+
+        net = getattr(models, _WITH_NORM.get(name, name) if norm else name)(weights=None)
+        if hasattr(net, "fc"):
+            net.fc = nn.Identity()
+        else:
+            pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1)) if name == "squeezenet1_1" else nn.Identity()
+            net.classifier = pooled
+        if name == "vgg13":
+            net.avgpool = nn.AdaptiveAvgPool2d(1)
+        if shape[2] != 3:
+            _restem(net, shape[2])
+        return to_group_norm(net) if norm == "group" else net
+
+    return build
+
+
+def _restem(net: nn.Module, channels: int) -> None:
+    """Let the first convolution take that many channels, freshly initialised."""
+    name, stem = next((n, m) for n, m in net.named_modules() if isinstance(m, nn.Conv2d))
+    parent, _, leaf = name.rpartition(".")
+    fresh = nn.Conv2d(
+        channels, stem.out_channels, stem.kernel_size, stem.stride, stem.padding, bias=stem.bias is not None
+    )
+    setattr(net.get_submodule(parent), leaf, fresh)
+
+
+_WITH_NORM = {"vgg13": "vgg13_bn"}
+_TORCHVISION = ("mobilenet_v2", "mobilenet_v3_small", "resnet18", "vgg13", "efficientnet_b0", "squeezenet1_1")
+BACKBONES: Mapping[str, Builder] = MappingProxyType(
+    {
+        "small_cnn": _small_cnn,
+        "fedproto_mnist": _fedproto_mnist(20),
+        "fedproto_mnist_18": _fedproto_mnist(18),
+        "fedproto_mnist_22": _fedproto_mnist(22),
+        "fedhp_mnist": _fedhp(32),
+        "fedhp_cifar": _fedhp(64),
+        "spherefed_convnet": _spherefed_convnet,
+        **{name: _torchvision(name) for name in _TORCHVISION},
+    }
+)
+
+
+def _users_own(name: str) -> nn.Module:
+    """Import and call `module:callable`, looking in the working directory too."""
+    module_name, _, attribute = name.partition(":")
+    here = os.getcwd()
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        target = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise ExportError(
+            f"--backbone {name} cannot be imported",
+            expected="module:callable",
+            got=error,
+            hint="running it in python first",
+        ) from None
+    finally:
+        if added:
+            sys.path.remove(here)
+    try:
+        net = target()
+    except TypeError as error:
+        raise ExportError(f"--backbone {name}", expected="a callable without arguments", got=error) from None
+    if not isinstance(net, nn.Module):
+        raise ExportError(f"--backbone {name}", expected="a callable that returns an nn.Module", got=type(net).__name__)
+    return net
+
+
+def _check_norm(net: nn.Module, name: str, norm: Norm) -> None:
+    kinds = {"batch": nn.BatchNorm2d, "group": nn.GroupNorm}
+    if not any(isinstance(m, kinds[norm]) for m in net.modules()):
+        raise UsageError(
+            "--norm", expected=f"a backbone with {norm} normalisation", got=name, hint="leaving --norm out"
+        )
+
+
+def _feature_width(net: nn.Module, name: str, shape: Shape) -> int:
+    height, width, channels = shape
+    training = net.training
+    try:
+        with torch.no_grad():
+            z = net.eval()(torch.zeros(2, channels, height, width))
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ExportError(
+            f"--backbone {name} does not take images of {height}x{width}x{channels}",
+            expected=f"a module for ({channels}, {height}, {width}) float images",
+            got=error,
+            hint="another --input",
+        ) from None
+    finally:
+        net.train(training)
+    if not isinstance(z, Tensor) or z.dim() != 2 or z.shape[0] != 2 or z.shape[1] < 1:
+        got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
+        raise ExportError(f"--backbone {name}", expected="features (B, D)", got=got, hint="ending it with nn.Flatten()")
+    return int(z.shape[1])

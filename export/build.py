@@ -1,0 +1,269 @@
+"""Backbone + method → bundle: the whole of `protofleet export` but its command line.
+
+1. build the backbone, cut at its features, and load weights into it if any are given;
+2. settle the method's head and hyper-parameters, and list the state tensors of its training step;
+3. record and translate `features.onnx` and, where the method trains, `train_step.onnx`;
+4. run both in stock ONNX Runtime against plain torch (export/verify.py), and stop if they disagree;
+5. write the bundle, whole or not at all.
+
+The same arguments give the same bytes. DESIGN section 3.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from contract.bundle import SCHEMA, STEP_INPUTS, Manifest, write_bundle
+from contract.errors import UsageError
+from contract.methods import Head, Method, method
+from contract.sphere import orthonormal_frame
+from export.backbones import Norm, build_backbone, default_statistics
+from export.features import export_features
+from export.graph import OPSET, Graph
+from export.step import Preprocess, StepPlan, TrainingStep, plan_step, trace_step
+from export.trace import to_onnx
+from export.verify import Agreement, verify_features, verify_step
+from export.weights import load_weights
+
+__all__ = ["DEFAULT_BATCH", "Exported", "build_bundle", "export_step", "initial_state"]
+
+DEFAULT_BATCH = 16
+Progress = Callable[[str], None]
+State = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export made.
+
+    Attributes:
+        path: the bundle.
+        sha256: 32 bytes, its identity.
+        manifest: as written (`members` apart).
+        ignored: tensors of the weights file that the backbone does not have.
+        agreement: the worst difference from torch that verification found.
+        bundle_bytes: size of the file.
+        seconds: by stage.
+    """
+
+    path: Path
+    sha256: bytes
+    manifest: Manifest
+    ignored: tuple[str, ...]
+    agreement: Agreement
+    bundle_bytes: int
+    seconds: Mapping[str, float]
+
+
+def build_bundle(
+    *,
+    backbone: str,
+    method_name: str,
+    labels: Sequence[str],
+    input_shape: tuple[int, int, int],
+    out: str | Path,
+    weights: str | Path | None = None,
+    head: Head | None = None,
+    norm: Norm | None = None,
+    hyper: Mapping[str, object] | None = None,
+    batch: int = DEFAULT_BATCH,
+    seed: int = 0,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    provenance: str | None = None,
+    bundle_version: int = 1,
+    private_key: bytes | None = None,
+    progress: Progress = lambda line: None,
+) -> Exported:
+    """Export a backbone with a method's training step into one bundle file.
+
+    Args:
+        backbone: a name of `BACKBONES`, or `module:callable`.
+        method_name: a method of the table.
+        labels: C class names, in the order of the class numbers.
+        input_shape: (H, W, c) of the uint8 images.
+        out: the file to write.
+        weights: safetensors or a torch state dict for the backbone; initial weights from `seed` when None.
+        head: `local`, `frozen` or `none`; the method's default when None.
+        norm: normalisation of the backbone, where it has a choice.
+        hyper: hyper-parameters that differ from the method's defaults.
+        batch: B of the training step.
+        seed: of initial weights and of a frozen head.
+        mean, std: per channel, of x / 255; by default those the backbone is used to.
+        provenance: how the weights were obtained, in words.
+        bundle_version: must grow with each export for one fleet.
+        private_key: 32 bytes Ed25519 seed, to sign the manifest.
+        progress: called with one line before each stage.
+
+    Raises:
+        UsageError, MethodError: for arguments out of range.
+        ExportError: when the backbone cannot be exported, or its graph disagrees with torch.
+        BundleError: when the file cannot be written.
+    """
+    entry = method(method_name)
+    settled = entry.settle(hyper or {})
+    chosen = _settle_head(entry, head)
+    _check_arguments(labels, input_shape, batch, bundle_version)
+    clock = _Clock(progress)
+    with clock.stage("backbone", f"building {backbone}"):
+        net, width = build_backbone(backbone, input_shape, norm, seed=seed)
+        ignored = load_weights(net, weights) if weights is not None else []
+        preprocess = Preprocess(*_statistics(backbone, input_shape[2], mean, std))
+        plan = plan_step(net, entry.objective or "", settled, chosen, len(labels), width)
+        state = initial_state(net, plan, seed)
+    with clock.stage("features", "exporting features.onnx"):
+        features = export_features(net, preprocess, plan.state, input_shape, unit=entry.unit_features)
+    step = None
+    if entry.objective is not None:
+        with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {chosen} head, batch {batch})"):
+            step = export_step(net, preprocess, plan, batch, input_shape)
+    with clock.stage("verify", "running both in ONNX Runtime against torch"):
+        agreement = verify_features(features, net, preprocess, state, input_shape=input_shape, unit=entry.unit_features)
+        if step is not None:
+            found = verify_step(step, net, preprocess, plan, state, batch=batch, input_shape=input_shape)
+            agreement = max(agreement, found, key=lambda a: a.error)
+    manifest = Manifest(
+        schema=SCHEMA,
+        version=bundle_version,
+        protofleet=_own_version(),
+        backbone=backbone,
+        provenance=provenance or _provenance(weights, seed),
+        method=method_name,
+        head=chosen,
+        hyper=settled,
+        labels=tuple(labels),
+        features=width,
+        input_shape=input_shape,
+        mean=_numbers(preprocess.mean),
+        std=_numbers(preprocess.std),
+        batch=batch,
+        opset=OPSET,
+        state=plan.state,
+        members={},
+    )
+    stored = {name: state[name] for name in plan.names("param", "buffer", "frozen")}
+    with clock.stage("write", f"writing {out}"):
+        sha256 = write_bundle(out, manifest, features=features, train_step=step, params=stored, private_key=private_key)
+    path = Path(out)
+    return Exported(path, sha256, manifest, tuple(ignored), agreement, path.stat().st_size, clock.seconds)
+
+
+def export_step(
+    net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
+) -> bytes:
+    """The bytes of train_step.onnx: inputs `STEP_INPUTS` and then the state; outputs loss and then `<name>.next`.
+
+    Raises:
+        ExportError: for an operator without translation.
+    """
+    example = (
+        torch.zeros((batch, *input_shape), dtype=torch.uint8),
+        torch.zeros(batch, dtype=torch.int64),
+        torch.ones(batch),
+        torch.zeros(plan.classes, plan.features),
+        torch.zeros(plan.classes),
+        torch.tensor(0.0),
+        *(torch.zeros(t.shape) for t in plan.state),
+    )
+    graph = Graph("train_step")
+    names = [*STEP_INPUTS, *(t.name for t in plan.state)]
+    for name, tensor in zip(names, example, strict=True):
+        graph.input(name, tensor.dtype, tensor.shape)
+    trace = trace_step(TrainingStep(net, preprocess, plan), example)
+    return to_onnx(trace, graph, names, ["loss", *(f"{name}.next" for name in plan.updated)])
+
+
+def initial_state(net: nn.Module, plan: StepPlan, seed: int) -> State:
+    """Float32 values of every state tensor before the first step.
+
+    The local head is initialised as nn.Linear is, the frozen one is the orthonormal frame of `seed`.
+    """
+    own = {f"backbone.{name}": t.detach().numpy() for name, t in net.state_dict().items()}
+    if "head.bias" in plan.names("param"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            linear = nn.Linear(plan.features, plan.classes)
+        own["head.weight"], own["head.bias"] = linear.weight.detach().numpy(), linear.bias.detach().numpy()
+    elif "head.weight" in plan.names("frozen"):
+        own["head.weight"] = orthonormal_frame(plan.classes, plan.features, seed)
+    return {t.name: np.array(own.get(t.name, np.zeros(t.shape)), dtype=np.float32) for t in plan.state}
+
+
+class _Clock:
+    """Announces each stage and keeps how long it took."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.seconds: dict[str, float] = {}
+        self._name, self._start = "", 0.0
+
+    def stage(self, name: str, line: str) -> _Clock:
+        self._progress(line)
+        self._name, self._start = name, time.perf_counter()
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self._name] = time.perf_counter() - self._start
+
+
+def _settle_head(entry: Method, head: Head | None) -> Head:
+    if head is None:
+        return entry.heads[0]
+    if head not in entry.heads:
+        raise UsageError("--head", expected=f"{' or '.join(entry.heads)} for {entry.name}", got=head)
+    return head
+
+
+def _check_arguments(labels: Sequence[str], shape: tuple[int, int, int], batch: int, bundle_version: int) -> None:
+    rules = (
+        (len(labels) >= 2, "--classes", "at least 2 classes", len(labels)),
+        (len(set(labels)) == len(labels), "--classes", "names that differ", "a repeated name"),
+        (all(labels), "--classes", "names that are not empty", "an empty name"),
+        (len(shape) == 3 and min(shape) >= 1, "--input", "HxWxc, each at least 1", shape),
+        (1 <= batch <= 4096, "--batch", "1 to 4096", batch),
+        (bundle_version >= 0, "--bundle-version", "0 or more", bundle_version),
+    )
+    for holds, option, expected, got in rules:
+        if not holds:
+            raise UsageError(option, expected=expected, got=got)
+
+
+def _statistics(
+    backbone: str, channels: int, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    usual_mean, usual_std = default_statistics(backbone, channels)
+    given = (tuple(mean) if mean is not None else usual_mean, tuple(std) if std is not None else usual_std)
+    for option, values in zip(("--mean", "--std"), given, strict=True):
+        if len(values) != channels or not np.isfinite(values).all():
+            raise UsageError(option, expected=f"{channels} numbers, one per channel", got=values)
+    if min(given[1]) <= 0:
+        raise UsageError("--std", expected="numbers above 0", got=given[1])
+    return given
+
+
+def _numbers(tensor: torch.Tensor) -> tuple[float, ...]:
+    """Float32 values as the shortest decimals that name them."""
+    return tuple(float(str(value)) for value in tensor.numpy())
+
+
+def _provenance(weights: str | Path | None, seed: int) -> str:
+    return f"initialised from seed {seed}" if weights is None else f"loaded from {Path(weights).name}"
+
+
+def _own_version() -> str:
+    try:
+        return version("protofleet")
+    except PackageNotFoundError:
+        return "unknown"

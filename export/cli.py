@@ -1,0 +1,166 @@
+"""`protofleet export`: options in, one bundle out.
+
+Turns the option texts into values, calls `build_bundle` with a line of progress per stage on standard error, and
+sums up: size, feature width, parameters, how far the graphs are from torch, and how long it took.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from contract.errors import UsageError, near_names
+from contract.methods import METHODS, Head
+
+__all__ = ["export_command"]
+
+
+def export_command(
+    backbone: Annotated[str, typer.Option(help="A known backbone, or module:callable that returns an nn.Module.")],
+    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")],
+    classes: Annotated[str, typer.Option(help="How many, or their names: cat,dog,…")],
+    input: Annotated[str, typer.Option(help="Size of the uint8 images: HxWxc.")],
+    out: Annotated[str, typer.Option(help="The bundle to write.")],
+    weights: Annotated[str | None, typer.Option(help="Safetensors or a torch state dict for the backbone.")] = None,
+    head: Annotated[str | None, typer.Option(help="local, frozen or none.  [default: the method's]")] = None,
+    norm: Annotated[str | None, typer.Option(help="batch or group.  [default: the backbone's]")] = None,
+    batch: Annotated[int, typer.Option(help="Batch of the training step.")] = 16,
+    set: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter; may be repeated.")
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option(help="Of x/255, per channel: m or m,m,m.  [default: the backbone's]")
+    ] = None,
+    std: Annotated[str | None, typer.Option(help="Of x/255, per channel.  [default: the backbone's]")] = None,
+    seed: Annotated[int, typer.Option(help="Of initial weights and of a frozen head.")] = 0,
+    provenance: Annotated[str | None, typer.Option(help="How the weights were obtained, in words.")] = None,
+    bundle_version: Annotated[int, typer.Option(help="Must grow with each export for one fleet.")] = 1,
+    sign: Annotated[str | None, typer.Option(help="File with the 32 bytes of an Ed25519 private key.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+) -> None:
+    """Turn a backbone and a method into one bundle file."""
+    arguments = {
+        "backbone": backbone,
+        "method_name": method,
+        "labels": _labels(classes),
+        "input_shape": _shape(input),
+        "out": _writable(out),
+        "weights": weights,
+        "head": _one_of("--head", head, get_args(Head)),
+        "norm": _one_of("--norm", norm, ("batch", "group")),
+        "hyper": _pairs(set or []),
+        "batch": batch,
+        "seed": _seed(seed),
+        "provenance": provenance,
+        "bundle_version": bundle_version,
+        "private_key": _private_key(sign),
+    }
+    arguments |= {"mean": _numbers("--mean", mean, input), "std": _numbers("--std", std, input)}
+    console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+    console.print("loading torch", style="dim")
+    from export.build import build_bundle  # torch takes seconds; wrong options are answered before it loads
+
+    exported = build_bundle(**arguments, progress=lambda line: console.print(line, style="dim", markup=False))
+    _summarise(exported, console)
+
+
+def _summarise(exported, console: Console) -> None:  # type: ignore[no-untyped-def]
+    manifest, found = exported.manifest, exported.agreement
+    if exported.ignored:
+        names = ", ".join(exported.ignored[:4]) + (", …" if len(exported.ignored) > 4 else "")
+        console.print(f"ignored in the weights file: {names}", markup=False)
+    table = Table.grid(padding=(0, 2))
+    rows = {
+        "bundle": f"{exported.path}  {exported.bundle_bytes / 1e6:.2f} MB  sha256 {exported.sha256.hex()[:12]}…",
+        "method": f"{manifest.method}, {manifest.head} head, C = {manifest.classes}, D = {manifest.features}",
+        "parameters": f"{manifest.parameter_count:,}",
+        "training step": f"batch {manifest.batch}" if "train_step" in exported.seconds else "none: nothing is trained",
+        "against torch": f"worst relative difference {found.error:.1e} ({found.tensor}; torch's own rounding "
+        f"{found.torch_error:.1e})",
+        "seconds": f"{sum(exported.seconds.values()):.1f}",
+    }
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}[/bold]", value)
+    console.print(table)
+
+
+def _labels(text: str) -> list[str]:
+    """`10` → 0 … 9; `cat,dog` → these."""
+    if text.isdigit():
+        count = int(text)
+        if not 2 <= count <= 65_535:
+            raise UsageError("--classes", expected="2 to 65535 classes", got=text)
+        return [str(i) for i in range(count)]
+    names = [name.strip() for name in text.split(",")]
+    if len(names) < 2 or not all(names):
+        raise UsageError("--classes", expected="a number, or names separated by commas", got=text, hint="cat,dog")
+    return names
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(p.isdigit() and 1 <= int(p) <= 4096 for p in parts):
+        raise UsageError("--input", expected="HxWxc", got=text, hint="28x28x1 or 224x224x3")
+    height, width, channels = (int(p) for p in parts)
+    return height, width, channels
+
+
+def _pairs(texts: list[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key or not value:
+            raise UsageError("--set", expected="key=value", got=text, hint="--set lr=0.05")
+        pairs[key.strip()] = value.strip()
+    return pairs
+
+
+def _numbers(option: str, text: str | None, shape: str) -> tuple[float, ...] | None:
+    """One number for every channel, or one per channel."""
+    if text is None:
+        return None
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(option, expected="numbers separated by commas", got=text, hint=f"{option} 0.5") from None
+    return values * _shape(shape)[2] if len(values) == 1 else values
+
+
+def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:
+    if value is not None and value not in known:
+        raise UsageError(option, expected=" or ".join(known), got=value, hint=near_names(value, known))
+    return value
+
+
+def _seed(seed: int) -> int:
+    if not 0 <= seed < 2**63:
+        raise UsageError("--seed", expected="0 or more", got=seed)
+    return seed
+
+
+def _writable(out: str) -> str:
+    """Refuse an impossible --out before the minutes of work, not after."""
+    path = Path(out)
+    if path.is_dir():
+        raise UsageError("--out", expected="a file", got=f"the directory {out}", hint=f"{path / 'fleet.bundle'}")
+    if not path.absolute().parent.is_dir():
+        raise UsageError(
+            "--out", expected="an existing directory", got=str(path.parent), hint=f"mkdir -p {path.parent}"
+        )
+    return out
+
+
+def _private_key(path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        key = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError("--sign", expected="a key file", got=error.strerror) from None
+    if len(key) != 32:
+        raise UsageError("--sign", expected="32 bytes", got=f"{len(key)} bytes")
+    return key

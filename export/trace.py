@@ -1,0 +1,65 @@
+"""Recording a torch function as a functional graph of `aten` operators that have a translation.
+
+Two passes. The first runs the function on fake tensors, which have shapes but no numbers, and records what it does,
+in-place writes included. The second replays that with every write turned into a value, and with operators that have
+no translation of their own replaced by torch's decompositions. Batch normalisation is never decomposed: training
+statistics outside a BatchNorm module would let padding in, so the translation refuses them by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, fx
+from torch._decomp import core_aten_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from contract.errors import ExportError
+from export.graph import Graph
+from export.translate import TABLE, translate
+
+__all__ = ["record", "to_onnx"]
+
+for _room in ("elementwise", "shape", "reduce", "conv", "pool", "norm"):  # each fills the table when it is imported
+    importlib.import_module(f"export.translate_{_room}")
+
+_NEVER_DECOMPOSED = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::cudnn_batch_norm")
+
+
+def record(function: Callable[..., Any], example: Sequence[Tensor]) -> fx.GraphModule:
+    """Trace `function` on tensors shaped like `example` (their numbers do not matter).
+
+    Raises:
+        ExportError: when the function writes into tensors that outlive it, or cannot run on such shapes.
+    """
+    rules = {
+        op: rule
+        for op, rule in core_aten_decompositions().items()
+        if op not in TABLE and not op.name().startswith(_NEVER_DECOMPOSED)
+    }
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+        shapes = [fake.from_tensor(tensor) for tensor in example]
+        recorded = make_fx(lambda *inputs: function(*inputs))(*shapes)
+        trace = make_fx(functionalize(recorded), decomposition_table=rules)(*shapes)
+    for node in trace.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            raise ExportError(
+                "the backbone writes to a buffer", expected="a pure function of images and weights", got=schema.name
+            )
+    trace.graph.eliminate_dead_code()
+    return trace
+
+
+def to_onnx(trace: fx.GraphModule, graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """Translate a recorded function whose inputs the graph has already declared under these names.
+
+    Raises:
+        ExportError: for an operator without translation.
+    """
+    translate(trace, graph, {name: name for name in inputs}, outputs)
+    return graph.to_bytes()

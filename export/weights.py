@@ -1,0 +1,92 @@
+"""Weights for a backbone from a file: safetensors, or a torch state dict read without running any code in it.
+
+Names are matched to the backbone's own, after taking off the prefixes that training scripts leave (`module.`,
+`backbone.`, `model.`). A classifier's tensors, which a backbone cut at its features does not have, are ignored and
+named in the result; anything else that is missing, left over, misshapen or not finite is refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from contract.errors import ExportError
+
+__all__ = ["load_weights"]
+
+_PREFIXES = ("module.", "backbone.", "model.")
+_CLASSIFIERS = ("fc.", "classifier.", "head.", "heads.", "aux.")
+_NESTS = ("state_dict", "model_state_dict", "model")
+_COUNTERS = "num_batches_tracked"
+
+
+def load_weights(net: nn.Module, path: str | Path) -> list[str]:
+    """Put the file's tensors into `net`; returns the names that were ignored.
+
+    Raises:
+        ExportError: when the file cannot be read safely or does not fit the backbone.
+    """
+    given = {_bare(name): tensor for name, tensor in _read(Path(path)).items()}
+    own = net.state_dict()
+    wanted = [name for name in own if not name.endswith(_COUNTERS)]
+    missing = [name for name in wanted if name not in given]
+    if missing:
+        raise ExportError(
+            f"--weights {path}: {len(missing)} of the backbone's tensors are missing",
+            expected=missing[0],
+            got=", ".join(sorted(given)[:3]) + ", …" if given else "no tensors",
+            hint="weights of the same backbone and the same --norm",
+        )
+    ignored = [name for name in given if name not in own]
+    foreign = [name for name in ignored if not name.startswith(_CLASSIFIERS) and not name.endswith(_COUNTERS)]
+    if foreign:
+        raise ExportError(f"--weights {path}", expected="the backbone's tensors and a classifier's", got=foreign[0])
+    for name in wanted:
+        _check(name, given[name], own[name], path)
+    net.load_state_dict({name: given.get(name, own[name]).to(own[name].dtype) for name in own})
+    return sorted(name for name in ignored if not name.endswith(_COUNTERS))
+
+
+def _check(name: str, tensor: Tensor, own: Tensor, path: object) -> None:
+    if tensor.shape != own.shape:
+        raise ExportError(
+            f"--weights {path}: {name}",
+            expected=f"shape {tuple(own.shape)}",
+            got=tuple(tensor.shape),
+            hint="the --input and --norm that the weights were trained with",
+        )
+    if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        raise ExportError(f"--weights {path}: {name}", expected="finite weights", got="NaN or infinity")
+
+
+def _bare(name: str) -> str:
+    for prefix in _PREFIXES:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _read(path: Path) -> Mapping[str, Tensor]:
+    expected = "safetensors or a torch state dict"
+    if not path.is_file():
+        raise ExportError(f"--weights {path}", expected=expected, got="no such file")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        hint = "saving model.state_dict()"
+        raise ExportError(f"--weights {path} cannot be read safely", expected=expected, got=error, hint=hint) from None
+    for nest in _NESTS:
+        if isinstance(loaded, dict) and isinstance(loaded.get(nest), dict):
+            loaded = loaded[nest]
+    if not isinstance(loaded, dict) or not all(isinstance(v, Tensor) for v in loaded.values()):
+        raise ExportError(
+            f"--weights {path}", expected=expected, got=type(loaded).__name__, hint="saving model.state_dict()"
+        )
+    return loaded

@@ -1,0 +1,357 @@
+"""The MQTT link against real brokers: each of paho's measured traps, and that none of them catches us."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from brokers import BROKERS, Mosquitto, TestBroker, make_broker, require_mosquitto
+
+from contract.errors import LinkError, UsageError
+from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(params=BROKERS)
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroker]:
+    found = make_broker(request.param, tmp_path)
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[Callable[..., Mosquitto]]:
+    require_mosquitto()
+    started: list[Mosquitto] = []
+
+    def start(extra: str = "") -> Mosquitto:
+        stay = "user root\n" if os.geteuid() == 0 else ""  # another user could not read the files that `extra` names
+        started.append(Mosquitto(tmp_path / "mosquitto", stay + extra))
+        started[-1].start()
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+@pytest.fixture
+def links() -> Iterator[Callable[..., Link]]:
+    """Opens links, and closes them at the end."""
+    opened: list[Link] = []
+
+    def open_link(url: str, name: str, *subscriptions: str, **options: object) -> Link:
+        opened.append(Link(Address.parse(url), name, subscriptions=subscriptions or [f"to/{name}"], **options).open())
+        return opened[-1]
+
+    yield open_link
+    for link in opened:
+        link.close(timeout_s=1.0)
+
+
+def until(link: Link, kind: type[Event], timeout_s: float = 8.0, *, acknowledge: bool = True) -> Event:
+    """The next event of that kind; messages on the way are acknowledged and dropped."""
+    deadline = time.monotonic() + timeout_s
+    while (left := deadline - time.monotonic()) > 0:
+        event = link.receive(left)
+        if isinstance(event, kind):
+            return event
+        if isinstance(event, Received) and acknowledge:
+            link.acknowledge(event)
+    raise AssertionError(f"no {kind.__name__} within {timeout_s} s")
+
+
+def take(link: Link, count: int, timeout_s: float = 15.0) -> list[bytes]:
+    """That many payloads, acknowledged."""
+    got = []
+    while len(got) < count:
+        received = until(link, Received, timeout_s)
+        link.acknowledge(received)
+        got.append(received.payload)
+    return got
+
+
+# ── what it is for ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_messages_go_both_ways_without_a_deprecated_callback(broker, links):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        one, two = links(broker.url, "one", "to/one"), links(broker.url, "two", "to/two")
+        one.wait_connected(8)
+        two.wait_connected(8)
+    assert one.publish("to/two", b"there")
+    assert take(two, 1) == [b"there"]
+    assert two.publish("to/one", b"back")
+    assert take(one, 1) == [b"back"]
+
+
+def test_publishing_and_receiving_at_once_never_deadlocks(broker, links):
+    """The echo publishes while its own receive window and its peer's are full."""
+    one, two = links(broker.url, "one", "to/one"), links(broker.url, "two", "to/two")
+    one.wait_connected(8)
+    two.wait_connected(8)
+    sent = [bytes([n % 256]) * 2000 for n in range(300)]
+    for payload in sent:
+        assert one.publish("to/two", payload)
+    echoed: list[bytes] = []
+    deadline = time.monotonic() + 20
+    while len(echoed) < len(sent) and time.monotonic() < deadline:
+        event = two.receive(0.001)
+        if isinstance(event, Received):
+            two.publish("to/one", event.payload)
+            two.acknowledge(event)
+        back = one.receive(0.001)
+        if isinstance(back, Received):
+            echoed.append(back.payload)
+            one.acknowledge(back)
+    assert echoed == sent
+
+
+def test_closing_sends_what_was_handed_over_first(broker, links):
+    listener, sender = links(broker.url, "listener", "to/all"), links(broker.url, "sender")
+    listener.wait_connected(8)
+    sender.wait_connected(8)
+    for n in range(200):
+        sender.publish("to/all", str(n).encode())
+    sender.close()
+    assert take(listener, 200) == [str(n).encode() for n in range(200)]
+
+
+def test_a_retained_message_says_that_it_is(broker, links):
+    one = links(broker.url, "one")
+    one.wait_connected(8)
+    one.publish("to/late", b"kept", retain=True)
+    while not one.idle:
+        time.sleep(0.01)
+    late = links(broker.url, "late", "to/late")
+    received = until(late, Received)
+    assert (received.payload, received.retained) == (b"kept", True)
+
+
+# ── sessions ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_session_is_kept_and_what_was_not_acknowledged_comes_again(broker, links):
+    sender = links(broker.url, "sender")
+    sender.wait_connected(8)
+    first = links(broker.url, "device", "to/device")
+    assert not first.wait_connected(8).session_present
+    sender.publish("to/device", b"unacknowledged")
+    assert until(first, Received, acknowledge=False).payload == b"unacknowledged"
+    first.close()
+    second = links(broker.url, "device", "to/device")
+    assert until(second, Connected).session_present
+    assert take(second, 1) == [b"unacknowledged"]
+    while not second.idle:
+        time.sleep(0.01)
+    second.close()
+    third = links(broker.url, "device", "to/device")
+    assert until(third, Connected).session_present
+    assert third.receive(0.7) is None  # acknowledged: it does not come a third time
+
+
+def test_what_is_published_while_a_device_sleeps_waits_for_it(broker, links):
+    sender = links(broker.url, "sender")
+    sender.wait_connected(8)
+    device = links(broker.url, "device", "to/device")
+    device.wait_connected(8)
+    device.close()
+    for n in range(30):
+        sender.publish("to/device", str(n).encode())
+    while not sender.idle:
+        time.sleep(0.01)
+    woken = links(broker.url, "device", "to/device")
+    assert take(woken, 30) == [str(n).encode() for n in range(30)]
+
+
+def test_connected_comes_before_every_message_of_a_kept_session(mosquitto, links):
+    url = mosquitto().url
+    sender, device = links(url, "sender"), links(url, "device", "to/device")
+    sender.wait_connected(8)
+    device.wait_connected(8)
+    device.close()
+    for _ in range(20):
+        sender.publish("to/device", b"x")
+    while not sender.idle:
+        time.sleep(0.01)
+    woken = links(url, "device", "to/device")
+    assert isinstance(woken.receive(8), Connected)
+    assert len(take(woken, 20)) == 20  # and all of them can be acknowledged: none was swallowed by the waiting
+
+
+def test_no_more_than_the_receive_maximum_is_delivered_unacknowledged(mosquitto, links):
+    url = mosquitto().url
+    sender, device = links(url, "sender"), links(url, "device", "to/device", receive_maximum=5)
+    sender.wait_connected(8)
+    device.wait_connected(8)
+    for n in range(12):
+        sender.publish("to/device", bytes([n]))
+    held = [until(device, Received, acknowledge=False) for _ in range(5)]
+    assert device.receive(0.7) is None
+    for received in held:
+        device.acknowledge(received)
+    assert take(device, 7) == [bytes([n]) for n in range(5, 12)]
+
+
+# ── broken connections ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_broker_that_is_killed_and_comes_back_is_found_again(broker, links):
+    device = links(broker.url, "device", "to/device")
+    device.wait_connected(8)
+    broker.kill()
+    assert until(device, Disconnected).retry_s > 0
+    assert device.publish("to/device", b"lost") is False  # nothing is kept in memory: that is the outbox's work
+    broker.start()
+    until(device, Connected, 15)
+    assert device.publish("to/device", b"after")
+    assert take(device, 1) == [b"after"]
+
+
+def test_publishing_before_any_connection_returns_false(links):
+    link = links("mqtt://127.0.0.1:1", "nobody")
+    assert link.publish("to/x", b"x") is False
+    assert link.idle
+
+
+def test_an_acknowledgement_for_a_connection_that_is_gone_is_of_no_effect(broker, links):
+    device = links(broker.url, "device", "to/device")
+    device.wait_connected(8)
+    device.publish("to/device", b"x")
+    received = until(device, Received, acknowledge=False)
+    broker.kill()
+    until(device, Disconnected)
+    broker.start()
+    until(device, Connected, 15)
+    device.acknowledge(received)
+    device.publish("to/device", b"y")
+    while take(device, 1) != [b"y"]:  # a broker that kept its session delivers the first one again before
+        pass
+
+
+def test_the_death_of_a_killed_process_is_published(broker, links):
+    watcher = links(broker.url, "watcher", "status/device")
+    watcher.wait_connected(8)
+    code = (
+        "import sys, time\n"
+        "from contract.link import Address, Link\n"
+        f"address, will = Address.parse({broker.url!r}), ('status/device', b'dead')\n"
+        "link = Link(address, 'device', subscriptions=['x'], will=will).open()\n"
+        "link.wait_connected(8); print('up', flush=True); time.sleep(60)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "up\n"
+        os.kill(process.pid, signal.SIGKILL)
+        assert take(watcher, 1) == [b"dead"]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_clean_end_publishes_no_death(broker, links):
+    watcher = links(broker.url, "watcher", "status/device")
+    watcher.wait_connected(8)
+    device = links(broker.url, "device", will=("status/device", b"dead"))
+    device.wait_connected(8)
+    device.close()
+    assert watcher.receive(0.7) is None
+
+
+# ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_payload_above_the_brokers_limit_is_refused_here_and_blocks_nothing_behind_it(mosquitto, links):
+    url = mosquitto("max_packet_size 3000\n").url
+    device = links(url, "device", "to/device")
+    connected = device.wait_connected(8)
+    assert connected.limit_bytes < 3000
+    with pytest.raises(
+        LinkError, match=rf"message to to/device, expected at most {connected.limit_bytes} bytes, got 5000"
+    ):
+        device.publish("to/device", bytes(5000))
+    assert device.publish("to/device", bytes(connected.limit_bytes))
+    assert device.publish("to/device", b"next")
+    assert take(device, 2) == [bytes(connected.limit_bytes), b"next"]
+
+
+def test_a_wrong_password_ends_the_link_with_one_clear_line(mosquitto, links, tmp_path):
+    passwords = tmp_path / "passwords"
+    passwords.touch(mode=0o644)
+    subprocess.run(["mosquitto_passwd", "-b", passwords, "device", "right"], check=True)
+    passwords.chmod(0o644)
+    url = mosquitto(f"password_file {passwords}\nallow_anonymous false\n").url
+    host = url.removeprefix("mqtt://")
+    links(f"mqtt://device:right@{host}", "device").wait_connected(8)
+    for user in ("device:wrong@", ""):
+        link = links(f"mqtt://{user}{host}", "other")
+        failed = until(link, Failed)
+        assert "refused other" in str(failed.error)
+        assert "ot authori" in str(failed.error)
+        assert "wrong" not in str(failed.error)
+        with pytest.raises(LinkError, match="refused another"):
+            links(f"mqtt://{user}{host}", "another").wait_connected(8)
+
+
+ACL = "user device\ntopic readwrite to/device\ntopic write up/device\n"
+
+
+def test_a_publication_that_the_acl_denies_is_told_and_the_link_goes_on(mosquitto, links, tmp_path):
+    (tmp_path / "acl").write_text(ACL)
+    (tmp_path / "acl").chmod(0o644)
+    url = mosquitto(f"acl_file {tmp_path}/acl\n").url.replace("mqtt://", "mqtt://device@")
+    link = links(url, "device", "to/device")
+    link.wait_connected(8)
+    link.publish("up/somebody-else", b"forged")
+    assert "publish refused" in until(link, Disconnected).reason
+    until(link, Connected)
+    link.publish("to/device", b"mine")
+    assert take(link, 1) == [b"mine"]
+
+
+def test_no_broker_is_an_error_within_the_patience_that_says_what_to_do(links):
+    began = time.monotonic()
+    with pytest.raises(
+        LinkError, match=r"no broker at mqtt://127.0.0.1:1 within 1 s, expected an MQTT 5 broker, got .*refused"
+    ):
+        links("mqtt://127.0.0.1:1", "nobody").wait_connected(1.0)
+    assert time.monotonic() - began < 3
+
+
+# ── addresses ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_address_is_read_from_its_url():
+    assert Address.parse("mqtt://broker") == Address("broker", 1883)
+    assert Address.parse("mqtts://broker") == Address("broker", 8883, tls=True)
+    assert Address.parse("mqtt://10.0.0.1:99/") == Address("10.0.0.1", 99)
+    assert Address.parse("mqtt://[::1]:99") == Address("::1", 99)
+    assert Address.parse("mqtt://me:p%40ss@h") == Address("h", 1883, user="me", password="p@ss")
+
+
+def test_a_password_is_not_in_the_address_that_is_shown():
+    assert "secret" not in str(Address.parse("mqtt://me:secret@h:1"))
+
+
+@pytest.mark.parametrize(
+    "url", ["", "broker", "http://broker", "mqtt://", "mqtt://h:0x1", "mqtt://h:99999", "mqtt://h/topic", "mqtt://h:-1"]
+)
+def test_what_is_no_broker_url_is_refused(url):
+    with pytest.raises(UsageError, match="broker, expected mqtt://host"):
+        Address.parse(url)
+
+
+def test_a_certificate_file_that_is_missing_is_refused_at_once():
+    with pytest.raises(UsageError, match=r"no file /nowhere/ca\.pem"):
+        Address.parse("mqtts://h", ca_file="/nowhere/ca.pem")

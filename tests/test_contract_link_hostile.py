@@ -1,0 +1,313 @@
+"""The link against brokers that misbehave: whatever bytes come, its thread lives and tries again, ever later."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
+
+CONNACK = bytes.fromhex("2003000000")
+
+
+class FakeBroker:
+    """A TCP server that plays one script per connection, the last for ever after."""
+
+    def __init__(self, *scripts: Callable[[socket.socket], None]) -> None:
+        self._scripts, self.connections = list(scripts), 0
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._server.accept()
+                script = self._scripts[min(self.connections, len(self._scripts) - 1)]
+                self.connections += 1
+                with connection, contextlib.suppress(OSError, EOFError):
+                    connection.settimeout(10)
+                    script(connection)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join(timeout=2)
+
+
+def packet(connection: socket.socket) -> tuple[int, bytes]:
+    """The next MQTT packet: first byte and body."""
+    first, length, shift = read(connection, 1)[0], 0, 0
+    while True:
+        byte = read(connection, 1)[0]
+        length |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return first, read(connection, length)
+
+
+def read(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = connection.recv(count - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+def accept(connection: socket.socket) -> None:
+    """CONNECT and SUBSCRIBE, both answered well."""
+    packet(connection)
+    connection.sendall(CONNACK)
+    _, body = packet(connection)
+    connection.sendall(b"\x90\x04" + body[:2] + b"\x00\x01")
+
+
+def say(*parts: bytes) -> Callable[[socket.socket], None]:
+    """Accept, send those bytes, and wait for the other side to go."""
+
+    def script(connection: socket.socket) -> None:
+        accept(connection)
+        for part in parts:
+            connection.sendall(part)
+        while connection.recv(4096):
+            pass
+
+    return script
+
+
+def publish(topic: bytes, payload: bytes, mid: int = 1, first: int = 0x32) -> bytes:
+    body = struct.pack(">H", len(topic)) + topic + struct.pack(">H", mid) + b"\x00" + payload
+    assert len(body) < 128
+    return bytes([first, len(body)]) + body
+
+
+@pytest.fixture
+def fake() -> Iterator[Callable[..., FakeBroker]]:
+    made: list[FakeBroker] = []
+
+    def make(*scripts: Callable[[socket.socket], None]) -> FakeBroker:
+        made.append(FakeBroker(*scripts))
+        return made[-1]
+
+    yield make
+    for broker in made:
+        broker.close()
+
+
+@pytest.fixture
+def link() -> Iterator[Callable[..., Link]]:
+    opened: list[Link] = []
+
+    def open_link(url: str, **options: object) -> Link:
+        opened.append(Link(Address.parse(url), "device", subscriptions=["to/device"], **options).open())
+        return opened[-1]
+
+    yield open_link
+    for one in opened:
+        one.close(timeout_s=0.5)
+
+
+def until(link: Link, kind: type[Event], timeout_s: float = 8.0) -> Event:
+    deadline = time.monotonic() + timeout_s
+    while (left := deadline - time.monotonic()) > 0:
+        event = link.receive(left)
+        if isinstance(event, kind):
+            return event
+    raise AssertionError(f"no {kind.__name__} within {timeout_s} s")
+
+
+good = say(publish(b"to/device", b"hello"))
+
+MALFORMED = {
+    "a topic that is not UTF-8": publish(b"to/\xff\xfe", b"x"),
+    "a topic longer than the packet": b"\x32\x05\xff\xff\x00\x01\x00",
+    "an empty publish": b"\x32\x00",
+    "a length that never ends": b"\x32\xff\xff\xff\xff\xff\xff",
+    "a packet type of zero": b"\x00\x00",
+    "an acknowledgement of nothing": b"\x40\x02\x12\x34",
+    "a subscription's answer that is cut": b"\x90\x01\x00",
+    "a second CONNACK that is cut": b"\x20\x01\x00",
+    "a CONNECT": b"\x10\x02\x00\x00",
+    "properties that lie about their length": b"\x32\x08\x00\x01a\x00\x01\x7f\x01\x01",
+    "an unknown property": b"\x32\x09\x00\x01a\x00\x01\x02\xfe\x01x",
+    "a disconnect with an unknown reason": b"\xe0\x02\xfd\x00",
+    "HTTP": b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4,
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_packet_ends_the_connection_at_most_and_the_next_one_works(fake, link, name):
+    """paho raises out of its read for several of these: its own network thread would be dead and look alive."""
+
+    def hang_up_after(connection: socket.socket) -> None:
+        accept(connection)
+        connection.sendall(MALFORMED[name])
+        time.sleep(0.1)
+
+    device = link(fake(hang_up_after, good).url)
+    until(device, Connected)
+    assert until(device, Disconnected).reason
+    until(device, Connected)
+    assert until(device, Received).payload == b"hello"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"", bytes(50), b"SSH-2.0-OpenSSH_9.2\r\n", b"\x20\x7f\x00", b"\x20\x02\x00\x00"],
+    ids=["nothing", "zeros", "SSH", "cut CONNACK", "MQTT 3.1.1"],
+)
+def test_a_port_that_speaks_something_else_is_a_disconnection_not_a_death(fake, link, first):
+    def other(connection: socket.socket) -> None:
+        connection.sendall(first)
+
+    device = link(fake(other, other, good).url)
+    for _ in range(2):
+        until(device, Disconnected)
+    until(device, Connected)
+
+
+def test_a_broker_that_accepts_and_says_nothing_is_given_up_after_the_keepalive(fake, link):
+    def silent(connection: socket.socket) -> None:
+        while connection.recv(4096):
+            pass
+
+    device = link(fake(silent, good).url, keepalive_s=1)
+    until(device, Disconnected, 6)
+    until(device, Connected)
+
+
+def test_a_broker_that_falls_silent_later_is_noticed(fake, link):
+    device = link(fake(say(), good).url, keepalive_s=1)
+    until(device, Connected)
+    until(device, Disconnected, 6)
+    until(device, Connected)
+
+
+@pytest.mark.parametrize("reason", [132, 133, 134, 135, 138, 140])
+def test_a_refusal_that_trying_again_cannot_cure_ends_the_link(fake, link, reason):
+    def refuse(connection: socket.socket) -> None:
+        packet(connection)
+        connection.sendall(bytes([0x20, 3, 0, reason, 0]))
+        time.sleep(0.2)
+
+    broker = fake(refuse)
+    device = link(broker.url)
+    failed = until(device, Failed)
+    assert "refused device" in str(failed.error)
+    assert device.receive(0.8) is None
+    assert broker.connections == 1
+
+
+def test_a_refused_subscription_ends_the_link_with_a_hint(fake, link):
+    """Mosquitto 2.0 grants any filter and then delivers nothing; brokers that do refuse answer like this."""
+
+    def refuse_filter(connection: socket.socket) -> None:
+        packet(connection)
+        connection.sendall(CONNACK)
+        _, body = packet(connection)
+        connection.sendall(b"\x90\x04" + body[:2] + b"\x00\x87")
+        time.sleep(0.2)
+
+    failed = until(link(fake(refuse_filter).url), Failed)
+    assert "refused to/device" in str(failed.error)
+    assert "try its ACL" in str(failed.error)
+
+
+@pytest.mark.parametrize("reason", [136, 137, 151, 159])
+def test_a_refusal_that_passes_is_tried_again(fake, link, reason):
+    def busy(connection: socket.socket) -> None:
+        packet(connection)
+        connection.sendall(bytes([0x20, 3, 0, reason, 0]))
+        time.sleep(0.1)
+
+    device = link(fake(busy, good).url)
+    assert "refused" in until(device, Disconnected).reason
+    until(device, Connected)
+
+
+def test_another_client_that_takes_the_id_over_ends_the_link(fake, link):
+    broker = fake(say(b"\xe0\x02\x8e\x00"))
+    device = link(broker.url)
+    until(device, Connected)
+    assert "another client took over the id device" in str(until(device, Failed).error)
+    time.sleep(0.8)
+    assert broker.connections == 1
+
+
+def test_waits_grow_with_jitter_and_differ_between_devices(fake):
+    def hang_up(connection: socket.socket) -> None:
+        packet(connection)
+
+    broker = fake(hang_up)
+    links = [Link(Address.parse(broker.url), f"d{n}", subscriptions=["x"]).open() for n in range(3)]
+    waits = [[until(link, Disconnected).retry_s for _ in range(4)] for link in links]
+    for link in links:
+        link.close(timeout_s=0.1)
+    for attempt, bound in enumerate((0.5, 1.0, 2.0, 4.0)):
+        at_this_attempt = [wait[attempt] for wait in waits]
+        assert all(bound / 2 <= wait_s <= bound for wait_s in at_this_attempt)
+        assert len(set(at_this_attempt)) == 3
+
+
+def test_a_connection_that_is_accepted_and_lost_at_once_does_not_start_the_waits_over(fake, link):
+    """paho's own back-off begins anew with every CONNACK: a broker that throws everyone out is then hammered."""
+
+    def welcome_and_drop(connection: socket.socket) -> None:
+        accept(connection)
+
+    device = link(fake(welcome_and_drop).url)
+    waits = [until(device, Disconnected).retry_s for _ in range(4)]
+    assert waits[3] > 2 * waits[0]
+    assert waits[3] >= 2.0
+
+
+def test_messages_that_come_before_the_subscription_is_confirmed_are_handed_over_after_connected(fake, link):
+    def eager(connection: socket.socket) -> None:
+        packet(connection)
+        connection.sendall(CONNACK + publish(b"to/device", b"early"))
+        _, body = packet(connection)
+        time.sleep(0.2)
+        connection.sendall(b"\x90\x04" + body[:2] + b"\x00\x01")
+        assert packet(connection)[0] == 0x40  # PUBACK: the early message was acknowledged
+        connection.sendall(publish(b"to/device", b"acknowledged", mid=2))
+        while connection.recv(4096):
+            pass
+
+    device = link(fake(eager).url)
+    assert isinstance(device.receive(5), Connected)
+    early = device.receive(5)
+    assert isinstance(early, Received)
+    assert early.payload == b"early"
+    device.acknowledge(early)
+    assert until(device, Received).payload == b"acknowledged"
+
+
+def test_nothing_is_acknowledged_before_its_owner_says_so(fake, link):
+    acknowledged: list[float] = []
+
+    def watch(connection: socket.socket) -> None:
+        accept(connection)
+        connection.sendall(publish(b"to/device", b"x"))
+        while True:
+            if packet(connection)[0] == 0x40:
+                acknowledged.append(time.monotonic())
+
+    device = link(fake(watch).url)
+    received = until(device, Received)
+    time.sleep(0.4)
+    assert not acknowledged
+    device.acknowledge(received)
+    deadline = time.monotonic() + 5
+    while not acknowledged and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(acknowledged) == 1
