@@ -17,8 +17,8 @@ PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8
 _STYLE = """
 :root{--ink:#1b2733;--soft:#5b6b7a;--line:#dde4ea;--back:#fff;--panel:#f6f8fa;--accent:#0072b2}
 *{box-sizing:border-box}
-body{margin:0;background:var(--back);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe
-UI",Roboto,"Helvetica Neue",Arial,sans-serif}
+body{margin:0;background:var(--back);color:var(--ink);font:15px/1.5 system-ui,-apple-system,
+"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
 main{max-width:1120px;margin:0 auto;padding:32px 24px 64px}
 h1{font-size:26px;line-height:1.2;margin:0 0 4px;letter-spacing:-.01em}
 h2{font-size:18px;margin:40px 0 10px;padding-top:14px;border-top:1px solid var(--line)}

@@ -18,7 +18,7 @@ A systolic array's entries are `simulated` by the accelerator model instead. DES
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -66,7 +66,8 @@ class _Subject:
     def __init__(self, bundle: Bundle, batch: int) -> None:
         self.bundle, self.batch = bundle, batch
         self.inference, self.step = bundle_workloads(bundle, batch=batch)
-        self.forward_at = lru_cache(maxsize=32)(lambda size: bundle_workloads(bundle, batch=size)[0])
+        self._without_step = replace(bundle, train_step=None)  # the step's batch is fixed; read it once
+        self.forward_at = lru_cache(maxsize=64)(lambda size: bundle_workloads(self._without_step, batch=size)[0])
 
     @lru_cache(maxsize=64)  # noqa: B019 - lives as long as one report
     def training_peak(self, batch: int, float_bytes: int) -> int:
