@@ -43,6 +43,8 @@ COMMANDS = {
     "lab": Command("lab.cli:lab_app", "all", "Simulate a fleet in one process with the deployed code."),
 }
 
+_ROOMS = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
@@ -68,6 +70,13 @@ def _dispatch(args: list[str]) -> int:
     name, rest = args[0], args[1:]
     if name not in COMMANDS:
         raise UsageError("unknown command", expected="a protofleet command", got=name, hint=near_names(name, COMMANDS))
+    try:
+        return _call(name, rest)
+    except ModuleNotFoundError as error:  # when the command's module loads, or later: torch is loaded as late as can be
+        raise _missing_package(name, error) from None
+
+
+def _call(name: str, rest: list[str]) -> int:
     app = _load(name)
     try:
         result = app(rest, prog_name=f"protofleet {name}", standalone_mode=False)
@@ -83,28 +92,25 @@ def _dispatch(args: list[str]) -> int:
 def _load(name: str) -> typer.Typer:
     command = COMMANDS[name]
     module_name, attribute = command.target.split(":")
-    try:
-        target = getattr(importlib.import_module(module_name), attribute)
-    except ModuleNotFoundError as error:
-        if command.extra is None or (error.name or "").split(".")[0] in (
-            "contract",
-            "edge_client",
-            "aggregator",
-            "export",
-            "lab",
-        ):
-            raise
-        raise UsageError(
-            f"protofleet {name} needs a package that is not installed",
-            expected=error.name,
-            got="nothing",
-            hint=f"pip install 'protofleet[{command.extra}]'",
-        ) from None
+    target = getattr(importlib.import_module(module_name), attribute)
     if isinstance(target, typer.Typer):
         return target
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(help=target.__doc__)(target)
     return app
+
+
+def _missing_package(name: str, error: ModuleNotFoundError) -> Exception:
+    """The one line that says which extra to install; the error itself when what is missing is a room of ours."""
+    package, extra = (error.name or "").split(".")[0], COMMANDS[name].extra
+    if extra is None or package in _ROOMS:
+        return error
+    return UsageError(
+        f"protofleet {name} needs a package that is not installed",
+        expected=error.name,
+        got="nothing",
+        hint=f"pip install 'protofleet[{extra}]'",
+    )
 
 
 def _print_help() -> None:

@@ -5,6 +5,7 @@ Every session of the device is made here, so that threads, memory and errors are
 - one thread unless told otherwise, and no spinning: a board that waits must not burn its battery;
 - no memory pattern: the pattern reserves every intermediate of a training step at once, the arena alone reuses them
   (docs/decisions/020: the pattern costs 24 MB of peak on the default network and gains no time);
+- no blocked layouts for training: they pay where weights can be packed beforehand, and cost memory where they change;
 - weights are handed over as external initializers when the session is made, so that the graph file holds none and
   ONNX Runtime still folds, fuses and prepacks them (DESIGN section 3).
 """
@@ -41,7 +42,7 @@ def open_session(
     *,
     threads: int = 1,
     weights: Mapping[str, NDArray[np.float32]] | None = None,
-    keep_arena: bool = True,
+    training: bool = False,
 ) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
     """A session of `graph` on the CPU, and the weight values that must live as long as it does.
 
@@ -50,7 +51,7 @@ def open_session(
         name: what an error calls it, e.g. `features.onnx`.
         threads: within an operator.
         weights: initializers that the graph names but does not hold.
-        keep_arena: reuse intermediates between runs (fast, for many runs) instead of freeing them (small).
+        training: the weights are inputs that change at every run.
 
     Raises:
         BundleError: when ONNX Runtime cannot load the graph or a weight does not fit it.
@@ -59,7 +60,8 @@ def open_session(
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = False
-    options.enable_cpu_mem_arena = keep_arena
+    if training:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.log_severity_level = _FATAL_ONLY  # what fails is raised; its copy on standard error helps nobody
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)) for value in (weights or {}).values()]

@@ -47,7 +47,7 @@ class Trainer:
         if bundle.train_step is None:
             raise BundleError("training", expected="a bundle with train_step.onnx", got="one without")
         self._manifest = m = bundle.manifest
-        self._session, _ = open_session(bundle.train_step, "train_step.onnx", threads=threads)
+        self._session, _ = open_session(bundle.train_step, "train_step.onnx", threads=threads, training=True)
         height, width, channels = m.input_shape
         self._x = np.zeros((m.batch, height, width, channels), np.uint8)  # (B, H, W, c)
         self._y = np.zeros(m.batch, np.int64)  # (B,)

@@ -71,11 +71,20 @@ def test_an_unknown_command_is_one_line_with_the_nearest():
     assert near_names("agregate", protofleet.COMMANDS) in line
 
 
-def test_a_missing_extra_names_what_to_install():
-    hidden = "import sys\nsys.modules['lab.cli'] = None"
-    done = run("lab", "list", code=hidden)
-    assert done.returncode in (1, 2)
-    hide_torch = (
+MISSING = {
+    "export": (
+        "--backbone small_cnn --method fedproto --classes 3 --input 28x28x1 --out never.bundle --quiet",
+        "export",
+    ),
+    "demo": ("--out never", "all"),
+    "lab": ("run", "all"),
+    "broker": ("--listen 127.0.0.1:0", "broker"),
+}
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_extra_names_what_to_install(name, tmp_path):
+    hide = (
         "import sys\n"
         "class Hidden:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
@@ -83,10 +92,12 @@ def test_a_missing_extra_names_what_to_install():
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Hidden())"
     )
-    done = run("export", "--backbone", "small_cnn", code=hide_torch)
+    options, extra = MISSING[name]
+    done = run(name, *options.replace("never", f"{tmp_path}/never").split(), code=hide)
     assert done.returncode == 2
-    assert "torch" in one_error_line(done)
-    assert "pip install 'protofleet[export]'" in one_error_line(done)
+    assert "needs a package that is not installed" in one_error_line(done)
+    assert f"pip install 'protofleet[{extra}]'" in one_error_line(done)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_device_command_loads_nothing_of_the_workstation():

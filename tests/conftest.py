@@ -1,0 +1,30 @@
+"""Shared by all tests: real bundles, exported once a session, and the real images that ship with the project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from edge_samples import FASHION_LABELS
+
+
+@pytest.fixture(scope="session")
+def mnist_like_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`mnist_like_bundle(method="fedproto", **options)`: the file of a small_cnn bundle for 28×28×1, ten classes.
+
+    Exported once for each set of options. Options go to `export.build.build_bundle`.
+    """
+    folder, made = tmp_path_factory.mktemp("bundles"), dict[str, Path]()
+
+    def make(method: str = "fedproto", **options: object) -> Path:
+        from export.build import build_bundle
+
+        name = repr((method, sorted(options.items())))
+        if name not in made:
+            made[name] = folder / f"{method}-{len(made)}.bundle"
+            settings = {"backbone": "small_cnn", "labels": FASHION_LABELS, "input_shape": (28, 28, 1), **options}
+            build_bundle(method_name=method, out=made[name], **settings)  # type: ignore[arg-type]
+        return made[name]
+
+    return make

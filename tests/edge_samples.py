@@ -1,0 +1,42 @@
+"""What the device's tests share: the shipped images, a small slice of them for one device, and announcements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from contract.bundle import Bundle
+from contract.messages import Announcement
+from edge_client.data import LocalData, load_data
+
+FASHION = Path(__file__).parent.parent / "lab" / "data" / "fashion_mnist"
+FASHION_LABELS = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+RUN = bytes.fromhex("0badcafe")
+
+
+def fashion(
+    bundle: Bundle, count: int, classes: tuple[int, ...], *, purpose: str = "train", seed: int = 0
+) -> LocalData:
+    """`count` of the shipped images, drawn from some classes."""
+    whole = load_data(FASHION / f"{purpose}.parquet", bundle.manifest, purpose="test")
+    rows = np.flatnonzero(np.isin(whole.y, classes))
+    chosen = np.random.default_rng(seed).choice(rows, count, replace=False)
+    return LocalData(whole.x[chosen], whole.y[chosen])
+
+
+def announcement(bundle: Bundle, number: int = 1, method: str | None = None, **fields: object) -> Announcement:
+    """An open round of this bundle."""
+    named = {"run": RUN, "round": number, "phase": "open", "method": method or bundle.manifest.method}
+    return Announcement(**{**named, "bundle": bundle.sha256, **fields})  # type: ignore[arg-type]

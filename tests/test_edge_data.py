@@ -1,0 +1,289 @@
+"""edge_client.data: every source gives the same samples, and everything that is wrong says so in one line."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from edge_samples import FASHION, FASHION_LABELS
+from PIL import Image
+
+from contract.bundle import SCHEMA, Manifest
+from contract.errors import DataError
+from edge_client.data import load_data
+
+
+def manifest(
+    labels: tuple[str, ...] = ("ant", "bee", "cat"), shape: tuple[int, int, int] = (4, 6, 3), *, trains: bool = True
+) -> Manifest:
+    return Manifest(
+        schema=SCHEMA, version=1, protofleet="0", backbone="none", provenance="none", method="fedproto", head="local",
+        hyper={}, labels=labels, features=8, input_shape=shape, mean=(0.0,) * shape[2], std=(1.0,) * shape[2], batch=4,
+        opset=20, state=(), members={"train_step.onnx": ""} if trains else {},
+    )  # fmt: skip
+
+
+def samples(count: int = 9, shape: tuple[int, int, int] = (4, 6, 3)) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (count, *shape), dtype=np.uint8), np.arange(count) % 3
+
+
+def png(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels.squeeze()).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_folder(root: Path, x: np.ndarray, y: np.ndarray, labels: tuple[str, ...]) -> Path:
+    for row, (pixels, number) in enumerate(zip(x, y, strict=True)):
+        (root / labels[number]).mkdir(parents=True, exist_ok=True)
+        (root / labels[number] / f"{row:04}.png").write_bytes(png(pixels))
+    return root
+
+
+def write_parquet(path: Path, x: np.ndarray, y: np.ndarray, names: tuple[str, ...] | None) -> Path:
+    table = pa.table(
+        {
+            "image": pa.array([{"bytes": png(pixels), "path": None} for pixels in x]),
+            "label": pa.array(y.tolist(), pa.int64()),
+        }
+    )
+    if names is not None:
+        label = {"names": list(names), "_type": "ClassLabel"}
+        info = {"info": {"features": {"image": {"_type": "Image"}, "label": label}}}
+        table = table.replace_schema_metadata({b"huggingface": json.dumps(info).encode()})
+    pq.write_table(table, path)
+    return path
+
+
+def sorted_rows(x: np.ndarray, y: np.ndarray) -> list[tuple[int, bytes]]:
+    return sorted((int(number), pixels.tobytes()) for pixels, number in zip(x, y, strict=True))
+
+
+def test_folder_npz_and_parquet_give_the_same_samples(tmp_path: Path) -> None:
+    x, y = samples()
+    labels = manifest().labels
+    np.savez(tmp_path / "d.npz", x=x, y=y.astype(np.uint8))
+    sources = (
+        write_folder(tmp_path / "folder", x, y, labels),
+        tmp_path / "d.npz",
+        write_parquet(tmp_path / "d.parquet", x, y, labels),
+    )
+    for source in sources:
+        data = load_data(source, manifest())
+        assert (data.x.dtype, data.y.dtype) == (np.uint8, np.int64)
+        assert sorted_rows(data.x, data.y) == sorted_rows(x, y), source
+
+
+def test_parquet_numbers_are_mapped_by_name(tmp_path: Path) -> None:
+    """A file that numbers its classes differently from the bundle must not be read by number."""
+    x, y = samples()
+    theirs = ("cat", "ant", "bee")
+    data = load_data(write_parquet(tmp_path / "d.parquet", x, y, theirs), manifest())
+    assert [manifest().labels[number] for number in data.y] == [theirs[number] for number in y]
+
+
+def test_parquet_is_read_by_number_when_either_side_has_no_names(tmp_path: Path) -> None:
+    x, y = samples()
+    assert load_data(write_parquet(tmp_path / "a.parquet", x, y, None), manifest()).y.tolist() == y.tolist()
+    numbered = manifest(("0", "1", "2"))
+    named = write_parquet(tmp_path / "b.parquet", x, y, ("cat", "ant", "bee"))
+    assert load_data(named, numbered).y.tolist() == y.tolist()
+
+
+def test_a_parquet_directory_is_read_by_split(tmp_path: Path) -> None:
+    x, y = samples()
+    write_parquet(tmp_path / "train-00000-of-00002.parquet", x[:3], y[:3], None)
+    write_parquet(tmp_path / "train-00001-of-00002.parquet", x[3:6], y[3:6], None)
+    write_parquet(tmp_path / "test-00000-of-00001.parquet", x[6:], y[6:], None)
+    assert sorted_rows(*vars_of(load_data(tmp_path, manifest()))) == sorted_rows(x[:6], y[:6])
+    assert len(load_data(tmp_path, manifest(), purpose="test")) == 3
+    (tmp_path / "test-00000-of-00001.parquet").unlink()
+    with pytest.raises(DataError, match="has no test split"):
+        load_data(tmp_path, manifest(), purpose="test")
+
+
+def test_the_shipped_fashion_mnist_reads(tmp_path: Path) -> None:
+    data = load_data(FASHION / "test.parquet", manifest(FASHION_LABELS, (28, 28, 1)), purpose="test")
+    assert data.x.shape == (1000, 28, 28, 1)
+    assert data.counts(10).tolist() == [100] * 10
+
+
+def test_images_are_converted_resized_and_turned_upright(tmp_path: Path) -> None:
+    (tmp_path / "ant").mkdir()
+    (tmp_path / "bee").mkdir()
+    Image.new("RGB", (60, 40), (255, 0, 0)).save(tmp_path / "ant" / "red.jpg")
+    Image.fromarray(np.full((40, 60), 0x8000, np.uint16)).save(tmp_path / "ant" / "sixteen.png")
+    turned = Image.new("L", (4, 6))
+    turned.paste(255, (0, 0, 4, 3))  # top half white as stored, and EXIF says: rotate by 90 degrees
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "bee" / "turned.png", exif=exif)
+    data = load_data(tmp_path, manifest(shape=(4, 6, 1)))
+    red, sixteen, turned_pixels = data.x[..., 0]
+    assert abs(int(red.mean()) - 76) <= 2  # the luma of pure red
+    assert (sixteen == 0x80).all()  # scaled from sixteen bits, not clipped
+    assert (turned_pixels[:, 3:] > 200).all()
+    assert (turned_pixels[:, :3] < 50).all()
+
+
+def test_grey_npz_without_a_channel_axis_reads(tmp_path: Path) -> None:
+    x, y = samples(shape=(4, 6, 1))
+    np.savez(tmp_path / "d.npz", x=x[..., 0], y=y)
+    assert load_data(tmp_path / "d.npz", manifest(shape=(4, 6, 1))).x.shape == (9, 4, 6, 1)
+
+
+def vars_of(data: Any) -> tuple[np.ndarray, np.ndarray]:
+    return data.x, data.y
+
+
+X, Y = samples()
+BAD_NPZ: dict[str, tuple[dict[str, np.ndarray], str]] = {
+    "float": ({"x": X.astype(np.float32), "y": Y}, r"x, expected uint8 pixels, 0 to 255, got float32, try "),
+    "NaN": ({"x": np.full(X.shape, np.nan), "y": Y}, r"got float64 with NaN"),
+    "NaN labels": ({"x": X, "y": np.full(9, np.nan)}, r"y, expected \(N,\) integer labels, got float64 .* with NaN"),
+    "wrong shape": ({"x": X[:, :3], "y": Y}, r"x, expected \(N, 4, 6, 3\), got \(9, 3, 6, 3\)"),
+    "no y": ({"x": X}, r"expected arrays x and y, got x, try"),
+    "too few labels": ({"x": X, "y": Y[:5]}, r"expected a label for each of 9 images, got 5 labels"),
+    "no samples": ({"x": X[:0], "y": Y[:0]}, r"is empty, expected at least one image"),
+    "label too high": ({"x": X, "y": Y + 1}, r"a label is out of range, expected 0 to 2, got 3"),
+    "label negative": ({"x": X, "y": Y - 1}, r"a label is out of range, expected 0 to 2, got -1"),
+    "one class": ({"x": X, "y": Y * 0}, r"has one class only, expected two classes or more.*got 9 images of 'ant'"),
+    "objects": ({"x": X, "y": np.array([None] * 9)}, r"is not a whole \.npz"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NPZ)
+def test_bad_npz(tmp_path: Path, case: str) -> None:
+    arrays, line = BAD_NPZ[case]
+    np.savez(tmp_path / "d.npz", **arrays)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=line) as caught:
+        load_data(tmp_path / "d.npz", manifest())
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_one_class_is_fine_where_nothing_trains(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=X, y=Y * 0)
+    assert len(load_data(tmp_path / "d.npz", manifest(trains=False))) == 9
+    assert len(load_data(tmp_path / "d.npz", manifest(), purpose="test")) == 9
+
+
+def _empty(root: Path) -> Path:
+    root.mkdir()
+    return root
+
+
+def _empty_class(root: Path) -> Path:
+    (root / "ant").mkdir(parents=True)
+    return root
+
+
+def _loose_images(root: Path) -> Path:
+    root.mkdir()
+    (root / "a.png").write_bytes(png(X[0]))
+    return root
+
+
+def _unknown_class(root: Path) -> Path:
+    return write_folder(root, X[:2], Y[:2], ("ant", "be", "cat"))
+
+
+def _broken_image(root: Path) -> Path:
+    write_folder(root, X[:2], Y[:2], ("ant", "bee", "cat"))
+    (root / "bee" / "torn.png").write_bytes(png(X[0])[:60])
+    return root
+
+
+def _torn_npz(root: Path) -> Path:
+    path = root.with_suffix(".npz")
+    np.savez(path, x=X, y=Y)
+    path.write_bytes(path.read_bytes()[:200])
+    return path
+
+
+def _torn_parquet(root: Path) -> Path:
+    path = write_parquet(root.with_suffix(".parquet"), X, Y, None)
+    path.write_bytes(path.read_bytes()[:-20])
+    return path
+
+
+def _other_columns(root: Path) -> Path:
+    pq.write_table(pa.table({"text": ["a"]}), root.with_suffix(".parquet"))
+    return root.with_suffix(".parquet")
+
+
+def _null_image(root: Path) -> Path:
+    cells = pa.array([{"bytes": png(X[0]), "path": None}, None], pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+    pq.write_table(pa.table({"image": cells, "label": [0, 1]}), root.with_suffix(".parquet"))
+    return root.with_suffix(".parquet")
+
+
+def _foreign_names(root: Path) -> Path:
+    return write_parquet(root.with_suffix(".parquet"), X, Y, ("ant", "bees", "cat"))
+
+
+def _text_file(root: Path) -> Path:
+    path = root.with_suffix(".csv")
+    path.write_text("1,2,3")
+    return path
+
+
+BAD_PATHS: dict[Callable[[Path], Path], str] = {
+    lambda root: root / "absent": r"no data at .*absent, expected an image folder",
+    _empty: r"is empty, expected one subfolder of images for each class",
+    _empty_class: r"is empty, expected images in its class folders",
+    _loose_images: r"has no class folders, expected one subfolder",
+    _unknown_class: r"unknown class, expected a class of the bundle's 3, got 'be', try one of bee",
+    _broken_image: r"torn\.png is not a readable image, expected a whole image file",
+    _torn_npz: r"is not a whole \.npz",
+    _torn_parquet: r"is not a whole parquet file",
+    _other_columns: r"expected a column of image structs .* got text string",
+    _null_image: r"row 1, expected image bytes and a label, got a null",
+    _foreign_names: r"row 1: unknown class, .* got 'bees', try one of bee",
+    _text_file: r"cannot tell what .*\.csv is, expected a folder, a \.npz or a \.parquet",
+}
+
+
+@pytest.mark.parametrize("make", BAD_PATHS, ids=lambda make: make.__name__.strip("_<>"))
+def test_bad_sources(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+    with pytest.raises(DataError) as caught:
+        load_data(make(tmp_path / "data"), manifest())
+    assert re.search(BAD_PATHS[make], str(caught.value)), caught.value
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_parquet(tmp_path / "d.parquet", X, Y, None)
+    real = builtins.__import__
+
+    def without_pyarrow(name: str, *rest: Any, **named: Any) -> Any:
+        if name.split(".")[0] == "pyarrow":
+            raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without_pyarrow)
+    with pytest.raises(DataError, match=r"expected the package pyarrow.*protofleet\[parquet\]"):
+        load_data(path, manifest())
+
+
+def test_no_float_copy_of_the_set_is_made(tmp_path: Path) -> None:
+    """Reading 40 MB of pixels may not take four times as much again, which one float32 copy would."""
+    import tracemalloc
+
+    x = np.zeros((40, 1000, 1000, 1), np.uint8)
+    np.savez(tmp_path / "d.npz", x=x, y=np.arange(40) % 3)
+    tracemalloc.start()
+    load_data(tmp_path / "d.npz", manifest(shape=(1000, 1000, 1)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * x.nbytes
