@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from contract.bundle import read_bundle
-from export.build import build_bundle
 from hw_profiles.client_memory import COEFFICIENTS, client_memory, memory_terms
 from hw_profiles.graph import bundle_workloads
 
@@ -103,9 +102,10 @@ def main() -> int:
 
 def _rows(case: tuple[Any, ...], path: Path) -> list[dict[str, Any]]:
     backbone, side, channels, batch, method, fitted = case
-    labels = [str(number) for number in range(10)]
-    shape = (side, side, channels)
-    build_bundle(backbone=backbone, method=method, labels=labels, input_shape=shape, out=path, batch=batch)
+    shape = f"{side}x{side}x{channels}"
+    command = ["export", "--backbone", backbone, "--method", method, "--classes", "10", "--input", shape]
+    command += ["--batch", str(batch), "--out", str(path)]
+    subprocess.run([sys.executable, "-m", "protofleet", *command], check=True, capture_output=True, text=True)
     features, step = bundle_workloads(read_bundle(path), batch=batch)
     rows = []
     for mode, workload in (("inference", features), ("training", step)):

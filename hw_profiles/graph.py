@@ -122,6 +122,9 @@ def _fix_batch(model: ModelProto, batch: int, name: str) -> None:
 def _infer(model: ModelProto, name: str) -> dict[str, tuple[tuple[int, ...], int]]:
     plain = ModelProto()
     plain.CopyFrom(model)
+    known_domains = {entry.domain for entry in plain.opset_import}
+    for domain in sorted({node.domain for node in plain.graph.node} - known_domains - {"ai.onnx"}):
+        plain.opset_import.append(helper.make_opsetid(domain, 1))
     for node in plain.graph.node:
         if node.op_type in _KEEP_SHAPE and node.domain in ("", "ai.onnx"):  # functions, which inference leaves out
             node.op_type = "Identity"

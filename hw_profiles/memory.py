@@ -19,7 +19,6 @@ from hw_profiles.workload import Layer, Tensor, Workload
 
 __all__ = ["Block", "Memory", "blocks_of", "largest_batch", "pack", "peak_memory"]
 
-_IN_PLACE = frozenset(("elementwise", "norm", "softmax"))
 _ALIGN = 64
 
 
@@ -180,37 +179,33 @@ def _persistent(workload: Workload, float_bytes: float | None) -> tuple[int, int
 def _owners(workload: Workload) -> dict[str, str]:
     """Which buffer each tensor lives in: its own, or that of what it views or replaces."""
     owner = {name: name for name in workload.tensors}
-    last_read: dict[str, int] = {}
-    for index, layer in enumerate(workload.layers):
-        last_read |= dict.fromkeys(layer.reads, index)
-    kept = set(workload.outputs)
-    view_ends = dict(last_read)  # how long a buffer is needed, views included
-    for index in range(len(workload.layers) - 1, -1, -1):
-        layer = workload.layers[index]
+    ends = {name: index for index, layer in enumerate(workload.layers) for name in layer.reads}
+    ends |= dict.fromkeys(workload.outputs, len(workload.layers))
+    for layer in reversed(workload.layers):  # what is viewed lives as long as its views
         if layer.kind == "view" and layer.reads:
-            for name in layer.writes:
-                view_ends[layer.reads[0]] = max(view_ends.get(layer.reads[0], index), view_ends.get(name, index))
-                if name in kept:
-                    view_ends[layer.reads[0]] = len(workload.layers)
+            ends[layer.reads[0]] = max(ends.get(name, -1) for name in (layer.reads[0], *layer.writes))
+    busy = dict(ends)  # until when each buffer is in use, by its owner
     for index, layer in enumerate(workload.layers):
         if layer.kind == "view" and layer.reads:
             owner |= dict.fromkeys(layer.writes, owner[layer.reads[0]])
-        elif layer.kind in _IN_PLACE and len(layer.writes) == 1:
-            _take_place(layer, index, workload, owner, view_ends, kept)
+        elif layer.kind == "elementwise" and len(layer.writes) == 1:
+            _take_place(layer, index, workload.tensors, owner, busy)
     return owner
 
 
 def _take_place(
-    layer: Layer, index: int, workload: Workload, owner: dict[str, str], ends: dict[str, int], kept: set[str]
+    layer: Layer, index: int, tensors: Mapping[str, Tensor], owner: dict[str, str], busy: dict[str, int]
 ) -> None:
-    result = workload.tensors[layer.writes[0]]
+    """Put the result where an operand of the same size was, if nothing needs that operand any more."""
+    result = tensors[layer.writes[0]]
     if result.role != "activation":
         return
-    sharers = [n for n in layer.reads if owner[n] == n and workload.tensors[n].role == "activation" and n not in kept]
-    for name in sharers:
-        tensor = workload.tensors[name]
-        if ends.get(name, index) == index and tensor.elements == result.elements and tensor.bits == result.bits:
-            owner[result.name] = name
+    for name in layer.reads:
+        root, operand = owner[name], tensors[name]
+        same = operand.elements == result.elements and operand.bits == result.bits
+        if same and tensors[root].role == "activation" and busy.get(root, index) == index:
+            owner[result.name] = root
+            busy[root] = max(index, busy.get(result.name, index))
             return
 
 

@@ -17,7 +17,7 @@ from contract.errors import UsageError, near_names
 
 __all__ = ["NETWORKS", "build_network"]
 
-_OPSET = 21
+_OPSET, _IR_VERSION = 21, 10
 _GROUPS = 8
 # MobileNetV2, Table 14: expansion, output channels, repeats, stride of the first (0: TIN_S)
 _MOBILENET_V2 = (
@@ -92,7 +92,7 @@ class _Net:
         x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, self.input_side, self.input_side])
         z = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", width])
         graph = helper.make_graph(self.nodes, name, [x], [z], self.weights)
-        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
+        return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION)
 
 
 def _convnet(net: _Net, tin: int) -> None:
