@@ -193,7 +193,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         mark = "  (fitted on)" if row["fitted"] else ""
         print(
-            f"{row['name']:34} {row['mode']:10} {row['measured_bytes'] / 1e6:7.1f}MB {row['predicted_bytes'] / 1e6:7.1f}MB "
+            f"{row['name']:34} {row['mode']:10} {row['measured_bytes'] / 1e6:7.1f}MB "
+            f"{row['predicted_bytes'] / 1e6:7.1f}MB "
             f"{row['error_percent']:+7.1f}%{mark}"
         )
 

@@ -8,8 +8,8 @@ On the device, for N local samples whose features the forward pass has just give
 
 On the server:
 
-    ffc          A + λI factored (D³/3) and solved for C right-hand sides            (SphereFed eq. 10)
-    ccvr         a square root of each class's covariance (D³/3 each), V virtual features drawn from each class
+    ffc          A + λI factored (D³/3 operations) and solved for C right-hand sides   (SphereFed eq. 10)
+    ccvr         a square root of each class's covariance (as many each), V virtual features drawn from each class
                  (a product each), and the classifier trained on the C*V of them for some epochs
 
 The Cholesky factorisations run on the array as blocks of 32 columns: a panel, then a rank-32 update of what is left.
@@ -118,7 +118,7 @@ def _ccvr_server(
             (covariance, noise),
             (drawn,),
             (Gemm(virtual, width, width, classes),),
-            drawn_ops(classes * virtual, width),
+            _drawing_ops(classes * virtual, width),
         ),
     ]
     steps = epochs * -(-classes * virtual // batch)
@@ -130,7 +130,7 @@ def _ccvr_server(
     return layers
 
 
-def drawn_ops(samples: int, width: int) -> int:
+def _drawing_ops(samples: int, width: int) -> int:
     """A normal number takes about 8 operations, the mean one."""
     return 9 * samples * width
 

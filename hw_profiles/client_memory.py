@@ -23,6 +23,7 @@ from hw_profiles.workload import Workload
 
 __all__ = ["COEFFICIENTS", "ClientMemory", "client_memory", "execution_order", "load_coefficients", "memory_terms"]
 
+_STORED = ("parameter", "frozen", "buffer", "optimizer")
 COEFFICIENTS = ("base_bytes", "session_bytes", "node_bytes", "inference_weight_factor", "arena_factor")
 
 
@@ -95,8 +96,11 @@ def memory_terms(workload: Workload, *, training: bool) -> dict[str, int]:
 
 def execution_order(workload: Workload) -> Workload:
     """The same layers in the order in which ONNX Runtime runs them: depth first, from the last result backwards."""
-    maker = {name: index for index, layer in enumerate(workload.layers) for name in layer.writes}
-    used = {name for layer in workload.layers for name in layer.reads}
+    stored = {
+        name for name, tensor in workload.tensors.items() if tensor.role in _STORED
+    }  # updated in place, if at all
+    maker = {n: index for index, layer in enumerate(workload.layers) for n in layer.writes if n not in stored}
+    used = {name for layer in workload.layers for name in layer.reads} - stored
     leaves = [i for i, layer in enumerate(workload.layers) if not any(name in used for name in layer.writes)]
     waiting, seen, order = [(index, False) for index in leaves], set(), []
     while waiting:

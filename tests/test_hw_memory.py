@@ -90,7 +90,9 @@ def test_the_parts_sum_to_the_peak_and_training_saves_activations():
     assert sum(memory.by_use().values()) == memory.peak_bytes
     weights = 4 * (forward.parameters + 512 * 10)
     assert memory.weights == memory.optimizer == weights
-    saved_at_least = 4 * sum(forward.tensors[n].elements for layer in forward.layers if layer.op == "Conv" for n in layer.writes)
+    saved_at_least = 4 * sum(
+        forward.tensors[n].elements for layer in forward.layers if layer.op == "Conv" for n in layer.writes
+    )
     assert memory.arena_bytes >= saved_at_least
     assert peak_memory(forward).activations == 0
 
