@@ -40,9 +40,11 @@ CLASSES = (
     "pointwise", "winograd", "tiles", "window", "patches", "depthwise3", "depthwise5", "dense", "traffic", "pool",
     "exponential", "piecewise", "elementwise", "launches", "squeeze",
 )  # fmt: skip
-_EXPONENTIAL = frozenset("Sigmoid Tanh Exp Log Pow Erf Softplus Softmax LogSoftmax Gelu Swish Mish QuickGelu".split())
-_PIECEWISE = frozenset("HardSwish HardSigmoid Elu Selu Celu LeakyRelu PRelu".split())
-_FUSED = frozenset("Relu Clip BatchNormalization Add Sub Mul Div Cast".split())
+_EXPONENTIAL = frozenset(
+    ("Sigmoid", "Tanh", "Exp", "Log", "Pow", "Erf", "Softplus", "Softmax", "LogSoftmax", "Gelu", "Swish", "Mish")
+)
+_PIECEWISE = frozenset(("HardSwish", "HardSigmoid", "Elu", "Selu", "Celu", "LeakyRelu", "PRelu"))
+_FUSED = frozenset(("Relu", "Clip", "BatchNormalization", "Add", "Sub", "Mul", "Div", "Cast"))
 _PRODUCTS = frozenset(("conv", "pointwise", "depthwise", "grouped", "linear"))
 _MIN_WINOGRAD_CHANNELS = 16
 

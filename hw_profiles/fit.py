@@ -24,12 +24,12 @@ from hw_profiles.crossval import LeftOut, by_family, by_model, error_table, inte
 from hw_profiles.demand import CLASSES
 from hw_profiles.device import Device, load_devices
 from hw_profiles.hierarchy import LEVELS, NOISE, Fitted, fit_rows
-from hw_profiles.latency import ANY_DEVICE
-from hw_profiles.rows import Row, Setting, read_rows
+from hw_profiles.rows import ANY_DEVICE, ANY_X86, TRAINING_RUNTIME, Row, Setting, read_own_rows, read_rows
 
 __all__ = ["coefficient_table", "cross_validate", "main"]
 
 _CPU_RUNTIMES = ("ncnn", "tflite", "onnxruntime")
+_OWN_ROWS = Path(__file__).with_name("own_rows.json")
 _GPU_RUNTIMES = ("tensorrt", "ncnn-vulkan")
 
 
@@ -67,6 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line. Returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m hw_profiles.fit", description=__doc__)
     parser.add_argument("--rows", required=True, type=Path, help="the CSV of published rows")
+    parser.add_argument("--own-rows", type=Path, default=_OWN_ROWS, help="what benchmarks/host_latency.py measured")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("coefficients.json"))
     parser.add_argument("--devices-file", action="append", default=[], type=Path)
     args = parser.parse_args(argv)
@@ -74,16 +75,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         devices = load_devices(args.devices_file)
         rows, left_out = read_rows(args.rows, devices)
+        own = read_own_rows(args.own_rows)
     except ProtofleetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     provenance = {
         "rows_sha256": hashlib.sha256(args.rows.read_bytes()).hexdigest(),
         "rows_used": len(rows),
+        "own_rows_used": len(own),
         "rows_left_out": dict(left_out),
-        "sources": dict(Counter(_publisher(row.source) for row in rows)),
+        "sources": dict(Counter(_publisher(row.source) for row in rows) + Counter(row.source for row in own)),
         "made_by": "python -m hw_profiles.fit",
     }
+    rows = rows + own
     checks = cross_validate(rows, devices)
     for name, found in checks.items():
         print_checks(console, f"Predicted without its rows, left out {name}", found)
@@ -119,14 +123,15 @@ def _askable(devices: Mapping[str, Device]) -> list[Setting]:
     """Settings that a user may ask for although nobody has published them."""
     found = []
     boards = [d for d in devices.values() if d.name != "host"]
-    for name in (*(d.name for d in boards), ANY_DEVICE):
+    for name in (*(d.name for d in boards), ANY_DEVICE, ANY_X86):
         device = devices.get(name)
         for threads in ("1", "all"):
             if device is None or device.cpu is not None:
-                with_fp16 = device is None or device.cpu is not None and device.cpu.fp16_macs_per_cycle is not None
+                with_fp16 = device is None or (device.cpu is not None and device.cpu.fp16_macs_per_cycle is not None)
                 for precision in ("fp32", "fp16", "int8") if with_fp16 else ("fp32", "int8"):
                     found += [Setting(name, "cpu", r, precision, threads) for r in _CPU_RUNTIMES]  # type: ignore[arg-type]
-        if device is None or device.gpu is not None:
+                found.append(Setting(name, "cpu", TRAINING_RUNTIME, "fp32", threads))  # type: ignore[arg-type]
+        if (device is None and name != ANY_X86) or (device is not None and device.gpu is not None):
             for precision in ("fp32", "fp16", "int8"):
                 found.append(Setting(name, "gpu", "tensorrt", precision, "all"))  # type: ignore[arg-type]
             found.append(Setting(name, "gpu", "ncnn-vulkan", "fp16", "all"))
@@ -153,7 +158,7 @@ def _rounded(table: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, fl
 
 
 def _publisher(source: str) -> str:
-    """The publisher's part of a row's source: `Tencent/ncnn benchmark/README.md`, `mlcommons/inference_results_v2.0`."""
+    """The publisher's part of a row's source: `Tencent/ncnn benchmark`, `mlcommons/inference_results_v2.0 open`."""
     words = source.replace("huggingface ", "").replace("HF ", "").split()
     return (
         words[0] if words[0].count("/") < 1 or len(words) < 2 else f"{words[0]} {words[1].split('@')[0].split('/')[0]}"

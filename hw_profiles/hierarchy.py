@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from hw_profiles.demand import CLASSES
 from hw_profiles.device import Device
 from hw_profiles.nominal import device_rates, log_cost_ms
-from hw_profiles.rows import Row, Setting
+from hw_profiles.rows import ANY_X86, OWN_DEVICE, Row, Setting
 
 __all__ = ["LEVELS", "NOISE", "Fitted", "Level", "fit_rows", "nominal_of"]
 
@@ -41,9 +41,14 @@ class Level:
     per_class: bool = True
 
 
+def _kind(setting: Setting) -> str:
+    """Processors that are alike: Arm CPUs, GPUs, and x86 CPUs, whose vectors are four times as wide."""
+    return "x86" if setting.device in (OWN_DEVICE, ANY_X86) else setting.processor
+
+
 LEVELS = (
-    Level("class", 0.5, lambda s: s.processor),
-    Level("precision", 0.3, lambda s: (s.processor, s.precision)),
+    Level("class", 0.5, _kind),
+    Level("precision", 0.3, lambda s: (_kind(s), s.precision)),
     Level("runtime", 0.3, lambda s: s.runtime),
     Level("runtime and precision", 0.2, lambda s: (s.runtime, s.precision)),
     Level("device", 0.2, lambda s: (s.processor, s.device, s.threads)),

@@ -12,6 +12,7 @@ section 5.
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -24,11 +25,10 @@ from contract.errors import UsageError, near_names
 from hw_profiles.demand import CLASSES, LayerDemand, layer_demands
 from hw_profiles.device import Device
 from hw_profiles.nominal import Precision, Threads, device_rates, log_cost_ms
-from hw_profiles.rows import Setting
+from hw_profiles.rows import ANY_DEVICE, ANY_X86, OWN_DEVICE, TRAINING_RUNTIME, Setting
 from hw_profiles.workload import Workload
 
 __all__ = [
-    "ANY_DEVICE",
     "Coefficients",
     "Prediction",
     "coefficients",
@@ -38,10 +38,7 @@ __all__ = [
     "settings_of",
 ]
 
-ANY_DEVICE = "*"
 COVERAGE_Z = 1.2816  # 80 % of a normal distribution
-# The interval of a training step is wider: no row is one. docs/decisions/057 says how this was found.
-TRAINING_SD = 0.35
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +117,11 @@ def runtimes(device: Device) -> dict[str, int]:
     """The runtimes that can be predicted on a device, with their number of published rows there, most first."""
     found: dict[str, int] = {}
     for (name, runtime, _, _), fit in coefficients().fits.items():
-        if name in (device.name, ANY_DEVICE) and fit.setting.processor in device.processors:
+        if (
+            runtime != TRAINING_RUNTIME
+            and name in (device.name, _stand_in(device))
+            and fit.setting.processor in device.processors
+        ):
             found[runtime] = found.get(runtime, 0) + fit.rows
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
@@ -132,25 +133,22 @@ def settings_of(device: Device) -> list[tuple[str, Precision, Threads]]:
     """
     fits = coefficients().fits
     own = {key[1:]: fit for key, fit in fits.items() if key[0] == device.name}
-    shared = {key[1:]: fit for key, fit in fits.items() if key[0] == ANY_DEVICE}
+    shared = {key[1:]: fit for key, fit in fits.items() if key[0] == _stand_in(device)}
+    own = {key: fit for key, fit in own.items() if key[0] != TRAINING_RUNTIME}
+    shared = {key: fit for key, fit in shared.items() if key[0] != TRAINING_RUNTIME}
     found = [(key, fit.rows) for key, fit in (own or shared).items() if fit.setting.processor in device.processors]
     if not own and device.cpu is not None and device.cpu.fp16_macs_per_cycle is None:
-        found = [
-            (key, rows)
-            for key, rows in found
-            if key[1] != "fp16" or fits[(ANY_DEVICE, *key)].setting.processor == "gpu"
-        ]
+        found = [(key, rows) for key, rows in found if key[1] != "fp16" or shared[key].setting.processor == "gpu"]
     found.sort(key=lambda item: (item[1] == 0, item[0]))
     return [(runtime, precision, threads) for (runtime, precision, threads), _ in found]  # type: ignore[misc]
 
 
 def default_runtime(device: Device) -> str:
-    """The CPU runtime with the most published rows on boards; our own where no board of that kind was published."""
+    """The CPU runtime most boards were published with; where this one was not, its most published, or else our own."""
     if device.cpu is None:
         return "tensorrt"
-    return (
-        "ncnn" if any(key[0] == device.name and fit.rows for key, fit in coefficients().fits.items()) else "onnxruntime"
-    )
+    published = [name for name, rows in runtimes(device).items() if rows]
+    return "ncnn" if "ncnn" in published else (published or ["onnxruntime"])[0]
 
 
 def default_precision(device: Device, runtime: str) -> Precision:
@@ -168,16 +166,18 @@ def predict(
     precision: Precision | None = None,
     threads: Threads = "all",
 ) -> Prediction:
-    """Predict the time of one run of `workload`, its training phases included where it has them.
+    """Predict the time of one run of `workload`: an inference graph, or a training step.
 
     Args:
-        runtime: None for the device's default.
+        runtime: None for the device's default; for a training step `TRAINING_RUNTIME`, the only one there is.
         precision: None for what that runtime computes in on this device.
         threads: `1` or `all` cores; a GPU takes no notice.
 
     Raises:
         UsageError: the device has no such processor, or runtime or precision cannot be predicted there.
     """
+    if any(layer.phase not in ("forward", "statistic") for layer in workload.layers):
+        runtime, precision = TRAINING_RUNTIME, "fp32"
     runtime = runtime or default_runtime(device)
     precision = precision or default_precision(device, runtime)
     fit = _fit_for(device, runtime, precision, threads)
@@ -189,9 +189,8 @@ def predict(
     total = parts.sum()
     share = parts.sum(axis=0) / total
     known = coefficients()
-    training = any(layer.phase not in ("forward", "statistic") for layer in workload.layers)
     variance = float(share @ fit.covariance @ share) + known.noise**2
-    sd = known.interval_scale * np.sqrt(variance) + (TRAINING_SD if training else 0.0)
+    sd = known.interval_scale * np.sqrt(variance)
     setting = Setting(device.name, processor, runtime, precision, fit.setting.threads, fit.setting.variant)
     return Prediction(
         setting=setting,
@@ -200,7 +199,7 @@ def predict(
         high_ms=float(total * np.exp(COVERAGE_Z * sd)),
         layers_ms=parts.sum(axis=1),
         rows=fit.rows,
-        basis=_basis(fit, device, training),
+        basis=_basis(fit, device),
         unmodelled=workload.unmodelled,
         demands=tuple(demands),
     )
@@ -215,7 +214,8 @@ def predict_ms(amounts: NDArray[np.float64], device: Device, setting: Setting) -
 
 def _fit_for(device: Device, runtime: str, precision: str, threads: str) -> Fit:
     fits = coefficients().fits
-    for name in (device.name, ANY_DEVICE):
+    named = any(key[0] == device.name and key[1] == runtime for key in fits)
+    for name in (device.name,) if named else (_stand_in(device),):
         for way in dict.fromkeys((threads, "all")):
             fit = fits.get((name, runtime, precision, way))
             if fit is not None and fit.setting.processor in device.processors:
@@ -226,10 +226,15 @@ def _fit_for(device: Device, runtime: str, precision: str, threads: str) -> Fit:
             f"{device.name}: runtime {runtime}", expected="one that can be predicted there", got=runtime,
             hint=near_names(runtime, known) if known else "a device with [cpu] or [gpu]",
         )  # fmt: skip
-    names = {key[2] for key in fits if key[1] == runtime and key[0] in (device.name, ANY_DEVICE)}
+    names = {key[2] for key in fits if key[1] == runtime and key[0] in (device.name, _stand_in(device))}
     raise UsageError(
         f"{device.name}, {runtime}: precision", expected=f"one of {', '.join(sorted(names))}", got=precision
     )
+
+
+def _stand_in(device: Device) -> str:
+    """What stands for a device that no row names: x86 for the host where it is one, else a board."""
+    return ANY_X86 if device.name == "host" and platform.machine() in ("x86_64", "AMD64") else ANY_DEVICE
 
 
 def _standing(fit: Fit) -> tuple[bool, bool, str]:
@@ -237,19 +242,20 @@ def _standing(fit: Fit) -> tuple[bool, bool, str]:
     return fit.rows > 0, "armv7" not in fit.setting.variant, fit.setting.variant
 
 
-def _basis(fit: Fit, device: Device, training: bool) -> str:
+def _basis(fit: Fit, device: Device) -> str:
     s = fit.setting
     if fit.rows:
-        text = f"{fit.rows} published rows of {s.runtime} {s.variant}".rstrip() + f" {s.precision} on this board"
-    elif s.device == device.name:
-        text = (
+        return f"{fit.rows} rows of {s.runtime} {s.variant}".rstrip() + f" {s.precision} on this device"
+    if s.device == device.name:
+        if s.runtime in _OWN:
+            return f"no row of {s.runtime} on this board: rows of other runtimes here, and {s.runtime} on {OWN_DEVICE}"
+        return (
             f"no row of {s.runtime} {s.precision} on this board: its other rows, {s.runtime} elsewhere, the data sheet"
         )
-    else:
-        text = f"no row of this device: its data sheet, and {s.runtime} on other boards"
-    if training:
-        text += "; no published row is a training step: priced as the same operator classes, unfused, interval widened"
-    return text
+    return f"no row of this device: its data sheet, and {s.runtime} on other devices"
+
+
+_OWN = ("onnxruntime", TRAINING_RUNTIME)
 
 
 def _read_fit(entry: Mapping[str, object]) -> Fit:

@@ -26,14 +26,15 @@ def profile_page(report: Mapping[str, Any]) -> str:
     devices = report["devices"]
     height, width, channels = subject["input_shape"]
     lead = (
-        f"{subject['method']} with head {subject['head']}, {height}x{width}x{channels} input, {subject['classes']} classes, "
-        f"{subject['features']} features. Every figure says whether it was measured, simulated or predicted."
+        f"{subject['method']} with head {subject['head']}, {height}x{width}x{channels} input, {subject['classes']} "
+        f"classes, {subject['features']} features. Every figure says whether it was measured, simulated or predicted."
     )
     sections = [
         facts(_facts(report)),
         _fleet(report),
         section("Latency of inference", _interval_chart(devices), lead=_LATENCY_LEAD),
         _training(devices),
+        _memory(devices),
         _measured(report),
         section("Every runtime and precision", *(_entries(device) for device in devices)),
         section("Where the time goes, layer by layer", _heat_table(devices), lead=_HEAT_LEAD),
@@ -46,13 +47,16 @@ def profile_page(report: Mapping[str, Any]) -> str:
 
 
 _LATENCY_LEAD = (
-    "One inference at the report's batch. The bar is the prediction, the whisker its 80 % interval; a simulated figure has "
-    "none. The scale is logarithmic."
+    "One inference at the report's batch. The bar is the prediction, the whisker its 80 % interval; a simulated figure "
+    "has none. The scale is logarithmic."
 )
-_HEAT_LEAD = "Milliseconds of each layer of the main inference entry, a device a column; the colour is its share of that device's time."
+_HEAT_LEAD = (
+    "Milliseconds of each layer of the main inference entry, a device a column; the colour is its share of that "
+    "device's time."
+)
 _ROOFLINE_LEAD = (
-    "Each dot is a product of the graph: how many multiply-accumulates it does for each byte it moves, and how fast. The "
-    "line is the data sheet's roof. Winograd does fewer multiplications than are counted, so dots may lie above it."
+    "Each dot is a product of the graph: how many multiply-accumulates it does for each byte it moves, and how fast. "
+    "The line is the data sheet's roof. Winograd does fewer multiplications than are counted, so dots may lie above it."
 )
 
 
@@ -73,8 +77,7 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _fleet(report: Mapping[str, Any]) -> str:
     headers = (
-        "device", "inference", "80 % interval", "", "energy", "training step", "", "round", "memory, training",
-        "fits", "largest batch",
+        "device", "inference", "80 % interval", "", "energy", "training step", "", "round", "fits in memory",
     )  # fmt: skip
     rows = []
     for device in report["devices"]:
@@ -90,16 +93,29 @@ def _fleet(report: Mapping[str, Any]) -> str:
                 time_text(step["latency_ms"]) if step else "–",
                 tag(step["kind"]) if step else "",
                 time_text(step["round_s"] * 1e3) if step else "–",
-                _memory(memory),
                 _fits(memory),
-                _largest(memory),
             )
         )
-    lead = (
-        f"Main runtime of each device; a round is {report['samples']:,} local samples. Memory is predicted, our process "
-        "included; training memory at the bundle's own batch."
-    )
-    return section("The fleet", table(headers, rows, left=(0, 9)), lead=lead)
+    lead = f"Main runtime of each device; a round is {report['samples']:,} local samples."
+    return section("The fleet", table(headers, rows, left=(0, 8)), lead=lead)
+
+
+def _memory(devices: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        (
+            _short(device),
+            size(memory["inference_peak_bytes"]),
+            size(memory["training_peak_bytes"]) if memory["training_peak_bytes"] else "–",
+            size(memory["process_bytes"]),
+            size(memory["usable_bytes"]),
+            _largest(memory),
+            tag(memory["kind"]),
+        )
+        for device, memory in ((device, device["memory"]) for device in devices)
+    ]
+    headers = ("device", "inference", "training step", "of it our process", "usable", "largest training batch", "")
+    lead = "Peak by liveness over the graphs, our process included; training at the bundle's own batch."
+    return section("Memory", table(headers, rows), lead=lead)
 
 
 def _short(device: Mapping[str, Any]) -> str:
@@ -107,16 +123,10 @@ def _short(device: Mapping[str, Any]) -> str:
     return str(device["title"]).split(",")[0].removeprefix("NVIDIA ")
 
 
-def _memory(memory: Mapping[str, Any]) -> str:
-    training = memory["training_peak_bytes"]
-    return size(memory["inference_peak_bytes"]) + (f", {size(training)}" if training else "")
-
-
 def _fits(memory: Mapping[str, Any]) -> str:
-    usable = size(memory["usable_bytes"])
     if not memory["inference_fits"]:
-        return f"no, of {usable}"
-    return f"yes, of {usable}" if memory["training_fits"] is not False else f"inference only, of {usable}"
+        return "no"
+    return "yes" if memory["training_fits"] is not False else "inference only"
 
 
 def _largest(memory: Mapping[str, Any]) -> str:
@@ -182,8 +192,8 @@ def _training(devices: Sequence[Mapping[str, Any]]) -> str:
     ]
     batch = steps[0][1]["batch"]
     lead = (
-        f"One step of the bundle's own training graph, batch {batch}: the share of each phase, the whole step at the bar's "
-        "end. On CPUs it is predicted for ONNX Runtime in fp32: "
+        f"One step of the bundle's own training graph, batch {batch}: the share of each phase, the whole step at the "
+        "bar's end. On CPUs it is predicted for ONNX Runtime in fp32: "
         + next((step["basis"] for _, step in steps if step["kind"] == "predicted"), "no CPU in this report")
         + "."
     )
@@ -224,7 +234,7 @@ def _measured(report: Mapping[str, Any]) -> str:
     host = report["measured"]["host"]
     versions = ", ".join(f"{name} {value}" for name, value in host["versions"].items())
     lead = f"On {host['board']} ({host['cpu']}, {host['cores']} cores), {versions}."
-    return section("Measured beside predicted", table(headers, rows, left=(0, 11)), lead=lead)
+    return section("Measured beside predicted", table(headers, rows, wide=(11,)), lead=lead)
 
 
 def _conditions(line: Mapping[str, Any]) -> str:
@@ -322,8 +332,8 @@ def _roofline(device: Mapping[str, Any]) -> str:
         px, py = at(point["macs_per_byte"], point["gmacs"])
         words = f"{point['name']}: {point['gmacs']:,.3g} G/s at {point['macs_per_byte']:,.3g} per byte"
         out.append(
-            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.4" fill="{PALETTE[0]}" fill-opacity="0.55"><title>{escape(words)}'
-            "</title></circle>"
+            f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.4" fill="{PALETTE[0]}" fill-opacity="0.55">'
+            f"<title>{escape(words)}</title></circle>"
         )
     out.append(f'<text x="{left}" y="{height - 6}" class="soft">multiply-accumulates per byte; up: G per second</text>')
     return f'<div style="display:inline-block">{_svg(width, height, "roofline of " + device["name"], out)}</div>'
@@ -336,6 +346,6 @@ def _sources(device: Mapping[str, Any]) -> str:
 
 def _svg(width: int, height: int, label: str, parts: Sequence[str]) -> str:
     return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="{escape(label)}">'
-        f"{''.join(parts)}</svg>"
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
+        f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
     )

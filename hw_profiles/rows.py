@@ -25,7 +25,7 @@ from hw_profiles.demand import CLASSES
 from hw_profiles.device import Device
 from hw_profiles.nominal import Precision, Processor, Threads
 
-__all__ = ["Row", "Setting", "family", "read_rows", "reference_demands"]
+__all__ = ["Row", "Setting", "family", "read_own_rows", "read_rows", "reference_demands"]
 
 # The publisher's words -> (our name, processor). What differs only in version keeps its version in the variant.
 _RUNTIMES: tuple[tuple[str, str, Processor], ...] = (
@@ -40,13 +40,17 @@ _RUNTIMES: tuple[tuple[str, str, Processor], ...] = (
     (r"PyTorch CUDA", "pytorch-cuda", "gpu"),
     (r"TensorRT.*", "tensorrt", "gpu"),
 )
+OWN_DEVICE = "x86-server"
+ANY_DEVICE, ANY_X86 = "*", "*x86"  # what stands for a device that no row names
+TRAINING_RUNTIME = "onnxruntime training"  # the same runtime, but a graph of another kind, with effects of its own
 _POWER_MODES = {"MaxN": "uncapped (MaxN)", "MaxQ": "power-capped (MaxQ)"}
 _FAMILIES = (
-    ("mobilenetv1", r"mobilenet-?v1"),
-    ("mobilenetv2", r"mobilenet-?v2"),
-    ("mobilenetv3", r"mobilenet-?v3"),
+    ("mobilenetv1", r"mobilenet[-_]?v1"),
+    ("mobilenetv2", r"mobilenet[-_]?v2"),
+    ("mobilenetv3", r"mobilenet[-_]?v3"),
     ("efficientnet-lite", r"efficientnet-lite"),
-    ("efficientnet-b0", r"efficientnet-b0"),
+    ("efficientnet-b0", r"efficientnet[-_]b0"),
+    ("vgg", r"vgg"),
     ("resnet18/34", r"resnet(18|34)"),
     ("resnet50", r"resnet50(?!-2)"),
     ("squeezenet", r"squeezenet"),
@@ -126,6 +130,36 @@ def read_rows(path: str | Path, devices: Mapping[str, Device]) -> tuple[list[Row
         else:
             rows.append(row)
     return rows, left_out
+
+
+def read_own_rows(path: str | Path) -> list[Row]:
+    """Rows that `benchmarks/host_latency.py` measured with our own client: ONNX Runtime, inference and training steps.
+
+    They belong to the device `x86-server`, the machine they were measured on, whatever machine this is.
+
+    Raises:
+        DataError: the file cannot be read, or was made for other operator classes.
+    """
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        classes, lines = tuple(table["classes"]), table["rows"]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise DataError(
+            f"cannot read own rows {path}", expected="JSON of benchmarks/host_latency.py", got=error
+        ) from None
+    if classes != CLASSES:
+        raise DataError(
+            f"own rows {path}", expected="this version's operator classes", got="others", hint="measuring anew"
+        )
+    names = {"inference": "onnxruntime", "training_step": TRAINING_RUNTIME}
+    source = f"measured with our own client, {table['cpu']}, onnxruntime {table['versions']['onnxruntime']}"
+    return [
+        Row(
+            Setting(OWN_DEVICE, "cpu", names[line["phase"]], "fp32", "1"), line["model"], np.array(line["demand"]),
+            line["ms"], source,
+        )
+        for line in lines
+    ]  # fmt: skip
 
 
 def _row(line: Mapping[str, str], demands: Mapping[str, NDArray[np.float64]], named: Mapping[str, Device]) -> Row | str:

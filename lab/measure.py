@@ -24,7 +24,7 @@ from edge_client.measure import board_name, peak_rss_bytes, versions
 from edge_client.trainer import Trainer
 from hw_profiles.measure import measured_run, record
 
-__all__ = ["measure_bundle"]
+__all__ = ["load_inference", "load_training", "measure_bundle"]
 
 
 def measure_bundle(
@@ -83,11 +83,11 @@ def _in_process(path: str | Path, phase: str, threads: int, batch: int, seconds:
 
 
 def _measure_here(path: str, phase: str, threads: int, batch: int, seconds: float) -> dict[str, Any]:
-    loaders = {"inference": _load_inference, "training_step": _load_training}
+    loaders = {"inference": load_inference, "training_step": load_training}
     return measured_run(lambda: loaders[phase](path, threads, batch), seconds=seconds, peak_rss_bytes=peak_rss_bytes)
 
 
-def _load_inference(path: str, threads: int, batch: int) -> Callable[[], object]:
+def load_inference(path: str, threads: int, batch: int) -> Callable[[], object]:
     bundle = read_bundle(path)
     extractor = Extractor(bundle, bundle.params, threads)
     rng = np.random.default_rng(0)
@@ -95,7 +95,7 @@ def _load_inference(path: str, threads: int, batch: int) -> Callable[[], object]
     return lambda: list(extractor.blocks(x, samples=batch))
 
 
-def _load_training(path: str, threads: int, batch: int) -> Callable[[], object]:
+def load_training(path: str, threads: int, batch: int) -> Callable[[], object]:
     bundle = read_bundle(path)
     manifest = bundle.manifest
     trainer = Trainer(bundle, threads)

@@ -21,6 +21,7 @@ from contract.bundle import read_bundle
 from contract.errors import StoreError, UsageError, near_names
 from hw_profiles.device import Device, find_device, load_devices
 from hw_profiles.measure import read_measurement
+from hw_profiles.rows import OWN_DEVICE
 
 __all__ = ["profile_command"]
 
@@ -61,14 +62,16 @@ def profile_command(
             "profile", expected="a bundle file, or --list", got="neither", hint="protofleet profile --list"
         )
     _check_options(batch, samples, seconds, precision)
-    named = [name.strip() for name in devices.split(",") if name.strip()] or (["host"] if measure else list(known))
+    named = [name.strip() for name in devices.split(",") if name.strip()] or (
+        ["host"] if measure else [n for n in known if n != OWN_DEVICE]
+    )
     chosen = [find_device(name, known) for name in named]
     record = read_measurement(measured) if measured else None
     if measure:
         record = _measure(bundle, threads, seconds, batch, console)
     if measure and not _has_onnx():
         _show_measured(record or {}, console)
-        console.print("predictions need the onnx package: pip install 'protofleet[export]'", style="dim")
+        console.print("predictions need the onnx package: pip install 'protofleet[export]'", style="dim", markup=False)
         if json_file is not None:
             _write(json_file, json.dumps(record, indent=1) + "\n")
         return
