@@ -12,9 +12,9 @@ Nothing is published that is not durable, and nothing is acknowledged before its
 broker is away, nothing is kept for it: on every connection the retained messages are published again, and devices send
 again what they have no receipt for. So kill -9 at any instruction, of any part, loses and doubles nothing.
 
-The client id holds the run's id: a restarted aggregator takes its session up again, and an aggregator of another run
-(another store) on the same fleet has a session of its own, is seen by its announcements, and ends the older of the two
-with a clear line instead of both taking the connection from each other for ever.
+The client id holds the run's id: an aggregator of another run (another store) on the same fleet has a session of its
+own, is seen by its announcements, and ends the older of the two with a clear line, instead of both taking the
+connection from each other for ever.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Server:
             f"pf-{fleet}-aggregator-{coordinator.run.hex()}",
             subscriptions=[topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)],
             receive_maximum=RECEIVE_MAXIMUM,
+            fresh_start=True,
         )
         self._limit_bytes = coordinator.limit_bytes
         self._echoed_on = 0  # the connection on which our own announcement has come back

@@ -146,6 +146,9 @@ class Link:
         will: topic and payload that the broker publishes, retained, when we vanish.
         keepalive_s: an idle link sends two bytes in that time.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
+        fresh_start: begin with a clean session, and keep it over reconnections only. For a process that has just
+            started and must learn what is retained: rumqttd says that of new subscriptions only, and a kept session
+            has none. What was queued is lost, so only where peers send again until they have a receipt.
     """
 
     def __init__(
@@ -157,9 +160,11 @@ class Link:
         will: tuple[str, bytes] | None = None,
         keepalive_s: int = 60,
         receive_maximum: int = 64,
+        fresh_start: bool = False,
     ) -> None:
         self._address, self._client_id, self._subscriptions = address, client_id, list(subscriptions)
         self._will, self._keepalive_s, self._receive_maximum = will, keepalive_s, receive_maximum
+        self._fresh_start = fresh_start
         self._events: queue.Queue[Event] = queue.Queue()
         self._outgoing: queue.Queue[Callable[[mqtt.Client], object]] = queue.Queue()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -284,7 +289,11 @@ class Link:
         properties.SessionExpiryInterval = _SESSION_EXPIRY_S
         properties.ReceiveMaximum = self._receive_maximum
         client.connect(
-            self._address.host, self._address.port, self._keepalive_s, clean_start=False, properties=properties
+            self._address.host,
+            self._address.port,
+            self._keepalive_s,
+            clean_start=self._fresh_start,
+            properties=properties,
         )
         while not self._stopping.is_set():
             status = self._step(client)
@@ -364,6 +373,7 @@ class Link:
             maximum = getattr(properties, "MaximumPacketSize", 1 << 28) if properties is not None else 1 << 28
             self._limit_bytes = max(maximum - _PACKET_OVERHEAD_BYTES, 0)
             end.session_present = bool(flags.session_present)
+            self._fresh_start = False
             # A kept session is subscribed already; when its window is full, rumqttd confirms nothing more until the
             # messages in it are acknowledged.
             if end.session_present:

@@ -104,6 +104,7 @@ class Client:
                 self._status,
             ],
             will=(self._status, encode(self._state_of_health(online=False))),
+            fresh_start=True,
         )
 
     def run(self) -> None:

@@ -77,7 +77,7 @@ def strips(rows: Sequence[Row]) -> str:
 def curves(lines: Sequence[Line], rounds: Sequence[str], title: str) -> str:
     """Accuracy over rounds; `rounds` names the ticks of the x axis, the first being x = 0."""
     low, high = _range([v for line in lines for v in line.values if v is not None])
-    left, right, top, bottom = 44, WIDTH - 96, 16, 250
+    left, right, top, bottom = 44, WIDTH - 96, 28, 262
     parts = [_text(0, 10, "accuracy", "t-axis")]
     for tick in _ticks(low, high):
         y = _scale(tick, low, high, bottom, top)
@@ -105,7 +105,7 @@ def curves(lines: Sequence[Line], rounds: Sequence[str], title: str) -> str:
 def heatmap(counts: Sequence[Sequence[int]], labels: Sequence[str], kind: str, title: str) -> str:
     """A confusion matrix, each row in percent of its own sum: rows true, columns answered."""
     classes, left, top = len(labels), 92, 84
-    cell = (WIDTH - left - 4) / classes
+    cell = (WIDTH - left - 40) / classes
     small = "t-cell" if classes <= 12 else "t-none"
     parts = []
     for row, name in enumerate(labels):
@@ -137,11 +137,11 @@ def heatmap(counts: Sequence[Sequence[int]], labels: Sequence[str], kind: str, t
 def holdings(names: Sequence[str], counts: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
     """Who holds what: one row per device, one column per class, a square whose area is the number of samples."""
     classes, left, top, row_height = len(labels), 92, 84, 42
-    right = WIDTH - 44
+    right = WIDTH - 58
     column = (right - left) / classes
     most = max((n for row in counts for n in row), default=1) or 1
     largest = min(column, row_height) - 4
-    parts = [_text(WIDTH, top - 8, "in all", "t-axis", "end")]
+    parts: list[str] = []
     for index, name in enumerate(labels):
         x = left + index * column + column / 2
         parts.append(
@@ -166,7 +166,9 @@ def holdings(names: Sequence[str], counts: Sequence[Sequence[int]], labels: Sequ
             place = middle + 4 if roomy else middle + side / 2 + 11
             parts.append(_text(x, place, str(count), "t-cell on" if roomy else "t-cell", "middle"))
         parts.append(_text(WIDTH, middle + 4, f"{sum(held):,}".replace(",", " "), "t-value", "end"))
-    return _svg(parts, top + len(names) * row_height + 6, "samples of each class on each device")
+    bottom = top + len(names) * row_height
+    parts.append(_text(WIDTH, bottom + 16, "samples", "t-axis", "end"))
+    return _svg(parts, bottom + 24, "samples of each class on each device")
 
 
 def byte_bars(rows: Sequence[tuple[str, str, float]]) -> str:

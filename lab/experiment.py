@@ -16,6 +16,7 @@ from pathlib import Path
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError, near_names
+from contract.methods import method
 from edge_client.data import LocalData
 from export.backbones import build_backbone
 from export.build import build_bundle
@@ -63,6 +64,8 @@ class Experiment:
             raise UsageError(
                 "--method", expected="a method of the lab", got=self.method, hint=near_names(self.method, LAB_METHODS)
             )
+        settle = BASELINES[self.method].settle if self.method in BASELINES else method(_row(self.method)).settle
+        settle(self.hyper)
         if self.save_weights is not None and self.method not in BASELINES:
             raise UsageError(
                 "--save-weights",
@@ -117,11 +120,16 @@ def run_experiment(
     return simulate(bundle, shares, data.test, experiment.course, on_round=on_round, on_device=on_device).records
 
 
+def _row(name: str) -> str:
+    """The row of the methods table that a bundle for `name` is made of."""
+    return "fedproto" if name == "local" else name
+
+
 def _bundle(experiment: Experiment, data: DataSet, path: Path) -> Bundle:
     mean, std = channel_statistics(data.train.x)
     build_bundle(
         backbone=experiment.backbone,
-        method_name="fedproto" if experiment.method == "local" else experiment.method,
+        method_name=_row(experiment.method),
         labels=data.labels,
         input_shape=data.input_shape,
         out=path,

@@ -31,7 +31,7 @@ from lab.subset import draw_balanced
 
 __all__ = ["BATCH", "RECIPES", "Prepared", "Recipe", "channel_statistics", "divide", "export_shared", "pretrain"]
 
-BATCH = 32
+BATCH = 16  # a board's peak memory grows with it
 PUBLIC_PER_CLASS = 100
 _VALIDATION_PER_CLASS_SHARE = 5
 _ALPHA = 0.5
@@ -54,9 +54,9 @@ class Recipe:
     rounds: int = 5
 
 
-_CROSS_ENTROPY = {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.0, "epochs": 10, "lambda": 0.0}
+_CROSS_ENTROPY = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.0, "epochs": 10, "lambda": 0.0}
 RECIPES = {
-    "fedproto": Recipe("fedproto", _CROSS_ENTROPY, {"lr": 0.02, "momentum": 0.9, "epochs": 2}),
+    "fedproto": Recipe("fedproto", _CROSS_ENTROPY, {"lr": 0.01, "momentum": 0.9, "epochs": 2}),
     "ffc": Recipe("fedproto", _CROSS_ENTROPY, rounds=1),
     "spherefed": Recipe("spherefed", {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 20}, rounds=1),
 }
@@ -188,8 +188,8 @@ def export_shared(
         mean=model.preprocess.mean.tolist(),
         std=model.preprocess.std.tolist(),
         provenance=(
-            f"pretrained in this run from random weights (seed {seed}) on {public * 4 // 5} of {public} public images of "
-            f"{data.name} that no device holds; {accuracy:.1%} right on the other public images"
+            f"pretrained in this run from random weights (seed {seed}) on {public * 4 // 5} of {public} public images "
+            f"of {data.name} that no device holds; {accuracy:.1%} right on the other public images"
         ),
     )
     return Prepared(read_bundle(target), target, accuracy)

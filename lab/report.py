@@ -76,7 +76,7 @@ def _lines(s: Mapping[str, Any], part: str) -> list[Line]:
         for device in s["devices"]
     ]
     for key, kind, label in _WAYS[:2]:
-        lines.append(Line(label, kind, [one[part][key] for one in s["curves"]], dashed=kind == "local"))
+        lines.append(Line(_label(key, label, s), kind, [one[part][key] for one in s["curves"]], dashed=kind == "local"))
     ffc = s["accuracy"][part]["ffc"]
     lines.append(Line("FFC", "ffc", [ffc], first=s["rounds"] - 1))
     return lines
@@ -104,7 +104,7 @@ def _trains(s: Mapping[str, Any]) -> bool:
 
 
 def _percent(fraction: float, digits: int = 1) -> str:
-    return f"{fraction * 100:.{digits}f} %"
+    return f"{fraction * 100:.{digits}f}\u00a0%"
 
 
 def _thousands(number: float) -> str:

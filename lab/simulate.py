@@ -70,7 +70,7 @@ class RoundRecord:
     """One round as it is reported: a line of JSON.
 
     Attributes:
-        participants: how many devices contributed.
+        participants: how many devices contributed, or trained alone.
         loss: mean over the devices that trained; None where nothing is trained.
         uplink_bytes: encoded bytes, mean over participants.
         own_classes, all_classes: accuracy by way of answering, as fractions, mean over devices; empty when the round
@@ -281,7 +281,7 @@ def _record(step: Closed, gathered: _Gathered, evaluations: Sequence[Evaluation]
     return RoundRecord(
         round=step.round,
         method=step.method,
-        participants=len(gathered.payload_bytes),
+        participants=max(len(gathered.payload_bytes), len(gathered.losses)),
         loss=float(np.mean(gathered.losses)) if gathered.losses else None,
         uplink_bytes=float(np.mean(gathered.payload_bytes)) if gathered.payload_bytes else 0.0,
         own_classes=own,

@@ -62,5 +62,8 @@ def stage(console: Console) -> Iterator[Stage]:
         TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[note]}[/dim]"),
     )
-    with Progress(*columns, console=console) as progress:
-        yield Stage(progress)
+    try:
+        with Progress(*columns, console=console) as progress:
+            yield Stage(progress)
+    finally:
+        console.file.flush()  # so that an error on the other stream begins a line of its own

@@ -119,14 +119,15 @@ def notes(summary: Mapping[str, Any], prepared: Prepared, division: Division) ->
             f"On own classes FedProto is {verdict} local only in this run: {own['federated']:.1%} against "
             f"{own['local_only']:.1%}. It answers among all classes here; among a device's own classes only, as the "
             f"paper's public code does, it reaches {among:.1%}, and the device's own head {head:.1%}.",
-            "Local only trains the same number of epochs, from the same weights, on the same batches. The bundle's head starts "
-            "untrained for both, so a device alone never answers with a class that it has not seen.",
+            "Local only trains the same number of epochs, from the same weights, on the same batches. The "
+            "bundle's head starts untrained for both, so a device alone never learns to answer with a class that it "
+            "has not seen.",
         ]
     found += [
         f"{division.unused:,} training images were left unused: a device drops classes it has fewer than 10 images of, "
         "and none keeps all classes.",
         "One run, one seed, one small data set: differences of a point or two are within the spread.",
-        "All processes shared one machine. Memory is the peak resident set of a device's process there, not on a board. "
+        "All processes shared one machine: memory is the peak resident set of a device's process there, no board's. "
         "Bytes are MQTT payloads, without the few bytes of topic and header around them.",
     ]
     return found

@@ -57,6 +57,8 @@ def round_line(record: RoundRecord) -> str:
     parts += [f"loss {record.loss:.4f}"] if record.loss is not None else []
     parts += [f"up {nice_bytes(record.uplink_bytes):>7}"] if record.uplink_bytes else []
     for way, accuracy in record.all_classes.items():
+        if way == "prototype_among_own":
+            continue  # the other reading of eq. 2; it is in the JSON
         own = record.own_classes.get(way)
         parts.append(f"{way} {accuracy:.1%}" + (f" (own {own:.1%})" if own is not None else ""))
     return "  ".join(parts)

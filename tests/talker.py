@@ -33,7 +33,7 @@ class Talker(threading.Thread):
         states: the global states received, by version.
     """
 
-    def __init__(self, url: str, fleet: str, device: str, make: Make, *, resend_s: float = 1.0) -> None:
+    def __init__(self, url: str | Address, fleet: str, device: str, make: Make, *, resend_s: float = 1.0) -> None:
         super().__init__(name=device, daemon=True)
         self.device, self.receipts, self.sent, self.states = device, {}, {}, {}
         self._fleet, self._make, self._resend_s = fleet, make, resend_s
@@ -42,7 +42,7 @@ class Talker(threading.Thread):
         self._collector, self._finished = GlobalCollector(), False
         down, mine = topics.down(fleet, device), topics.status(fleet, device)
         self.link = Link(
-            Address.parse(url),
+            Address.parse(url) if isinstance(url, str) else url,
             f"pf-{fleet}-{device}",
             subscriptions=[topics.round_(fleet), topics.global_all(fleet), down],
             will=(mine, encode(Status(False, self._instance, 1))),

@@ -91,6 +91,8 @@ def test_the_same_parts_are_the_same_bytes_whatever_their_order_and_the_day(tmp_
     parts["manifest"] = msgspec.structs.replace(parts["manifest"], members={"left": "over"})
     write_bundle(tmp_path / "again.bundle", **parts)
     assert (tmp_path / "again.bundle").read_bytes() == bundle.read_bytes()
+    with zipfile.ZipFile(bundle) as archive:
+        assert {info.date_time for info in archive.infolist()} == {EPOCH}
 
 
 def test_weights_that_are_views_of_other_memory_are_written_as_their_values(tmp_path):

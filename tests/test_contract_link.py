@@ -160,6 +160,24 @@ def test_the_session_is_kept_and_what_was_not_acknowledged_comes_again(broker, l
     assert third.receive(0.7) is None  # acknowledged: it does not come a third time
 
 
+def test_a_fresh_start_drops_what_was_queued_and_learns_what_is_retained(broker, links):
+    sender = links(broker.url, "sender")
+    sender.wait_connected(8)
+    sender.publish("to/device", b"retained", retain=True)
+    device = links(broker.url, "device", "to/device")
+    assert take(device, 1) == [b"retained"]
+    while not device.idle:
+        time.sleep(0.01)
+    device.close()
+    sender.publish("to/device", b"queued")
+    while not sender.idle:
+        time.sleep(0.01)
+    fresh = links(broker.url, "device", "to/device", fresh_start=True)
+    assert not until(fresh, Connected).session_present
+    assert take(fresh, 1) == [b"retained"]
+    assert fresh.receive(0.5) is None
+
+
 def test_what_is_published_while_a_device_sleeps_waits_for_it(broker, links):
     sender = links(broker.url, "sender")
     sender.wait_connected(8)

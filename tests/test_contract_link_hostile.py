@@ -271,6 +271,23 @@ def test_a_connection_that_is_accepted_and_lost_at_once_does_not_start_the_waits
     assert waits[3] >= 2.0
 
 
+@pytest.mark.parametrize("fresh_start", [True, False])
+def test_only_the_first_connection_of_a_fresh_start_asks_for_a_clean_session(fake, link, fresh_start):
+    """paho's default asks for one on every first connection of a process, and loses what waited for it."""
+    asked = []
+
+    def note_and_drop(connection: socket.socket) -> None:
+        _, body = packet(connection)
+        asked.append(bool(body[7] & 2))  # after the protocol's name and version: the connect flags
+        connection.sendall(CONNACK)
+        packet(connection)
+
+    device = link(fake(note_and_drop).url, fresh_start=fresh_start)
+    for _ in range(3):
+        until(device, Disconnected)
+    assert asked[:3] == [fresh_start, False, False]
+
+
 def test_messages_that_come_before_the_subscription_is_confirmed_are_handed_over_after_connected(fake, link):
     def eager(connection: socket.socket) -> None:
         packet(connection)

@@ -1,0 +1,238 @@
+"""`protofleet demo` as a user runs it: real processes, a real broker, real images; and nothing left however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from lab_samples import small_directory
+
+from lab.report import render_report
+
+
+def _start(out: Path, *options: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "protofleet", "demo", "--out", str(out), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    return subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def _descendants(demo: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(demo.pid).children(recursive=True)
+
+
+def _wait(holds: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def _gone(processes: list[psutil.Process]) -> bool:
+    return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[psutil.Process]]:
+    """One whole demo on the shipped data, the processes it had, and what it printed."""
+    out = tmp_path_factory.mktemp("demo") / "out"
+    demo = _start(out, "--clients", "3", "--rounds", "2")
+    seen: dict[int, psutil.Process] = {}
+    while demo.poll() is None:
+        try:
+            seen |= {each.pid: each for each in _descendants(demo)}
+        except psutil.NoSuchProcess:
+            break
+        time.sleep(0.1)
+    printed, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 0, errors
+    return out, printed, list(seen.values())
+
+
+@pytest.fixture(scope="module")
+def summary(finished: tuple[Path, str, list[psutil.Process]]) -> dict[str, Any]:
+    return dict(json.loads((finished[0] / "summary.json").read_text(encoding="utf-8")))
+
+
+def test_summary_has_the_keys_that_are_contract(summary: dict[str, Any]) -> None:
+    assert summary["dataset"] == "fashion_mnist_subset"
+    assert (summary["method"], summary["clients"], summary["rounds"]) == ("fedproto", 3, 2)
+    assert set(summary["accuracy"]["own_classes"]) == {"local_only", "federated", "ffc"}
+    assert set(summary["accuracy"]["all_classes"]) == {"local_only", "federated", "ffc", "pooled_ridge"}
+    for part in summary["accuracy"].values():
+        assert all(0.3 < value <= 1.0 for value in part.values())
+    for key in ("uplink_bytes_per_device_round", "fedavg_bytes_per_device_round", "device_peak_rss_bytes", "seconds"):
+        assert summary[key] > 0
+
+
+def test_everything_sent_was_committed_once(summary: dict[str, Any]) -> None:
+    assert summary["contributions"] == {"sent": 9, "committed": 9, "duplicates_refused": 0}
+
+
+def test_ffc_over_mqtt_is_the_pooled_solution(summary: dict[str, Any]) -> None:
+    assert summary["ffc_vs_pooled_ridge"]["relative_error"] <= 1e-6
+    assert summary["ffc_vs_pooled_ridge"]["identical_predictions"] is True
+    assert summary["accuracy"]["all_classes"]["ffc"] == summary["accuracy"]["all_classes"]["pooled_ridge"]
+
+
+def test_a_round_costs_less_than_a_hundredth_of_fedavg(summary: dict[str, Any]) -> None:
+    assert summary["uplink_bytes_per_device_round"] <= 0.01 * summary["fedavg_bytes_per_device_round"]
+    assert summary["message_overhead_bytes"] <= 60
+
+
+def test_no_device_has_all_classes(summary: dict[str, Any]) -> None:
+    assert all(min(device["samples_per_class"]) == 0 for device in summary["devices"])
+
+
+def test_it_used_a_process_for_each_part_and_left_none(finished: tuple[Path, str, list[psutil.Process]]) -> None:
+    out, _, processes = finished
+    assert len(processes) >= 5  # broker, aggregator, three devices
+    assert _gone(processes)
+    assert {log.stem for log in (out / "logs").iterdir()} == {
+        "broker",
+        "aggregator",
+        "device-1",
+        "device-2",
+        "device-3",
+    }
+
+
+def test_it_prints_one_table(finished: tuple[Path, str, list[psutil.Process]]) -> None:
+    printed = finished[1]
+    for words in ("local only", "FedProto", "FFC", "pooled ridge", "9 contributions sent, 9 committed", "report.html"):
+        assert words in printed
+    assert "Traceback" not in printed
+
+
+def test_the_report_needs_nothing_from_outside(finished: tuple[Path, str, list[psutil.Process]]) -> None:
+    page = (finished[0] / "report.html").read_text(encoding="utf-8")
+    links = re.findall(r"""(?:src|href)\s*=|url\(|@import|<script|<link|<iframe|<img""", page)
+    assert not links
+    assert set(re.findall(r"https?://[^\s\"'<]+", page)) <= {"http://www.w3.org/2000/svg"}
+    assert page.count("<svg") == 7
+
+
+def test_the_report_escapes_what_a_data_set_calls_its_classes(summary: dict[str, Any]) -> None:
+    hostile = {**summary, "labels": ["<script>alert(1)</script>", *summary["labels"][1:]], "dataset": "<img src=x>"}
+    page = render_report(hostile)
+    assert "<script" not in page
+    assert "<img" not in page
+
+
+# ── methods that only calibrate ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_directory(tmp_path_factory.mktemp("data") / "small")
+
+
+@pytest.mark.parametrize("method", ["ffc", "spherefed"])
+def test_a_method_that_only_calibrates(method: str, small: Path, tmp_path: Path) -> None:
+    demo = _start(tmp_path, "--method", method, "--clients", "2", "--data", str(small))
+    _, errors = demo.communicate(timeout=120)
+    assert demo.returncode == 0, errors
+    found = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
+    assert (found["dataset"], found["method"], found["rounds"]) == ("small", method, 1)
+    assert found["contributions"]["sent"] == found["contributions"]["committed"] == 2
+    assert found["ffc_vs_pooled_ridge"]["identical_predictions"] is True
+    assert found["accuracy"]["all_classes"]["federated"] == found["accuracy"]["all_classes"]["ffc"]
+
+
+# ── ending badly ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def running(small: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """A demo in the middle of its rounds."""
+    demo = _start(tmp_path, "--clients", "2", "--rounds", "500", "--data", str(small))
+    history = tmp_path / "devices" / "device-1" / "state" / "history.jsonl"
+    try:
+        _wait(lambda: history.exists() or demo.poll() is not None, 90, "no round was done")
+        assert demo.poll() is None, demo.communicate()[1]
+        yield demo, tmp_path
+    finally:
+        demo.kill()
+        demo.communicate()
+
+
+def test_ctrl_c_leaves_no_process_and_one_line(running: tuple[subprocess.Popen[str], Path]) -> None:
+    demo, _ = running
+    processes = _descendants(demo)
+    assert len(processes) >= 4
+    demo.send_signal(signal.SIGINT)
+    _, errors = demo.communicate(timeout=20)
+    assert demo.returncode == 130
+    assert errors == "error: interrupted, every process it started is ended\n"
+    assert _gone(processes)
+
+
+def test_kill_9_of_the_demo_leaves_no_process(running: tuple[subprocess.Popen[str], Path]) -> None:
+    demo, _ = running
+    processes = _descendants(demo)
+    demo.kill()
+    _wait(lambda: _gone(processes), 10, "a process outlived the demo")
+
+
+def test_a_device_that_dies_ends_the_demo_in_one_line(running: tuple[subprocess.Popen[str], Path]) -> None:
+    demo, out = running
+    processes = _descendants(demo)
+    (device,) = [each for each in processes if "device-2" in each.cmdline()]
+    device.kill()
+    _, errors = demo.communicate(timeout=20)
+    assert demo.returncode == 1
+    assert errors.count("\n") == 1
+    assert errors.startswith("error: device-2 ended early (SIGKILL)")
+    assert str(out / "logs" / "device-2.log") in errors
+    assert _gone(processes)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--clients", "0"), "error: --clients, expected 1 to 200, got 0"),
+        (("--rounds", "0"), "error: --rounds, expected 1 to 10000, got 0"),
+        (("--method", "fedprot"), "error: --method, expected a method of the demo, got fedprot, try one of fedproto"),
+        (("--data", "./nowhere"), "error: no data at ./nowhere, expected a directory with train.parquet"),
+        (("--backbone", "small_cn"), "error: --backbone, expected a known backbone or module:callable, got small_cn"),
+        (("--port", "70000"), "error: --port, expected 0 to 65535, got 70000"),
+    ],
+)
+def test_bad_usage_is_one_line_and_exit_code_2(options: tuple[str, ...], line: str, tmp_path: Path) -> None:
+    demo = _start(tmp_path / "out", *options)
+    _, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 2
+    assert errors.count("\n") == 1
+    assert errors.startswith(line)
+
+
+def test_an_output_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    demo = _start(tmp_path / "file" / "out")
+    _, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 2
+    assert errors.startswith("error: --out ")
+    assert errors.count("\n") == 1
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        demo = _start(tmp_path, "--port", str(taken.getsockname()[1]))
+        _, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 2
+    assert errors.startswith("error: --port, expected a free port")

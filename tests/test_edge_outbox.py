@@ -1,0 +1,302 @@
+"""The outbox policy: nothing is dropped, nothing ends twice, and a thin link is not buried."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from contract.chunks import Assembler, bitmap
+from contract.errors import WireError
+from contract.messages import Chunk, Receipt
+from contract.wire import decode
+from edge_client.journal import Pending
+from edge_client.outbox import MAX_CHUNK_BYTES, Outbox
+
+RUN = b"run1"
+BIG = 1 << 20
+
+
+def pending(number: int = 1, size: int = 100, method: str = "fedproto", limit: int = BIG) -> Pending:
+    return Pending((RUN, number, method), random.Random(number).randbytes(size), limit)
+
+
+def outbox(seed: int = 0) -> Outbox:
+    return Outbox(random.Random(seed), first_wait_s=10.0, max_wait_s=300.0)
+
+
+def ready(*items: Pending, limit: int = BIG) -> Outbox:
+    box = outbox()
+    box.connected(limit)
+    for item in items:
+        box.add(item)
+    return box
+
+
+def indices(messages: list[bytes]) -> list[int]:
+    chunks = [decode(message) for message in messages]
+    assert all(isinstance(chunk, Chunk) for chunk in chunks)
+    return [chunk.index for chunk in chunks]  # type: ignore[union-attr]
+
+
+def test_nothing_goes_out_without_a_connection() -> None:
+    box = outbox()
+    box.add(pending())
+    assert box.due(0.0, idle=True) == []
+    assert box.wait_s(0.0) is None
+    box.connected(BIG)
+    assert box.wait_s(0.0) == 0.0
+    assert box.due(0.0, idle=True) == [pending().payload]
+    box.disconnected()
+    assert box.due(1e9, idle=True) == []
+
+
+def test_waits_grow_with_jitter_and_are_capped() -> None:
+    box, now, waits = ready(pending()), 0.0, []
+    for _ in range(12):
+        assert len(box.due(now, idle=True)) == 1
+        wait = box.wait_s(now)
+        assert wait is not None
+        assert box.due(now + wait - 0.01, idle=True) == []
+        waits.append(wait)
+        now += wait
+    for attempt, wait in enumerate(waits):
+        longest = min(10.0 * 2**attempt, 300.0)
+        assert 0.5 * longest <= wait <= longest
+    assert len(set(waits)) == len(waits)
+
+
+def test_two_devices_do_not_wait_alike() -> None:
+    waits = set()
+    for seed in range(5):
+        box = outbox(seed)
+        box.connected(BIG)
+        box.add(pending())
+        box.due(0.0, idle=True)
+        waits.add(box.wait_s(0.0))
+    assert len(waits) == 5
+
+
+def test_a_slow_link_does_not_count_as_a_lost_receipt() -> None:
+    box = ready(pending())
+    box.due(0.0, idle=True)
+    for second in range(1, 600):
+        assert box.due(float(second), idle=False) == []  # the bytes are still on their way to the broker
+    assert box.due(600.0, idle=True) == []
+    assert len(box.due(620.0, idle=True)) == 1
+
+
+def test_a_reconnection_sends_again_at_once() -> None:
+    box = ready(pending())
+    box.due(0.0, idle=True)
+    box.disconnected()
+    box.connected(BIG)
+    assert box.due(0.1, idle=True) == [pending().payload]
+
+
+def test_chunks_fit_the_smallest_of_all_limits() -> None:
+    for link, announced in ((2000, BIG), (BIG, 2000), (BIG, BIG)):
+        box = ready(pending(size=200_000, limit=announced), limit=link)
+        sent = box.due(0.0, idle=True)
+        assert max(len(message) for message in sent) <= min(link, announced, MAX_CHUNK_BYTES)
+        while len(sent) < decode(sent[0]).count:  # type: ignore[union-attr]
+            sent += box.due(0.0, idle=True)
+        assembler = Assembler()
+        whole = [assembler.add("pi", decode(message)) for message in sent]  # type: ignore[arg-type]
+        assert whole[-1] == pending(size=200_000).payload
+
+
+def test_what_fits_one_message_is_not_cut() -> None:
+    assert ready(pending(size=2000), limit=2000).due(0.0, idle=True) == [pending(size=2000).payload]
+    assert len(ready(pending(size=2001), limit=2000).due(0.0, idle=True)) == 2
+
+
+def test_a_window_at_a_time() -> None:
+    box = ready(pending(size=2_000_000))
+    first = box.due(0.0, idle=True)
+    assert 200_000 < sum(len(message) for message in first) < 400_000
+    assert box.due(0.0, idle=False) == []
+    second = box.due(0.0, idle=True)
+    assert indices(second)[0] == indices(first)[-1] + 1
+
+
+def test_only_missing_chunks_are_sent_again() -> None:
+    box = ready(pending(size=10_000), limit=2000)
+    assert indices(box.due(0.0, idle=True)) == [0, 1, 2, 3, 4, 5]
+    box.need_chunks(Receipt(RUN, 1, "fedproto", "need-chunks", missing=bitmap({1, 4}, 6)))
+    assert indices(box.due(0.1, idle=True)) == [1, 4]
+    assert box.due(0.2, idle=True) == []
+
+
+def test_silence_is_answered_with_the_last_chunk_and_sometimes_with_all() -> None:
+    box, now, sent = ready(pending(size=10_000), limit=2000), 0.0, []
+    for _ in range(5):
+        sent.append(indices(box.due(now, idle=True)))
+        now += box.wait_s(now) or 0.0
+    assert sent == [[0, 1, 2, 3, 4, 5], [5], [5], [0, 1, 2, 3, 4, 5], [5]]
+
+
+def test_chunked_contributions_go_one_after_the_other_and_small_ones_pass() -> None:
+    big, bigger, small = pending(1, 10_000, "ffc"), pending(2, 10_000, "ffc"), pending(3, 50)
+    box = ready(big, bigger, small, limit=2000)
+    messages = [decode(m) if m != small.payload else None for m in box.due(0.0, idle=True)]
+    assert [m if m is None else m.round for m in messages] == [1] * 6 + [None]  # type: ignore[union-attr]
+    box.settled(big.key)
+    assert {decode(m).round for m in box.due(0.0, idle=True)} == {2}  # type: ignore[union-attr]
+
+
+def test_foreign_receipts_change_nothing() -> None:
+    box = ready(pending())
+    box.due(0.0, idle=True)
+    box.need_chunks(Receipt(b"else", 1, "fedproto", "need-chunks", missing=b"\xff"))
+    box.settled((RUN, 9, "fedproto"))
+    assert len(box) == 1
+    assert box.due(0.1, idle=True) == []
+
+
+def test_bytes_are_counted_with_repetitions() -> None:
+    box = ready(pending())
+    box.due(0.0, idle=True)
+    box.due(100.0, idle=True)
+    assert box.sent_bytes(pending().key) == 200
+    assert box.sent_bytes((RUN, 9, "ffc")) == 0
+
+
+def test_a_limit_without_room_is_an_error() -> None:
+    box = outbox()
+    box.add(pending(size=1000))
+    with pytest.raises(WireError, match="a limit of 100 bytes"):
+        box.connected(100)
+
+
+class Fleet(RuleBasedStateMachine):
+    """An outbox and a journal on one side, an aggregator's idea of a store on the other, and a bad network between.
+
+    Messages and receipts are lost, doubled and reordered, the connection and both processes come and go. Whatever the
+    order, a contribution is pending until exactly one final receipt settles it, and what was admitted is what was sent.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.rng = random.Random(0)
+        self.journal: dict[tuple[bytes, int, str], Pending] = {}  # durable: survives a restart of the device
+        self.outcomes: dict[tuple[bytes, int, str], list[str]] = {}
+        self.store: dict[tuple[bytes, int, str], bytes] = {}  # durable: survives a restart of the aggregator
+        self.assembler = Assembler()
+        self.uplink: list[bytes] = []
+        self.downlink: list[Receipt] = []
+        self.online = False
+        self.box = outbox()
+
+    @rule(size=st.sampled_from([1, 500, 1999, 2000, 5000, 60_000]), method=st.sampled_from(["fedproto", "ffc"]))
+    def contribute(self, size: int, method: str) -> None:
+        item = pending(len(self.journal) + 1, size, method)
+        self.journal[item.key] = item
+        self.box.add(item)
+
+    @rule(limit=st.sampled_from([500, 2000, 10_000]))
+    def connect(self, limit: int) -> None:
+        self.online = True
+        self.box.connected(limit)
+
+    @rule()
+    def disconnect(self) -> None:
+        self.online = False
+        self.box.disconnected()
+        self.uplink.clear()
+
+    @rule()
+    def restart_device(self) -> None:
+        self.box, self.online = outbox(self.rng.randrange(1000)), False
+        for key, item in self.journal.items():
+            if key not in self.outcomes:
+                self.box.add(item)
+
+    @rule()
+    def restart_aggregator(self) -> None:
+        self.assembler = Assembler()
+
+    @rule(idle=st.booleans(), seconds=st.sampled_from([0.0, 1.0, 30.0, 1000.0]))
+    def send(self, idle: bool, seconds: float) -> None:
+        self.now += seconds
+        self.uplink += self.box.due(self.now, idle=idle)
+
+    @precondition(lambda self: self.uplink)
+    @rule(fate=st.sampled_from(["deliver", "deliver", "lose", "double", "later"]))
+    def network_up(self, fate: str) -> None:
+        message = self.uplink.pop(0)
+        if fate == "later":
+            self.uplink.append(message)
+        elif fate != "lose":
+            for _ in range(2 if fate == "double" else 1):
+                self.arrive(message)
+
+    @precondition(lambda self: self.downlink)
+    @rule(fate=st.sampled_from(["deliver", "deliver", "lose", "double"]))
+    def network_down(self, fate: str) -> None:
+        receipt = self.downlink.pop(0)
+        for _ in range({"lose": 0, "double": 2}.get(fate, 1)):
+            self.receive(receipt)
+
+    def arrive(self, message: bytes) -> None:
+        key, payload = self.whole(message)
+        if key in self.store:
+            self.downlink.append(Receipt(*key, "duplicate"))
+        elif payload is not None:
+            self.store[key] = payload
+            self.downlink.append(Receipt(*key, "committed"))
+        else:
+            missing = self.assembler.missing("pi", key[2])
+            self.downlink.append(Receipt(*key, "need-chunks", missing=missing or b""))
+
+    def whole(self, message: bytes) -> tuple[tuple[bytes, int, str], bytes | None]:
+        for key, item in self.journal.items():
+            if item.payload == message:
+                return key, message
+        chunk = decode(message)
+        assert isinstance(chunk, Chunk)
+        key = (chunk.run, chunk.round, chunk.method)
+        return key, None if key in self.store else self.assembler.add("pi", chunk)
+
+    def receive(self, receipt: Receipt) -> None:
+        key = (receipt.run, receipt.round, receipt.method)
+        if receipt.status == "need-chunks":
+            self.box.need_chunks(receipt)
+            return
+        if key not in self.outcomes:
+            self.outcomes[key] = [receipt.status]
+        self.box.settled(key)
+
+    @invariant()
+    def nothing_is_lost_or_altered(self) -> None:
+        assert len(self.box) == len(self.journal) - len(self.outcomes)
+        for key, payload in self.store.items():
+            assert payload == self.journal[key].payload
+        assert set(self.outcomes) <= set(self.store)
+
+    def teardown(self) -> None:
+        """Once the network is good again, everything ends, and once."""
+        self.box.connected(2000)
+        for _ in range(60 * (len(self.journal) + 1)):
+            self.now += 400.0
+            self.uplink += self.box.due(self.now, idle=True)
+            while self.uplink or self.downlink:
+                if self.uplink:
+                    self.arrive(self.uplink.pop(0))
+                if self.downlink:
+                    self.receive(self.downlink.pop(0))
+            if not len(self.box):
+                break
+        assert len(self.box) == 0
+        assert set(self.outcomes) == set(self.store) == set(self.journal)
+        assert all(len(outcome) == 1 for outcome in self.outcomes.values())
+
+
+Fleet.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestFleet = Fleet.TestCase

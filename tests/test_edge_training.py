@@ -1,0 +1,183 @@
+"""The trainer and the extractor against loops that a reader can believe: plain runs of the same graphs, and torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from edge_samples import fashion
+
+from contract.bundle import Bundle, read_bundle
+from contract.errors import BundleError, MethodError
+from edge_client.data import LocalData
+from edge_client.extractor import Extractor
+from edge_client.trainer import Trainer
+
+SEED = 20
+
+
+@pytest.fixture(scope="module")
+def bundle(mnist_like_bundle: Callable[..., Path]) -> Bundle:
+    return read_bundle(mnist_like_bundle())
+
+
+@pytest.fixture(scope="module")
+def data(bundle: Bundle) -> LocalData:
+    return fashion(bundle, 3 * bundle.manifest.batch + 5, (0, 3, 8))  # the last batch has five samples
+
+
+def prototypes(bundle: Bundle) -> tuple[np.ndarray, np.ndarray]:
+    m = bundle.manifest
+    mask = np.zeros(m.classes, np.float32)
+    mask[[0, 8]] = 1
+    return np.random.default_rng(1).random((m.classes, m.features), np.float32) * mask[:, None], mask
+
+
+def naive_fit(bundle: Bundle, data: LocalData, epochs: int, lr: float) -> tuple[dict[str, np.ndarray], float]:
+    """The same training through `session.run`: every tensor goes through numpy at every step."""
+    m = bundle.manifest
+    session = ort.InferenceSession(bundle.train_step, providers=["CPUExecutionProvider"])
+    state = {t.name: bundle.params.get(t.name, np.zeros(t.shape, np.float32)) for t in m.state}
+    proto, mask = prototypes(bundle)
+    order, losses = np.random.default_rng(SEED), []
+    names = [o.name for o in session.get_outputs()]
+    for _ in range(epochs):
+        shuffled = order.permutation(len(data))
+        for start in range(0, len(data), m.batch):
+            rows = shuffled[start : start + m.batch]
+            padding = m.batch - len(rows)
+            feed = {
+                "x": np.concatenate([data.x[rows], np.zeros((padding, *m.input_shape), np.uint8)]),
+                "y": np.concatenate([data.y[rows], np.zeros(padding, np.int64)]),
+                "sample_weight": np.array([1.0] * len(rows) + [0.0] * padding, np.float32),
+                "prototypes": proto,
+                "prototype_mask": mask,
+                "lr": np.array(lr, np.float32),
+            }
+            out = dict(zip(names, session.run(None, {**feed, **state}), strict=True))
+            losses += [float(out["loss"])] * len(rows)
+            state = {name: out.get(f"{name}.next", value) for name, value in state.items()}
+    return {name: state[name] for name in m.names("param", "buffer")}, float(np.mean(losses))
+
+
+def fit(
+    bundle: Bundle, data: LocalData, trainer: Trainer, epochs: int = 2, lr: float = 0.05, seed: int = SEED
+) -> float:
+    proto, mask = prototypes(bundle)
+    return trainer.fit(data, epochs=epochs, lr=lr, prototypes=proto, mask=mask, seed=seed)
+
+
+def test_training_equals_the_naive_loop(bundle: Bundle, data: LocalData) -> None:
+    trainer = Trainer(bundle)
+    trainer.load_state(bundle.params)
+    loss = fit(bundle, data, trainer)
+    expected, expected_loss = naive_fit(bundle, data, 2, 0.05)
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    state = trainer.export_state()
+    assert set(state) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_allclose(state[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        assert not np.array_equal(value, bundle.params[name]), f"{name} was never trained"
+
+
+def test_every_round_starts_with_the_optimizer_at_zero(bundle: Bundle, data: LocalData) -> None:
+    """Momentum left over from an earlier fit would make the second result differ."""
+    trainer = Trainer(bundle)
+    trainer.load_state(bundle.params)
+    fit(bundle, data, trainer)
+    first = trainer.export_state()
+    trainer.load_state(bundle.params)
+    fit(bundle, data, trainer)
+    for name, value in trainer.export_state().items():
+        np.testing.assert_array_equal(value, first[name])
+
+
+def test_the_seed_fixes_the_result(bundle: Bundle, data: LocalData) -> None:
+    results = []
+    for seed in (1, 1, 2):
+        trainer = Trainer(bundle)
+        trainer.load_state(bundle.params)
+        fit(bundle, data, trainer, epochs=1, seed=seed)
+        results.append(trainer.export_state()["head.weight"])
+    np.testing.assert_array_equal(results[0], results[1])
+    assert not np.array_equal(results[0], results[2])
+
+
+def test_exported_state_is_a_copy(bundle: Bundle, data: LocalData) -> None:
+    trainer = Trainer(bundle)
+    trainer.load_state(bundle.params)
+    before = trainer.export_state()
+    fit(bundle, data, trainer, epochs=1)
+    np.testing.assert_array_equal(before["head.weight"], bundle.params["head.weight"])
+
+
+def test_training_learns(bundle: Bundle, data: LocalData) -> None:
+    trainer = Trainer(bundle)
+    trainer.load_state(bundle.params)
+    first = fit(bundle, data, trainer, epochs=1)
+    assert fit(bundle, data, trainer, epochs=5) < 0.7 * first
+
+
+def test_on_step_counts(bundle: Bundle, data: LocalData) -> None:
+    trainer, steps = Trainer(bundle), []
+    trainer.load_state(bundle.params)
+    proto, mask = prototypes(bundle)
+
+    def on_step(done: int, total: int) -> None:
+        steps.append((done, total))
+
+    trainer.fit(data, epochs=2, lr=0.01, prototypes=proto, mask=mask, seed=0, on_step=on_step)
+    assert steps == [(done, 8) for done in range(1, 9)]
+
+
+def test_divergence_is_an_error_not_a_contribution(bundle: Bundle, data: LocalData) -> None:
+    trainer = Trainer(bundle)
+    trainer.load_state(bundle.params)
+    with pytest.raises(MethodError, match=r"training diverged, expected a finite loss, got .* try .*smaller lr"):
+        fit(bundle, data, trainer, epochs=5, lr=1e12)
+
+
+def test_features_equal_torch_under_trained_weights(bundle: Bundle, data: LocalData) -> None:
+    from export.backbones import build_backbone
+
+    trainer = Trainer(bundle)
+    trainer.load_state(bundle.params)
+    fit(bundle, data, trainer)
+    trained = {**bundle.params, **trainer.export_state()}
+    net, _ = build_backbone("small_cnn", (28, 28, 1))
+    own = {name.removeprefix("backbone."): torch.from_numpy(value) for name, value in trained.items() if name[0] == "b"}
+    net.load_state_dict(own)
+    m = bundle.manifest
+    pixels = (torch.from_numpy(data.x).float() / 255 - torch.tensor(m.mean)) / torch.tensor(m.std)
+    with torch.no_grad():
+        expected = net.eval()(pixels.permute(0, 3, 1, 2)).numpy()
+    features = Extractor(bundle, trained).features(data.x)
+    np.testing.assert_allclose(features, expected, rtol=1e-4, atol=1e-5)
+    assert not np.allclose(features, Extractor(bundle, bundle.params).features(data.x), atol=1e-3)
+
+
+def test_blocks_are_the_whole_in_order(bundle: Bundle, data: LocalData) -> None:
+    extractor = Extractor(bundle, bundle.params)
+    whole = extractor.features(data.x)
+    for size in (1, 7, 16, 1000):
+        parts = list(extractor.blocks(data.x, size))
+        assert [rows.start for rows, _ in parts] == list(range(0, len(data), size))
+        np.testing.assert_allclose(np.concatenate([z for _, z in parts]), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_graphs_that_do_not_fit_are_refused(bundle: Bundle, mnist_like_bundle: Callable[..., Path]) -> None:
+    import dataclasses
+
+    other = read_bundle(mnist_like_bundle("spherefed", hyper={"epochs": 1}))
+    with pytest.raises(BundleError, match=r"cannot load train_step\.onnx, expected a graph"):
+        Trainer(dataclasses.replace(bundle, train_step=b"not a graph"))
+    with pytest.raises(BundleError, match=r"cannot load features\.onnx"):
+        Extractor(bundle, {**bundle.params, "backbone.9.weight": np.zeros((2, 2), np.float32)})
+    with pytest.raises(BundleError, match=r"expected the manifest's inputs and outputs"):
+        Trainer(dataclasses.replace(bundle, train_step=other.train_step))
+    with pytest.raises(BundleError, match=r"expected a bundle with train_step\.onnx, got one without"):
+        Trainer(dataclasses.replace(bundle, train_step=None))

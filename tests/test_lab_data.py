@@ -1,0 +1,113 @@
+"""The lab's data: what ships, how it was drawn, what a user's directory must look like, and the Hub out of reach."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lab_samples import LABELS, shipped, small_directory
+from PIL import Image
+
+from contract.errors import DataError
+from lab.datasets import SHIPPED, load_dataset
+from lab.subset import draw_balanced, draw_subset
+
+
+def test_the_shipped_set_is_balanced_and_named() -> None:
+    data = shipped()
+    assert data.labels == LABELS
+    assert data.input_shape == (28, 28, 1)
+    assert data.train.x.dtype == np.uint8
+    assert np.bincount(data.train.y).tolist() == [600] * 10
+    assert np.bincount(data.test.y).tolist() == [100] * 10
+
+
+def test_no_test_image_is_a_training_image() -> None:
+    train = {image.tobytes() for image in shipped().train.x}
+    assert not train & {image.tobytes() for image in shipped().test.x}
+
+
+def test_the_licence_of_the_shipped_set_is_beside_it() -> None:
+    text = (SHIPPED["fashion_mnist_subset"] / "README.md").read_text(encoding="utf-8")
+    assert "MIT License" in text
+    assert "Zalando SE" in text
+
+
+def test_draw_is_balanced_without_repeats_and_reproducible() -> None:
+    labels = np.array([0] * 30 + [1] * 20 + [2] * 25)
+    drawn = draw_balanced(labels, 12, np.random.default_rng(5))
+    assert np.bincount(labels[drawn]).tolist() == [12, 12, 12]
+    assert len(set(drawn.tolist())) == 36
+    assert drawn.tolist() == draw_balanced(labels, 12, np.random.default_rng(5)).tolist()
+    with pytest.raises(DataError, match="class 1, expected at least 21 images, got 20"):
+        draw_balanced(labels, 21, np.random.default_rng(5))
+
+
+def test_drawing_again_from_the_shipped_set_gives_its_very_images(tmp_path: Path) -> None:
+    """The draw takes 600 and 100 of each class, so from the subset itself it must take everything, byte for byte."""
+    source = SHIPPED["fashion_mnist_subset"]
+    draw_subset(source, tmp_path)
+    for split in ("train", "test"):
+        assert (tmp_path / f"{split}.parquet").read_bytes() == (source / f"{split}.parquet").read_bytes()
+
+
+def test_a_directory_loads_like_the_shipped_set(tmp_path: Path) -> None:
+    data = load_dataset(str(small_directory(tmp_path / "mine")))
+    assert (data.name, data.labels, len(data.train), len(data.test)) == ("mine", LABELS, 600, 100)
+
+
+def test_a_set_without_test_split_gives_every_tenth_image_to_one(tmp_path: Path) -> None:
+    small_directory(tmp_path)
+    (tmp_path / "test.parquet").unlink()
+    data = load_dataset(str(tmp_path))
+    assert (len(data.train), len(data.test)) == (540, 60)
+
+
+def _write(path: Path, blobs: list[bytes], labels: list[int]) -> None:
+    images = [{"bytes": blob, "path": None} for blob in blobs]
+    pq.write_table(pa.table({"image": images, "label": labels}), path)
+
+
+def _png(path: Path, size: tuple[int, int]) -> bytes:
+    Image.new("L", size).save(path)
+    return path.read_bytes()
+
+
+def test_bad_directories_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no train split"):
+        load_dataset(str(tmp_path))
+    train = tmp_path / "train.parquet"
+    train.write_bytes(b"not parquet")
+    with pytest.raises(DataError, match="cannot read"):
+        load_dataset(str(tmp_path))
+    _write(train, [b"not an image"], [0])
+    with pytest.raises(DataError, match="row 0, expected an encoded image"):
+        load_dataset(str(tmp_path))
+    _write(train, [_png(tmp_path / "a.png", (4, 4)), _png(tmp_path / "b.png", (5, 4))], [0, 1])
+    with pytest.raises(DataError, match=r"row 1, expected an image of shape \(4, 4, 1\)"):
+        load_dataset(str(tmp_path))
+    pq.write_table(pa.table({"text": ["a"], "label": [0]}), train)
+    with pytest.raises(DataError, match="columns, expected an image struct"):
+        load_dataset(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
+def test_a_directory_that_is_not_there(name: str) -> None:
+    with pytest.raises(DataError, match=r"no data at .*, expected a directory"):
+        load_dataset(name)
+
+
+def test_the_hub_out_of_reach_is_one_line_and_soon() -> None:
+    environment = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
+    command = [sys.executable, "-m", "protofleet", "demo", "--data", "fashion_mnst"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: data set 'fashion_mnst' does not ship, and the Hub cannot be asked")
+    assert "fashion_mnist_subset" in done.stderr

@@ -1,0 +1,76 @@
+"""Partitions: nobody's image is another's, everybody can train, and the demo's devices each miss a class."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from lab_samples import shipped
+
+from contract.errors import DataError, UsageError
+from lab.partition import PARTITIONS, Partition, partition
+from lab.prepare import divide
+
+LABELS = np.repeat(np.arange(6), 80)
+
+
+@pytest.mark.parametrize("scheme", PARTITIONS)
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_parts_are_disjoint_reproducible_and_trainable(scheme: str, seed: int) -> None:
+    spec = Partition(scheme, clients=5, alpha=0.3, classes_per_client=2)
+    parts = partition(LABELS, spec, seed=seed)
+    joined = np.concatenate(parts)
+    assert len(parts) == 5
+    assert len(set(joined.tolist())) == len(joined)
+    assert joined.min() >= 0
+    assert joined.max() < len(LABELS)
+    assert all(len(np.unique(LABELS[part])) >= 2 for part in parts)
+    again = partition(LABELS, spec, seed=seed)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_iid_and_dirichlet_leave_nothing_out() -> None:
+    for scheme in ("iid", "dirichlet"):
+        assert sum(len(part) for part in partition(LABELS, Partition(scheme, 4))) == len(LABELS)
+
+
+def test_iid_spreads_classes_evenly_and_dirichlet_does_not() -> None:
+    def unevenness(scheme: str) -> float:
+        parts = partition(LABELS, Partition(scheme, 4, alpha=0.3))
+        return float(np.std([np.bincount(LABELS[part], minlength=6) for part in parts]))
+
+    assert unevenness("iid") < 6 < unevenness("dirichlet")
+
+
+def test_pathological_gives_each_client_that_many_classes() -> None:
+    parts = partition(LABELS, Partition("pathological", 6, classes_per_client=3), seed=2)
+    assert all(len(np.unique(LABELS[part])) == 3 for part in parts)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_uneven_drops_rare_classes_and_nobody_has_all(seed: int) -> None:
+    parts = partition(LABELS, Partition("uneven", 3, alpha=5.0, min_samples=12), seed=seed)
+    for part in parts:
+        counts = np.bincount(LABELS[part], minlength=6)
+        assert counts[counts > 0].min() >= 12
+        assert (counts == 0).any()
+
+
+def test_an_impossible_partition_is_one_line() -> None:
+    with pytest.raises(DataError, match="at least two classes for every client"):
+        partition(np.zeros(40, np.int64), Partition("iid", 2))
+    with pytest.raises(UsageError, match="partition, expected a known scheme, got irid, try one of iid"):
+        Partition("irid")
+    with pytest.raises(UsageError, match="clients, expected 1 or more, got 0"):
+        Partition("iid", 0)
+
+
+@pytest.mark.parametrize("clients", [2, 5, 12])
+def test_the_demos_division(clients: int) -> None:
+    data = shipped()
+    division = divide(data, clients, seed=0)
+    public = set(division.public.tolist())
+    assert np.bincount(data.train.y[division.public]).tolist() == [100] * 10
+    taken = [set(share.tolist()) for share in division.shares]
+    assert not any(public & share for share in taken)
+    assert len(public) + sum(map(len, taken)) + division.unused == len(data.train)
+    assert all(2 <= len(np.unique(data.train.y[share])) < 10 for share in division.shares)
