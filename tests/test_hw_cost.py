@@ -255,3 +255,16 @@ def test_int8_gives_inference_only_and_says_why(capsys, tmp_path):
     assert report["methods"] == report["calibration"] == report["claims"] == []
     assert any("int8 covers inference only" in line for line in report["assumptions"])
     assert {layer["phase"] for layer in report["layers"]} == {"forward"}
+
+
+def test_a_bundle_is_costed_as_it_is_and_its_own_training_graph_is_counted(mnist_like_bundle, tmp_path, capsys):
+    out = tmp_path / "c.json"
+    bundle = mnist_like_bundle()
+    assert main(["cost", str(bundle), "--json", str(out), "--html", str(tmp_path / "c.html")]) == 0
+    report = json.loads(out.read_text())
+    subject, graph = report["subject"], report["step_graph"]
+    assert subject["source"].startswith(f"bundle {bundle.name}, 28x28x1 input, method fedproto")
+    assert subject["unmodelled"] == graph["unmodelled"] == {}
+    fedproto = next(row for row in report["methods"] if row["method"] == "fedproto")
+    assert graph["macs"] == fedproto["macs"]
+    assert "own training graph" in (tmp_path / "c.html").read_text()

@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.bundle import read_bundle
-from hw_profiles.client_memory import client_memory, execution_order, load_coefficients
+from hw_profiles.client_memory import COEFFICIENTS, client_memory, execution_order, load_coefficients
 from hw_profiles.graph import bundle_workloads, read_workload
-from hw_profiles.memory import Block, blocks_of, largest_batch, pack, peak_memory
+from hw_profiles.memory import Block, largest_batch, pack, peak_memory
 from hw_profiles.networks import build_network
 from hw_profiles.training import training_step
 from hw_profiles.workload import Layer, Tensor, Workload
-from protofleet import main
 
 
 def _blocks(spans):
@@ -152,18 +151,23 @@ print(peak_rss_bytes())
 """
 
 
-def test_our_own_clients_peak_is_predicted_within_a_quarter(tmp_path):
-    """Default network, batch 64, in a process of its own; the whole table is benchmarks/memory_model.py."""
-    path = tmp_path / "b.bundle"
-    command = ["export", "--backbone", "small_cnn", "--method", "fedproto", "--classes", "10", "--input", "32x32x3"]
-    assert main([*command, "--batch", "64", "--out", str(path)]) == 0
+def test_our_own_clients_peak_is_predicted_within_a_quarter(mnist_like_bundle):
+    """Default network, in a process of its own; the whole table is benchmarks/memory_model.py."""
+    path = mnist_like_bundle()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(path)], capture_output=True, text=True, check=True, env=environment
-    )
+    command = [sys.executable, "-c", CHILD, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     _, step = bundle_workloads(read_bundle(path))
     predicted = client_memory(step, training=True)
     assert predicted.peak_bytes == pytest.approx(int(done.stdout), rel=0.25)
     assert sum(predicted.by_use().values()) == predicted.peak_bytes
-    assert set(load_coefficients()) >= {"base_bytes", "arena_factor"}
-    assert len(blocks_of(step)) > 10
+    assert predicted.peak_bytes > 1.1 * load_coefficients()["base_bytes"]
+    assert set(load_coefficients()) == set(COEFFICIENTS)
+
+
+def test_a_bundle_without_training_needs_no_second_state(mnist_like_bundle):
+    features, step = bundle_workloads(read_bundle(mnist_like_bundle()), batch=32)
+    inference, training = client_memory(features, training=False), client_memory(step, training=True)
+    assert inference.state == 0
+    assert training.state >= 2 * training.weights
+    assert client_memory(step, training=True, arena_scale=2).arena == pytest.approx(2 * training.arena, abs=2)

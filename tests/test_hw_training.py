@@ -14,7 +14,6 @@ from hw_profiles.graph import bundle_workloads, read_workload
 from hw_profiles.networks import build_network
 from hw_profiles.training import HEADS, input_gradient_gemms, training_step
 from hw_profiles.workload import ConvShape
-from protofleet import main
 
 
 @lru_cache(maxsize=8)
@@ -106,23 +105,22 @@ def test_unknown_methods_and_absurd_classes_are_refused():
     assert set(HEADS.values()) == {"trained", "frozen", "skipped"}
 
 
-@pytest.fixture(scope="module", params=["fedproto_mnist", "small_cnn"])
-def bundle(request, tmp_path_factory):
+@pytest.fixture(params=["small_cnn", "fedproto_mnist"])
+def bundle(request, mnist_like_bundle):
     """A real bundle: its training graph was traced from torch's own backward pass."""
-    path = tmp_path_factory.mktemp("hw") / "b.bundle"
-    shape = "28x28x1" if request.param == "fedproto_mnist" else "16x16x3"
-    command = ["export", "--backbone", request.param, "--method", "fedproto", "--classes", "7", "--input", shape]
-    assert main([*command, "--batch", "6", "--out", str(path)]) == 0
-    return read_bundle(path)
+    return read_bundle(
+        mnist_like_bundle() if request.param == "small_cnn" else mnist_like_bundle(backbone=request.param)
+    )
 
 
 def test_the_derived_step_has_the_products_of_the_real_training_graph_phase_by_phase(bundle):
-    features, step = bundle_workloads(bundle, batch=6)
-    derived = training_step(features, "fedproto", 7, bias=True)
+    batch = bundle.manifest.batch
+    features, step = bundle_workloads(bundle, batch=batch)
+    derived = training_step(features, "fedproto", bundle.manifest.classes, bias=True)
     assert not step.unmodelled
     for phase in ("forward", "input_gradient", "weight_gradient", "update"):
         assert macs(derived, phase) == macs(step, phase)
-    assert step.batch == 6
+    assert step.batch == batch
 
 
 def test_the_real_training_graph_updates_exactly_the_trained_tensors(bundle):
