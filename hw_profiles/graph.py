@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from contract.bundle import STEP_INPUTS, Bundle

@@ -97,7 +97,11 @@ def peak_memory(workload: Workload, *, float_bytes: float | None = None) -> Memo
 def blocks_of(workload: Workload, float_bytes: float | None = None) -> list[Block]:
     """Every buffer of the intermediates, with its lifetime."""
     owner = _owners(workload)
-    first, last, phases, size, use = {}, {}, {}, {}, {}
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    phases: dict[str, list[bool]] = {}
+    size: dict[str, int] = {}
+    use: dict[str, str] = {}
     for name, tensor in workload.tensors.items():
         if tensor.role == "input":
             first[owner[name]] = 0

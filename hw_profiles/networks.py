@@ -10,8 +10,9 @@ the tables leave out (where a shortcut changes shape, ResNet18 has a 1x1 convolu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from contract.errors import UsageError, near_names
 
@@ -52,11 +53,11 @@ class _Net:
     """A chain of nodes under construction: the current value, its channels and its side."""
 
     def __init__(self, side: int) -> None:
-        self.nodes: list[object] = []
+        self.nodes: list[NodeProto] = []
         self.weights: list[TensorProto] = []
         self.value, self.channels, self.side, self.input_side = "x", 3, side, side
 
-    def node(self, op: str, *inputs: str, **attributes: object) -> None:
+    def node(self, op: str, *inputs: str, **attributes: Any) -> None:
         output = f"v{len(self.nodes)}"
         self.nodes.append(
             helper.make_node(op, [*(inputs or (self.value,))], [output], f"{op}_{len(self.nodes)}", **attributes)
@@ -87,7 +88,7 @@ class _Net:
 
     def model(self, name: str) -> ModelProto:
         self.node("Flatten")
-        self.nodes[-1].output[0] = "z"  # type: ignore[attr-defined]
+        self.nodes[-1].output[0] = "z"
         width = self.channels * self.side * self.side
         x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, self.input_side, self.input_side])
         z = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", width])

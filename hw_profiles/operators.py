@@ -288,4 +288,4 @@ def _pool_ops(node: NodeProto, shape: _Shapes) -> int:
     if node.op_type.startswith("Global"):
         return shape.in_elements
     window = _attributes(node).get("kernel_shape", [1])
-    return shape.out_elements * prod(int(v) for v in window)  # type: ignore[attr-defined]
+    return shape.out_elements * prod(int(v) for v in window)  # type: ignore[attr-defined, misc]
