@@ -119,6 +119,8 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
             measured=measured_metrics(state, bundle.sha256),
             log=log,
         )
+        if settings.json is not None:
+            _write_json(settings.json, client.summary())  # now, so that a path that cannot be written is known now
         try:
             client.run()
         finally:

@@ -54,7 +54,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[
             seen |= {each.pid: each for each in _descendants(demo)}
         except psutil.NoSuchProcess:
             break
-        time.sleep(0.1)
+        time.sleep(0.5)
     printed, errors = demo.communicate(timeout=60)
     assert demo.returncode == 0, errors
     return out, printed, list(seen.values())

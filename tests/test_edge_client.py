@@ -1,0 +1,368 @@
+"""`protofleet client` as a real process over real brokers, against a peer that misbehaves when told to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brokers import BROKERS, TestBroker, free_port, make_broker
+from edge_peer import FLEET, Peer
+from edge_samples import fashion
+
+from contract import topics
+from contract.bundle import Bundle, read_bundle
+from contract.chunks import bitmap
+from contract.messages import Chunk, Status
+from contract.wire import decode, encode
+
+OWN = (0, 3, 8)
+
+
+@pytest.fixture(scope="module")
+def path(mnist_like_bundle: Callable[..., Path]) -> Path:
+    return mnist_like_bundle()
+
+
+@pytest.fixture(scope="module")
+def bundle(path: Path) -> Bundle:
+    return read_bundle(path)
+
+
+@pytest.fixture(scope="module")
+def files(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Training and test images of one device, as .npz."""
+    folder = tmp_path_factory.mktemp("data")
+    for name, purpose, count, classes in (("train", "train", 60, OWN), ("test", "test", 40, tuple(range(10)))):
+        data = fashion(bundle, count, classes, purpose=purpose)
+        np.savez(folder / f"{name}.npz", x=data.x, y=data.y)
+    return folder / "train.npz", folder / "test.npz"
+
+
+@pytest.fixture(params=BROKERS)
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroker]:
+    found = make_broker(request.param, tmp_path)
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[TestBroker]:
+    found = make_broker("mosquitto", tmp_path)
+    found.start()
+    yield found
+    found.stop()
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(path: Path, files: tuple[Path, Path], tmp_path: Path) -> Iterator[Start]:
+    """`start(url, **options)`: a client process with its state in tmp_path/state unless told otherwise."""
+    running: list[subprocess.Popen[str]] = []
+
+    def run(url: str, **options: object) -> subprocess.Popen[str]:
+        prefix = options.pop("prefix", [])
+        given = {"bundle": path, "broker": url, "id": "pi-1", "data": files[0], "state": tmp_path / "state", **options}
+        words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        command = [*prefix, sys.executable, "-m", "protofleet", "client", *words]  # type: ignore[misc]
+        running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
+        return running[-1]
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str], code: int, timeout_s: float = 60.0) -> str:
+    """What a process wrote to standard error, once it has ended with this exit code."""
+    said = process.communicate(timeout=timeout_s)[1]
+    assert process.returncode == code, said
+    assert "Traceback" not in said
+    return said
+
+
+def history(tmp_path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (tmp_path / "state" / "history.jsonl").read_text().splitlines()]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+
+
+def rounds_done(tmp_path: Path) -> int:
+    journal = tmp_path / "state" / "journal.sqlite"
+    if not journal.exists():
+        return 0
+    try:
+        rows = sqlite3.connect(f"file:{journal}?mode=ro", uri=True).execute("SELECT count(*) FROM rounds").fetchone()
+    except sqlite3.OperationalError:
+        return 0
+    return int(rows[0])
+
+
+def finish(peer: Peer, number: int, method: str = "fedproto") -> None:
+    peer.announce(number, method, "finished")
+
+
+def test_a_run_from_birth_to_death(
+    broker: TestBroker, bundle: Bundle, start: Start, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with Peer(broker.url, bundle) as peer:
+        client = start(broker.url, test=files[1], json=tmp_path / "summary.json")
+        birth = peer.status(online=True)
+        assert (birth.boot, "onnxruntime" in birth.versions) == (1, True)
+        assert 20e6 < birth.metrics["peak_rss_bytes"] < 75e6  # a device that waits, DESIGN section 8
+        for number in (1, 2):
+            peer.announce(number)
+            sent = peer.contribution(number)
+            assert sent.body.classes.tolist() == list(OWN)
+            peer.answer(number)
+            peer.give(number, sent)
+            peer.announce(number, phase="closed")
+        peer.announce(3, "ffc", encoding="f64", limit_bytes=20_000)
+        gram = peer.contribution(3)
+        assert gram.gram is not None
+        assert max(len(payload) for payload in peer.uplink) <= 20_000
+        peer.answer(3, "ffc")
+        peer.give(3, gram, head=True)
+        finish(peer, 3, "ffc")
+        said = ended(client, 0)
+        peer.status(online=False)
+    lines = history(tmp_path)
+    assert [(line["round"], line["method"], line["outcome"]) for line in lines] == [
+        (1, "fedproto", "committed"),
+        (2, "fedproto", "committed"),
+        (3, "ffc", "committed"),
+    ]
+    assert [line["global_version"] for line in lines] == [1, 2, 3]
+    for line in lines[:2]:
+        assert line["loss"] > 0  # type: ignore[operator]
+        assert line["step_ms"] > 0  # type: ignore[operator]
+        assert line["uplink_bytes"] == line["payload_bytes"]
+    assert lines[2]["uplink_bytes"] > lines[2]["payload_bytes"]  # type: ignore[operator]
+    assert set(lines[2]["accuracy"]["own_classes"]) >= {"prototype", "head", "linear"}  # type: ignore[index]
+    assert np.array(lines[2]["confusion"]["linear"]).sum() == 40  # type: ignore[index]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["contributions"] == {
+        "sent": 3, "committed": 3, "duplicate": 0, "late": 0, "rejected": 0, "pending": 0,
+    }  # fmt: skip
+    assert 40e6 < summary["peak_rss_bytes"] < 120e6  # DESIGN section 8
+    assert "round 2 (fedproto): committed" in said
+
+
+def test_nonsense_is_skipped_and_a_lost_receipt_asked_for(
+    broker: TestBroker, bundle: Bundle, start: Start, tmp_path: Path
+) -> None:
+    with Peer(broker.url, bundle) as peer:
+        client = start(broker.url)
+        peer.status(online=True)
+        junk = (b"\xff\x00garbage", b"", encode(Status(True, b"instance", 1)), b"\xa0")
+        for topic in (topics.round_(FLEET), topics.down(FLEET, "pi-1"), topics.global_part(FLEET, 0)):  # 3 × 3 counted
+            for payload in junk:
+                peer.publish(topic, payload)
+        other = Peer.__new__(Peer)
+        other.run, other.version, other.publish = peer.run, 4, peer.publish  # type: ignore[method-assign]
+        peer.announce(1)
+        sent = peer.contribution(1)
+        narrow = type(sent)(sent.run, 1, sent.method, sent.bundle, _narrow(sent), sent.counts)
+        Peer.give(other, 1, narrow)  # prototypes of another width, as of another fleet
+        again = peer.contribution(1, timeout_s=30)  # unanswered: it comes again by itself, the same
+        assert encode(again) == encode(sent)
+        peer.answer(1)
+        peer.announce(1, phase="finished")
+        said = ended(client, 0)
+    assert said.count("skipped a message on") == 10
+    assert said.count("committed") == 2
+
+
+def _narrow(sent: object) -> object:
+    from contract.messages import ClassRows
+
+    return ClassRows(sent.body.classes, sent.body.rows[:, :7])  # type: ignore[attr-defined]
+
+
+def test_only_the_chunks_that_are_asked_for_come_again(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
+    with Peer(mosquitto.url, bundle) as peer:
+        client = start(mosquitto.url)
+        peer.announce(1, "ffc", limit_bytes=10_000)
+        peer.contribution(1)
+        chunks = [decode(payload) for payload in peer.uplink]
+        assert all(isinstance(chunk, Chunk) for chunk in chunks)
+        peer.uplink.clear()
+        peer.answer(1, "ffc", "need-chunks", missing=bitmap({0, 2}, len(chunks)))
+        wait_for(lambda: peer.receive() is not None or len(peer.uplink) == 2)
+        wait_for(lambda: peer.receive() is None)
+        assert [decode(payload).index for payload in peer.uplink] == [0, 2]  # type: ignore[union-attr]
+        peer.answer(1, "ffc", "duplicate")
+        finish(peer, 1, "ffc")
+        assert "round 1 (ffc): duplicate" in ended(client, 0)
+
+
+@pytest.mark.parametrize("moment", ["training", "waiting"])
+def test_kill_9_resumes_with_weights_round_and_outbox(
+    mosquitto: TestBroker, bundle: Bundle, start: Start, tmp_path: Path, moment: str
+) -> None:
+    """Killed in round 2, in the middle of training or with the receipt outstanding, against a device left alone."""
+    sent = {}
+    for name, killed in (("alone", False), ("killed", True)):
+        with Peer(mosquitto.url, bundle) as peer:
+            peer.run = b"same"  # seeds come from (device, run, round)
+            client = start(mosquitto.url, state=tmp_path / name)
+            for number in (1, 2):
+                peer.announce(number)
+                if killed and number == 2:
+                    if moment == "waiting":
+                        sent["first"] = peer.contribution(2)
+                    else:
+                        time.sleep(0.15)
+                    client.kill()
+                    ended(client, -signal.SIGKILL)
+                    client = start(mosquitto.url, state=tmp_path / name)
+                sent[name] = peer.contribution(number)
+                peer.answer(number)
+                peer.give(number, sent[name])
+            finish(peer, 2)
+            ended(client, 0)
+            peer.publish(topics.global_part(FLEET, 0), b"", retain=True)  # the next pass begins this run anew
+    assert encode(sent["alone"], "f64") == encode(sent["killed"], "f64")
+    if moment == "waiting":
+        assert encode(sent["first"]) == encode(sent["killed"])
+    boots = [json.loads(line)["boot"] for line in (tmp_path / "killed" / "history.jsonl").read_text().splitlines()]
+    assert boots[0] == 1
+    assert len(boots) >= 2
+
+
+def test_a_broker_that_dies_and_forgets_loses_nothing(
+    broker: TestBroker, bundle: Bundle, start: Start, tmp_path: Path
+) -> None:
+    with Peer(broker.url, bundle) as peer:
+        client = start(broker.url)
+        peer.status(online=True)
+        peer.announce(1)
+        wait_for(lambda: rounds_done(tmp_path) == 1)
+        broker.kill()  # perhaps with the contribution in it
+        time.sleep(0.5)
+        broker.start()
+        peer.announce(1)
+        sent = peer.contribution(1)
+        peer.answer(1)
+        peer.give(1, sent)
+        finish(peer, 1)
+        said = ended(client, 0)
+    assert "connection lost" in said
+    assert history(tmp_path)[0]["outcome"] == "committed"
+
+
+def test_of_two_clients_with_one_id_the_older_stops(
+    broker: TestBroker, bundle: Bundle, start: Start, tmp_path: Path
+) -> None:
+    with Peer(broker.url, bundle) as peer:
+        older = start(broker.url)
+        peer.status(online=True)
+        newer = start(broker.url, state=tmp_path / "other")
+        said = ended(older, 1)
+        assert said.splitlines()[-1].startswith("error: another")
+        assert "pi-1" in said.splitlines()[-1]
+        peer.announce(1)
+        sent = peer.contribution(1)
+        peer.answer(1)
+        peer.give(1, sent)
+        finish(peer, 1)
+        ended(newer, 0)
+
+
+def test_the_same_state_directory_twice_is_refused(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
+    with Peer(mosquitto.url, bundle) as peer:
+        start(mosquitto.url)
+        peer.status(online=True)
+        assert "is in use, expected one process for each state directory" in ended(start(mosquitto.url), 1)
+
+
+def test_another_bundle_is_refused(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
+    with Peer(mosquitto.url, bundle) as peer:
+        peer.announce(1, bundle=b"\x01" * 32)
+        said = ended(start(mosquitto.url), 2)
+        assert "error: the fleet runs another bundle, expected sha256 010101010101…, got" in said
+
+
+def test_a_finished_run_of_others_is_waited_out(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
+    with Peer(mosquitto.url, bundle) as old, Peer(mosquitto.url, bundle) as peer:
+        finish(old, 7)
+        client = start(mosquitto.url)
+        peer.status(online=True)
+        time.sleep(0.5)
+        assert client.poll() is None
+        peer.announce(1)
+        sent = peer.contribution(1)
+        peer.answer(1)
+        peer.give(1, sent)
+        finish(peer, 1)
+        assert f"run {old.run.hex()} was over before this device came" in ended(client, 0)
+
+
+def test_no_broker_is_one_line_after_the_patience(start: Start) -> None:
+    began = time.monotonic()
+    said = ended(start(f"mqtt://127.0.0.1:{free_port()}", patience=1), 1)
+    assert "error: no broker at mqtt://127.0.0.1:" in said
+    assert "within 1 s, expected an MQTT 5 broker, got" in said
+    assert time.monotonic() - began < 20
+
+
+def test_no_receipt_after_the_end_is_said_and_kept(
+    mosquitto: TestBroker, bundle: Bundle, start: Start, tmp_path: Path
+) -> None:
+    with Peer(mosquitto.url, bundle) as peer:
+        client = start(mosquitto.url, patience=2)
+        peer.announce(1)
+        peer.contribution(1)
+        finish(peer, 1)
+        assert "the run is over and 1 contributions have no receipt" in ended(client, 1)
+        client = start(mosquitto.url, patience=10)
+        peer.contribution(1)
+        peer.answer(1, status="late")
+        assert "round 1 (fedproto): late" in ended(client, 0)
+    assert history(tmp_path)[0]["outcome"] == "late"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_is_a_clean_goodbye(
+    mosquitto: TestBroker, bundle: Bundle, start: Start, number: signal.Signals, code: int
+) -> None:
+    with Peer(mosquitto.url, bundle) as peer:
+        client = start(mosquitto.url)
+        peer.status(online=True)
+        client.send_signal(number)
+        assert ended(client, code).splitlines()[-1] == f"pi-1: stopped by {number.name}, nothing is lost"
+        assert peer.status(online=False).profile == ""
+
+
+def test_a_full_disk_ends_the_round_but_loses_nothing(
+    mosquitto: TestBroker, bundle: Bundle, start: Start, tmp_path: Path
+) -> None:
+    with Peer(mosquitto.url, bundle) as peer:
+        peer.announce(1)
+        client = start(mosquitto.url, prefix=["prlimit", "--fsize=400000"])  # the weights do not fit
+        said = ended(client, 1)
+        assert "error: cannot keep state in" in said.splitlines()[-1]
+        assert rounds_done(tmp_path) == 0
+        assert peer.uplink == []
+        client = start(mosquitto.url)
+        sent = peer.contribution(1)
+        peer.answer(1)
+        peer.give(1, sent)
+        finish(peer, 1)
+        ended(client, 0)

@@ -1,0 +1,193 @@
+"""What the fleet wants of a device, and who speaks under its name: the two pure parts of the client."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from contract.errors import LinkError, UsageError, WireError
+from contract.messages import Announcement, ClassRows, GlobalPart, Status
+from contract.sampling import sampled
+from contract.state import GlobalState
+from edge_client.follower import Follower
+from edge_client.journal import Key
+from edge_client.presence import Presence
+
+SHA, RUN, OTHER = bytes(32), b"run1", b"run2"
+ME, THEM, EARLIER = b"instance", b"somebody", b"formerly"
+
+
+def follower(done: set[Key] | None = None) -> Follower:
+    done = set() if done is None else done
+    return Follower("pi-1", SHA, is_done=done.__contains__, took_part=lambda run: any(key[0] == run for key in done))
+
+
+def announced(
+    number: int = 1, phase: str = "open", *, run: bytes = RUN, bundle: bytes = SHA, **more: object
+) -> Announcement:
+    return Announcement(run=run, round=number, phase=phase, method="fedproto", bundle=bundle, **more)  # type: ignore[arg-type]
+
+
+def parts(version: int, *, run: bytes = RUN, count: int = 3) -> list[GlobalPart]:
+    rows = ClassRows(np.arange(6, dtype=np.uint16), np.full((6, 100), float(version), np.float32))
+    made = GlobalState(run, version, version, rows).parts(96 + (6 // count) * 402)
+    assert len(made) == count
+    return made
+
+
+def test_an_open_round_is_a_task_until_it_is_done() -> None:
+    done: set[Key] = set()
+    fleet = follower(done)
+    assert fleet.task() is None
+    fleet.announced(announced(1))
+    task = fleet.task()
+    assert task is not None
+    assert (task.key, task.state.version) == ((RUN, 1, "fedproto"), 0)
+    done.add(task.key)
+    assert fleet.task() is None
+    fleet.announced(announced(1, "closed"))
+    fleet.announced(announced(0))
+    assert fleet.task() is None
+
+
+def test_a_round_waits_for_exactly_its_global_state() -> None:
+    fleet = follower()
+    fleet.announced(announced(3, global_version=2))
+    assert fleet.is_called
+    for part in parts(1):
+        fleet.part(part)
+    assert fleet.task() is None
+    newer = parts(2)
+    for part in (newer[2], newer[0], newer[0]):
+        fleet.part(part)
+        assert fleet.task() is None
+    fleet.part(newer[1])
+    task = fleet.task()
+    assert task is not None
+    assert task.state.version == 2
+    assert task.state.prototypes is not None
+    assert (task.state.prototypes.rows == 2.0).all()
+
+
+def test_parts_that_a_broker_retains_of_an_older_run_do_no_harm() -> None:
+    """The older run had more parts: they arrive between those of the present one."""
+    fleet = follower()
+    old, new = parts(9, run=OTHER, count=6), parts(1)
+    for part in (new[0], old[3], new[1], old[4], new[2], old[5]):
+        fleet.part(part)
+    state = fleet.state(RUN)
+    assert state is not None
+    assert state.version == 1
+    assert fleet.state(OTHER) is None
+
+
+def test_many_runs_do_not_fill_the_memory() -> None:
+    fleet = follower()
+    for number in range(100):
+        for part in parts(1, run=number.to_bytes(4, "big")):
+            fleet.part(part)
+    assert len(fleet._runs) <= 4
+    assert fleet.state((99).to_bytes(4, "big")) is not None
+
+
+def test_contradicting_parts_are_refused_and_forgotten() -> None:
+    fleet = follower()
+    fleet.part(parts(1)[0])
+    with pytest.raises(WireError, match="parts of one count"):
+        fleet.part(parts(1, count=6)[5])
+    for part in parts(2):
+        fleet.part(part)
+    assert fleet.state(RUN) is not None
+
+
+def test_only_the_sampled_take_part() -> None:
+    fleet = follower()
+    for seed in range(50):
+        fleet.announced(announced(1, fraction=0.5, seed=seed))
+        assert (fleet.task() is not None) == sampled("pi-1", 1, seed, 0.5)
+
+
+def test_another_bundle_is_refused_while_a_run_is_under_way() -> None:
+    with pytest.raises(UsageError, match=r"the fleet runs another bundle, expected sha256 ffffffffffff…, got 0000"):
+        follower().announced(announced(1, bundle=b"\xff" * 32))
+    follower().announced(announced(1, "finished", bundle=b"\xff" * 32))  # last week's run: no business of ours
+
+
+def test_a_run_ends_only_those_that_were_in_it() -> None:
+    stranger, member, reborn = follower(), follower(), follower({(RUN, 1, "fedproto")})
+    member.announced(announced(2, "closed"))
+    for fleet in (stranger, member, reborn):
+        fleet.announced(announced(2, "finished"))
+    assert [fleet.finished for fleet in (stranger, member, reborn)] == [False, True, True]
+    assert [fleet.stale for fleet in (stranger, member, reborn)] == [True, False, False]
+    stranger.announced(announced(1, run=OTHER))
+    assert not stranger.stale
+    assert stranger.task() is not None
+
+
+def presence() -> Presence:
+    return Presence("pi-1", ME, is_own={EARLIER, ME}.__contains__)
+
+
+def status(instance: bytes, *, online: bool = True) -> Status:
+    return Status(online, instance, 1)
+
+
+def born() -> Presence:
+    mine = presence()
+    mine.connected(0.0)
+    mine.born()
+    mine.heard(status(ME), 0.1)
+    return mine
+
+
+def test_the_first_birth_is_due_at_once() -> None:
+    mine = presence()
+    assert not mine.birth_due(0.0)
+    mine.connected(5.0)
+    assert mine.birth_due(5.0)
+    mine.born()
+    assert not mine.birth_due(100.0)
+
+
+def test_what_is_retained_of_others_before_our_birth_is_history() -> None:
+    mine = presence()
+    mine.connected(0.0)
+    for online in (True, False):
+        mine.heard(status(THEM, online=online), 0.0)
+    assert mine.birth_due(0.0)
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_another_instance_after_our_birth_is_a_second_process(online: bool) -> None:
+    with pytest.raises(LinkError, match=r"another process runs as device pi-1, expected one process for each id"):
+        born().heard(status(THEM, online=online), 1.0)
+
+
+def test_an_earlier_process_of_this_directory_is_no_stranger() -> None:
+    """A broker that comes back from an old snapshot still retains the birth of a process that is long dead."""
+    born().heard(status(EARLIER), 1.0)
+
+
+def test_after_a_reconnection_it_listens_before_it_speaks() -> None:
+    mine = born()
+    mine.disconnected()
+    mine.connected(10.0)
+    assert not mine.birth_due(10.0)
+    assert mine.wait_s(10.0) == 2.0
+    assert mine.birth_due(12.0)
+
+
+def test_its_own_retained_status_ends_the_listening() -> None:
+    mine = born()
+    mine.disconnected()
+    mine.connected(10.0)
+    mine.heard(status(ME, online=False), 10.1)
+    assert mine.birth_due(10.1)
+
+
+def test_its_own_last_will_while_alive_is_contradicted() -> None:
+    """The broker noticed the end of an old connection of ours late, and announced our death."""
+    mine = born()
+    mine.heard(status(ME, online=False), 3.0)
+    assert mine.birth_due(3.0)
