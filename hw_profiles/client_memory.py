@@ -49,25 +49,32 @@ class ClientMemory:
 
 
 def client_memory(
-    workload: Workload, *, training: bool, arena_scale: float = 1.0, coefficients: Mapping[str, float] | None = None
+    workload: Workload,
+    *,
+    training: bool,
+    float_bytes: float = 4,
+    arena_scale: float = 1.0,
+    coefficients: Mapping[str, float] | None = None,
 ) -> ClientMemory:
     """Peak resident memory of the client while it runs this graph of a bundle.
 
     Args:
         workload: `features.onnx` at the batch it runs at, or `train_step.onnx`.
         training: which of the two it is.
+        float_bytes: of weights and values in inference at another precision; training is fp32.
         arena_scale: for another batch than the training graph's own: how much its working values grow.
         coefficients: by the names in `COEFFICIENTS`; None for those that ship.
     """
     given = coefficients or load_coefficients()
     terms = memory_terms(workload, training=training)
-    copies = terms["weights"] * (0 if training else given["inference_weight_factor"])
+    narrow = float_bytes / 4
+    copies = narrow * terms["weights"] * (0 if training else given["inference_weight_factor"])
     return ClientMemory(
         process=int(given["base_bytes"]),
         runtime=int(given["session_bytes"] + given["node_bytes"] * terms["nodes"] + copies),
-        weights=terms["weights"],
+        weights=int(narrow * terms["weights"]),
         state=terms["state"],
-        arena=int(given["arena_factor"] * terms["arena"] * arena_scale),
+        arena=int(given["arena_factor"] * terms["arena"] * arena_scale * narrow),
     )
 
 

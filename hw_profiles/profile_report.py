@@ -17,9 +17,9 @@ A systolic array's entries are `simulated` by the accelerator model instead. DES
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -30,13 +30,14 @@ from contract.methods import method
 from contract.statistics import ClassMeans, FeatureGram
 from contract.wire import encode
 from hw_profiles.array import Cost, assumptions, simulate
+from hw_profiles.client_memory import ClientMemory, client_memory
 from hw_profiles.cost_cli import array_of
 from hw_profiles.device import Device
 from hw_profiles.energy import energy
 from hw_profiles.graph import bundle_workloads
 from hw_profiles.latency import Prediction, coefficients, predict, settings_of
 from hw_profiles.measure import best_run
-from hw_profiles.memory import largest_batch, peak_memory
+from hw_profiles.memory import Memory, largest_batch, peak_memory
 from hw_profiles.nominal import PRECISION_BYTES, Precision, Threads, device_rates
 from hw_profiles.training import training_step
 from hw_profiles.workload import PHASES, Workload
@@ -44,8 +45,6 @@ from hw_profiles.workload import PHASES, Workload
 __all__ = ["SCHEMA", "Choice", "profile_report"]
 
 SCHEMA = 1
-# Python, numpy, ONNX Runtime and our own code, before a bundle is loaded: `rss_before_load_bytes` of --measure.
-BASE_RSS_BYTES = 58_300_000
 _LARGEST_BATCH = 1024
 
 
@@ -70,17 +69,24 @@ class _Subject:
         self.forward_at = lru_cache(maxsize=64)(lambda size: bundle_workloads(self._without_step, batch=size)[0])
 
     @lru_cache(maxsize=64)  # noqa: B019 - lives as long as one report
-    def training_peak(self, batch: int, float_bytes: int) -> int:
-        """Peak bytes of a step at another batch than the bundle's, from the step derived of its forward graph."""
+    def derived_step(self, batch: int) -> Memory:
+        """Memory of a step at another batch than the bundle's, from the step derived of its forward graph."""
         manifest = self.bundle.manifest
         kind = "spherefed" if manifest.head == "frozen" else "fedavg"
         step = training_step(self.forward_at(batch), kind, manifest.classes, normalised=manifest.method == "spherefed")
-        return peak_memory(step, float_bytes=float_bytes).peak_bytes
+        return peak_memory(step, float_bytes=4)
 
-    @lru_cache(maxsize=64)  # noqa: B019
-    def inference_peak(self, batch: int, float_bytes: int) -> int:
-        """Peak bytes of inference at a batch."""
-        return peak_memory(self.forward_at(batch), float_bytes=float_bytes).peak_bytes
+    @cached_property
+    def process(self) -> ClientMemory:
+        """Our client in training, at the bundle's own batch."""
+        assert self.step is not None
+        return client_memory(self.step, training=True)
+
+    def process_peak(self, batch: int) -> int:
+        """Resident bytes of our client in training at a batch: what a step works on grows with it."""
+        assert self.step is not None
+        scale = self.derived_step(batch).arena_bytes / self.derived_step(self.step.batch).arena_bytes
+        return int(self.process.peak_bytes + (scale - 1) * self.process.arena)
 
 
 def profile_report(
@@ -169,7 +175,7 @@ def _device(subject: _Subject, device: Device, choice: Choice) -> dict[str, Any]
     return about | {
         "inference": [_latency(device, entry, subject.batch) for entry in entries],
         "training_step": _training(subject, device, choice),
-        "memory": _memory(subject, device, PRECISION_BYTES[main.setting.precision], BASE_RSS_BYTES),
+        "memory": _process_memory(subject, device, PRECISION_BYTES[main.setting.precision]),
         "layers": _layers(subject.inference, [float(ms) for ms in main.layers_ms]),
         "roofline": _roofline(device, main),
     }
@@ -237,7 +243,7 @@ def _on_array(subject: _Subject, device: Device, choice: Choice) -> dict[str, An
     return {
         "inference": [entry],
         "training_step": training,
-        "memory": _memory(subject, device, array.float_bytes, 0),
+        "memory": _array_memory(subject, device, array.float_bytes),
         "layers": _layers(subject.inference, [c.cycles / array.mhz / 1e3 for c in forward.layers]),
         "roofline": {
             "peak_gmacs": array.peak_gflops / 2,
@@ -269,28 +275,43 @@ def _simulated(device: Device, cost: Cost, precision: str, batch: int) -> dict[s
     }
 
 
-def _memory(subject: _Subject, device: Device, float_bytes: int, base_bytes: int) -> dict[str, Any]:
+def _process_memory(subject: _Subject, device: Device, float_bytes: int) -> dict[str, Any]:
+    """Resident bytes of our client on a board, from its own graphs."""
+    inference = client_memory(subject.inference, training=False, float_bytes=float_bytes)
+    trains = subject.step is not None and device.cpu is not None
+    training = subject.process_peak if trains else None
+    return _memory(subject, device, inference.process, inference.peak_bytes, training)
+
+
+def _array_memory(subject: _Subject, device: Device, float_bytes: int) -> dict[str, Any]:
+    """Bytes in the memory behind an array: what lives at once, without a process around it."""
+    inference = peak_memory(subject.inference, float_bytes=float_bytes).peak_bytes
+    training = None if subject.step is None else lambda batch: subject.derived_step(batch).peak_bytes
+    return _memory(subject, device, 0, inference, training)
+
+
+def _memory(
+    subject: _Subject, device: Device, process: int, inference: int, training: Callable[[int], int] | None
+) -> dict[str, Any]:
     """Peak bytes of inference and training, what the process itself takes, and what fits."""
     usable = device.memory.usable_bytes
-    left = usable - base_bytes
-    inference = subject.inference_peak(subject.batch, float_bytes) + base_bytes
     found = {
         "kind": "predicted",
         "usable_bytes": usable,
-        "process_bytes": base_bytes,
+        "process_bytes": process,
         "inference_peak_bytes": inference,
         "inference_fits": inference <= usable,
         "training_peak_bytes": None,
         "training_fits": None,
         "largest_training_batch": None,
     }
-    if subject.step is None or (device.cpu is None and device.systolic is None):
+    if training is None or subject.step is None:
         return found
-    training = peak_memory(subject.step, float_bytes=4).peak_bytes + base_bytes
+    peak = training(subject.step.batch)
     return found | {
-        "training_peak_bytes": training,
-        "training_fits": training <= usable,
-        "largest_training_batch": largest_batch(lambda b: subject.training_peak(b, 4), left, limit=_LARGEST_BATCH),
+        "training_peak_bytes": peak,
+        "training_fits": peak <= usable,
+        "largest_training_batch": largest_batch(training, usable, limit=_LARGEST_BATCH),
         "largest_training_batch_limit": _LARGEST_BATCH,
     }
 
@@ -355,7 +376,8 @@ def _assumptions(subject: _Subject, devices: Sequence[Device]) -> list[str]:
         "a runtime is taken to fold normalisation and activations into the product before them and to use Winograd for "
         "dense 3x3 convolutions of stride 1; published rows are batch 1, larger batches scale with their demand",
         "energy: the board's power while computing times the latency; waiting is not in it",
-        f"memory: peak by liveness, plus {BASE_RSS_BYTES / 1e6:.0f} MB for Python, numpy and ONNX Runtime (measured)",
+        "memory: resident bytes of our client, from its graphs by liveness and five coefficients measured on x86-64 "
+        "(client_memory.json); on an array, what lives at once",
     ]
     if subject.step is not None:
         lines.append(
