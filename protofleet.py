@@ -33,7 +33,7 @@ class Command:
 
 COMMANDS = {
     "demo": Command("lab.cli:demo_command", "all", "A fleet of processes learns together, on real images, over MQTT."),
-    "export": Command("export.cli:export_command", "export", "Turn a backbone and a method into one bundle file."),
+    "export": Command("lab.target:export_command", "export", "Turn a backbone and a method into one bundle file."),
     "inspect": Command("contract.inspect:inspect_command", None, "Show what a bundle or a message holds."),
     "profile": Command("lab.profile:profile_command", None, "Latency, memory, energy on devices; --measure: here."),
     "cost": Command("hw_profiles.cost_cli:cost_command", "export", "Cycles and memory on a systolic array."),
