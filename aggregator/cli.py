@@ -30,6 +30,10 @@ from contract.topics import check_id
 __all__ = ["aggregate_command", "broker_command"]
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_OPEN_WARNING = (
+    "[yellow]warning[/yellow]: anyone who reaches this address may publish and read: this broker has no passwords, "
+    "no ACL and no TLS; see deploy/ for one that has"
+)
 
 
 def aggregate_command(
@@ -70,22 +74,24 @@ def aggregate_command(
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
     manifest, sha256 = _identity(bundle)
     console = Console(stderr=True, quiet=quiet)
-    with SqliteStore(store, sha256, fleet) as opened:
-        coordinator = Coordinator(opened, manifest, sha256, settings, now=time.monotonic())
-        progress = Progress(console)
 
-        def on_round(finished: bool) -> None:
-            content = summary(
-                opened, fleet=fleet, bundle=sha256, finished=finished, global_version=coordinator.state.version
-            )
-            if json is not None:
-                write_summary(json, content)
-            if finished:
-                totals = content["totals"]
-                progress(RunFinished(len(content["rounds"]), totals["committed"], totals["uplink_bytes"]))
+    def run() -> None:
+        with SqliteStore(store, sha256, fleet) as opened:
+            coordinator = Coordinator(opened, manifest, sha256, settings, now=time.monotonic())
+            progress = Progress(console)
 
-        server = Server(coordinator, address, fleet, listener=progress, on_round=on_round, patience_s=patience)
-        return _until_stopped(server.run, console, f"the run goes on with the same --store {store}")
+            def on_round(finished: bool) -> None:
+                version = coordinator.state.version
+                content = summary(opened, fleet=fleet, bundle=sha256, finished=finished, global_version=version)
+                if json is not None:
+                    write_summary(json, content)
+                if finished:
+                    totals = content["totals"]
+                    progress(RunFinished(len(content["rounds"]), totals["committed"], totals["uplink_bytes"]))
+
+            Server(coordinator, address, fleet, listener=progress, on_round=on_round, patience_s=patience).run()
+
+    return _until_stopped(run, console, f"the run goes on with the same --store {store}")
 
 
 def broker_command(
@@ -95,23 +101,18 @@ def broker_command(
     """Run the embedded MQTT broker."""
     console = Console(stderr=True, quiet=quiet)
     host, port = parse_listen(listen)
-    with EmbeddedBroker(host, port) as running:
-        console.print(f"broker on {running.url}, Ctrl-C ends it", highlight=False, soft_wrap=True)
-        if host not in _LOOPBACK:
-            console.print(
-                "[yellow]warning[/yellow]: anyone who reaches this address may publish and read: this broker has no "
-                "passwords, no ACL and no TLS; see deploy/ for one that has",
-                highlight=False,
-                soft_wrap=True,
-            )
 
-        def wait() -> None:
+    def run() -> None:
+        with EmbeddedBroker(host, port) as running:
+            console.print(f"broker on {running.url}, Ctrl-C ends it", highlight=False, soft_wrap=True)
+            if host not in _LOOPBACK:
+                console.print(_OPEN_WARNING, highlight=False, soft_wrap=True)
             while running.running:
                 time.sleep(0.2)
             raise LinkError(f"broker on {running.url}", expected="it to go on", got="its process ended")
 
-        code = _until_stopped(wait, console, "broker stopped")
-        return 0 if code == 130 else code
+    code = _until_stopped(run, console, "broker stopped")
+    return 0 if code == 130 else code
 
 
 class _Terminated(KeyboardInterrupt):

@@ -75,7 +75,7 @@ class Coordinator:
         self._ridge = float(manifest.hyper.get("ridge", METHODS["ffc"].hyper["ridge"].default))
         self.rounds = Rounds(methods, settings.policy)
         self.state: GlobalState = store.state()
-        self._ingest = Ingest(store.holds)
+        self._ingest = Ingest(self._holds)
         self._uncounted: Counter[tuple[int, str]] = Counter()
         self._resume(now)
 
@@ -173,6 +173,13 @@ class Coordinator:
             self._store.close_round(step.round, wall, int(merged.present.sum()), state)
             self.state = state
         return step
+
+    def _holds(self, round: int, method: str, device: str) -> bool:
+        """Whether a contribution is in the store; for the open round that is known without asking it."""
+        rounds = self.rounds
+        if rounds.phase == "open" and (round, method) == (rounds.number, rounds.method):
+            return device in rounds.contributions
+        return self._store.holds(round, method, device)
 
     def _resume(self, now: float) -> None:
         records = self._store.rounds()

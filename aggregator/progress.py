@@ -12,7 +12,8 @@ from aggregator import events
 
 __all__ = ["Progress"]
 
-_EVERY_S = 1.0  # a round of thousands of contributions, or a flood of refusals, prints one line a second
+_EVERY_S = 1.0  # a flood of refusals, or of contributions in a large fleet, prints one line a second
+_SMALL_FLEET = 20
 
 
 class Progress:
@@ -67,7 +68,7 @@ class Progress:
     @_show.register
     def _(self, event: events.ContributionsIn) -> None:
         expected = event.committed + event.awaited
-        if event.awaited and self._often(events.ContributionsIn):
+        if event.awaited and expected > _SMALL_FLEET and self._often(events.ContributionsIn):
             return
         self._line(f"  round {event.round}: contributions {event.committed}/{expected}")
 

@@ -34,7 +34,7 @@ __all__ = ["Accepted", "RoundRecord", "SqliteStore", "Store", "Tally"]
 OUTCOMES = ("duplicate", "late", "rejected", "malformed")
 _SCHEMA = 1
 _APPLICATION_ID = 0x50464147  # "PFAG"
-_PAGE_BYTES = 16_384  # measured for 20 KB contributions: four times the rate of SQLite's default page
+PAGE_BYTES = 16_384  # of a new store; see docs/decisions/030, and benchmarks/ingest.py --page-bytes
 _PART_BYTES = 1 << 26
 
 _TABLES = """
@@ -261,7 +261,7 @@ class SqliteStore:
         return lock
 
     def _prepare(self, bundle: bytes, fleet: str) -> None:
-        self._db.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA journal_size_limit = 67108864")

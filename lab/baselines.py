@@ -102,13 +102,14 @@ def run_baseline(
 
 def average(states: Sequence[Mapping[str, Tensor]], samples: Sequence[int]) -> dict[str, Tensor]:
     """FedAvg: Σ n_i w_i / Σ n_i for each tensor, summed in float64, in the tensors' own dtype."""
-    total = sum(samples)
-    return {
-        name: sum(state[name].to(torch.float64) * (n / total) for state, n in zip(states, samples, strict=True)).to(
-            like.dtype
+    shares = [n / sum(samples) for n in samples]
+    averaged = {}
+    for name, like in states[0].items():
+        stacked = torch.stack(
+            [state[name].to(torch.float64) * share for state, share in zip(states, shares, strict=True)]
         )
-        for name, like in states[0].items()
-    }
+        averaged[name] = stacked.sum(dim=0).to(like.dtype)
+    return averaged
 
 
 def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: float) -> NDArray[np.float64]:

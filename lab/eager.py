@@ -51,6 +51,7 @@ class EagerModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        self.mean, self.std = mean, std
         self.preprocess = Preprocess(mean, std)
         self.backbone = backbone
         if head == "frozen":

@@ -185,8 +185,8 @@ def export_shared(
         hyper=dict(recipe.hyper),
         batch=BATCH,
         seed=seed,
-        mean=model.preprocess.mean.tolist(),
-        std=model.preprocess.std.tolist(),
+        mean=model.mean,
+        std=model.std,
         provenance=(
             f"pretrained in this run from random weights (seed {seed}) on {public * 4 // 5} of {public} public images "
             f"of {data.name} that no device holds; {accuracy:.1%} right on the other public images"

@@ -134,7 +134,9 @@ def simulate(
     machine = Rounds(plan(bundle.manifest.method, course.rounds, course.calibrate), policy)
     for name in names:
         machine.birth(name, name.encode())
-    state, records, evaluations, gathered = GlobalState(run_id(course.seed), 0, 0), [], [], _Gathered()
+    state, gathered = GlobalState(run_id(course.seed), 0, 0), _Gathered()
+    records: list[RoundRecord] = []
+    evaluations: list[Evaluation] = []
     while (step := machine.advance(0.0)) is not None:
         if isinstance(step, Opened):
             announcement = _announce(bundle, course, step, state)

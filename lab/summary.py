@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from contract.bundle import Bundle, Manifest
 from edge_client.data import LocalData
+from edge_client.evaluate import Evaluation
 from lab.datasets import DataSet
 from lab.outcome import Beside, Evidence
 from lab.prepare import Division, Prepared
@@ -41,20 +42,11 @@ def summarise_run(
     beside: Beside,
 ) -> dict[str, Any]:
     """The summary of a run, but for `seconds`, which its caller knows."""
-    manifest, totals = prepared.bundle.manifest, evidence.aggregate["totals"]
-    last = [_last(history, method) for history in evidence.histories]
-    devices = [
-        _device(name, share, history, client, alone, manifest)
-        for name, share, history, client, alone in zip(
-            names, shares, evidence.histories, evidence.clients, beside.alone, strict=True
-        )
-    ]
-    ffc_bytes = [line["uplink_bytes"] for history in evidence.histories for line in history if line["method"] == "ffc"]
-    up_bytes = [line["uplink_bytes"] for history in evidence.histories for line in history if line["method"] == method]
-    fedavg, up = fedavg_bytes(prepared.bundle), float(np.mean(up_bytes or ffc_bytes))
+    manifest, histories = prepared.bundle.manifest, evidence.histories
+    parts = zip(names, shares, histories, evidence.clients, beside.alone, strict=True)
+    devices = [_device(*part, classes=manifest.classes) for part in parts]
     accuracy, deviation = _accuracy(devices)
-    test = data.test
-    accuracy["all_classes"]["pooled_ridge"] = float((beside.pooled.answers == test.y).mean())
+    accuracy["all_classes"]["pooled_ridge"] = float((beside.pooled.answers == data.test.y).mean())
     summary = {
         "schema": SCHEMA,
         "dataset": data.name,
@@ -63,34 +55,26 @@ def summarise_run(
         "rounds": rounds,
         "accuracy": accuracy,
         "accuracy_std": deviation,
-        "uplink_bytes_per_device_round": up,
-        "fedavg_bytes_per_device_round": fedavg,
-        "uplink_share": up / fedavg,
-        "ffc_uplink_bytes_per_device": float(np.mean(ffc_bytes)),
-        "message_overhead_bytes": _overhead(evidence, shares, manifest),
+        **_uplink(prepared.bundle, method, histories, shares),
         "device_peak_rss_bytes": max(device["peak_rss_bytes"] for device in devices),
         "contributions": {
             "sent": sum(device["sent"] for device in devices),
-            "committed": totals["committed"],
-            "duplicates_refused": totals["duplicates"],
+            "committed": evidence.aggregate["totals"]["committed"],
+            "duplicates_refused": evidence.aggregate["totals"]["duplicates"],
         },
         "ffc_vs_pooled_ridge": {
             "relative_error": beside.pooled.relative_error,
             "equal_predictions": beside.pooled.equal_predictions,
-            "identical_predictions": beside.pooled.equal_predictions == len(test),
+            "identical_predictions": beside.pooled.equal_predictions == len(data.test),
         },
         "labels": list(data.labels),
-        "test_images": len(test),
+        "test_images": len(data.test),
         "curves": _curves(devices, beside),
         "devices": devices,
-        "confusion": _confusion(last, evidence, beside),
-        "backbone": _backbone(prepared, fedavg),
+        "confusion": _confusion([_last(history, method) for history in histories], evidence, beside),
+        "backbone": _backbone(prepared),
         "settings": _settings(manifest, seed, division),
-        "machine": {
-            "board": evidence.clients[0]["board"],
-            "cores": os.cpu_count(),
-            "versions": dict(evidence.clients[0]["versions"]),
-        },
+        "machine": _machine(evidence),
     }
     return summary | {"notes": notes(summary, prepared, division)}
 
@@ -138,8 +122,9 @@ def _device(
     share: LocalData,
     history: Sequence[Mapping[str, Any]],
     client: Mapping[str, Any],
-    alone: Any,
-    manifest: Manifest,
+    alone: Evaluation,
+    *,
+    classes: int,
 ) -> dict[str, Any]:
     prototypes = [line for line in history if line["method"] == "fedproto"]
     calibrated = [line for line in history if line["method"] == "ffc"][-1]["accuracy"]
@@ -156,7 +141,7 @@ def _device(
     return {
         "id": name,
         "samples": len(share),
-        "samples_per_class": share.counts(manifest.classes).tolist(),
+        "samples_per_class": share.counts(classes).tolist(),
         "accuracy": accuracy,
         "extra": extra,
         "curve": [
@@ -215,10 +200,27 @@ def _confusion(last: Sequence[Mapping[str, Any]], evidence: Evidence, beside: Be
     return found
 
 
-def _overhead(evidence: Evidence, shares: Sequence[LocalData], manifest: Manifest) -> int | None:
+def _uplink(
+    bundle: Bundle, method: str, histories: Sequence[list[dict[str, Any]]], shares: Sequence[LocalData]
+) -> dict[str, Any]:
+    """Payload bytes from one device: in a round of the method, in an FFC round, and what FedAvg's would be."""
+    lines = [line for history in histories for line in history]
+    ffc = float(np.mean([line["uplink_bytes"] for line in lines if line["method"] == "ffc"]))
+    own = [line["uplink_bytes"] for line in lines if line["method"] == method]
+    up, fedavg = float(np.mean(own)) if own else ffc, fedavg_bytes(bundle)
+    return {
+        "uplink_bytes_per_device_round": up,
+        "fedavg_bytes_per_device_round": fedavg,
+        "uplink_share": up / fedavg,
+        "ffc_uplink_bytes_per_device": ffc,
+        "message_overhead_bytes": _overhead(histories, shares, bundle.manifest),
+    }
+
+
+def _overhead(histories: Sequence[list[dict[str, Any]]], shares: Sequence[LocalData], manifest: Manifest) -> int | None:
     """The largest prototype message's bytes beyond its raw tensors: float32 means, counts in the narrowest integer."""
     overheads = []
-    for history, share in zip(evidence.histories, shares, strict=True):
+    for history, share in zip(histories, shares, strict=True):
         held = share.counts(manifest.classes)
         width = next(size for size in (1, 2, 4, 8) if int(held.max()) < 2 ** (8 * size))
         raw = int((held > 0).sum()) * (4 * manifest.features + width)
@@ -226,16 +228,21 @@ def _overhead(evidence: Evidence, shares: Sequence[LocalData], manifest: Manifes
     return max(overheads, default=None)
 
 
-def _backbone(prepared: Prepared, fedavg: int) -> dict[str, Any]:
+def _backbone(prepared: Prepared) -> dict[str, Any]:
     m = prepared.bundle.manifest
     return {
         "name": m.backbone,
-        "parameters": fedavg // 4,
+        "parameters": fedavg_bytes(prepared.bundle) // 4,
         "features": m.features,
         "provenance": m.provenance,
         "public_accuracy": prepared.public_accuracy,
         "bundle": prepared.bundle.sha256.hex(),
     }
+
+
+def _machine(evidence: Evidence) -> dict[str, Any]:
+    client = evidence.clients[0]
+    return {"board": client["board"], "cores": os.cpu_count(), "versions": dict(client["versions"])}
 
 
 def _settings(manifest: Manifest, seed: int, division: Division) -> dict[str, Any]:

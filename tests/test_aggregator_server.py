@@ -25,11 +25,12 @@ from aggregator.rules import merge
 from aggregator.server import Server
 from aggregator.store import SqliteStore
 from contract import topics
-from contract.errors import LinkError
+from contract.errors import ProtofleetError, StoreError
 from contract.link import Address, Link, Received
 from contract.messages import Announcement, ClassRows, Contribution, Status
+from contract.sphere import unit_rows
 from contract.state import GlobalState
-from contract.statistics import Statistic
+from contract.statistics import ClassMeans, FeatureGram, Statistic
 from contract.wire import decode, encode
 
 FLEET, WIDTH = "test", 4
@@ -59,10 +60,12 @@ def _talkers(url: str, count: int = 3, resend_s: float = 1.0) -> list[Talker]:
 class Running:
     """A server in a thread of this process; `error` is what ended it."""
 
-    def __init__(self, url: str, store: SqliteStore, bundle: bytes, settings: Settings = SETTINGS) -> None:
+    def __init__(
+        self, url: str, store: SqliteStore, bundle: bytes, settings: Settings = SETTINGS, width: int = WIDTH
+    ) -> None:
         self.events: list[object] = []
         self.error: Exception | None = None
-        self.core = Coordinator(store, manifest(width=WIDTH), bundle, settings, now=time.monotonic())
+        self.core = Coordinator(store, manifest(width=width), bundle, settings, now=time.monotonic())
         self._server = Server(
             self.core,
             Address.parse(url),
@@ -77,7 +80,7 @@ class Running:
     def _run(self) -> None:
         try:
             self._server.run()
-        except LinkError as error:
+        except ProtofleetError as error:
             self.error = error
 
     def join(self, timeout_s: float = 30.0) -> None:
@@ -220,6 +223,31 @@ def test_the_older_of_two_aggregators_on_one_fleet_ends_with_a_clear_line(broker
         assert all(len(t.receipts) == 3 for t in talkers)
 
 
+def test_a_full_disk_gets_no_receipt_and_the_run_goes_on_once_there_is_room(broker: TestBroker, tmp_path: Path) -> None:
+    width = 2_500  # 30 KB a contribution: more than is left in the pages that are there
+    settings = Settings(rounds=1, calibrate=False, policy=Policy(min_clients=2))
+    bundle = bundle_file(tmp_path / "f.bundle", width=width)
+    statistic = ClassMeans.from_means(np.random.default_rng(0).normal(size=(3, width)), [5, 6, 7])
+    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+        server = Running(broker.url, store, bundle, settings, width)
+        (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+        store._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "database or disk is full"
+        talkers = [Talker(broker.url, FLEET, f"d{i}", lambda a: statistic, resend_s=0.5) for i in range(2)]
+        for talker in talkers:
+            talker.start()
+        server.join()
+        assert isinstance(server.error, StoreError)
+        assert "full" in str(server.error)
+        assert all(t.sent and not t.receipts for t in talkers)
+    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+        again = Running(broker.url, store, bundle, settings, width)
+        again.join()
+        assert again.error is None
+        for talker in talkers:
+            talker.join(5)
+            assert talker.receipts == {(1, "fedproto"): ["committed"]}
+
+
 # ── the command, in a process of its own ────────────────────────────────────────────────────────────────────────────
 
 
@@ -235,9 +263,6 @@ def test_kill_9_of_the_aggregator_at_any_moment_loses_and_doubles_nothing(broker
     rng = np.random.default_rng(5)
 
     def make(index: int, announcement: Announcement) -> Statistic:
-        from contract.sphere import unit_rows
-        from contract.statistics import ClassMeans, FeatureGram
-
         local = np.random.default_rng([index, announcement.round])
         z, y = unit_rows(local.normal(size=(30, 40))), local.integers(0, 3, 30)
         return FeatureGram.of(z, y, 3) if announcement.method == "ffc" else ClassMeans.of(z, y, 3)

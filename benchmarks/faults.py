@@ -1,0 +1,197 @@
+"""kill -9 of any part at random moments: is anything lost, is anything counted twice?
+
+    python benchmarks/faults.py [--kills 200] [--broker embedded|mosquitto] [--seed 0] [--json FILE]
+
+A fleet of real processes runs FedProto rounds on the shipped images: a broker, `protofleet aggregate` and three
+`protofleet client`s. Again and again one of the five, drawn at random, is killed with SIGKILL after a random time and
+started again. After the last kill the run is brought to its end, with an FFC round, and every contribution in the
+aggregator's store is compared with the journals of the devices: byte for byte where a journal still has the payload.
+
+    lost      in a journal as sent, and not in the store
+    doubled   in the store twice, or differing from what the journal says was sent
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.broker import EmbeddedBroker
+from export.build import build_bundle
+from lab.datasets import load_dataset
+
+DEVICES, SAMPLES, FLEET = 3, 48, "faults"
+
+
+class Part:
+    """A process that can be killed and started again."""
+
+    def __init__(self, name: str, command: list[str], folder: Path) -> None:
+        self.name, self._command, self._log = name, command, folder / f"{name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with open(self._log, "ab") as log:
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
+
+    def with_options(self, *options: str) -> Part:
+        self._command = [*self._command, *options]
+        return self
+
+    def kill(self) -> int | None:
+        """Kill it; its exit code when it had ended by itself before, which it should not have."""
+        assert self._process is not None
+        ended = self._process.poll()
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+        return ended
+
+    def wait(self, timeout_s: float) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout_s)
+
+    def tail(self) -> str:
+        return "\n".join(self._log.read_text().splitlines()[-5:])
+
+
+def parts(folder: Path, kind: str) -> dict[str, Part]:
+    """The broker, the aggregator and the devices, none of them started."""
+    labels = [str(i) for i in range(10)]
+    bundle = folder / "fleet.bundle"
+    build_bundle(backbone="small_cnn", method_name="fedproto", labels=labels, input_shape=(28, 28, 1), out=bundle)
+    with EmbeddedBroker() as probe:
+        port = probe.port
+    broker = [sys.executable, "-m", "protofleet", "broker", "--listen", f"127.0.0.1:{port}"]
+    if kind == "mosquitto":
+        config = folder / "mosquitto.conf"
+        config.write_text(
+            f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence true\n"
+            f"persistence_location {folder}/\nautosave_interval 1\n" + ("user root\n" if os.geteuid() == 0 else "")
+        )
+        broker = ["mosquitto", "-c", str(config)]
+    common = ["--bundle", str(bundle), "--broker", f"mqtt://127.0.0.1:{port}", "--fleet", FLEET]
+    aggregate = [sys.executable, "-m", "protofleet", "aggregate", *common, "--store", str(folder / "store.sqlite")]
+    aggregate += ["--min-clients", str(DEVICES), "--json", str(folder / "out.json"), "--limit-bytes", "8192"]
+    made = {"broker": Part("broker", broker, folder), "aggregator": Part("aggregator", aggregate, folder)}
+    train = load_dataset("fashion_mnist_subset").train
+    for index in range(DEVICES):
+        chosen = np.random.default_rng(index).permutation(len(train.y))[:SAMPLES]
+        np.savez(folder / f"d{index}.npz", x=train.x[chosen], y=train.y[chosen])
+        client = [sys.executable, "-m", "protofleet", "client", *common, "--id", f"d{index}"]
+        client += ["--data", str(folder / f"d{index}.npz"), "--state", str(folder / f"state-d{index}")]
+        made[f"d{index}"] = Part(f"d{index}", client, folder)
+    return made
+
+
+def torment(fleet: dict[str, Part], kills: int, draw: random.Random) -> Counter[str]:
+    """Kill and restart `kills` times; how often each part was."""
+    killed: Counter[str] = Counter()
+    for _ in range(kills):
+        time.sleep(draw.uniform(0.0, 3.0))
+        name = draw.choice(list(fleet))
+        ended = fleet[name].kill()
+        assert ended is None, f"{name} had ended with {ended}:\n{fleet[name].tail()}"
+        time.sleep(draw.choice((0.0, 0.0, draw.uniform(0.0, 1.0))))
+        fleet[name].start()
+        killed[name] += 1
+    return killed
+
+
+def bring_to_an_end(fleet: dict[str, Part], folder: Path) -> None:
+    """Restart the aggregator with a plan that ends after the round that is open, and wait for all."""
+    fleet["aggregator"].kill()
+    with sqlite3.connect(folder / "store.sqlite") as db:
+        (last,) = db.execute("SELECT max(number) FROM round").fetchone()
+    db.close()
+    fleet["aggregator"].with_options("--rounds", str(last), "--calibrate").start()
+    for name, part in fleet.items():
+        if name != "broker":
+            try:
+                code = part.wait(180)
+            except subprocess.TimeoutExpired:
+                raise SystemExit(f"{name} did not end:\n{part.tail()}\n{fleet['aggregator'].tail()}") from None
+            assert code == 0, f"{name} ended with {code}:\n{part.tail()}"
+
+
+def compare(folder: Path) -> dict[str, object]:
+    """Journals against the store."""
+    with sqlite3.connect(folder / "store.sqlite") as db:
+        rows = db.execute("SELECT round, method, device, payload FROM contribution").fetchall()
+    db.close()
+    stored = {(number, name, device): payload for number, name, device, payload in rows}
+    sent: dict[tuple[int, str, str], tuple[bytes | None, int, str]] = {}
+    for index in range(DEVICES):
+        with sqlite3.connect(folder / f"state-d{index}" / "journal.sqlite") as db:
+            query = "SELECT round, method, payload, payload_bytes, outcome FROM contributions"
+            for number, name, payload, size, outcome in db.execute(query):
+                sent[(number, name, f"d{index}")] = (payload, size, outcome)
+        db.close()
+    differing = [
+        key
+        for key, payload in stored.items()
+        if key not in sent or len(payload) != sent[key][1] or sent[key][0] not in (None, payload)
+    ]
+    told = json.loads((folder / "out.json").read_text())
+    return {
+        "rounds": len(told["rounds"]),
+        "sent": len(sent),
+        "committed": len(stored),
+        "lost": sum(key not in stored for key in sent),
+        "doubled": len(rows) - len(stored) + len(differing),
+        "compared_byte_for_byte": sum(payload is not None for payload, _, _ in sent.values()),
+        "duplicates_refused": told["totals"]["duplicates"],
+        "outcomes": dict(Counter(outcome for _, _, outcome in sent.values())),
+    }
+
+
+def measure(kills: int, kind: str, seed: int) -> dict[str, object]:
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        folder = Path(name).resolve()
+        fleet = parts(folder, kind)
+        fleet["aggregator"].with_options("--rounds", "1000000")
+        began = time.monotonic()
+        try:
+            for part in fleet.values():
+                part.start()
+            time.sleep(4.0)
+            killed = torment(fleet, kills, random.Random(seed))
+            bring_to_an_end(fleet, folder)
+        finally:
+            for part in fleet.values():
+                part.kill()
+        seconds = time.monotonic() - began
+        return {"broker": kind, "kills": kills, "killed": dict(killed), "seconds": seconds, **compare(folder)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--broker", choices=("embedded", "mosquitto"), default="embedded")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    result = measure(options.kills, options.broker, options.seed)
+    print(f"{options.kills} kills in {result['seconds']:.0f} s, {options.broker} broker: {result['killed']}")
+    print(f"  {result['rounds']} rounds, sent {result['sent']}, committed {result['committed']}")
+    print(f"  lost {result['lost']}, doubled {result['doubled']}, duplicates refused {result['duplicates_refused']}")
+    print(f"  {result['compared_byte_for_byte']} compared byte for byte; outcomes on the devices {result['outcomes']}")
+    if options.json:
+        options.json.write_text(json.dumps({"schema": "protofleet.benchmark.faults/1", **result}, indent=1) + "\n")
+    sys.exit(0 if result["lost"] == result["doubled"] == 0 else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Progress lines a person can follow, and the room's public surface."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+import aggregator
+from aggregator import events
+from aggregator.progress import Progress
+
+
+def _lines(*told: events.Event) -> list[str]:
+    text = io.StringIO()
+    progress = Progress(Console(file=text, width=40))
+    for event in told:
+        progress(event)
+    return text.getvalue().splitlines()
+
+
+def test_a_run_is_told_line_by_line() -> None:
+    assert _lines(
+        events.LinkUp("mqtt://127.0.0.1:1883", 65_536),
+        events.Waiting(1, 2, 5),
+        events.RoundOpened(1, 3, "fedproto", 5),
+        events.ContributionsIn(1, 3, 2),
+        events.ContributionsIn(1, 4, 1),
+        events.LinkDown("connection lost", 1.25),
+        events.RoundExtended(1, 4, 5, 30.0),
+        events.RoundClosed(1, "fedproto", 5, 10, 18_240, 12.34, 1),
+        events.RoundOpened(2, 3, "ffc", 4, resumed=1),
+        events.RunFinished(3, 15, 54_321),
+    ) == [
+        "connected to mqtt://127.0.0.1:1883, messages up to 65,536 bytes",
+        "waiting for devices: 2/5 online",
+        "round 1/3 open: fedproto, 5 devices awaited",
+        "  round 1: contributions 3/5",
+        "  round 1: contributions 4/5",
+        "broker away (connection lost), trying again in 1.2 s",
+        "  deadline passed with 4 of 5 contributions: round 1 goes on for another 30 s",
+        "  round 1 closed: 5 contributions, 10 classes merged, 18,240 bytes up, 12.3 s, global version 1",
+        "round 2/3 open: ffc, 4 devices awaited, 1 contributions already here",
+        "finished: 3 rounds, 15 contributions committed, 54,321 bytes up",
+    ]
+
+
+def test_a_large_fleet_and_a_flood_of_refusals_print_one_line_a_second() -> None:
+    crowd = [events.ContributionsIn(1, n, 1000 - n) for n in range(1, 1001)]
+    assert _lines(*crowd) == ["  round 1: contributions 1/1000", "  round 1: contributions 1000/1000"]
+    assert _lines(*[events.Refused(f"d{n}", "[bold]no[/bold]") for n in range(500)]) == [
+        "  refused d0: [bold]no[/bold]"
+    ]
+
+
+def test_an_event_without_a_line_is_a_mistake_that_shows() -> None:
+    with pytest.raises(TypeError, match="no line for object"):
+        Progress(Console(file=io.StringIO()))(object())
+
+
+def test_the_public_names() -> None:
+    assert aggregator.__all__ == ["RULES", "Policy", "Rounds", "merge", "next_global", "plan", "solve_head"]
+
+
+def test_the_pure_part_needs_no_mqtt_and_no_database() -> None:
+    script = "import sys, aggregator; print(sorted({'paho', 'sqlite3', 'torch', 'iotcore', 'rich'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
