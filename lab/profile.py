@@ -152,7 +152,7 @@ def _show(report: Mapping[str, Any], console: Console) -> None:
         f"up per round {size(uplink['contribution_bytes'])}, FedAvg {size(uplink['fedavg_bytes'])}"
     )
     console.print(_fleet_table(report))
-    console.print("m measured, s simulated, p predicted", style="dim")
+    console.print("by an array: simulated; all else predicted; 8 of 10: where 8 of 10 would lie, in ms", style="dim")
     if report["measured"]:
         _show_measured(report["measured"], console, report["comparison"])
     if subject["unmodelled"]:
@@ -164,7 +164,7 @@ def _show(report: Mapping[str, Any], console: Console) -> None:
 
 def _fleet_table(report: Mapping[str, Any]) -> Table:
     """A line for each device, narrow enough for 80 columns."""
-    from hw_profiles.cost_page import size, time_text
+    from hw_profiles.cost_page import size
 
     table = Table(
         title=f"a round is {report['samples']:,} samples",
@@ -174,22 +174,30 @@ def _fleet_table(report: Mapping[str, Any]) -> Table:
         pad_edge=False,
         show_edge=False,
     )
-    for heading in ("device", "inference", "in 8 of 10", "by", "step", "round", "memory"):
+    for heading in ("device", "inference", "8 of 10", "by", "step", "round", "memory"):
         words = heading in ("device", "by")
         table.add_column(heading, justify="left" if words else "right", no_wrap=True)
     for device in report["devices"]:
         main, step, memory = device["inference"][0], device["training_step"], device["memory"]
         fits = memory["inference_fits"] and memory["training_fits"] is not False
+        runtime = "array" if main["processor"] == "systolic" else _SHORT.get(main["runtime"], main["runtime"])
         table.add_row(
             device["name"],
-            f"{time_text(main['latency_ms'])} {main['kind'][0]}",
-            f"{main['low_ms']:.3g}–{main['high_ms']:.3g}" if main["low_ms"] else "",
-            f"{_SHORT.get(main['runtime'], main['runtime'].split(' ')[0])} {main['precision']}",
-            f"{time_text(step['latency_ms'])} {step['kind'][0]}" if step else "–",
-            time_text(step["round_s"] * 1e3) if step else "–",
-            size(memory["training_peak_bytes"] or memory["inference_peak_bytes"]) + ("" if fits else " TOO BIG"),
+            _brief(main["latency_ms"]),
+            f"{main['low_ms']:.2g}–{main['high_ms']:.2g}" if main["low_ms"] else "",
+            f"{runtime} {main['precision']}",
+            _brief(step["latency_ms"]) if step else "–",
+            _brief(step["round_s"] * 1e3) if step else "–",
+            size(memory["training_peak_bytes"] or memory["inference_peak_bytes"]) + ("" if fits else " NO FIT"),
         )
     return table
+
+
+def _brief(milliseconds: float) -> str:
+    """A duration in seven characters."""
+    from hw_profiles.cost_page import time_text
+
+    return time_text(milliseconds).replace(" ", "")
 
 
 def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequence[Mapping[str, Any]] = ()) -> None:
