@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("coefficients.json"))
     parser.add_argument("--devices-file", action="append", default=[], type=Path)
     args = parser.parse_args(argv)
-    console = Console()
+    console = Console(width=140)  # the table of checks is wide
     try:
         devices = load_devices(args.devices_file)
         rows, left_out = read_rows(args.rows, devices)

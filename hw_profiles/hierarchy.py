@@ -26,6 +26,8 @@ from hw_profiles.rows import ANY_X86, OWN_DEVICE, Row, Setting
 
 __all__ = ["LEVELS", "NOISE", "Fitted", "Level", "fit_rows", "nominal_of"]
 
+_Array = NDArray[np.float64]
+_Evaluate = Callable[[_Array], tuple[_Array, _Array, float]]  # effects -> shares, residual, cost
 NOISE = 0.07  # a published time differs from another one of the same thing by about this much
 _K = len(CLASSES)
 _STEPS = 30
@@ -137,7 +139,9 @@ def fit_rows(rows: Sequence[Row], devices: Mapping[str, Device], noise: float = 
     return Fitted(settings, shares, precision @ (jacobian @ phi - residual), precision)
 
 
-def _damped(phi, goal, cost, evaluate, now):  # type: ignore[no-untyped-def]
+def _damped(
+    phi: _Array, goal: _Array, cost: float, evaluate: _Evaluate, now: tuple[_Array, _Array]
+) -> tuple[_Array, _Array, _Array, float]:
     """The longest of ever shorter steps towards `goal` that lowers the cost: (phi, shares, residual, gain)."""
     length = 1.0
     while length > 1e-4:

@@ -17,9 +17,8 @@ A systolic array's entries are `simulated` by the accelerator model instead. DES
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -30,22 +29,17 @@ from contract.methods import method
 from contract.statistics import ClassMeans, FeatureGram
 from contract.wire import encode
 from hw_profiles.array import Cost, assumptions, simulate
-from hw_profiles.client_memory import ClientMemory, client_memory
 from hw_profiles.cost_cli import array_of
 from hw_profiles.device import Device
 from hw_profiles.energy import energy
-from hw_profiles.graph import bundle_workloads
 from hw_profiles.latency import Prediction, coefficients, predict, settings_of
-from hw_profiles.measure import best_run
-from hw_profiles.memory import Memory, largest_batch, peak_memory
 from hw_profiles.nominal import PRECISION_BYTES, Precision, Threads, device_rates
-from hw_profiles.training import training_step
+from hw_profiles.profile_subject import Subject, array_memory, process_memory
 from hw_profiles.workload import PHASES, Workload
 
 __all__ = ["SCHEMA", "Choice", "profile_report"]
 
 SCHEMA = 1
-_LARGEST_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -57,36 +51,6 @@ class Choice:
     runtime: str | None = None
     precision: Precision | None = None
     threads: Threads = "all"
-
-
-class _Subject:
-    """A bundle's workloads, each made once."""
-
-    def __init__(self, bundle: Bundle, batch: int) -> None:
-        self.bundle, self.batch = bundle, batch
-        self.inference, self.step = bundle_workloads(bundle, batch=batch)
-        self._without_step = replace(bundle, train_step=None)  # the step's batch is fixed; read it once
-        self.forward_at = lru_cache(maxsize=64)(lambda size: bundle_workloads(self._without_step, batch=size)[0])
-
-    @lru_cache(maxsize=64)  # noqa: B019 - lives as long as one report
-    def derived_step(self, batch: int) -> Memory:
-        """Memory of a step at another batch than the bundle's, from the step derived of its forward graph."""
-        manifest = self.bundle.manifest
-        kind = "spherefed" if manifest.head == "frozen" else "fedavg"
-        step = training_step(self.forward_at(batch), kind, manifest.classes, normalised=manifest.method == "spherefed")
-        return peak_memory(step, float_bytes=4)
-
-    @cached_property
-    def process(self) -> ClientMemory:
-        """Our client in training, at the bundle's own batch."""
-        assert self.step is not None
-        return client_memory(self.step, training=True)
-
-    def process_peak(self, batch: int) -> int:
-        """Resident bytes of our client in training at a batch: what a step works on grows with it."""
-        assert self.step is not None
-        scale = self.derived_step(batch).arena_bytes / self.derived_step(self.step.batch).arena_bytes
-        return int(self.process.peak_bytes + (scale - 1) * self.process.arena)
 
 
 def profile_report(
@@ -102,7 +66,7 @@ def profile_report(
         BundleError: a graph cannot be read, or keeps a dynamic shape.
         UsageError: a runtime or precision that cannot be predicted on a device.
     """
-    subject = _Subject(bundle, choice.batch)
+    subject = Subject(bundle, choice.batch)
     report = {
         "schema": SCHEMA,
         "command": "profile",
@@ -118,7 +82,7 @@ def profile_report(
     return report
 
 
-def _about(subject: _Subject) -> dict[str, Any]:
+def _about(subject: Subject) -> dict[str, Any]:
     manifest = subject.bundle.manifest
     return {
         "backbone": manifest.backbone,
@@ -157,7 +121,7 @@ def _uplink(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _device(subject: _Subject, device: Device, choice: Choice) -> dict[str, Any]:
+def _device(subject: Subject, device: Device, choice: Choice) -> dict[str, Any]:
     about = {
         "name": device.name,
         "title": device.title,
@@ -175,7 +139,7 @@ def _device(subject: _Subject, device: Device, choice: Choice) -> dict[str, Any]
     return about | {
         "inference": [_latency(device, entry, subject.batch) for entry in entries],
         "training_step": _training(subject, device, choice),
-        "memory": _process_memory(subject, device, PRECISION_BYTES[main.setting.precision]),
+        "memory": process_memory(subject, device, PRECISION_BYTES[main.setting.precision]),
         "layers": _layers(subject.inference, [float(ms) for ms in main.layers_ms]),
         "roofline": _roofline(device, main),
     }
@@ -202,7 +166,7 @@ def _latency(device: Device, entry: Prediction, batch: int) -> dict[str, Any]:
     }
 
 
-def _training(subject: _Subject, device: Device, choice: Choice) -> dict[str, Any] | None:
+def _training(subject: Subject, device: Device, choice: Choice) -> dict[str, Any] | None:
     """The bundle's own step on our own runtime, in fp32 on the CPU, and a round of it."""
     if subject.step is None or device.cpu is None:
         return None
@@ -212,14 +176,14 @@ def _training(subject: _Subject, device: Device, choice: Choice) -> dict[str, An
     return _latency(device, entry, manifest.batch) | _round(subject, choice, entry.ms) | {"phases_ms": phases}
 
 
-def _round(subject: _Subject, choice: Choice, step_ms: float) -> dict[str, Any]:
+def _round(subject: Subject, choice: Choice, step_ms: float) -> dict[str, Any]:
     manifest = subject.bundle.manifest
     epochs = int(manifest.hyper.get("epochs", 1))
     steps = epochs * -(-choice.samples // manifest.batch)
     return {"round_steps": steps, "round_epochs": epochs, "round_s": steps * step_ms / 1e3}
 
 
-def _on_array(subject: _Subject, device: Device, choice: Choice) -> dict[str, Any]:
+def _on_array(subject: Subject, device: Device, choice: Choice) -> dict[str, Any]:
     precision = {"fp16": "bf16"}.get(choice.precision or "fp32", choice.precision or "fp32")
     array = array_of(device, precision=precision)
     forward = simulate(subject.inference, array)
@@ -243,7 +207,7 @@ def _on_array(subject: _Subject, device: Device, choice: Choice) -> dict[str, An
     return {
         "inference": [entry],
         "training_step": training,
-        "memory": _array_memory(subject, device, array.float_bytes),
+        "memory": array_memory(subject, device, array.float_bytes),
         "layers": _layers(subject.inference, [c.cycles / array.mhz / 1e3 for c in forward.layers]),
         "roofline": {
             "peak_gmacs": array.peak_gflops / 2,
@@ -275,47 +239,6 @@ def _simulated(device: Device, cost: Cost, precision: str, batch: int) -> dict[s
     }
 
 
-def _process_memory(subject: _Subject, device: Device, float_bytes: int) -> dict[str, Any]:
-    """Resident bytes of our client on a board, from its own graphs."""
-    inference = client_memory(subject.inference, training=False, float_bytes=float_bytes)
-    trains = subject.step is not None and device.cpu is not None
-    training = subject.process_peak if trains else None
-    return _memory(subject, device, inference.process, inference.peak_bytes, training)
-
-
-def _array_memory(subject: _Subject, device: Device, float_bytes: int) -> dict[str, Any]:
-    """Bytes in the memory behind an array: what lives at once, without a process around it."""
-    inference = peak_memory(subject.inference, float_bytes=float_bytes).peak_bytes
-    training = None if subject.step is None else lambda batch: subject.derived_step(batch).peak_bytes
-    return _memory(subject, device, 0, inference, training)
-
-
-def _memory(
-    subject: _Subject, device: Device, process: int, inference: int, training: Callable[[int], int] | None
-) -> dict[str, Any]:
-    """Peak bytes of inference and training, what the process itself takes, and what fits."""
-    usable = device.memory.usable_bytes
-    found = {
-        "kind": "predicted",
-        "usable_bytes": usable,
-        "process_bytes": process,
-        "inference_peak_bytes": inference,
-        "inference_fits": inference <= usable,
-        "training_peak_bytes": None,
-        "training_fits": None,
-        "largest_training_batch": None,
-    }
-    if training is None or subject.step is None:
-        return found
-    peak = training(subject.step.batch)
-    return found | {
-        "training_peak_bytes": peak,
-        "training_fits": peak <= usable,
-        "largest_training_batch": largest_batch(training, usable, limit=_LARGEST_BATCH),
-        "largest_training_batch_limit": _LARGEST_BATCH,
-    }
-
-
 def _by_phase(workload: Workload, layers_ms: Sequence[float]) -> dict[str, float]:
     found = dict.fromkeys(PHASES, 0.0)
     for layer, ms in zip(workload.layers, layers_ms, strict=True):
@@ -343,7 +266,7 @@ def _roofline(device: Device, main: Prediction) -> dict[str, Any]:
 
 
 def _comparison(
-    report: Mapping[str, Any], subject: _Subject, devices: Sequence[Device], measured: Mapping[str, Any]
+    report: Mapping[str, Any], subject: Subject, devices: Sequence[Device], measured: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Measured runs beside what is predicted for the device they ran on (the one named host, else none)."""
     host = next((device for device in devices if device.name == "host"), None)
@@ -362,12 +285,7 @@ def _comparison(
     return found
 
 
-def measured_best(report: Mapping[str, Any], phase: str) -> Mapping[str, Any] | None:
-    """The fastest measured run of a phase in a report, if there is one."""
-    return best_run(report["measured"], phase) if report["measured"] else None
-
-
-def _assumptions(subject: _Subject, devices: Sequence[Device]) -> list[str]:
+def _assumptions(subject: Subject, devices: Sequence[Device]) -> list[str]:
     known = coefficients()
     lines = [
         "predicted: demand by operator class x data sheet x departure learned from "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from contract.errors import DataError, UsageError
 from hw_profiles.crossval import by_family, error_table, leave_out
 from hw_profiles.demand import CLASSES, demand, layer_demands
 from hw_profiles.device import load_devices
+from hw_profiles.fit import main as fit_command
 from hw_profiles.graph import read_workload
 from hw_profiles.hierarchy import LEVELS, NOISE, _prior_covariance, fit_rows, nominal_of
 from hw_profiles.latency import coefficients, predict, runtimes, settings_of
@@ -234,3 +236,23 @@ def test_families_gather_what_is_alike() -> None:
     assert {family(name) for name in names} == {"mobilenetv2"}
     assert family("ResNet34|256x256") == family("ResNet18|224x224") != family("resnet50|224x224")
     assert family("MobileNetV1-1.0|224x224") == family("mobilenet-v1-0.25-128|128x128")
+
+
+def test_the_fit_is_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Few rows in, checks printed, coefficients out that say where they are from."""
+    path, out = tmp_path / "rows.csv", tmp_path / "coefficients.json"
+    models = {"ResNet18": 191.1, "GoogLeNet": 235.9, "MnasNet-1.0": 84.0, "EfficientNet-B0": 129.7}
+    cpu = "Raspberry Pi 4B,4x Cortex-A72 1.8GHz,ncnn-cpu,1,fp32 (ARMv8.0)"
+    path.write_text(HEADER + "".join(f"{cpu},{model},224x224,{ms},a test\n" for model, ms in models.items()))
+    assert fit_command(["--rows", str(path), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "all published" in shown
+    table = json.loads(out.read_text())
+    assert table["provenance"]["rows_used"] == 4
+    assert table["provenance"]["own_rows_used"] > 20
+    assert len(table["provenance"]["rows_sha256"]) == 64
+    rows_of = {(f["device"], f["runtime"], f["precision"], f["threads"]): f["rows"] for f in table["fits"]}
+    assert rows_of["raspberry-pi-4", "ncnn", "fp32", "1"] == 4
+    assert rows_of["raspberry-pi-5", "ncnn", "fp32", "1"] == 0
+    assert fit_command(["--rows", str(tmp_path / "none.csv")]) == 2
+    assert capsys.readouterr().err.startswith("error: cannot read rows")

@@ -19,7 +19,16 @@ SLIM = (contract, edge_client, aggregator, hw_profiles)
 # What reads ONNX graphs needs the package `onnx` (DESIGN section 1); measuring and everything else does not.
 READS_GRAPHS = {
     f"hw_profiles.{name}"
-    for name in ("cost_cli", "cost_report", "graph", "networks", "operators", "phases", "profile_report")
+    for name in (
+        "cost_cli",
+        "cost_report",
+        "graph",
+        "networks",
+        "operators",
+        "phases",
+        "profile_report",
+        "profile_subject",
+    )
 }
 MODULES = sorted(
     f"{room.__name__}.{found.name}"
