@@ -125,13 +125,13 @@ class SqliteStore:
     def __init__(self, path: str | os.PathLike[str], bundle: bytes, fleet: str) -> None:
         self._path = Path(path)
         self._lock = self._take_lock()
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, self._lock)
             with self._disk():
                 self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+                undo.callback(self._db.close)
                 self._prepare(bundle, fleet)
-        except (StoreError, UsageError):
-            os.close(self._lock)
-            raise
+            undo.pop_all()
         self._run = bytes(self._meta("run") or b"")
 
     def __enter__(self) -> SqliteStore:

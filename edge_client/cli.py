@@ -35,7 +35,7 @@ def client_command(
         str | None, typer.Option(help="Ed25519 public key file; refuse a bundle that it did not sign.")
     ] = None,
     config: Annotated[str | None, typer.Option(help="TOML file with any of these options by name.")] = None,
-    json: Annotated[str | None, typer.Option(help="Write a summary here, at the start and at the end.")] = None,
+    json: Annotated[str | None, typer.Option(help="Write a summary here at the end.")] = None,
     quiet: Annotated[bool | None, typer.Option("--quiet", help="Print errors only.")] = None,
 ) -> int:
     """Run one device: take part in the fleet's rounds until its run is finished."""

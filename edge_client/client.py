@@ -44,6 +44,7 @@ SUMMARY_SCHEMA = "protofleet.client/1"
 _QUIET_S = 0.05  # no message for so long: what has arrived is all there is for now
 _IDLE_S = 1.0
 _LAST_STATE_S = 5.0  # how long a finished run's last global state may take to arrive
+_KEEPALIVE_S = 90  # an idle minute is then under 100 bytes, TCP and IP included
 _WIDER: dict[Encoding, Encoding] = {"int8": "f32", "f16": "f32", "f32": "f64"}
 
 

@@ -32,6 +32,7 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
     _ort_errors.NoModel,
     _ort_errors.NotImplemented,
     _ort_errors.RuntimeException,
+    RuntimeError,  # what binding an input or output raises
 )
 _FATAL_ONLY = 4
 

@@ -63,7 +63,7 @@ class Trainer:
         self._next = {name: np.zeros(shapes[name], np.float32) for name in self._updated}
         try:
             self._step, self._step_back = self._bind(self._now, self._next), self._bind(self._next, self._now)
-        except (*ORT_ERRORS, RuntimeError) as error:  # binding raises the plain class
+        except ORT_ERRORS as error:
             raise BundleError("train_step.onnx", expected="the manifest's inputs and outputs", got=error) from None
 
     def load_state(self, params: Weights) -> None:

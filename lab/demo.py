@@ -79,7 +79,7 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
         names = [f"device-{number}" for number in range(1, demo.clients + 1)]
         _write_shares(out, names, shares, data.test)
         evidence = _run_fleet(demo, rounds, prepared, names, out, shown)
-        with shown.part("baselines", "local-only and pooled baselines", rounds + 1) as part:
+        with shown.part("baselines", "local-only and pooled", rounds + 1) as part:
             beside = baselines(prepared.bundle, names, shares, data.test, evidence, rounds, on_round=part.at)
     summary = summarise_run(
         method=demo.method,
@@ -141,12 +141,12 @@ def _fresh_directory(out: Path) -> Path:
 def _prepare(demo: Demo, data: DataSet, public: LocalData, out: Path, shown: Stage) -> Prepared:
     plan = recipe(demo.method)
     epochs = int(plan.pretraining["epochs"])
-    text = f"pretraining {demo.backbone} on {len(public):,} public images"
+    text = f"pretraining on {len(public):,} public images"
     with shown.part("pretraining", text, epochs) as part:
         model, accuracy = pretrain(
             data, public, plan, demo.backbone, seed=demo.seed, on_epoch=lambda n, loss: part.at(n, f"loss {loss:.3f}")
         )
-        part.say(f"{accuracy:.1%} on public images it did not see")
+        part.say(f"{accuracy:.1%} on unseen ones")
     with shown.part("export", "exporting the bundle") as part:
         prepared = export_shared(
             model, plan, demo.method, demo.backbone, data, accuracy, public=len(public), out=out, seed=demo.seed

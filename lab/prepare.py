@@ -56,7 +56,7 @@ class Recipe:
 
 _CROSS_ENTROPY = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.0, "epochs": 10, "lambda": 0.0}
 RECIPES = {
-    "fedproto": Recipe("fedproto", _CROSS_ENTROPY, {"lr": 0.01, "momentum": 0.9, "epochs": 2}),
+    "fedproto": Recipe("fedproto", _CROSS_ENTROPY, {"momentum": 0.9}),
     "ffc": Recipe("fedproto", _CROSS_ENTROPY, rounds=1),
     "spherefed": Recipe("spherefed", {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 20}, rounds=1),
 }

@@ -1,0 +1,199 @@
+"""How much memory a device takes: waiting, and training the default network, as a real process on a real broker.
+
+    python benchmarks/device_memory.py [--batch 16] [--backbone small_cnn] [--rounds 3] [--json FILE]
+
+Exports the bundle, gives one device 1,000 of the shipped Fashion-MNIST images and the shipped test images, and starts
+the embedded broker and `protofleet client`. Once it is connected, its resident set (VmRSS) is read: that is the
+waiting device. Then `protofleet aggregate` runs rounds of FedProto and one of FFC; the peak (VmHWM) is what the client
+reports of itself at the end, and the smallest resident set after the first round is what it falls back to. Prints both
+beside the targets of DESIGN section 8, in MB of 1,000,000 bytes, and exits with 1 when a target is missed.
+
+    python benchmarks/device_memory.py --options [--batch 16]
+
+compares ONNX Runtime's memory options instead (docs/decisions/020): for each, a process of its own runs 150 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from aggregator.broker import EmbeddedBroker
+from contract.bundle import read_bundle
+from edge_client.data import load_data
+from edge_client.measure import board_name, versions
+from export.build import build_bundle
+
+FASHION = Path(__file__).parent.parent / "lab" / "data" / "fashion_mnist"
+LABELS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+IDLE_TARGET_MB, TRAINING_TARGET_MB = 75.0, 120.0
+TRAINING_IMAGES = 1_000
+
+
+@dataclass(frozen=True)
+class Result:
+    """All in MB of 1,000,000 bytes; `step_ms` is the median training step."""
+
+    backbone: str
+    batch: int
+    idle_mb: float
+    training_peak_mb: float
+    after_a_round_mb: float
+    step_ms: float
+
+
+class Sampler(threading.Thread):
+    """The smallest resident set of a process after a file has appeared."""
+
+    def __init__(self, pid: int, file: Path) -> None:
+        super().__init__(daemon=True)
+        self._pid, self._file, self.smallest_mb = pid, file, float("inf")
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        while not self._stopping.wait(0.01):
+            if self._file.exists() and (now_mb := rss_mb(self._pid)):
+                self.smallest_mb = min(self.smallest_mb, now_mb)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self.join()
+
+
+def rss_mb(pid: int) -> float:
+    """VmRSS of a process; 0 when it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return next((int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmRSS")), 0.0)
+
+
+def write_inputs(folder: Path, backbone: str, batch: int) -> None:
+    """fleet.bundle, train.npz and test.npz in `folder`."""
+    build_bundle(
+        backbone=backbone,
+        method_name="fedproto",
+        labels=LABELS,
+        input_shape=(28, 28, 1),
+        out=folder / "fleet.bundle",
+        batch=batch,
+    )
+    manifest = read_bundle(folder / "fleet.bundle").manifest
+    for name in ("train", "test"):
+        data = load_data(FASHION / f"{name}.parquet", manifest, purpose="test")
+        rows = np.random.default_rng(0).permutation(len(data))[:TRAINING_IMAGES]
+        np.savez(folder / f"{name}.npz", x=data.x[rows], y=data.y[rows])
+
+
+def measure(folder: Path, backbone: str, batch: int, rounds: int) -> Result:
+    """One device's life, from birth to the end of a run."""
+    write_inputs(folder, backbone, batch)
+    front_door = [sys.executable, "-m", "protofleet"]
+    with EmbeddedBroker() as broker:
+        common = [f"--bundle={folder / 'fleet.bundle'}", f"--broker={broker.url}"]
+        device = [f"--data={folder / 'train.npz'}", f"--test={folder / 'test.npz'}"]
+        files = [f"--state={folder / 'state'}", f"--json={folder / 'summary.json'}"]
+        client = subprocess.Popen(
+            [*front_door, "client", *common, *device, *files, "--id=pi-1"], stderr=subprocess.PIPE, text=True
+        )
+        assert client.stderr is not None
+        while "connected" not in client.stderr.readline():
+            assert client.poll() is None, "the client ended"
+        time.sleep(2.0)
+        idle_mb = rss_mb(client.pid)
+        sampler = Sampler(client.pid, folder / "state" / "history.jsonl")
+        sampler.start()
+        store = [f"--store={folder / 'run.sqlite'}", f"--rounds={rounds}", "--quiet"]
+        subprocess.run([*front_door, "aggregate", *common, *store], check=True, timeout=600)
+        client.communicate(timeout=60)
+        sampler.stop()
+    summary = json.loads((folder / "summary.json").read_text())
+    return Result(backbone, batch, idle_mb, summary["peak_rss_bytes"] / 1e6, sampler.smallest_mb, summary["step_ms"])
+
+
+STEPS = """
+import sys, time
+import numpy as np, onnxruntime as ort
+from contract.bundle import read_bundle
+from edge_client.measure import peak_rss_bytes
+
+pattern, arena, blocked = (word == "on" for word in sys.argv[2:5])
+bundle = read_bundle(sys.argv[1])
+m = bundle.manifest
+options = ort.SessionOptions()
+options.intra_op_num_threads = 1
+options.enable_mem_pattern, options.enable_cpu_mem_arena = pattern, arena
+levels = ort.GraphOptimizationLevel
+options.graph_optimization_level = levels.ORT_ENABLE_ALL if blocked else levels.ORT_ENABLE_EXTENDED
+session = ort.InferenceSession(bundle.train_step, options)
+feed = {t.name: bundle.params.get(t.name, np.zeros(t.shape, np.float32)) for t in m.state}
+feed |= {
+    "x": np.zeros((m.batch, *m.input_shape), np.uint8),
+    "y": np.zeros(m.batch, np.int64),
+    "sample_weight": np.ones(m.batch, np.float32),
+    "prototypes": np.zeros((m.classes, m.features), np.float32),
+    "prototype_mask": np.zeros(m.classes, np.float32),
+    "lr": np.array(0.01, np.float32),
+}
+took_ms = []
+for _ in range(150):
+    began = time.perf_counter()
+    session.run(None, feed)
+    took_ms.append((time.perf_counter() - began) * 1e3)
+print(peak_rss_bytes() / 1e6, min(took_ms))
+"""
+
+
+def compare(folder: Path, backbone: str, batch: int) -> None:
+    """Peak and fastest step for each choice of memory pattern, arena and blocked layouts."""
+    write_inputs(folder, backbone, batch)
+    print(f"{backbone}, batch {batch}: pattern, arena, blocked layouts → peak MB, fastest step ms")
+    for words in itertools.product(("on", "off"), repeat=3):
+        command = [sys.executable, "-c", STEPS, str(folder / "fleet.bundle"), *words]
+        peak_mb, step_ms = map(float, subprocess.run(command, check=True, capture_output=True).stdout.split())
+        print(f"  {words[0]:4} {words[1]:4} {words[2]:4}  {peak_mb:7.1f}  {step_ms:6.1f}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--backbone", default="small_cnn")
+    parser.add_argument("--batch", type=int, default=16, help="of the training step; 16 is export's default")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--options", action="store_true", help="compare ONNX Runtime's memory options instead")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.options:
+            compare(Path(folder), options.backbone, options.batch)
+            return 0
+        result = measure(Path(folder), options.backbone, options.batch, options.rounds)
+    idle_met = result.idle_mb <= IDLE_TARGET_MB
+    training_met = result.training_peak_mb <= TRAINING_TARGET_MB
+    print(f"{options.backbone}, batch {options.batch}, 28x28x1, {TRAINING_IMAGES:,} images; {board_name()}")
+    rows = (
+        ("waiting, connected", result.idle_mb, IDLE_TARGET_MB, idle_met),
+        ("peak over the run", result.training_peak_mb, TRAINING_TARGET_MB, training_met),
+    )
+    for what, value, target, met in rows:
+        print(f"{what:22} {value:7.1f} MB   target {target:5.0f} MB   {'met' if met else 'MISSED'}")
+    print(f"{'waiting, after a round':22} {result.after_a_round_mb:7.1f} MB")
+    print(f"{'training step':22} {result.step_ms:7.1f} ms   median, one thread")
+    if options.json is not None:
+        facts = {"schema": "protofleet.bench.device-memory/1", **asdict(result), "versions": versions()}
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    return 0 if idle_met and training_met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""What the tests of `export/` share: small backbones of every family, exported once per test run, and their device.
+
+A *family* is a way of building a network: with or without normalisation, plain, residual, depthwise, squeeze-and-
+excite, fire modules. Images are as small as the family allows, so that the whole cross product stays in minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import nn
+
+from contract.methods import method
+from export.backbones import build_backbone
+from export.build import export_step, initial_state
+from export.step import Preprocess, StepPlan, plan_step
+from export.verify import EagerStep, Images, random_images, run_step
+
+CLASSES = 5
+
+# backbone, norm, input, batch
+FAMILIES = {
+    "small_cnn": ("small_cnn", None, (16, 16, 1), 6),
+    "small_cnn-batch": ("small_cnn", "batch", (16, 16, 3), 6),
+    "fedproto_mnist": ("fedproto_mnist", None, (28, 28, 1), 6),
+    "fedhp_mnist": ("fedhp_mnist", None, (28, 28, 1), 6),
+    "fedhp_cifar": ("fedhp_cifar", None, (32, 32, 3), 6),
+    "spherefed_convnet": ("spherefed_convnet", None, (32, 32, 3), 6),
+    "spherefed_convnet-batch": ("spherefed_convnet", "batch", (32, 32, 3), 6),
+    "resnet18": ("resnet18", None, (64, 64, 3), 8),
+    "resnet18-group": ("resnet18", "group", (32, 32, 3), 6),
+    "vgg13": ("vgg13", None, (32, 32, 3), 4),
+    "vgg13-batch": ("vgg13", "batch", (32, 32, 3), 6),
+    "squeezenet1_1": ("squeezenet1_1", None, (32, 32, 3), 4),
+    "mobilenet_v2": ("mobilenet_v2", None, (64, 64, 3), 8),
+    "mobilenet_v2-group": ("mobilenet_v2", "group", (32, 32, 3), 4),
+    "mobilenet_v3_small": ("mobilenet_v3_small", None, (64, 64, 3), 8),
+    "efficientnet_b0": ("efficientnet_b0", None, (64, 64, 3), 8),
+}
+
+# method, head, hyper-parameters that differ from the defaults
+OBJECTIVES: dict[str, tuple[str, str, dict[str, object]]] = {
+    "fedproto": ("fedproto", "local", {}),
+    "fedproto-frozen-l2": ("fedproto", "frozen", {"distance": "l2", "weight_decay": 1e-3}),
+    "fedproto-l1-no-momentum": ("fedproto", "local", {"distance": "l1", "momentum": 0.0}),
+    "fedproto-class-mean": ("fedproto", "local", {"reading": "class_mean", "lambda": 0.5}),
+    "spherefed": ("spherefed", "frozen", {}),
+}
+
+
+@dataclass(frozen=True)
+class Device:
+    """A training step as a device runs it, and what is needed to do the same in torch."""
+
+    net: nn.Module
+    preprocess: Preprocess
+    plan: StepPlan
+    state: Mapping[str, np.ndarray]
+    graph: bytes
+    session: ort.InferenceSession
+    batch: int
+    input_shape: tuple[int, int, int]
+
+    def images(self, rng: np.random.Generator, real: int | None = None) -> Images:
+        return random_images(self.plan, self.batch, self.input_shape, self.batch if real is None else real, rng)
+
+    def run(self, state: Mapping[str, np.ndarray], images: Images, lr: float) -> dict[str, np.ndarray]:
+        return run_step(self.session, self.plan, state, images, lr)
+
+    def eager(self, dtype: torch.dtype = torch.float32) -> EagerStep:
+        return EagerStep(self.net, self.preprocess, self.plan, dtype)
+
+
+def session(graph: bytes) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def make_device(
+    net: nn.Module,
+    width: int,
+    objective: str,
+    input_shape: tuple[int, int, int],
+    batch: int,
+) -> Device:
+    """Export the step of `net` under an entry of `OBJECTIVES`."""
+    name, head, hyper = OBJECTIVES[objective]
+    entry = method(name)
+    preprocess = Preprocess((0.5,) * input_shape[2], (0.25,) * input_shape[2])
+    plan = plan_step(net, str(entry.objective), entry.settle(hyper), head, CLASSES, width)
+    graph = export_step(net, preprocess, plan, batch, input_shape)
+    return Device(net, preprocess, plan, initial_state(net, plan, 0), graph, session(graph), batch, input_shape)
+
+
+@cache
+def device(family: str, objective: str) -> Device:
+    """One family under one objective, exported once."""
+    backbone, norm, input_shape, batch = FAMILIES[family]
+    net, width = build_backbone(backbone, input_shape, norm)  # type: ignore[arg-type]
+    _settle_norms(net)
+    return make_device(net, width, objective, input_shape, batch)
+
+
+def _settle_norms(net: nn.Module) -> None:
+    """Random scales and shifts for every normalisation, as a trained network has.
+
+    At the usual start, ones and zeros, a deep network's gradients grow from layer to layer until a step in float32 is
+    chance, in torch too; and ones and zeros would hide a scale or a shift that the graph forgets.
+    """
+    random = torch.Generator().manual_seed(0)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.GroupNorm):
+            with torch.no_grad():
+                module.weight.uniform_(0.2, 0.6, generator=random)
+                module.bias.normal_(0.1, 0.1, generator=random)
