@@ -33,8 +33,10 @@ class Command:
 
 COMMANDS = {
     "demo": Command("lab.cli:demo_command", "all", "A fleet of processes learns together, on real images, over MQTT."),
-    "export": Command("export.cli:export_command", "export", "Turn a backbone and a method into one bundle file."),
+    "export": Command("lab.target:export_command", "export", "Turn a backbone and a method into one bundle file."),
     "inspect": Command("contract.inspect:inspect_command", None, "Show what a bundle or a message holds."),
+    "profile": Command("lab.profile:profile_command", None, "Latency, memory, energy on devices; --measure: here."),
+    "cost": Command("hw_profiles.cost_cli:cost_command", "export", "Cycles and memory on a systolic array."),
     "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
     "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
     "client": Command("edge_client.cli:client_command", None, "Run one device: train, summarise, publish."),

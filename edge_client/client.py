@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from contract import topics
@@ -58,6 +58,7 @@ class Client:
         address: where the broker is.
         fleet, device_id: as in the topics.
         patience_s: how long to wait for the first connection, and, after the end of a run, for a receipt.
+        measured: figures of `profile --measure` that go into every birth.
         log: takes one line for a person.
     """
 
@@ -71,11 +72,13 @@ class Client:
         fleet: str,
         device_id: str,
         patience_s: float = 60.0,
+        measured: Mapping[str, float] | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._device, self._journal, self._bundle = device, journal, bundle
         self._address, self._fleet, self._id = address, fleet, device_id
         self._patience_s, self._log = patience_s, log
+        self._profiled = dict(measured or {})
         self._instance = os.urandom(8)
         self._boot = journal.begin(self._instance)
         self._outbox = Outbox(random.Random())
@@ -350,7 +353,8 @@ class Client:
     def _state_of_health(self, *, online: bool) -> Status:
         if not online:
             return Status(False, self._instance, self._boot)
-        metrics = {"peak_rss_bytes": float(measure.peak_rss_bytes()), "rss_bytes": float(measure.rss_bytes())}
+        metrics: dict[str, float] = dict(self._profiled)
+        metrics |= {"peak_rss_bytes": float(measure.peak_rss_bytes()), "rss_bytes": float(measure.rss_bytes())}
         if self._step_ms is not None:
             metrics["train_step_ms"] = self._step_ms
         return Status(True, self._instance, self._boot, measure.board_name(), measure.versions(), metrics)

@@ -97,6 +97,7 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
     from edge_client.data import load_data
     from edge_client.device import Device
     from edge_client.journal import Journal
+    from edge_client.measured import measured_metrics
 
     address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
     trusted = None if settings.trust is None else read_public_key(settings.trust)
@@ -116,6 +117,7 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
             fleet=settings.fleet,
             device_id=settings.id,
             patience_s=settings.patience,
+            measured=measured_metrics(state, bundle.sha256),
             log=log,
         )
         if settings.json is not None:

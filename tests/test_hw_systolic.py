@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.errors import UsageError
-from hw_profiles.systolic import gemm_cycles
+from hw_profiles.systolic import gemm_cycles, map_gemm, sram_traffic
+from hw_profiles.workload import Gemm
 
 PRINTED = [  # (M, N, K) and SCALE-Sim 3.0.0's cycles on the 32x64 array. DESIGN section 5 writes the first as M x K x N
     # and the second as M x N x K: only so do its three figures for each agree with its own table.
@@ -112,3 +113,70 @@ def test_a_size_that_is_not_a_positive_integer_is_refused_by_name(wrong):
 def test_an_unknown_dataflow_is_refused_with_the_known_ones():
     with pytest.raises(UsageError, match="expected os, ws or is, got 'rs'"):
         gemm_cycles(1, 1, 1, dataflow="rs")
+
+
+# ---- what the array reads, and depthwise mappings ----
+
+
+@settings(max_examples=60, deadline=None)
+@given(m=_small, n=_small, k=_small, rows=st.integers(1, 4), cols=st.integers(1, 4))
+def test_on_chip_reads_equal_those_of_folds_counted_one_by_one(m, n, k, rows, cols):
+    size = {"rows": rows, "cols": cols}
+    first = second = 0
+    for top in range(0, m, rows):
+        for left in range(0, n, cols):
+            first += min(rows, m - top) * k
+            second += min(cols, n - left) * k
+    assert sram_traffic(m, n, k, **size, dataflow="os") == (first, second, m * n)
+    streamed = held = 0
+    for top in range(0, k, rows):
+        for left in range(0, n, cols):
+            held += min(rows, k - top) * min(cols, n - left)
+            streamed += m * min(rows, k - top)
+    assert sram_traffic(m, n, k, **size, dataflow="ws")[:2] == (streamed, held)
+
+
+def test_on_chip_reads_are_those_that_the_simulator_reports():
+    """SCALE-Sim 3.0.0, DETAILED_ACCESS_REPORT.csv of two products on 32x64, output stationary."""
+    assert sram_traffic(64, 100, 1280)[:2] == (163_840, 256_000)
+    assert sram_traffic(196, 576, 96)[:2] == (169_344, 387_072)
+
+
+def test_per_channel_is_one_product_after_the_other_as_the_simulator_runs_them():
+    placed = map_gemm(Gemm(196, 1, 9, 96, "k"))
+    assert placed.cycles == 96 * gemm_cycles(196, 1, 9)
+    assert (placed.count, placed.channels) == (96, 1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    m=st.integers(1, 300),
+    k=st.sampled_from([1, 9, 25]),
+    channels=st.integers(1, 100),
+    diagonal=st.sampled_from(["k", "mn"]),
+    dataflow=st.sampled_from(["os", "ws", "is"]),
+)
+def test_packed_holds_every_channel_and_is_never_slower(m, k, channels, diagonal, dataflow):
+    gemm = Gemm(m, 1, k, channels, diagonal) if diagonal == "k" else Gemm(k, 1, m, channels, diagonal)
+    packed = map_gemm(gemm, dataflow=dataflow, depthwise="packed")
+    assert packed.cycles <= map_gemm(gemm, dataflow=dataflow).cycles
+    assert packed.count * packed.channels >= channels
+    assert packed.n == packed.channels * gemm.n
+    assert packed.m * packed.k == packed.channels * gemm.m * gemm.k
+    assert packed.cycles == packed.count * gemm_cycles(packed.m, packed.n, packed.k, dataflow=dataflow)
+
+
+def test_a_block_diagonal_product_gives_every_channels_own_result():
+    """What `packed` claims, in numbers: the zeros off the diagonal keep the channels apart."""
+    rng = np.random.default_rng(0)
+    patches, filters = rng.normal(size=(3, 7, 4)), rng.normal(size=(3, 4, 1))  # (channels, m, k), (channels, k, n)
+    side_by_side = np.concatenate(list(patches), axis=1)  # (m, channels * k)
+    block = np.zeros((12, 3))
+    for channel in range(3):
+        block[4 * channel : 4 * channel + 4, channel : channel + 1] = filters[channel]
+    np.testing.assert_allclose(side_by_side @ block, np.concatenate(list(patches @ filters), axis=1))
+
+
+def test_an_unknown_depthwise_mapping_is_refused():
+    with pytest.raises(UsageError, match="expected per-channel or packed"):
+        map_gemm(Gemm(1, 1, 1), depthwise="loose")

@@ -1,0 +1,107 @@
+"""Time our own client on this machine, one thread, and keep the times beside what the graphs ask for: the rows that the
+latency model learns ONNX Runtime from (no publisher has rows of it on boards, and nobody of training steps).
+
+Each backbone is exported to a bundle and run by the device's own code: inference of batch 1, and a training step. The
+time is the thread's processor time, so that other work on the machine does not count; the median of many runs.
+
+    python benchmarks/host_latency.py [--out hw_profiles/own_rows.json] [--only NAME] [--seconds 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from contract.bundle import read_bundle
+from contract.errors import ProtofleetError
+from edge_client.measure import versions
+from export.build import build_bundle
+from hw_profiles.demand import CLASSES, demand
+from hw_profiles.graph import bundle_workloads
+from hw_profiles.host import cpu_name, detect_host
+from hw_profiles.measure import time_runs
+from lab.measure import load_inference, load_training
+
+ROOT = Path(__file__).resolve().parent.parent
+# backbone, input, batch of the training step (0: inference only)
+SUBJECTS = (
+    ("small_cnn", (28, 28, 1), 16),
+    ("small_cnn", (32, 32, 3), 32),
+    ("fedproto_mnist", (28, 28, 1), 8),
+    ("fedhp_cifar", (32, 32, 3), 32),
+    ("spherefed_convnet", (32, 32, 3), 16),
+    ("mobilenet_v2", (64, 64, 3), 16),
+    ("mobilenet_v2", (224, 224, 3), 0),
+    ("mobilenet_v3_small", (64, 64, 3), 16),
+    ("mobilenet_v3_small", (224, 224, 3), 0),
+    ("resnet18", (64, 64, 3), 16),
+    ("resnet18", (224, 224, 3), 0),
+    ("squeezenet1_1", (64, 64, 3), 16),
+    ("squeezenet1_1", (224, 224, 3), 0),
+    ("efficientnet_b0", (64, 64, 3), 8),
+    ("efficientnet_b0", (224, 224, 3), 0),
+    ("vgg13", (32, 32, 3), 16),
+    ("vgg13", (224, 224, 3), 0),
+)
+
+
+def main() -> None:
+    """Export, run, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "hw_profiles" / "own_rows.json")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seconds", type=float, default=2.0)
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for backbone, shape, batch in SUBJECTS:
+            if args.only in backbone:
+                rows += _rows(backbone, shape, batch, Path(folder) / "one.bundle", args.seconds)
+    host = {name: value for name, (value, _) in detect_host().items() if name.startswith("cpu.")}
+    table = {
+        "schema": 1,
+        "kind": "measured",
+        "cpu": cpu_name(),
+        "host": host,
+        "versions": versions(),
+        "classes": CLASSES,
+    }
+    body = ",\n  ".join(json.dumps(row) for row in rows)
+    args.out.write_text(json.dumps(table, indent=1)[:-2] + f',\n "rows": [\n  {body}\n ]\n}}\n', encoding="utf-8")
+    print(f"{len(rows)} rows -> {args.out}")
+
+
+def _rows(backbone: str, shape: tuple[int, int, int], batch: int, path: Path, seconds: float) -> list[dict[str, Any]]:
+    try:
+        build_bundle(
+            backbone=backbone,
+            method_name="fedproto" if batch else "ffc",
+            labels=[str(label) for label in range(10)],
+            input_shape=shape,
+            out=path,
+            batch=batch or 1,
+        )
+    except ProtofleetError as error:
+        print(f"{backbone} {shape}: left out: {error}", flush=True)
+        return []
+    inference, step = bundle_workloads(read_bundle(path), batch=1)
+    found = [("inference", 1, inference, load_inference)] + (
+        [("training_step", batch, step, load_training)] if step else []
+    )
+    rows = []
+    for phase, size, workload, load in found:
+        run = load(str(path), 1, size)  # one thread: computed in this thread, whose time is taken
+        timing = time_runs(run, seconds=seconds, clock=time.thread_time)
+        model = f"{backbone}|{shape[0]}x{shape[1]}"
+        row = {"phase": phase, "model": model, "batch": size, "threads": 1, "ms": round(timing.median_ms, 4)}
+        rows.append(row | {"runs": timing.runs, "demand": [float(f"{a:.7g}") for a in demand(workload)]})
+        print(f"{model:24s} {phase:14s} B{size:<3d} {timing.median_ms:9.3f} ms ({timing.runs} runs)", flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

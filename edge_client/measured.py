@@ -1,0 +1,55 @@
+"""What this board was measured to take for its bundle, for the status message. DESIGN sections 4 and 5.
+
+`protofleet profile F.bundle --measure --json STATE/profile.json` leaves a record in the state directory; its
+`status_metrics` travel with every birth. A record of another bundle is left where it is and not sent: it would
+describe another network.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+from contract.errors import UsageError
+from contract.messages import MAX_ENTRIES
+
+__all__ = ["PROFILE_FILE", "measured_metrics"]
+
+PROFILE_FILE = "profile.json"
+_RESERVED = 8  # the client's own figures
+
+
+def measured_metrics(state: Path, bundle_sha256: bytes) -> dict[str, float]:
+    """The figures of `STATE/profile.json` by name; none where there is no such file, or it is of another bundle.
+
+    Raises:
+        UsageError: the file is there, but not a record of `profile --measure`.
+    """
+    path = state / PROFILE_FILE
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UsageError(f"cannot read {path}", expected="JSON of profile --measure", got=error) from None
+    record = table.get("measured", table) if isinstance(table, dict) else None
+    if not isinstance(record, dict) or not isinstance(record.get("bundle"), dict):
+        raise UsageError(f"{path}", expected="a record of profile --measure", got="another file", hint="removing it")
+    if record["bundle"].get("sha256") != bundle_sha256.hex():
+        return {}
+    found = record.get("status_metrics")
+    if not isinstance(found, dict) or not all(_is_figure(name, value) for name, value in found.items()):
+        raise UsageError(
+            f"{path}: status_metrics", expected="finite numbers by name", got="others", hint="measuring anew"
+        )
+    return {name: float(value) for name, value in list(found.items())[: MAX_ENTRIES - _RESERVED]}
+
+
+def _is_figure(name: object, value: object) -> bool:
+    return (
+        isinstance(name, str)
+        and not isinstance(value, bool)
+        and isinstance(value, int | float)
+        and math.isfinite(value)
+    )

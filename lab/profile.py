@@ -1,0 +1,234 @@
+"""`protofleet profile`: what a bundle takes on devices (predicted, simulated) and on this machine (measured).
+
+Predicting is `hw_profiles`, running a bundle is `edge_client`; the command that does both is put together here. What
+is imported follows what is asked for, so that `--measure` works on a board with the base install: no onnx, no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from contract.bundle import read_bundle
+from contract.errors import StoreError, UsageError, near_names
+from hw_profiles.device import Device, find_device, load_devices
+from hw_profiles.measure import read_measurement
+from hw_profiles.rows import OWN_DEVICE
+
+__all__ = ["profile_command"]
+
+_PRECISIONS = ("fp32", "fp16", "int8")
+_SHORT = {"onnxruntime": "ort", "tensorrt": "trt"}
+
+
+def profile_command(
+    bundle: Annotated[Path | None, typer.Argument(metavar="F.bundle", help="the bundle to profile")] = None,
+    devices: Annotated[
+        str, typer.Option(help="device names, comma-separated; default all, or host with --measure")
+    ] = "",
+    list_devices: Annotated[bool, typer.Option("--list", help="list the devices and end")] = False,
+    devices_file: Annotated[list[Path] | None, typer.Option(help="device files of your own (TOML)")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="measure on this machine")] = False,
+    measured: Annotated[
+        Path | None, typer.Option(help="read back what --measure --json wrote, here or elsewhere")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="of measuring, for each number of threads and phase")] = 3.0,
+    batch: Annotated[int, typer.Option(help="B of inference")] = 1,
+    samples: Annotated[int, typer.Option(help="local samples N in a round")] = 1000,
+    runtime: Annotated[str, typer.Option(help="of the main figure, e.g. ncnn, tflite, onnxruntime, tensorrt")] = "",
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or int8; default what the runtime takes there")] = "",
+    threads: Annotated[
+        str, typer.Option(help="numbers, comma-separated, for --measure; 1 or all for predictions")
+    ] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="write the report as one HTML page")] = None,
+) -> None:
+    """Latency, memory and energy of a bundle on devices, predicted; with --measure, on this machine."""
+    known = load_devices(devices_file or ())
+    console = Console()
+    if list_devices:
+        console.print(_device_table(known.values()))
+        return
+    if bundle is None:
+        raise UsageError(
+            "profile", expected="a bundle file, or --list", got="neither", hint="protofleet profile --list"
+        )
+    _check_options(batch, samples, seconds, precision)
+    named = [name.strip() for name in devices.split(",") if name.strip()] or (
+        ["host"] if measure else [n for n in known if n != OWN_DEVICE]
+    )
+    chosen = [find_device(name, known) for name in named]
+    record = read_measurement(measured) if measured else None
+    if measure:
+        record = _measure(bundle, threads, seconds, batch, console)
+    if measure and not _has_onnx():
+        _show_measured(record or {}, console)
+        console.print("predictions need the onnx package: pip install 'protofleet[export]'", style="dim", markup=False)
+        if json_file is not None:
+            _write(json_file, json.dumps(record, indent=1) + "\n")
+        return
+    choice = {"batch": batch, "samples": samples, "runtime": runtime or None, "precision": precision or None}
+    report = _report(bundle, chosen, choice | {"threads": "1" if threads == "1" else "all"}, record)
+    _show(report, console)
+    if json_file is not None:
+        _write(json_file, json.dumps(report, indent=1) + "\n")
+    if html_file is not None:
+        from hw_profiles.profile_page import profile_page
+
+        _write(html_file, profile_page(report))
+
+
+def _check_options(batch: int, samples: int, seconds: float, precision: str) -> None:
+    for name, value in (("--batch", batch), ("--samples", samples)):
+        if value < 1:
+            raise UsageError(name, expected="a positive integer", got=value)
+    if not 0 < seconds <= 3600:
+        raise UsageError("--seconds", expected="a number from 0 to 3600", got=seconds)
+    if precision and precision not in _PRECISIONS:
+        raise UsageError(
+            "--precision", expected=", ".join(_PRECISIONS), got=precision, hint=near_names(precision, _PRECISIONS)
+        )
+
+
+def _measure(bundle: Path, threads: str, seconds: float, batch: int, console: Console) -> dict[str, Any]:
+    from lab.measure import measure_bundle
+
+    cores = len(os.sched_getaffinity(0))
+    counts = sorted({1, cores} | ({2} if cores >= 4 else set()))
+    if threads and threads != "all":
+        try:
+            counts = sorted({int(word) for word in threads.split(",")})
+        except ValueError:
+            raise UsageError("--threads", expected="numbers, comma-separated", got=threads) from None
+    return measure_bundle(
+        bundle, threads=counts, seconds=seconds, batch=batch, progress=lambda line: console.print(line, style="dim")
+    )
+
+
+def _report(
+    bundle: Path, devices: Sequence[Device], choice: Mapping[str, Any], record: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    if not _has_onnx():
+        raise UsageError(
+            "predictions read the bundle's graphs", expected="the onnx package", got="none installed",
+            hint="pip install 'protofleet[export]', or --measure, which needs nothing more",
+        )  # fmt: skip
+    from hw_profiles.profile_report import Choice, profile_report
+
+    return profile_report(read_bundle(bundle), devices, Choice(**choice), record)
+
+
+def _has_onnx() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("onnx") is not None
+
+
+def _device_table(devices: Any) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for heading in ("name", "processors", "memory", "title"):
+        table.add_column(heading, no_wrap=heading != "title")
+    for device in devices:
+        memory = f"{device.memory.ram_bytes / 2**30:.3g} GiB"
+        table.add_row(device.name, ", ".join(device.processors), memory, device.title)
+    return table
+
+
+def _show(report: Mapping[str, Any], console: Console) -> None:
+    from hw_profiles.cost_page import size
+
+    subject, uplink = report["subject"], report["uplink"]
+    console.print(
+        f"[bold]{subject['backbone']}[/bold], {subject['method']}, {subject['parameters']:,} parameters, "
+        f"{subject['inference_macs'] / 1e6:,.1f} M multiply-accumulates at batch {subject['batch']}; "
+        f"up per round {size(uplink['contribution_bytes'])}, FedAvg {size(uplink['fedavg_bytes'])}"
+    )
+    console.print(_fleet_table(report))
+    console.print("by an array: simulated; all else predicted; 8 of 10: where 8 of 10 would lie, in ms", style="dim")
+    if report["measured"]:
+        _show_measured(report["measured"], console, report["comparison"])
+    if subject["unmodelled"]:
+        named = ", ".join(f"{op} x{count}" for op, count in subject["unmodelled"].items())
+        console.print(f"[yellow]not modelled[/yellow], priced as element-wise work: {named}")
+    for line in report["assumptions"]:
+        console.print(f"  - {line}", style="dim", highlight=False)
+
+
+def _fleet_table(report: Mapping[str, Any]) -> Table:
+    """A line for each device, narrow enough for 80 columns."""
+    from hw_profiles.cost_page import size
+
+    table = Table(
+        title=f"a round is {report['samples']:,} samples",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for heading in ("device", "inference", "8 of 10", "by", "step", "round", "memory"):
+        words = heading in ("device", "by")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=True)
+    for device in report["devices"]:
+        main, step, memory = device["inference"][0], device["training_step"], device["memory"]
+        fits = memory["inference_fits"] and memory["training_fits"] is not False
+        runtime = "array" if main["processor"] == "systolic" else _SHORT.get(main["runtime"], main["runtime"])
+        table.add_row(
+            device["name"],
+            _brief(main["latency_ms"]),
+            f"{main['low_ms']:.2g}–{main['high_ms']:.2g}" if main["low_ms"] else "",
+            f"{runtime} {main['precision']}",
+            _brief(step["latency_ms"]) if step else "–",
+            _brief(step["round_s"] * 1e3) if step else "–",
+            size(memory["training_peak_bytes"] or memory["inference_peak_bytes"]) + ("" if fits else " NO FIT"),
+        )
+    return table
+
+
+def _brief(milliseconds: float) -> str:
+    """A duration in seven characters."""
+    from hw_profiles.cost_page import time_text
+
+    return time_text(milliseconds).replace(" ", "")
+
+
+def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequence[Mapping[str, Any]] = ()) -> None:
+    table = Table(
+        title=f"measured on {record['host']['board']}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    for heading in ("what", "threads", "B", "median ms", "p99 ms", "peak MB", "°C", "predicted ms"):
+        table.add_column(heading, justify="left" if heading == "what" else "right", no_wrap=True)
+    for line in comparison or record["runs"]:
+        degrees = line["temperature_c"][1]
+        predicted = line.get("predicted_ms")
+        table.add_row(
+            line["phase"].replace("_", " "),
+            str(line["threads"]),
+            str(line["batch"]),
+            f"{line['median_ms']:.3g}",
+            f"{line['p99_ms']:.3g}",
+            f"{line['peak_rss_bytes'] / 1e6:.1f}",
+            "?" if degrees is None else f"{degrees:.0f}{' throttled' if line['throttled'] else ''}",
+            f"{predicted:.3g} ({line['low_ms']:.2g} – {line['high_ms']:.2g})" if predicted else "–",
+        )
+    console.print(table)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"cannot write {path}", expected="a writable path", got=error.strerror) from None

@@ -1,0 +1,131 @@
+"""Training steps derived from forward graphs, held against gradients counted by hand and against real step graphs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.bundle import read_bundle
+from contract.errors import UsageError
+from hw_profiles.graph import bundle_workloads, read_workload
+from hw_profiles.networks import build_network
+from hw_profiles.training import HEADS, input_gradient_gemms, training_step
+from hw_profiles.workload import ConvShape
+
+
+@lru_cache(maxsize=8)
+def forward(name="spherefed_convnet", batch=4, side=32):
+    return read_workload(build_network(name, side=side), batch=batch, name=name)
+
+
+def macs(step, phase):
+    return step.phase(phase).macs
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    height=st.integers(3, 9),
+    width=st.integers(3, 9),
+    kernel=st.integers(1, 3),
+    stride=st.integers(1, 3),
+    pad=st.integers(0, 2),
+    dilation=st.integers(1, 2),
+)
+def test_an_input_gradient_multiplies_each_tap_that_touches_each_input(height, width, kernel, stride, pad, dilation):
+    conv = ConvShape(2, height, width, 3, 5, (kernel,) * 2, (stride,) * 2, (pad,) * 4, (dilation,) * 2, 1, 1, 1)
+    touches = sum(
+        (row + pad - i * dilation) % stride == 0 and (col + pad - j * dilation) % stride == 0
+        for row in range(height)
+        for col in range(width)
+        for i in range(kernel)
+        for j in range(kernel)
+    )
+    assert sum(gemm.macs for gemm in input_gradient_gemms(conv)) == 2 * touches * 3 * 5
+
+
+def test_gradients_of_the_convnet_cost_what_its_forward_pass_does():
+    """Each weight's products are as many as forward; the input gradient lacks only the first layer's."""
+    work = forward()
+    step = training_step(work, "fedavg", 10)
+    head = 4 * 1024 * 10
+    first = work.layers[0].macs
+    assert macs(step, "forward") == work.macs + head
+    assert macs(step, "weight_gradient") == work.macs + head
+    assert macs(step, "input_gradient") == work.macs + head - first
+    assert macs(step, "update") == 0
+
+
+@pytest.mark.parametrize("classes", [10, 200])
+def test_a_frozen_head_saves_its_weight_gradient_and_update_but_not_its_input_gradient(classes):
+    trained, frozen = (training_step(forward(), method, classes) for method in ("fedavg", "spherefed"))
+    head = 4 * 1024 * classes
+    assert macs(trained, "weight_gradient") - macs(frozen, "weight_gradient") == head
+    assert macs(trained, "input_gradient") == macs(frozen, "input_gradient")
+    updates = [{layer.name for layer in step.phase("update").layers} for step in (trained, frozen)]
+    assert updates[0] - updates[1] == {"head.weight:update"}
+
+
+def test_a_skipped_head_has_no_products_at_all():
+    trained, skipped = (training_step(forward(), method, 100) for method in ("fedavg", "prototypes"))
+    head = 4 * 1024 * 100
+    for phase in ("forward", "input_gradient", "weight_gradient"):
+        assert macs(trained, phase) - macs(skipped, phase) == head
+
+
+def test_every_trained_tensor_is_updated_once_and_its_gradient_is_whole():
+    """ResNet18's residual sums split gradients; each must have been added up before its update."""
+    step = training_step(forward("spherefed_resnet18", 1), "fedavg", 10)
+    trained = {name for name, tensor in step.tensors.items() if tensor.role == "parameter"}
+    updated = [layer.writes[0] for layer in step.phase("update").layers]
+    assert sorted(updated) == sorted(trained)
+    written = {name for layer in step.layers for name in layer.writes}
+    gradients = {name for name, tensor in step.tensors.items() if name.startswith("grad")}
+    assert gradients <= written
+    read = {name for layer in step.layers for name in layer.reads}
+    assert gradients <= read, "a gradient that nothing uses"
+    assert any(layer.name.endswith(":accumulate") for layer in step.layers)
+
+
+def test_momentum_and_weight_decay_cost_operations_and_state():
+    plain = training_step(forward(), "fedavg", 10, momentum=False, weight_decay=False)
+    full = training_step(forward(), "fedavg", 10)
+    ops = [sum(layer.vector_ops for layer in step.phase("update").layers) for step in (plain, full)]
+    assert ops[1] == 3 * ops[0]
+    assert not [t for t in plain.tensors.values() if t.role == "optimizer"]
+
+
+def test_unknown_methods_and_absurd_classes_are_refused():
+    with pytest.raises(UsageError, match="got fedavgg, try one of fedavg"):
+        training_step(forward(), "fedavgg", 10)
+    with pytest.raises(UsageError, match="classes, expected a positive integer, got 0"):
+        training_step(forward(), "fedavg", 0)
+    assert set(HEADS.values()) == {"trained", "frozen", "skipped"}
+
+
+@pytest.fixture(params=["small_cnn", "fedproto_mnist"])
+def bundle(request, mnist_like_bundle):
+    """A real bundle: its training graph was traced from torch's own backward pass."""
+    return read_bundle(
+        mnist_like_bundle() if request.param == "small_cnn" else mnist_like_bundle(backbone=request.param)
+    )
+
+
+def test_the_derived_step_has_the_products_of_the_real_training_graph_phase_by_phase(bundle):
+    batch = bundle.manifest.batch
+    features, step = bundle_workloads(bundle, batch=batch)
+    derived = training_step(features, "fedproto", bundle.manifest.classes, bias=True)
+    assert not step.unmodelled
+    for phase in ("forward", "input_gradient", "weight_gradient", "update"):
+        assert macs(derived, phase) == macs(step, phase)
+    assert step.batch == batch
+
+
+def test_the_real_training_graph_updates_exactly_the_trained_tensors(bundle):
+    _, step = bundle_workloads(bundle)
+    updated = {n.removesuffix(".next") for layer in step.phase("update").layers for n in layer.writes}
+    trained = set(bundle.manifest.names("param"))
+    assert trained <= updated
+    assert step.parameters == sum(step.tensors[name].elements for name in trained)
