@@ -21,7 +21,8 @@ BIG = 1 << 20
 
 
 def pending(number: int = 1, size: int = 100, method: str = "fedproto", limit: int = BIG) -> Pending:
-    return Pending((RUN, number, method), random.Random(number).randbytes(size), limit)
+    payload = number.to_bytes(4, "big") + random.Random(number).randbytes(size - 4)
+    return Pending((RUN, number, method), payload, limit)
 
 
 def outbox(seed: int = 0) -> Outbox:
@@ -192,7 +193,7 @@ class Fleet(RuleBasedStateMachine):
         self.online = False
         self.box = outbox()
 
-    @rule(size=st.sampled_from([1, 500, 1999, 2000, 5000, 60_000]), method=st.sampled_from(["fedproto", "ffc"]))
+    @rule(size=st.sampled_from([4, 500, 1999, 2000, 5000, 60_000]), method=st.sampled_from(["fedproto", "ffc"]))
     def contribute(self, size: int, method: str) -> None:
         item = pending(len(self.journal) + 1, size, method)
         self.journal[item.key] = item
