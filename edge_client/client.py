@@ -207,7 +207,7 @@ class Client:
                 hint="protofleet broker",
             )
         raise LinkError(
-            f"the run is over and {len(self._outbox)} contributions have no receipt",
+            f"the run is over, contributions without a receipt: {len(self._outbox)}",
             expected=f"an answer within {self._patience_s:g} s",
             got="none; nothing is lost, they stay in the state directory",
             hint="starting this client again when the aggregator runs",
