@@ -3,10 +3,11 @@
 ONNX Runtime's Conv treats a depthwise convolution as one tiny product per channel and image. Here each channel's
 kernel becomes a banded matrix instead, by one product with a constant 0/1 matrix:
 
-    small planes     T (C, H·W, OH·OW):      y = x·T,  ∂x = g·Tᵀ,  ∂T = xᵀ·g
+    small planes     T (C, H·W, OH·OW):      y = x·T,  ∂x = g·Tᵀ,  ∂Tᵀ = gᵀ·x
     wide planes      T (C, kh·W, OW):        the same for rows of the image, kh shifted rows side by side
 
-The kernel's gradient is ∂T read at the band, by the transpose of the same constant. Activations are channel-major,
+The kernel's gradient is ∂T read at the band, by the transpose of the same constant; ∂T itself is made transposed, gᵀ·x,
+since the narrower factor is the cheaper one to turn. Activations are channel-major,
 (C, B, H, W). docs/decisions/011 has the timings.
 """
 
@@ -43,13 +44,23 @@ def input_gradient(graph: Graph, grad: str, kernel: str, batch: int, channels: i
 
 def weight_gradient(graph: Graph, grad: str, x: str, batch: int, channels: int, window: Window) -> str:
     """grad (C, B, OH, OW) and x (C, B, H, W) → ∂kernel, C·kh·kw values."""
-    left = graph.transpose(_left(graph, x, batch, channels, window), (0, 2, 1))
-    right = graph.reshape(grad, _right_shape(batch, channels, window))
-    bands = graph.op("MatMul", left, right)  # ∂T
-    constant = _band_matrix(window)
-    rows = 1 if _is_small(window) else window.kernel[0]
-    flat = graph.reshape(bands, (channels * rows, constant.shape[1]))
-    return graph.op("MatMul", flat, graph.constant(np.ascontiguousarray(constant.T)))
+    left = graph.transpose(graph.reshape(grad, _right_shape(batch, channels, window)), (0, 2, 1))
+    bands = graph.op("MatMul", left, _left(graph, x, batch, channels, window))  # ∂Tᵀ: the narrower factor turned
+    reader = graph.constant(_reader(window))
+    return graph.op("MatMul", graph.reshape(bands, (channels, -1)), reader)
+
+
+def _reader(window: Window) -> NDArray[np.float32]:
+    """0/1: elements of ∂Tᵀ to kernel cells: (OH·OW·H·W, kh·kw), or (OW·kh·W, kh·kw)."""
+    small = _is_small(window)
+    cells = tap_matrix(window if small else _column_window(window)).transpose(2, 1, 0)  # (out, in, cells)
+    if small:
+        return np.ascontiguousarray(cells.reshape(-1, cells.shape[2]))
+    rows = window.kernel[0]
+    reader = np.zeros((cells.shape[0], rows, cells.shape[1], rows, cells.shape[2]), dtype=np.float32)
+    for row in range(rows):
+        reader[:, row, :, row, :] = cells
+    return reader.reshape(-1, rows * cells.shape[2])
 
 
 def _is_small(window: Window) -> bool:

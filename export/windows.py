@@ -133,6 +133,9 @@ def _interleave(graph: Graph, phases: list[str], stride: tuple[int, int], shape:
     """Phases, each (A, B, R, Q), to the plane (A, B, R·sy, Q·sx) whose pixel (r·sy + a, q·sx + b) is phase (a, b)'s."""
     a, b, rows, columns = shape
     joined = graph.op("Concat", *phases, axis=2)  # (A, B, sy·sx·R, Q)
-    apart = graph.reshape(joined, (a * b, stride[0], stride[1], rows, columns))
-    mixed = graph.transpose(apart, (0, 3, 1, 4, 2))  # (A·B, R, sy, Q, sx)
-    return graph.reshape(mixed, (a, b, rows * stride[0], columns * stride[1]))
+    if stride[1] > 1:  # columns first, rows after: each alone moves blocks, both at once move single numbers
+        apart = graph.reshape(joined, (a * b * stride[0], stride[1], rows, columns))
+        joined = graph.transpose(apart, (0, 2, 3, 1))  # (A·B·sy, R, Q, sx)
+    width = columns * stride[1]
+    mixed = graph.transpose(graph.reshape(joined, (a * b, stride[0], rows, width)), (0, 2, 1, 3))  # (A·B, R, sy, W)
+    return graph.reshape(mixed, (a, b, rows * stride[0], width))
