@@ -28,14 +28,14 @@ from contract import topics
 from contract.bundle import Bundle
 from contract.errors import LinkError, WireError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
-from contract.messages import Announcement, Contribution, Encoding, GlobalPart, Message, Receipt, Status
+from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
 from contract.wire import decode, encode
 from edge_client import measure
 from edge_client.device import Device
 from edge_client.follower import Follower, Task
 from edge_client.history import append_line, history_line
 from edge_client.journal import FINAL, Journal, Pending, Report
-from edge_client.outbox import Outbox
+from edge_client.outbox import Outbox, fitting
 from edge_client.presence import Presence
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
@@ -45,7 +45,6 @@ _QUIET_S = 0.05  # no message for so long: what has arrived is all there is for 
 _IDLE_S = 1.0
 _LAST_STATE_S = 5.0  # how long a finished run's last global state may take to arrive
 _KEEPALIVE_S = 90  # an idle minute is then under 100 bytes, TCP and IP included
-_WIDER: dict[Encoding, Encoding] = {"int8": "f32", "f16": "f32", "f32": "f64"}
 
 
 class Client:
@@ -146,9 +145,7 @@ class Client:
             "malformed": self._malformed,
             "connections": self._connections,
             "step_ms": self._step_ms,
-            "peak_rss_bytes": measure.peak_rss_bytes(),
-            "versions": measure.versions(),
-            "board": measure.board_name(),
+            **measure.facts(),
         }
 
     # ── the loop ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -280,7 +277,7 @@ class Client:
         clock, began_s = measure.StepClock(), time.monotonic()
         result = self._device.run_round(a, task.state, on_step=lambda done, steps: clock.tick(time.perf_counter()))
         seconds = time.monotonic() - began_s
-        payload = None if result.contribution is None else _encoded(result.contribution, a.encoding)
+        payload = None if result.contribution is None else fitting(result.contribution, a.encoding)
         metrics = {
             "device": self._id,
             "boot": self._boot,
@@ -364,13 +361,3 @@ class Client:
         if line != self._note:
             self._log(line)
         self._note = line
-
-
-def _encoded(contribution: Contribution, encoding: Encoding) -> bytes:
-    """The contribution in the announced encoding, or in a wider one when its numbers do not fit (float16 overflows)."""
-    try:
-        return encode(contribution, encoding)
-    except WireError:
-        if encoding not in _WIDER:
-            raise
-        return _encoded(contribution, _WIDER[encoding])

@@ -14,7 +14,7 @@ import statistics
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["StepClock", "board_name", "peak_rss_bytes", "release_memory", "rss_bytes", "versions"]
+__all__ = ["StepClock", "board_name", "facts", "peak_rss_bytes", "release_memory", "rss_bytes", "versions"]
 
 _PACKAGES = ("protofleet", "numpy", "onnxruntime", "paho-mqtt")
 
@@ -47,6 +47,11 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def facts() -> dict[str, object]:
+    """Peak memory so far, versions and board, for a summary."""
+    return {"peak_rss_bytes": peak_rss_bytes(), "versions": versions(), "board": board_name()}
 
 
 def release_memory() -> None:
