@@ -308,8 +308,9 @@ def test_another_bundle_is_refused(mosquitto: TestBroker, bundle: Bundle, start:
 
 
 def test_a_finished_run_of_others_is_waited_out(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
-    with Peer(mosquitto.url, bundle) as old, Peer(mosquitto.url, bundle) as peer:
+    with Peer(mosquitto.url, bundle) as old:
         finish(old, 7)
+    with Peer(mosquitto.url, bundle) as peer:
         client = start(mosquitto.url)
         peer.status(online=True)
         time.sleep(0.5)
