@@ -87,8 +87,8 @@ def _flat(shape: Shape, *layers: nn.Module) -> int:
 def _small_cnn(shape: Shape, norm: Norm | None) -> nn.Module:
     """The default: two 3×3 convolutions with normalisation and pooling, then 128 features."""
     body = [
-        *(nn.Conv2d(shape[2], 32, 3, padding=1), _norm(norm, "group", 32), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(32, 64, 3, padding=1), _norm(norm, "group", 64), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(shape[2], 32, 3, padding=1), _norm(norm, "group", 32), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 3, padding=1), _norm(norm, "group", 64), nn.MaxPool2d(2), nn.ReLU()),
         nn.Flatten(),
     ]
     return nn.Sequential(*body, nn.Linear(_flat(shape, *body), 128), nn.ReLU())

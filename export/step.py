@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import functional_call
 
 from contract.bundle import StateTensor
 from contract.methods import Value
@@ -131,21 +131,19 @@ class TrainingStep(nn.Module):
         plan = self._plan
         tensors = dict(zip((t.name for t in plan.state), state, strict=True))
         self._context.real = (sample_weight > 0).to(torch.float32)
-        pixels = self._preprocess(x)
-
-        def loss_of(trained: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            merged = {**tensors, **trained}
-            weights = {n.removeprefix("backbone."): t for n, t in merged.items() if n.startswith("backbone.")}
-            features = functional_call(self._net, weights, (pixels,))  # (B, D)
-            head = (merged["head.weight"], merged.get("head.bias"))
-            targets = (y, sample_weight, prototypes, prototype_mask)
-            loss = OBJECTIVES[plan.objective](features, *head, *targets, plan.hyper)
-            return loss, dict(self._context.running)
-
-        grads, (loss, running) = grad_and_value(loss_of, has_aux=True)({n: tensors[n] for n in plan.names("param")})
+        trained = {name: tensors[name].detach().requires_grad_() for name in plan.names("param")}
+        merged = {**tensors, **trained}
+        weights = {n.removeprefix("backbone."): t for n, t in merged.items() if n.startswith("backbone.")}
+        features = functional_call(self._net, weights, (self._preprocess(x),))  # (B, D)
+        head = (merged["head.weight"], merged.get("head.bias"))
+        targets = (y, sample_weight, prototypes, prototype_mask)
+        loss = OBJECTIVES[plan.objective](features, *head, *targets, plan.hyper)
+        # Not torch.func.grad: it asks for gradients that can be differentiated again, which are longer formulas.
+        found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+        grads = {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(trained.items(), found, strict=True)}
         rate = lr * torch.clamp(self._context.real.sum(), max=1.0)  # a batch of padding moves nothing
-        new = {**self._sgd(tensors, grads, rate), **running}
-        return (loss, *(new[name] for name in plan.updated))
+        new = {**self._sgd(tensors, grads, rate), **self._context.running}
+        return (loss.detach(), *(new[name] for name in plan.updated))
 
     def _sgd(self, tensors: Mapping[str, Tensor], grads: Mapping[str, Tensor], rate: Tensor) -> dict[str, Tensor]:
         """torch.optim.SGD without dampening or Nesterov."""

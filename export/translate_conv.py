@@ -8,8 +8,8 @@ kernels at all. What it does have is a good matrix product. So, with measurement
                           product with a constant; forward x·T, input gradient g·Tᵀ, weight gradient xᵀ·g read at
                           the taps. Wide planes: the same over rows of the image only.
     small planes          forward and gradients by taps and one product (im2col, and its adjoint)
-    everything else       forward ONNX Conv; input gradient Conv with the flipped kernel (stride 1) or Col2Im;
-                          weight gradient one product per kernel row over channel-major taps
+    everything else       forward ONNX Conv; input gradient ConvTranspose; weight gradient one product per run of
+                          kernel rows over channel-major taps
 
 Every form computes the same sums; only their order differs.
 """
@@ -166,21 +166,7 @@ def _input_gradient(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
         return ChannelMajor(fold(e.graph, [plane], window, shape[:2]))
     if conv.has_few_places:
         return ChannelMajor(_folded_gradient(e, grad, w, conv))
-    if conv.groups > 1:
-        return _transposed(e, grad, w, conv)
-    if window.stride == (1, 1) and all(window.padding[a] <= window.offset(window.kernel[a] - 1, a) for a in (0, 1)):
-        return _flipped(e, grad, w, conv)
-    columns = e.graph.transpose(_matrix(e, w), (1, 0))  # (I·taps, O)
-    flat = e.graph.reshape(e.plain(grad), (conv.batch, conv.outputs, int(np.prod(window.places))))
-    return e.op(
-        "Col2Im",
-        e.op("MatMul", columns, flat),
-        e.graph.ints(window.plane),
-        e.graph.ints(window.kernel),
-        pads=[*window.padding, *window.padding],
-        strides=list(window.stride),
-        dilations=list(window.dilation),
-    )
+    return _transposed(e, grad, w, conv)
 
 
 def _folded_gradient(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
@@ -198,27 +184,8 @@ def _folded_gradient(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
     return fold(graph, planes, window, (conv.inputs, conv.batch))
 
 
-def _flipped(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
-    """Input gradient at stride 1: Conv of the gradient with the kernel turned by 180° and its channels exchanged."""
-    graph, window = e.graph, conv.window
-    cells = len(window.cells)
-    flat = graph.reshape(e.plain(w), (conv.outputs, conv.inputs, cells))
-    turned = graph.op("Gather", flat, graph.ints(range(cells)[::-1]), axis=2) if cells > 1 else flat
-    kernel = graph.reshape(graph.transpose(turned, (1, 0, 2)), (conv.inputs, conv.outputs, *window.kernel))
-    pads = [window.offset(window.kernel[a] - 1, a) - window.padding[a] for a in (0, 1)]
-    ends = [window.plane[a] - window.places[a] - pads[a] + window.offset(window.kernel[a] - 1, a) for a in (0, 1)]
-    return e.op(
-        "Conv",
-        e.plain(grad),
-        kernel,
-        kernel_shape=list(window.kernel),
-        dilations=list(window.dilation),
-        pads=[*pads, *ends],
-    )
-
-
 def _transposed(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
-    """Input gradient of a grouped convolution: ONNX ConvTranspose."""
+    """Input gradient by ONNX ConvTranspose: one product and one overlapping sum per image, in little memory."""
     window = conv.window
     rest = []
     for axis in (0, 1):

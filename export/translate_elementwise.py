@@ -19,6 +19,7 @@ __all__ = ["elementwise", "positive"]
 
 aten = torch.ops.aten
 STEEP = 2.0**126
+_SCALE = 2.0**100  # steep still, and a limit times this is a float32
 Operand = Value | float | int | bool
 
 
@@ -57,6 +58,15 @@ def _size(value: Operand) -> int:
 def positive(e: Emitter, name: str) -> str:
     """1 where the tensor is above zero, else 0, as float."""
     return e.op("HardSigmoid", name, alpha=STEEP, beta=0.0)
+
+
+def _above(e: Emitter, name: str, limit: float) -> str:
+    """1 where the tensor is above the limit, else 0. Scaling by a power of two is exact, and so is the difference."""
+    return e.op("HardSigmoid", name, alpha=_SCALE, beta=-limit * _SCALE)
+
+
+def _below(e: Emitter, name: str, limit: float) -> str:
+    return e.op("HardSigmoid", name, alpha=-_SCALE, beta=limit * _SCALE)
 
 
 def _operand(e: Emitter, value: Operand, dtype: torch.dtype, swapped: bool) -> str:
@@ -265,9 +275,7 @@ def _threshold_backward(e: Emitter, out: Meta, grad: Value, result: Value, thres
 @translates(aten.hardtanh_backward.default)
 def _hardtanh_backward(e: Emitter, out: Meta, grad: Value, x: Value, low: float, high: float) -> str:
     swapped, (go, name) = _ordered(e, grad, x)
-    above = positive(e, e.op("Sub", name, e.graph.scalar(low)) if low else name)
-    below = positive(e, e.op("Sub", e.graph.scalar(high), name))
-    return _back(swapped, e.op("Mul", e.op("Mul", go, above), below))
+    return _back(swapped, e.op("Mul", e.op("Mul", go, _above(e, name, low)), _below(e, name, high)))
 
 
 @translates(aten.hardsigmoid.default)
@@ -294,8 +302,7 @@ def _hardswish_backward(e: Emitter, out: Meta, grad: Value, x: Value) -> str:
     swapped, (go, name) = _ordered(e, grad, x)
     slope = e.op("Add", e.op("Mul", name, e.graph.scalar(1.0 / 3.0)), e.graph.scalar(0.5))
     middle = e.op("Mul", slope, _inside(e, name, -3.0, 3.0))
-    below = positive(e, e.op("Sub", e.graph.scalar(3.0), name))
-    total = e.op("Add", middle, e.op("Sub", e.graph.scalar(1.0), below))
+    total = e.op("Add", middle, e.op("Sub", e.graph.scalar(1.0), _below(e, name, 3.0)))
     return _back(swapped, e.op("Mul", go, total))
 
 
@@ -329,8 +336,7 @@ def _silu_backward(e: Emitter, out: Meta, grad: Value, x: Value) -> str:
 
 def _inside(e: Emitter, name: str, low: float, high: float) -> str:
     """1 strictly between the limits, else 0."""
-    above = positive(e, e.op("Sub", name, e.graph.scalar(low)))
-    return e.op("Mul", above, positive(e, e.op("Sub", e.graph.scalar(high), name)))
+    return e.op("Mul", _above(e, name, low), _below(e, name, high))
 
 
 @translates(aten.leaky_relu.default)

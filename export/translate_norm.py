@@ -63,6 +63,18 @@ def _ones(e: Emitter, length: int) -> str:
     return e.graph.expand(e.graph.scalar(1.0), (1, length))
 
 
+def _affine(e: Emitter, rows: str, scale: str, shift: str, count: int, length: int) -> str:
+    """a·x + b with one a and one b per row of (count, length): a single pass.
+
+    ONNX BatchNormalization with mean 0, variance 1 and no epsilon is exactly that, and ONNX Runtime has it as one
+    kernel, where Mul and Add are two.
+    """
+    flat = e.graph.reshape(rows, (1, count, length))
+    zeros, ones = (e.graph.constant(np.full(count, v, dtype=np.float32)) for v in (0.0, 1.0))
+    vectors = [e.graph.reshape(v, (count,)) for v in (scale, shift)]
+    return e.op("BatchNormalization", flat, *vectors, zeros, ones, epsilon=0.0)
+
+
 @translates(torch.ops.protofleet.batch_norm.default)
 def _batch_norm(
     e: Emitter, out: tuple[Meta, ...], x: Value, weight: Value, bias: Value, real: Value, eps: float
@@ -74,7 +86,7 @@ def _batch_norm(
     centred = e.op("Sub", rows, mean)
     variance = _column(e, _row_sums(e, e.op("Mul", centred, centred), shares, b * positions), c)
     scale = e.op("Mul", _column(e, e.plain(weight), c), _inverse_root(e, variance, eps))
-    y = e.op("Add", e.op("Mul", centred, scale), _column(e, e.plain(bias), c))
+    y = _affine(e, centred, scale, e.plain(bias), c, b * positions)
     return _from_rows(e, y, x.shape), e.graph.reshape(mean, (c,)), e.graph.reshape(variance, (c,))
 
 
@@ -101,7 +113,7 @@ def _batch_norm_backward(
     grad_weight = e.op("Mul", product, root)
     outer = e.op("Mul", _column(e, e.plain(weight), c), root)  # w·r
     along = e.op("Mul", grad_weight, root)
-    pull = e.op("Add", e.op("Mul", centred, along), grad_bias)
+    pull = e.graph.reshape(_affine(e, centred, along, grad_bias, c, length), (c, length))
     inner = e.op("Sub", go, e.op("Mul", pull, shares))
     gx = e.op("Mul", inner, outer)
     return _from_rows(e, gx, x.shape), e.graph.reshape(grad_weight, (c,)), e.graph.reshape(grad_bias, (c,))
@@ -132,9 +144,9 @@ def _group_norm(
     if weight is None:
         return (e.graph.reshape(e.op("Mul", centred, root), x.shape), *stats)
     scale = _group_scale(e, root, weight, b, c, groups)  # (B, C, 1)
-    y = e.op("Mul", e.graph.reshape(centred, (b, c, positions)), scale)
-    if bias is not None:
-        y = e.op("Add", y, e.graph.reshape(e.plain(bias), (1, c, 1)))
+    shift = e.plain(bias) if bias is not None else e.graph.constant(np.zeros(c, dtype=np.float32))
+    shifts = e.graph.expand(e.graph.reshape(shift, (1, c)), (b, c))
+    y = _affine(e, centred, scale, shifts, b * c, positions)
     return (e.graph.reshape(y, x.shape), *stats)
 
 
@@ -204,9 +216,9 @@ def _group_norm_backward(
         for t in (grouped[0], scaled)
     )  # (B, G, 1)
     along = e.op("Mul", e.op("Mul", root3, root3), mean_gx)
-    pull = e.op("Add", e.op("Mul", centred, along), e.op("Mul", root3, mean_g))
-    scale = e.graph.reshape(e.graph.expand(e.op("Mul", root3, w), (b, groups, inner)), (b, c, 1))
-    gx = e.op("Sub", e.op("Mul", go, scale), e.graph.reshape(pull, (b, c, positions)))
+    pull = _affine(e, centred, along, e.op("Mul", root3, mean_g), b * groups, inner * positions)
+    scale = e.graph.expand(e.op("Mul", root3, w), (b, groups, inner))
+    gx = e.op("Sub", e.op("Mul", go, e.graph.reshape(scale, (b, c, 1))), e.graph.reshape(pull, (b, c, positions)))
     return e.graph.reshape(gx, x.shape), grad_weight, grad_bias
 
 

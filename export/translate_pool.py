@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from export.translate import ChannelMajor, Emitter, Meta, Value, translates
-from export.translate_elementwise import STEEP
+from export.translate_elementwise import STEEP, positive
 from export.windows import Window, fold, tap_matrix, taps
 
 __all__: list[str] = []
@@ -97,6 +97,8 @@ def _max_pool_backward(
 ) -> str:
     swapped, (x, go) = _either(e, a, grad)
     window = _window(a.shape, grad.shape, kernel, stride, padding, dilation)
+    if window.kernel == window.stride == (2, 2) and window.plane == (2 * window.places[0], 2 * window.places[1]):
+        return _ordered(swapped, _halves_backward(e, x, go, window, _lead(a, swapped)))
     largest = _max_pool_node(e, x, window)
     cut = taps(e.graph, x, window, fill=_LOWEST)
     left, shares = go, []
@@ -106,6 +108,25 @@ def _max_pool_backward(
         shares.append(e.op("Sub", left, onward))
         left = onward
     return _ordered(swapped, fold(e.graph, [*shares, left], window, _lead(a, swapped)))
+
+
+def _halves_backward(e: Emitter, x: str, go: str, window: Window, lead: tuple[int, int]) -> str:
+    """Max pooling by 2 × 2: first which row of a window, then which column, each taking the first where both are equal.
+
+    That is the order of the taps, at half the passes: columns are split and joined once, by a transpose.
+    """
+    graph, (oh, ow), planes = e.graph, window.places, lead[0] * lead[1]
+    columns = graph.transpose(graph.reshape(x, (planes * 2 * oh * ow, 2)), (1, 0))
+    left, right = graph.ops("Split", columns, graph.ints([1, 1]), outputs=2, axis=0)
+    rows = graph.reshape(e.op("Max", left, right), (planes * oh, 2, ow))
+    top, bottom = graph.ops("Split", rows, graph.ints([1, 1]), outputs=2, axis=1)
+    share = graph.reshape(go, (planes * oh, 1, ow))
+    low = e.op("Mul", share, positive(e, e.op("Sub", bottom, top)))
+    both = graph.op("Concat", e.op("Sub", share, low), low, axis=1)  # (planes·OH, 2, OW)
+    spread = graph.reshape(both, (1, planes * 2 * oh * ow))
+    second = e.op("Mul", spread, positive(e, e.op("Sub", right, left)))
+    joined = graph.op("Concat", e.op("Sub", spread, second), second, axis=0)
+    return graph.reshape(graph.transpose(joined, (1, 0)), (*lead, *window.plane))
 
 
 @translates(aten.avg_pool2d.default)
