@@ -12,6 +12,8 @@ silently translates as inference (DESIGN section 3, trap). `export/translate_nor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 
 from contract.errors import ExportError
 
-__all__ = ["BatchContext", "RealBatchNorm", "to_group_norm", "to_real_batch_norm"]
+__all__ = ["BatchContext", "RealBatchNorm", "Seen", "packed", "to_group_norm", "to_real_batch_norm", "unpacked"]
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -29,12 +31,57 @@ class BatchContext:
 
     Attributes:
         real: (B,) float32, 1 for a real sample, 0 for padding.
-        running: the new running statistics by state-tensor name, filled in by the forward pass.
+        seen: what each layer's forward pass saw.
     """
 
     def __init__(self) -> None:
         self.real: Tensor | None = None
-        self.running: dict[str, Tensor] = {}
+        self.seen: list[Seen] = []
+
+    def new_running(self) -> dict[str, Tensor]:
+        """The new running statistics by state-tensor name; all layers of one plane size are updated as one."""
+        groups: dict[tuple[float, int], list[Seen]] = {}
+        for layer in self.seen:
+            groups.setdefault((layer.momentum, layer.positions), []).append(layer)
+        running: dict[str, Tensor] = {}
+        for (momentum, positions), layers in groups.items():
+            samples = self.real.sum()
+            count = samples * positions
+            bessel = count / torch.clamp(count - 1.0, min=1.0)
+            rate = momentum * torch.clamp(samples, max=1.0)  # no real sample: nothing moves
+            shapes = [layer.mean.shape for layer in layers]
+            for kind, factor in (("mean", 1.0), ("var", bessel)):
+                old = packed([getattr(layer, f"running_{kind}") for layer in layers])
+                seen = packed([getattr(layer, kind) for layer in layers])
+                names = [f"{layer.name}.running_{kind}" for layer in layers]
+                running.update(zip(names, unpacked(old + rate * (seen * factor - old), shapes), strict=True))
+        return running
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One layer's batch statistics (C,), biased variance, beside the running ones it should move."""
+
+    name: str
+    momentum: float
+    positions: int
+    mean: Tensor
+    var: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """All of them end to end, 1-D; a single one keeps its shape."""
+    return tensors[0] if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])
+
+
+def unpacked(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """The inverse of `packed`."""
+    if len(shapes) == 1:
+        return [flat]
+    parts = flat.split([shape.numel() for shape in shapes])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class RealBatchNorm(nn.Module):
@@ -61,18 +108,13 @@ class RealBatchNorm(nn.Module):
         if real is None:
             raise RuntimeError("RealBatchNorm runs inside a training step")
         y, mean, variance = _BatchNorm.apply(x, self.weight, self.bias, real, self._eps)
-        samples = real.sum()
-        count = samples * (x.shape[2:].numel())
-        unbiased = variance.detach() * (count / torch.clamp(count - 1.0, min=1.0))
-        rate = self._momentum * torch.clamp(samples, max=1.0)  # no real sample: nothing moves
-        running = self._context.running
-        running[f"{self._name}.running_mean"] = self.running_mean + rate * (mean.detach() - self.running_mean)
-        running[f"{self._name}.running_var"] = self.running_var + rate * (unbiased - self.running_var)
+        statistics = (mean.detach(), variance.detach(), self.running_mean, self.running_var)
+        self._context.seen.append(Seen(self._name, self._momentum, x.shape[2:].numel(), *statistics))
         return y
 
 
 def to_real_batch_norm(net: nn.Module, context: BatchContext, prefix: str) -> nn.Module:
-    """Replace every BatchNorm of `net`, in place; `prefix` goes before their names in `context.running`."""
+    """Replace every BatchNorm of `net`, in place; `prefix` goes before their names."""
     for name, module in list(net.named_modules()):
         if isinstance(module, _BATCH_NORMS):
             _replace(net, name, RealBatchNorm(module, f"{prefix}{name}", context))

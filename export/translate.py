@@ -4,11 +4,13 @@
 modules through the decorator `translates`; the entry emits ONNX nodes and returns their names. An operator without
 an entry is refused by name: nothing is ever translated approximately.
 
-Activations of rank 4 may live in two orders, and a translation asks for the one it is fast in:
+Activations of rank 4 may live in two orders, one of them in two shapes, and a translation asks for the one it is fast
+in:
 
     plain           (B, C, H, W)   what torch means; what ONNX Conv wants
-    channel-major   (C, B, H, W)   what a matrix product over all B·H·W positions wants: 1×1 and depthwise
-                                   convolution, weight gradients, batch normalisation
+    channel-major   (C, B, H, W)   what a matrix product over all positions wants: 1×1 and depthwise convolution,
+                                   weight gradients, batch normalisation
+    rows            (1, C, B·H·W)  channel-major again, for who needs no planes: a reshape apart, and those cost too
 
 The change of order is emitted once, and only where somebody asks for the other one; elementwise operators stay in
 whatever order their inputs have.
@@ -27,7 +29,7 @@ from torch import fx
 from contract.errors import ExportError
 from export.graph import ANY, ONNX_TYPE, Graph
 
-__all__ = ["TABLE", "ChannelMajor", "Emitter", "Meta", "Value", "refusal", "translate", "translates"]
+__all__ = ["TABLE", "ChannelMajor", "Emitter", "Form", "Meta", "Rows", "Value", "refusal", "translate", "translates"]
 
 SWAP = (1, 0, 2, 3)
 Handler = Callable[..., Any]
@@ -50,6 +52,7 @@ class Value:
     dtype: torch.dtype
     plain: str | None = None
     channel_major: str | None = None
+    rows: str | None = None
     fill: float | None = field(default=None)  # every element is this number: broadcasting may use a scalar
 
     @property
@@ -60,6 +63,13 @@ class Value:
 
 class ChannelMajor(str):
     """The name of a result that is in channel-major order, (C, B, H, W)."""
+
+
+class Rows(str):
+    """The name of a result that is channel-major without its planes, (1, C, B·H·W)."""
+
+
+Form = type[str] | type[ChannelMajor] | type[Rows]
 
 
 def translates(*targets: Any) -> Callable[[Handler], Handler]:
@@ -87,17 +97,28 @@ class Emitter:
     def plain(self, value: Value) -> str:
         """The tensor's name in torch's own order."""
         if value.plain is None:
-            if value.channel_major is None:
+            if value.channel_major is None and value.rows is None:
                 value.plain = self._filled(value)
             else:
-                value.plain = self.swap(value.channel_major, value.shape[1], value.shape[0], value.shape[2:])
+                value.plain = self.swap(self.channel_major(value), value.shape[1], value.shape[0], value.shape[2:])
         return value.plain
 
     def channel_major(self, value: Value) -> str:
         """The name of a rank-4 tensor as (C, B, H, W)."""
         if value.channel_major is None:
-            value.channel_major = self.swap(self.plain(value), *value.shape[:2], value.shape[2:])
+            b, c, *plane = value.shape
+            if value.rows is not None:
+                value.channel_major = self.graph.reshape(value.rows, (c, b, *plane))
+            else:
+                value.channel_major = self.swap(self.plain(value), b, c, plane)
         return value.channel_major
+
+    def rows(self, value: Value) -> str:
+        """The name of a rank-4 tensor as (1, C, B·H·W)."""
+        if value.rows is None:
+            b, c, *plane = value.shape
+            value.rows = self.graph.reshape(self.channel_major(value), (1, c, b * int(np.prod(plane))))
+        return value.rows
 
     def swap(self, name: str, first: int, second: int, rest: Sequence[int]) -> str:
         """Exchange the two leading axes (first, second); free where one of them is 1."""
@@ -108,7 +129,20 @@ class Emitter:
     def prefers_channel_major(self, values: Sequence[Value]) -> bool:
         """Whether an elementwise operator on these should stay channel-major."""
         ranks_fit = all(len(v.shape) == 4 or v.size == 1 for v in values)
-        return ranks_fit and any(v.plain is None and v.channel_major is not None for v in values)
+        return ranks_fit and any(v.plain is None and (v.channel_major or v.rows) is not None for v in values)
+
+    def form(self, values: Sequence[Value]) -> Form:
+        """The order and shape in which an elementwise operator on these costs least."""
+        if not self.prefers_channel_major(values):
+            return str
+        shapes = {v.shape for v in values if v.size > 1 and v.fill is None}
+        return Rows if len(shapes) == 1 and any(v.rows is not None for v in values) else ChannelMajor
+
+    def named(self, value: Value, form: Form) -> str:
+        """The tensor's name in that form; one of a single element as it is."""
+        if value.size == 1 and form is not str:
+            return self.graph.reshape(self.plain(value), (1,))
+        return {str: self.plain, ChannelMajor: self.channel_major, Rows: self.rows}[form](value)
 
     def _filled(self, value: Value) -> str:
         """A constant tensor, expanded only because somebody needs its full shape."""
@@ -174,6 +208,8 @@ def _as_values(result: Any, meta: Any) -> Any:
         return result
     if isinstance(result, ChannelMajor):
         return Value(meta.shape, meta.dtype, channel_major=str(result))
+    if isinstance(result, Rows):
+        return Value(meta.shape, meta.dtype, rows=str(result))
     return Value(meta.shape, meta.dtype, plain=result)
 
 

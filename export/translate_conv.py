@@ -25,7 +25,7 @@ import torch
 
 from contract.errors import ExportError
 from export import depthwise
-from export.translate import ChannelMajor, Emitter, Meta, Value, translates
+from export.translate import ChannelMajor, Emitter, Meta, Rows, Value, translates
 from export.windows import Window, fold, tap_matrix, taps
 
 __all__: list[str] = []
@@ -95,8 +95,9 @@ def _convolution(e: Emitter, out: Meta, x: Value, w: Value, bias: Value | None, 
         extra = [e.plain(bias)] if bias is not None else []
         return e.op("Conv", e.plain(x), e.plain(w), *extra, **conv.attributes)
     if conv.is_pointwise:
-        y = e.op("MatMul", _matrix(e, w), _pointwise_rows(e, x, conv))
-    elif conv.is_depthwise:
+        y = e.op("MatMul", _matrix(e, w), _pointwise_rows(e, x, conv))  # (1, O, B·OH·OW)
+        return Rows(e.op("Add", y, e.graph.reshape(e.plain(bias), (conv.outputs, 1))) if bias is not None else y)
+    if conv.is_depthwise:
         y = depthwise.forward(e.graph, e.channel_major(x), e.plain(w), conv.batch, conv.inputs, conv.window)
     elif conv.has_few_places:
         y = e.op("MatMul", _matrix(e, w), _columns(e, x, conv, conv.window.cells))
@@ -130,13 +131,15 @@ def _matrix(e: Emitter, w: Value) -> str:
 def _rows(e: Emitter, value: Value) -> str:
     """An activation as (channels, B·H·W)."""
     b, c, h, w = value.shape
-    return e.graph.reshape(e.channel_major(value), (c, b * h * w))
+    return e.graph.reshape(e.rows(value), (c, b * h * w))
 
 
 def _pointwise_rows(e: Emitter, x: Value, conv: _Conv) -> str:
-    """What a 1×1 kernel sees: (I, B·OH·OW)."""
+    """What a 1×1 kernel sees: (1, I, B·OH·OW)."""
+    if conv.window.stride == (1, 1):
+        return e.rows(x)
     cut = taps(e.graph, e.channel_major(x), conv.window)[0]
-    return e.graph.reshape(cut, (conv.inputs, conv.length))
+    return e.graph.reshape(cut, (1, conv.inputs, conv.length))
 
 
 def _columns(e: Emitter, x: Value, conv: _Conv, cells: list[tuple[int, int]]) -> str:
@@ -161,7 +164,9 @@ def _input_gradient(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
         flat = depthwise.input_gradient(e.graph, e.channel_major(grad), e.plain(w), conv.batch, conv.inputs, window)
         return ChannelMajor(e.graph.reshape(flat, shape))
     if conv.is_pointwise:
-        rows = e.op("Gemm", _matrix(e, w), _rows(e, grad), transA=1)  # (I, B·OH·OW)
+        rows = e.op("MatMul", e.graph.transpose(_matrix(e, w), (1, 0)), e.rows(grad))  # (1, I, B·OH·OW)
+        if window.stride == (1, 1):
+            return Rows(rows)
         plane = e.graph.reshape(rows, (conv.inputs, conv.batch, *window.places))
         return ChannelMajor(fold(e.graph, [plane], window, shape[:2]))
     if conv.has_few_places:
@@ -200,8 +205,8 @@ def _weight_gradient(e: Emitter, grad: Value, x: Value, w: Value, conv: _Conv) -
         args = (e.channel_major(grad), e.channel_major(x), conv.batch, conv.inputs, window)
         return graph.reshape(depthwise.weight_gradient(graph, *args), w.shape)
     if conv.is_pointwise:
-        gw = e.op("Gemm", _rows(e, grad), _pointwise_rows(e, x, conv), transB=1)
-        return graph.reshape(gw, w.shape)
+        right = graph.transpose(_pointwise_rows(e, x, conv), (0, 2, 1))
+        return graph.reshape(e.op("MatMul", e.rows(grad), right), w.shape)
     if conv.groups > 1:
         return _grouped_weight_gradient(e, grad, x, w, conv)
     chunks = _chunks(conv)

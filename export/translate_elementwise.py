@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from export.translate import ChannelMajor, Emitter, Meta, Value, refusal, translates
+from export.translate import ChannelMajor, Emitter, Form, Meta, Rows, Value, refusal, translates
 
 __all__ = ["elementwise", "positive"]
 
@@ -26,16 +26,16 @@ Operand = Value | float | int | bool
 def elementwise(e: Emitter, kind: str, dtype: torch.dtype, *operands: Operand, **attributes: Any) -> str:
     """Emit one broadcasting node on operands promoted to `dtype`, in the order (plain or channel-major) they are in."""
     tensors = [v for v in operands if isinstance(v, Value)]
-    swapped = e.prefers_channel_major(tensors)
-    names = [_operand(e, v, dtype, swapped) for v in operands]
+    form = e.form(tensors)
+    names = [_operand(e, v, dtype, form) for v in operands]
     shape = _slow_shape(operands)
-    if shape is not None:
+    if shape is not None and form is not Rows:
         rows = [e.graph.reshape(n, (-1 if _size(v) > 1 else 1,)) for n, v in zip(names, operands, strict=True)]
-        lead = (shape[1], shape[0], *shape[2:]) if swapped else shape
+        lead = (shape[1], shape[0], *shape[2:]) if form is ChannelMajor else shape
         name = e.graph.reshape(e.op(kind, *rows, **attributes), lead)
     else:
         name = e.op(kind, *names, **attributes)
-    return ChannelMajor(name) if swapped else name
+    return form(name)
 
 
 def _slow_shape(operands: Sequence[Operand]) -> tuple[int, ...] | None:
@@ -69,15 +69,12 @@ def _below(e: Emitter, name: str, limit: float) -> str:
     return e.op("HardSigmoid", name, alpha=-_SCALE, beta=limit * _SCALE)
 
 
-def _operand(e: Emitter, value: Operand, dtype: torch.dtype, swapped: bool) -> str:
+def _operand(e: Emitter, value: Operand, dtype: torch.dtype, form: Form) -> str:
     if not isinstance(value, Value):
         return e.graph.scalar(value, dtype)
     if value.fill is not None and value.plain is None:
         return e.graph.scalar(value.fill, dtype)
-    if value.size == 1 and len(value.shape) == 4:
-        name = e.plain(value)
-    else:
-        name = e.channel_major(value) if swapped and len(value.shape) == 4 else e.plain(value)
+    name = e.named(value, form)
     return name if value.dtype == dtype else e.graph.cast(name, dtype)
 
 
@@ -182,16 +179,14 @@ for _kind, _op in {
 @translates(aten.ne.Tensor, aten.ne.Scalar)
 def _ne(e: Emitter, out: Meta, a: Operand, b: Operand) -> str:
     name = _comparison("Equal")(e, out, a, b)
-    flipped = e.op("Not", name)
-    return ChannelMajor(flipped) if isinstance(name, ChannelMajor) else flipped
+    return type(name)(e.op("Not", name))
 
 
 @translates(aten.where.self)
 def _where(e: Emitter, out: Meta, condition: Value, a: Value, b: Value) -> str:
-    swapped = e.prefers_channel_major([condition, a, b])
-    names = [_operand(e, condition, torch.bool, swapped), *(_operand(e, v, out.dtype, swapped) for v in (a, b))]
-    name = e.op("Where", *names)
-    return ChannelMajor(name) if swapped else _shaped(e, out, name, condition, a, b)
+    form = e.form([condition, a, b])
+    names = [_operand(e, condition, torch.bool, form), *(_operand(e, v, out.dtype, form) for v in (a, b))]
+    return _shaped(e, out, form(e.op("Where", *names)), condition, a, b)
 
 
 @translates(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
@@ -233,16 +228,14 @@ translates(aten.logical_not.default, aten.bitwise_not.default)(_unary("Not"))
 @translates(aten.rsqrt.default)
 def _rsqrt(e: Emitter, out: Meta, a: Value) -> str:
     root = elementwise(e, "Sqrt", out.dtype, a)
-    name = e.op("Reciprocal", root)
-    return ChannelMajor(name) if isinstance(root, ChannelMajor) else name
+    return type(root)(e.op("Reciprocal", root))
 
 
 @translates(aten.clamp.default, aten.hardtanh.default)
 def _clamp(e: Emitter, out: Meta, a: Value, low: float | None = None, high: float | None = None) -> str:
     limits = [e.graph.scalar(v, out.dtype) if v is not None else "" for v in (low, high)]
-    swapped = e.prefers_channel_major([a])
-    name = e.op("Clip", _operand(e, a, out.dtype, swapped), *limits)
-    return ChannelMajor(name) if swapped else name
+    form = e.form([a])
+    return form(e.op("Clip", _operand(e, a, out.dtype, form), *limits))
 
 
 @translates(aten.clamp_min.default)
@@ -255,27 +248,23 @@ def _clamp_max(e: Emitter, out: Meta, a: Value, high: float) -> str:
     return _clamp(e, out, a, None, high)
 
 
-def _ordered(e: Emitter, *values: Value) -> tuple[bool, list[str]]:
-    """Names of same-shaped tensors in one common order, for formulas of several nodes."""
-    swapped = e.prefers_channel_major(values)
-    return swapped, [e.channel_major(v) if swapped else e.plain(v) for v in values]
-
-
-def _back(swapped: bool, name: str) -> str:
-    return ChannelMajor(name) if swapped else name
+def _ordered(e: Emitter, *values: Value) -> tuple[Form, list[str]]:
+    """Names of same-shaped tensors in one common form, for formulas of several nodes."""
+    form = e.form(values)
+    return form, [e.named(v, form) for v in values]
 
 
 @translates(aten.threshold_backward.default)
 def _threshold_backward(e: Emitter, out: Meta, grad: Value, result: Value, threshold: float) -> str:
-    swapped, (go, y) = _ordered(e, grad, result)
+    form, (go, y) = _ordered(e, grad, result)
     y = e.op("Sub", y, e.graph.scalar(threshold)) if threshold else y
-    return _back(swapped, e.op("Mul", go, positive(e, y)))
+    return form(e.op("Mul", go, positive(e, y)))
 
 
 @translates(aten.hardtanh_backward.default)
 def _hardtanh_backward(e: Emitter, out: Meta, grad: Value, x: Value, low: float, high: float) -> str:
-    swapped, (go, name) = _ordered(e, grad, x)
-    return _back(swapped, e.op("Mul", e.op("Mul", go, _above(e, name, low)), _below(e, name, high)))
+    form, (go, name) = _ordered(e, grad, x)
+    return form(e.op("Mul", e.op("Mul", go, _above(e, name, low)), _below(e, name, high)))
 
 
 @translates(aten.hardsigmoid.default)
@@ -285,53 +274,53 @@ def _hardsigmoid(e: Emitter, out: Meta, a: Value) -> str:
 
 @translates(aten.hardsigmoid_backward.default)
 def _hardsigmoid_backward(e: Emitter, out: Meta, grad: Value, x: Value) -> str:
-    swapped, (go, name) = _ordered(e, grad, x)
+    form, (go, name) = _ordered(e, grad, x)
     mask = _inside(e, name, -3.0, 3.0)
-    return _back(swapped, e.op("Mul", go, e.op("Mul", mask, e.graph.scalar(1.0 / 6.0))))
+    return form(e.op("Mul", go, e.op("Mul", mask, e.graph.scalar(1.0 / 6.0))))
 
 
 @translates(aten.hardswish.default)
 def _hardswish(e: Emitter, out: Meta, a: Value) -> str:
-    swapped, (name,) = _ordered(e, a)
-    return _back(swapped, e.op("Mul", name, e.op("HardSigmoid", name, alpha=1.0 / 6.0, beta=0.5)))
+    form, (name,) = _ordered(e, a)
+    return form(e.op("Mul", name, e.op("HardSigmoid", name, alpha=1.0 / 6.0, beta=0.5)))
 
 
 @translates(aten.hardswish_backward.default)
 def _hardswish_backward(e: Emitter, out: Meta, grad: Value, x: Value) -> str:
     """x/3 + ½ between −3 and 3, 1 from 3 on, 0 below."""
-    swapped, (go, name) = _ordered(e, grad, x)
+    form, (go, name) = _ordered(e, grad, x)
     slope = e.op("Add", e.op("Mul", name, e.graph.scalar(1.0 / 3.0)), e.graph.scalar(0.5))
     middle = e.op("Mul", slope, _inside(e, name, -3.0, 3.0))
     total = e.op("Add", middle, e.op("Sub", e.graph.scalar(1.0), _below(e, name, 3.0)))
-    return _back(swapped, e.op("Mul", go, total))
+    return form(e.op("Mul", go, total))
 
 
 @translates(aten.sigmoid_backward.default)
 def _sigmoid_backward(e: Emitter, out: Meta, grad: Value, result: Value) -> str:
-    swapped, (go, y) = _ordered(e, grad, result)
-    return _back(swapped, e.op("Mul", go, e.op("Mul", y, e.op("Sub", e.graph.scalar(1.0), y))))
+    form, (go, y) = _ordered(e, grad, result)
+    return form(e.op("Mul", go, e.op("Mul", y, e.op("Sub", e.graph.scalar(1.0), y))))
 
 
 @translates(aten.tanh_backward.default)
 def _tanh_backward(e: Emitter, out: Meta, grad: Value, result: Value) -> str:
-    swapped, (go, y) = _ordered(e, grad, result)
-    return _back(swapped, e.op("Mul", go, e.op("Sub", e.graph.scalar(1.0), e.op("Mul", y, y))))
+    form, (go, y) = _ordered(e, grad, result)
+    return form(e.op("Mul", go, e.op("Sub", e.graph.scalar(1.0), e.op("Mul", y, y))))
 
 
 @translates(aten.silu.default)
 def _silu(e: Emitter, out: Meta, a: Value) -> str:
-    swapped, (name,) = _ordered(e, a)
-    return _back(swapped, e.op("Mul", name, e.op("Sigmoid", name)))
+    form, (name,) = _ordered(e, a)
+    return form(e.op("Mul", name, e.op("Sigmoid", name)))
 
 
 @translates(aten.silu_backward.default)
 def _silu_backward(e: Emitter, out: Meta, grad: Value, x: Value) -> str:
     """s + y (1 − s) with s = sigmoid(x) and y = x s, both shared with the forward pass."""
-    swapped, (go, name) = _ordered(e, grad, x)
+    form, (go, name) = _ordered(e, grad, x)
     s = e.op("Sigmoid", name)
     y = e.op("Mul", name, s)
     slope = e.op("Add", s, e.op("Mul", y, e.op("Sub", e.graph.scalar(1.0), s)))
-    return _back(swapped, e.op("Mul", go, slope))
+    return form(e.op("Mul", go, slope))
 
 
 def _inside(e: Emitter, name: str, low: float, high: float) -> str:
@@ -346,9 +335,9 @@ def _leaky_relu(e: Emitter, out: Meta, a: Value, slope: float = 0.01) -> str:
 
 @translates(aten.leaky_relu_backward.default)
 def _leaky_relu_backward(e: Emitter, out: Meta, grad: Value, x: Value, slope: float, is_result: bool) -> str:
-    swapped, (go, name) = _ordered(e, grad, x)
+    form, (go, name) = _ordered(e, grad, x)
     factor = e.op("Mul", positive(e, name), e.graph.scalar(1.0 - slope))
-    return _back(swapped, e.op("Mul", go, e.op("Add", factor, e.graph.scalar(slope))))
+    return form(e.op("Mul", go, e.op("Add", factor, e.graph.scalar(slope))))
 
 
 @translates(aten.elu.default)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from export import norms  # noqa: F401  registers protofleet::batch_norm
-from export.translate import ChannelMajor, Emitter, Meta, Value, refusal, translates
+from export.translate import Emitter, Meta, Rows, Value, refusal, translates
 
 __all__: list[str] = []
 
@@ -23,71 +23,74 @@ aten = torch.ops.aten
 
 
 def _rows(e: Emitter, value: Value) -> str:
-    """A (B, C, H, W) or (B, C) tensor as rows (C, B·H·W)."""
+    """A (B, C, H, W) or (B, C) tensor as rows (1, C, B·H·W)."""
     if len(value.shape) == 2:
-        return e.graph.transpose(e.plain(value), (1, 0))
-    b, c, *plane = value.shape
-    return e.graph.reshape(e.channel_major(value), (c, b * int(np.prod(plane))))
+        return e.graph.reshape(e.graph.transpose(e.plain(value), (1, 0)), (1, *value.shape[::-1]))
+    return e.rows(value)
 
 
 def _from_rows(e: Emitter, name: str, shape: Sequence[int]) -> str:
     if len(shape) == 2:
-        return e.graph.transpose(name, (1, 0))
-    b, c, *plane = shape
-    return ChannelMajor(e.graph.reshape(name, (c, b, *plane)))
-
-
-def _column(e: Emitter, vector: str, length: int) -> str:
-    return e.graph.reshape(vector, (length, 1))
+        return e.graph.transpose(e.graph.reshape(name, shape[::-1]), (1, 0))
+    return Rows(name)
 
 
 def _shares(e: Emitter, real: Value, positions: int) -> str:
-    """(1, B·H·W): 1/n at the positions of real samples, where n is how many there are, and 0 at padding."""
+    """(B·H·W,): 1/n at the positions of real samples, where n is how many there are, and 0 at padding."""
     total = e.op("ReduceSum", e.plain(real), e.graph.ints([0]), keepdims=1)
     count = e.op("Max", e.op("Mul", total, e.graph.scalar(float(positions))), e.graph.scalar(1.0))
     share = e.graph.reshape(e.op("Div", e.plain(real), count), (real.shape[0], 1))
     spread = e.graph.expand(share, (real.shape[0], positions))
-    return e.graph.reshape(spread, (1, real.shape[0] * positions))
+    return e.graph.reshape(spread, (real.shape[0] * positions,))
 
 
-def _row_sums(e: Emitter, rows: str, weights: str, length: int) -> str:
-    """Σ over each row, weighted: (C, L) and (1, L) → (C, 1)."""
-    return e.op("MatMul", rows, e.graph.reshape(weights, (length, 1)))
+def _row_sums(e: Emitter, rows: str, weights: str, channels: int) -> str:
+    """Σ over each row, weighted: (1, C, L) and (L,) → (C,). A column is what ONNX Runtime's MatMul is fast with."""
+    return e.graph.reshape(e.op("MatMul", rows, e.graph.reshape(weights, (-1, 1))), (channels,))
 
 
 def _inverse_root(e: Emitter, variance: str, eps: float) -> str:
     return e.op("Reciprocal", e.op("Sqrt", e.op("Add", variance, e.graph.scalar(eps))))
 
 
-def _ones(e: Emitter, length: int) -> str:
-    return e.graph.expand(e.graph.scalar(1.0), (1, length))
+def _filled(e: Emitter, count: int, value: float) -> str:
+    return e.graph.constant(np.full(count, value, dtype=np.float32))
 
 
-def _affine(e: Emitter, rows: str, scale: str, shift: str, count: int, length: int) -> str:
-    """a·x + b with one a and one b per row of (count, length): a single pass.
+def _affine(e: Emitter, rows: str, scale: str, shift: str, count: int) -> str:
+    """a·x + b with one a and one b (count,) per row of (1, count, L): a single pass.
 
     ONNX BatchNormalization with mean 0, variance 1 and no epsilon is exactly that, and ONNX Runtime has it as one
     kernel, where Mul and Add are two.
     """
-    flat = e.graph.reshape(rows, (1, count, length))
-    zeros, ones = (e.graph.constant(np.full(count, v, dtype=np.float32)) for v in (0.0, 1.0))
-    vectors = [e.graph.reshape(v, (count,)) for v in (scale, shift)]
-    return e.op("BatchNormalization", flat, *vectors, zeros, ones, epsilon=0.0)
+    return e.op("BatchNormalization", rows, scale, shift, _filled(e, count, 0.0), _filled(e, count, 1.0), epsilon=0.0)
+
+
+def _centred(e: Emitter, rows: str, mean: str, count: int) -> str:
+    """x − mean, one mean per row, as `_affine`."""
+    return e.op(
+        "BatchNormalization",
+        rows,
+        _filled(e, count, 1.0),
+        _filled(e, count, 0.0),
+        mean,
+        _filled(e, count, 1.0),
+        epsilon=0.0,
+    )
 
 
 @translates(torch.ops.protofleet.batch_norm.default)
 def _batch_norm(
     e: Emitter, out: tuple[Meta, ...], x: Value, weight: Value, bias: Value, real: Value, eps: float
 ) -> tuple[str, str, str]:
-    b, c, *plane = x.shape
-    positions = int(np.prod(plane))
-    rows, shares = _rows(e, x), _shares(e, real, positions)
-    mean = _column(e, _row_sums(e, rows, shares, b * positions), c)  # (C, 1)
-    centred = e.op("Sub", rows, mean)
-    variance = _column(e, _row_sums(e, e.op("Mul", centred, centred), shares, b * positions), c)
-    scale = e.op("Mul", _column(e, e.plain(weight), c), _inverse_root(e, variance, eps))
-    y = _affine(e, centred, scale, e.plain(bias), c, b * positions)
-    return _from_rows(e, y, x.shape), e.graph.reshape(mean, (c,)), e.graph.reshape(variance, (c,))
+    channels = x.shape[1]
+    rows, shares = _rows(e, x), _shares(e, real, int(np.prod(x.shape[2:])))
+    mean = _row_sums(e, rows, shares, channels)
+    centred = _centred(e, rows, mean, channels)
+    variance = _row_sums(e, e.op("Mul", centred, centred), shares, channels)
+    scale = e.op("Mul", e.plain(weight), _inverse_root(e, variance, eps))
+    y = _affine(e, centred, scale, e.plain(bias), channels)
+    return _from_rows(e, y, x.shape), mean, variance
 
 
 @translates(torch.ops.protofleet.batch_norm_backward.default)
@@ -103,20 +106,18 @@ def _batch_norm_backward(
     eps: float,
 ) -> tuple[str, str, str]:
     """∂x = w·r·(g − (Σg + x̂·Σg·x̂)·share), with x̂ = r·centred; share is 1/n on real samples and 0 on padding."""
-    b, c, *plane = x.shape
-    length = b * int(np.prod(plane))
-    go, shares = _rows(e, grad), _shares(e, real, int(np.prod(plane)))
-    centred = e.op("Sub", _rows(e, x), _column(e, e.plain(mean), c))
-    root = _inverse_root(e, _column(e, e.plain(variance), c), eps)  # (C, 1)
-    grad_bias = _row_sums(e, go, _ones(e, length), length)  # (C, 1)
-    product = _row_sums(e, e.op("Mul", go, centred), _ones(e, length), length)
-    grad_weight = e.op("Mul", product, root)
-    outer = e.op("Mul", _column(e, e.plain(weight), c), root)  # w·r
-    along = e.op("Mul", grad_weight, root)
-    pull = e.graph.reshape(_affine(e, centred, along, grad_bias, c, length), (c, length))
+    channels, positions = x.shape[1], int(np.prod(x.shape[2:]))
+    go, shares = _rows(e, grad), _shares(e, real, positions)
+    centred = _centred(e, _rows(e, x), e.plain(mean), channels)
+    root = _inverse_root(e, e.plain(variance), eps)  # (C,)
+    ones = _filled(e, x.shape[0] * positions, 1.0)
+    grad_bias = _row_sums(e, go, ones, channels)
+    grad_weight = e.op("Mul", _row_sums(e, e.op("Mul", go, centred), ones, channels), root)
+    pull = _affine(e, centred, e.op("Mul", grad_weight, root), grad_bias, channels)
     inner = e.op("Sub", go, e.op("Mul", pull, shares))
-    gx = e.op("Mul", inner, outer)
-    return _from_rows(e, gx, x.shape), e.graph.reshape(grad_weight, (c,)), e.graph.reshape(grad_bias, (c,))
+    outer = e.op("Mul", e.plain(weight), root)
+    gx = _affine(e, inner, outer, _filled(e, channels, 0.0), channels)
+    return _from_rows(e, gx, x.shape), grad_weight, grad_bias
 
 
 @translates(aten.native_group_norm.default)
@@ -146,7 +147,8 @@ def _group_norm(
     scale = _group_scale(e, root, weight, b, c, groups)  # (B, C, 1)
     shift = e.plain(bias) if bias is not None else e.graph.constant(np.zeros(c, dtype=np.float32))
     shifts = e.graph.expand(e.graph.reshape(shift, (1, c)), (b, c))
-    y = _affine(e, centred, scale, shifts, b * c, positions)
+    rows = e.graph.reshape(centred, (1, b * c, positions))
+    y = _affine(e, rows, *(e.graph.reshape(v, (b * c,)) for v in (scale, shifts)), b * c)
     return (e.graph.reshape(y, x.shape), *stats)
 
 
@@ -216,7 +218,9 @@ def _group_norm_backward(
         for t in (grouped[0], scaled)
     )  # (B, G, 1)
     along = e.op("Mul", e.op("Mul", root3, root3), mean_gx)
-    pull = _affine(e, centred, along, e.op("Mul", root3, mean_g), b * groups, inner * positions)
+    flat = e.graph.reshape(centred, (1, b * groups, inner * positions))
+    vectors = [e.graph.reshape(v, (b * groups,)) for v in (along, e.op("Mul", root3, mean_g))]
+    pull = _affine(e, flat, *vectors, b * groups)
     scale = e.graph.expand(e.op("Mul", root3, w), (b, groups, inner))
     gx = e.op("Sub", e.op("Mul", go, e.graph.reshape(scale, (b, c, 1))), e.graph.reshape(pull, (b, c, positions)))
     return e.graph.reshape(gx, x.shape), grad_weight, grad_bias
