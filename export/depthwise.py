@@ -3,21 +3,27 @@
 ONNX Runtime's Conv treats a depthwise convolution as one tiny product per channel and image. Here each channel's
 kernel becomes a banded matrix instead, by one product with a constant 0/1 matrix:
 
-    small planes     T (C, H·W, OH·OW):      y = x·T,  ∂x = g·Tᵀ,  ∂Tᵀ = gᵀ·x
-    wide planes      T (C, kh·W, OW):        the same for rows of the image, kh shifted rows side by side
+    small planes     T (C, H·W, OH·OW):   y = x·T,  ∂x = g·Tᵀ,  ∂Tᵀ = gᵀ·x
+    wide planes      T (C, G·W, OW):      the same for runs of G image rows at a time
 
-The kernel's gradient is ∂T read at the band, by the transpose of the same constant; ∂T itself is made transposed, gᵀ·x,
-since the narrower factor is the cheaper one to turn. Activations are channel-major,
-(C, B, H, W). docs/decisions/011 has the timings.
+The kernel's gradient is ∂T read at the band, by the transpose of the same constant; ∂T itself is made transposed,
+since the narrower factor is the cheaper one to turn.
+
+The runs of a wide plane. An output row sees a run of image rows that starts `stride` rows below its neighbour's, so
+runs overlap. Every q-th run does not, for q·stride = G at least the window's height; those lie end to end in memory,
+and cutting them out is one block copy. So a plane is cut q times, once per phase, instead of once per kernel row and
+then joined. Activations are channel-major, (C, B, H, W). docs/decisions/011 has the timings.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export.graph import Graph
-from export.windows import Window, fold, tap_matrix, taps
+from export.windows import Window, tap_matrix
 
 __all__ = ["forward", "input_gradient", "weight_gradient"]
 
@@ -26,98 +32,129 @@ _SMALL_PLANE = 64  # pixels up to which the whole plane is one matrix
 
 def forward(graph: Graph, x: str, kernel: str, batch: int, channels: int, window: Window) -> str:
     """x (C, B, H, W), kernel (C, 1, kh, kw) → y, C·B·OH·OW values in channel-major order."""
-    left = _left(graph, x, batch, channels, window)
-    return graph.op("MatMul", left, _bands(graph, kernel, channels, window))
+    bands = _bands(graph, kernel, channels, window)
+    if _is_small(window):
+        return graph.op("MatMul", _whole(graph, x, batch, channels, window.plane), bands)
+    runs, (oh, ow) = _Runs.of(window), window.places
+    shape = (channels, batch, runs.count, 1, ow)
+    parts = [
+        graph.reshape(graph.op("MatMul", part, bands), shape) for part in runs.cut(graph, x, batch, channels, window)
+    ]
+    joined = graph.reshape(graph.op("Concat", *parts, axis=3), (channels, batch, runs.count * runs.phases, ow))
+    return joined if runs.count * runs.phases == oh else graph.slice(joined, [2], [0], [oh])
 
 
 def input_gradient(graph: Graph, grad: str, kernel: str, batch: int, channels: int, window: Window) -> str:
     """grad (C, B, OH, OW) → ∂x, C·B·H·W values in channel-major order."""
     bands = graph.transpose(_bands(graph, kernel, channels, window), (0, 2, 1))
-    product = graph.op("MatMul", graph.reshape(grad, _right_shape(batch, channels, window)), bands)
     if _is_small(window):
-        return product
-    w, oh, rows = window.plane[1], window.places[0], window.kernel[0]
-    apart = graph.reshape(product, (channels, batch, oh, rows * w))
-    parts = graph.ops("Split", apart, graph.ints([w] * rows), outputs=rows, axis=3)
-    return fold(graph, list(parts), _row_window(window), (channels, batch))
+        return graph.op("MatMul", _whole(graph, grad, batch, channels, window.places), bands)
+    runs, (height, width), step = _Runs.of(window), window.plane, window.stride[0]
+    padded = []
+    for phase, part in enumerate(runs.split(graph, grad, batch, channels, window)):
+        rows = graph.reshape(graph.op("MatMul", part, bands), (channels, batch, runs.count * runs.rows, width))
+        before, after = phase * step, runs.reach - phase * step - runs.count * runs.rows
+        padded.append(graph.op("Pad", rows, graph.ints([0, 0, before, 0, 0, 0, after, 0])))
+    total = graph.op("Sum", *padded) if len(padded) > 1 else padded[0]
+    top = window.padding[0]
+    return total if (top, height) == (0, runs.reach) else graph.slice(total, [2], [top], [top + height])
 
 
 def weight_gradient(graph: Graph, grad: str, x: str, batch: int, channels: int, window: Window) -> str:
     """grad (C, B, OH, OW) and x (C, B, H, W) → ∂kernel, C·kh·kw values."""
-    left = graph.transpose(graph.reshape(grad, _right_shape(batch, channels, window)), (0, 2, 1))
-    bands = graph.op("MatMul", left, _left(graph, x, batch, channels, window))  # ∂Tᵀ: the narrower factor turned
-    reader = graph.constant(_reader(window))
-    return graph.op("MatMul", graph.reshape(bands, (channels, -1)), reader)
+    if _is_small(window):
+        lefts = [_whole(graph, grad, batch, channels, window.places)]
+        rights = [_whole(graph, x, batch, channels, window.plane)]
+    else:
+        runs = _Runs.of(window)
+        lefts = runs.split(graph, grad, batch, channels, window)
+        rights = runs.cut(graph, x, batch, channels, window)
+    parts = [
+        graph.op("MatMul", graph.transpose(left, (0, 2, 1)), right) for left, right in zip(lefts, rights, strict=True)
+    ]
+    bands = graph.op("Sum", *parts) if len(parts) > 1 else parts[0]  # ∂Tᵀ
+    reader = np.ascontiguousarray(_band_cells(window).transpose(2, 1, 0))  # (out, in, cells)
+    flat = graph.reshape(bands, (channels, reader.shape[0] * reader.shape[1]))
+    return graph.op("MatMul", flat, graph.constant(reader.reshape(-1, reader.shape[2])))
 
 
-def _reader(window: Window) -> NDArray[np.float32]:
-    """0/1: elements of ∂Tᵀ to kernel cells: (OH·OW·H·W, kh·kw), or (OW·kh·W, kh·kw)."""
-    small = _is_small(window)
-    cells = tap_matrix(window if small else _column_window(window)).transpose(2, 1, 0)  # (out, in, cells)
-    if small:
-        return np.ascontiguousarray(cells.reshape(-1, cells.shape[2]))
-    rows = window.kernel[0]
-    reader = np.zeros((cells.shape[0], rows, cells.shape[1], rows, cells.shape[2]), dtype=np.float32)
-    for row in range(rows):
-        reader[:, row, :, row, :] = cells
-    return reader.reshape(-1, rows * cells.shape[2])
+@dataclass(frozen=True)
+class _Runs:
+    """How a wide plane is cut into runs of rows.
+
+    Attributes:
+        phases: q, how many sets of runs that do not overlap.
+        rows: G, image rows in a run.
+        count: runs per image in each phase.
+        reach: rows of the padded image that all runs together cover.
+    """
+
+    phases: int
+    rows: int
+    count: int
+    reach: int
+
+    @classmethod
+    def of(cls, window: Window) -> _Runs:
+        height, stride = window.offset(window.kernel[0] - 1, 0) + 1, window.stride[0]
+        phases = -(-height // stride)
+        rows, count = phases * stride, -(-window.places[0] // phases)
+        reach = max((phases - 1) * stride + count * rows, window.padding[0] + window.plane[0])
+        return cls(phases, rows, count, reach)
+
+    def cut(self, graph: Graph, x: str, batch: int, channels: int, window: Window) -> list[str]:
+        """x (C, B, H, W) → each phase's runs (C, B·count, G·W)."""
+        top, width = window.padding[0], window.plane[1]
+        bottom = self.reach - window.plane[0] - top
+        padded = graph.op("Pad", x, graph.ints([0, 0, top, 0, 0, 0, bottom, 0]))
+        shape = (channels, batch * self.count, self.rows * width)
+        starts = [phase * window.stride[0] for phase in range(self.phases)]
+        length = self.count * self.rows
+        return [graph.reshape(graph.slice(padded, [2], [s], [s + length]), shape) for s in starts]
+
+    def split(self, graph: Graph, grad: str, batch: int, channels: int, window: Window) -> list[str]:
+        """grad (C, B, OH, OW) → each phase's output rows (C, B·count, OW)."""
+        oh, ow = window.places
+        missing = self.count * self.phases - oh
+        name = graph.op("Pad", grad, graph.ints([0, 0, 0, 0, 0, 0, missing, 0])) if missing else grad
+        apart = graph.reshape(name, (channels, batch * self.count, self.phases * ow))
+        if self.phases == 1:
+            return [apart]
+        return list(graph.ops("Split", apart, graph.ints([ow] * self.phases), outputs=self.phases, axis=2))
 
 
 def _is_small(window: Window) -> bool:
     return int(np.prod(window.plane)) <= _SMALL_PLANE
 
 
-def _row_window(window: Window) -> Window:
-    """The vertical part of the window: whole rows of the image, one tap per kernel row."""
-    return Window(
-        kernel=(window.kernel[0], 1),
-        stride=(window.stride[0], 1),
-        padding=(window.padding[0], 0),
-        dilation=(window.dilation[0], 1),
-        plane=window.plane,
-        places=(window.places[0], window.plane[1]),
-    )
+def _whole(graph: Graph, name: str, batch: int, channels: int, plane: tuple[int, int]) -> str:
+    """Planes (C, B, H, W) as (C, B, H·W)."""
+    return graph.reshape(name, (channels, batch, plane[0] * plane[1]))
 
 
-def _column_window(window: Window) -> Window:
-    """The horizontal part of the window, over one row of the image."""
-    return Window(
-        kernel=(1, window.kernel[1]),
+def _band_cells(window: Window) -> NDArray[np.float32]:
+    """0/1: which elements of T each kernel cell fills: (kh·kw, H·W, OH·OW), or (kh·kw, G·W, OW)."""
+    if _is_small(window):
+        return tap_matrix(window)
+    (kh, kw), width, runs = window.kernel, window.plane[1], _Runs.of(window)
+    across = Window(
+        kernel=(1, kw),
         stride=(1, window.stride[1]),
         padding=(0, window.padding[1]),
         dilation=(1, window.dilation[1]),
-        plane=(1, window.plane[1]),
+        plane=(1, width),
         places=(1, window.places[1]),
     )
-
-
-def _band_matrix(window: Window) -> NDArray[np.float32]:
-    """0/1: kernel cells to elements of T: (kh·kw, H·W·OH·OW), or per kernel row (kw, W·OW)."""
-    matrix = tap_matrix(window if _is_small(window) else _column_window(window))
-    return matrix.reshape(matrix.shape[0], -1)
+    row = tap_matrix(across)  # (kw, W, OW)
+    cells = np.zeros((kh, kw, runs.rows, width, window.places[1]), dtype=np.float32)
+    for i in range(kh):
+        cells[i, :, window.offset(i, 0)] = row
+    return cells.reshape(kh * kw, runs.rows * width, window.places[1])
 
 
 def _bands(graph: Graph, kernel: str, channels: int, window: Window) -> str:
-    """T (C, H·W, OH·OW), or (C, kh·W, OW)."""
-    constant = _band_matrix(window)
-    rows = 1 if _is_small(window) else window.kernel[0]
-    flat = graph.reshape(kernel, (channels * rows, constant.shape[0]))
-    product = graph.op("MatMul", flat, graph.constant(constant))
-    if _is_small(window):
-        return graph.reshape(product, (channels, int(np.prod(window.plane)), int(np.prod(window.places))))
-    return graph.reshape(product, (channels, rows * window.plane[1], window.places[1]))
-
-
-def _left(graph: Graph, x: str, batch: int, channels: int, window: Window) -> str:
-    """x as the left factor: (C, B, H·W), or rows side by side (C, B·OH, kh·W)."""
-    if _is_small(window):
-        return graph.reshape(x, (channels, batch, int(np.prod(window.plane))))
-    rows = taps(graph, x, _row_window(window))  # each (C, B, OH, W)
-    joined = graph.op("Concat", *rows, axis=3) if len(rows) > 1 else rows[0]
-    return graph.reshape(joined, (channels, batch * window.places[0], window.kernel[0] * window.plane[1]))
-
-
-def _right_shape(batch: int, channels: int, window: Window) -> tuple[int, int, int]:
-    if _is_small(window):
-        return (channels, batch, int(np.prod(window.places)))
-    return (channels, batch * window.places[0], window.places[1])
+    """T (C, H·W, OH·OW), or (C, G·W, OW)."""
+    cells = _band_cells(window)
+    flat = graph.reshape(kernel, (channels, len(cells)))
+    product = graph.op("MatMul", flat, graph.constant(cells.reshape(len(cells), -1)))
+    return graph.reshape(product, (channels, *cells.shape[1:]))

@@ -177,7 +177,7 @@ def _shapes(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 # Defined without an autograd kernel of their own, so that `torch.func` transforms see through to `_BatchNorm` below.
-_library = torch.library.Library("protofleet", "DEF")
+_library = torch.library.Library("protofleet", "FRAGMENT")
 _library.define("batch_norm(Tensor x, Tensor weight, Tensor bias, Tensor real, float eps) -> (Tensor, Tensor, Tensor)")
 _library.define(
     "batch_norm_backward(Tensor grad, Tensor x, Tensor weight, Tensor mean, Tensor variance, Tensor real, float eps)"

@@ -26,6 +26,7 @@ from contract.bundle import StateTensor
 from contract.methods import Value
 from export.norms import BatchContext, RealBatchNorm, packed, to_real_batch_norm, unpacked
 from export.objectives import OBJECTIVES
+from export.preprocess import Preprocess
 from export.trace import record
 
 __all__ = ["Preprocess", "StepPlan", "TrainingStep", "plan_step", "quiet", "trace_step"]
@@ -33,21 +34,6 @@ __all__ = ["Preprocess", "StepPlan", "TrainingStep", "plan_step", "quiet", "trac
 
 _SMALL_ELEMENTS = 4096  # tensors up to this size are updated together
 _CHANCE = ("StochasticDepth", "DropPath")  # torchvision's and timm's, known by name so that neither need be there
-
-
-class Preprocess(nn.Module):
-    """uint8 images (B, H, W, c) → normalised float32 (B, c, H, W): (x / 255 − mean) / std, per channel."""
-
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32), persistent=False)
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As the class says, in two passes over channel planes: x · 1/(255·std) − mean/std."""
-        column = (1, -1, 1, 1)
-        planes = x.permute(0, 3, 1, 2).to(torch.float32)
-        return planes * (1.0 / (255.0 * self.std)).view(column) - (self.mean / self.std).view(column)
 
 
 @dataclass(frozen=True)

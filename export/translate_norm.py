@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from export import norms  # noqa: F401  registers protofleet::batch_norm
+from export import norms, preprocess  # noqa: F401  they register protofleet::batch_norm and protofleet::preprocess
 from export.translate import Emitter, Meta, Rows, Value, refusal, translates
 
 __all__: list[str] = []
@@ -77,6 +77,16 @@ def _centred(e: Emitter, rows: str, mean: str, count: int) -> str:
         _filled(e, count, 1.0),
         epsilon=0.0,
     )
+
+
+@translates(torch.ops.protofleet.preprocess.default)
+def _preprocess(e: Emitter, out: Meta, x: Value, mean: Sequence[float], std: Sequence[float]) -> str:
+    planes = e.graph.cast(e.graph.transpose(e.plain(x), (0, 3, 1, 2)), torch.float32)
+    centre = 255.0 * np.asarray(mean, dtype=np.float64)
+    variance = (255.0 * np.asarray(std, dtype=np.float64)) ** 2
+    statistics = [e.graph.constant(v, np.float32) for v in (centre, variance)]
+    ones, zeros = (_filled(e, len(centre), v) for v in (1.0, 0.0))
+    return e.op("BatchNormalization", planes, ones, zeros, *statistics, epsilon=0.0)
 
 
 @translates(torch.ops.protofleet.batch_norm.default)
@@ -165,15 +175,17 @@ def _inference_group_norm(e: Emitter, x: Value, weight: Any, bias: Any, groups: 
 
 @translates(aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)
 def _inference_batch_norm(
-    e: Emitter, out: tuple[Meta, ...], x: Value, weight: Value, bias: Value, mean: Value, variance: Value, *rest: Any
+    e: Emitter, out: tuple[Meta, ...], x: Value, weight: Any, bias: Any, mean: Value, variance: Value, *rest: Any
 ) -> tuple[str, None, None]:
     """With running statistics. Training statistics are refused: only protofleet::batch_norm keeps padding out."""
     training, eps = (rest[0], rest[-1]) if isinstance(rest[0], bool) else (False, rest[-1])
-    if training or not e.graph.any_batch:
+    if training:
         raise refusal(
             "batch normalisation outside a BatchNorm module", "nn.BatchNorm1d, nn.BatchNorm2d or GroupNorm modules"
         )
-    y = e.op("BatchNormalization", *(e.plain(v) for v in (x, weight, bias, mean, variance)), epsilon=float(eps))
+    scale = e.plain(weight) if weight is not None else _filled(e, x.shape[1], 1.0)
+    shift = e.plain(bias) if bias is not None else _filled(e, x.shape[1], 0.0)
+    y = e.op("BatchNormalization", e.plain(x), scale, shift, e.plain(mean), e.plain(variance), epsilon=float(eps))
     return y, None, None
 
 

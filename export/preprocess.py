@@ -1,0 +1,42 @@
+"""From camera bytes to what a backbone takes: uint8 images (B, H, W, c) → float32 (B, c, H, W), (x / 255 − mean) / std.
+
+It is part of both graphs, so that no device can get it wrong. As one operator of our own it can be what is fastest on
+each side: in eager torch, arithmetic on the images as they lie, which leaves the channels last and convolutions quick;
+in ONNX, planes first, then BatchNormalization with fixed statistics, one pass (export/translate_norm.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Preprocess"]
+
+
+class Preprocess(nn.Module):
+    """The operator with its statistics: `mean` and `std` of x / 255, (c,) float32."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(tuple(mean), dtype=torch.float32), persistent=False)
+        self.register_buffer("std", torch.tensor(tuple(std), dtype=torch.float32), persistent=False)
+        self._mean, self._std = list(mean), list(std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, H, W, c) uint8 → (B, c, H, W) float32."""
+        return torch.ops.protofleet.preprocess(x, self._mean, self._std)
+
+
+def _preprocess(x: Tensor, mean: list[float], std: list[float]) -> Tensor:
+    scaled = (x.to(torch.float32) / 255.0 - torch.tensor(mean)) / torch.tensor(std)
+    return scaled.permute(0, 3, 1, 2)
+
+
+_library = torch.library.Library("protofleet", "FRAGMENT")
+_library.define("preprocess(Tensor x, float[] mean, float[] std) -> Tensor")
+_library.impl("preprocess", _preprocess, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "protofleet::preprocess", lambda x, mean, std: torch.empty_like(x, dtype=torch.float32).permute(0, 3, 1, 2)
+)
