@@ -90,7 +90,7 @@ class _Bomb:
 def test_no_code_in_the_file_runs(net: nn.Module, tmp_path: Path):
     target = tmp_path / "exploded"
     torch.save({"0.weight": _Bomb(str(target))}, tmp_path / "w.pt")
-    (tmp_path / "w.pkl").write_bytes(pickle.dumps(_Bomb(str(target))))
+    (tmp_path / "w.pkl").write_bytes(pickle.dumps(_Bomb(str(target)), protocol=2))
     for name in ("w.pt", "w.pkl"):
         with pytest.raises(ExportError, match="cannot be read safely"):
             load_weights(net, tmp_path / name)
