@@ -15,7 +15,7 @@ running statistics as they are. DESIGN section 3.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ from torch.func import functional_call
 
 from contract.bundle import StateTensor
 from contract.methods import Value
-from export.norms import BatchContext, RealBatchNorm, packed, to_real_batch_norm, unpacked
+from export.norms import BatchContext, RealBatchNorm, to_real_batch_norm
 from export.objectives import OBJECTIVES
 from export.preprocess import Preprocess
 from export.trace import record
@@ -32,7 +32,6 @@ from export.trace import record
 __all__ = ["Preprocess", "StepPlan", "TrainingStep", "plan_step", "quiet", "trace_step"]
 
 
-_SMALL_ELEMENTS = 4096  # tensors up to this size are updated together
 _CHANCE = ("StochasticDepth", "DropPath")  # torchvision's and timm's, known by name so that neither need be there
 
 
@@ -134,30 +133,17 @@ class TrainingStep(nn.Module):
         return (loss.detach(), *(new[name] for name in plan.updated))
 
     def _sgd(self, tensors: Mapping[str, Tensor], grads: Mapping[str, Tensor], rate: Tensor) -> dict[str, Tensor]:
-        """torch.optim.SGD without dampening or Nesterov; parameters without a gradient are left alone, as there.
-
-        The many small tensors (biases, scales) are updated as one, which takes a network of a hundred layers from a
-        thousand nodes to ten.
-        """
-        small = [name for name, grad in grads.items() if grad.numel() <= _SMALL_ELEMENTS]
-        new = {}
-        for name in (n for n in grads if n not in small):
-            new.update(self._move([name], tensors, grads, rate))
-        return {**new, **(self._move(small, tensors, grads, rate) if small else {})}
-
-    def _move(
-        self, names: Sequence[str], tensors: Mapping[str, Tensor], grads: Mapping[str, Tensor], rate: Tensor
-    ) -> dict[str, Tensor]:
+        """torch.optim.SGD without dampening or Nesterov; parameters without a gradient are left alone, as there."""
         decay, momentum = float(self._plan.hyper["weight_decay"]), float(self._plan.hyper["momentum"])
-        velocities = [f"momentum.{name}" for name in names]
-        shapes = [tensors[name].shape for name in names]
-        p, step = packed([tensors[n] for n in names]), packed([grads[n] for n in names])
-        step = step + decay * p if decay else step
-        moved = {}
-        if momentum:
-            step = momentum * packed([tensors[v] for v in velocities]) + step
-            moved = dict(zip(velocities, unpacked(step, shapes), strict=True))
-        return {**moved, **dict(zip(names, unpacked(p - rate * step, shapes), strict=True))}
+        new = {}
+        for name, grad in grads.items():
+            p, velocity = tensors[name], f"momentum.{name}"
+            step = grad + decay * p if decay else grad
+            if momentum:
+                step = momentum * tensors[velocity] + step
+                new[velocity] = step
+            new[name] = p - rate * step
+        return new
 
 
 def trace_step(step: TrainingStep, example: tuple[Tensor, ...]) -> fx.GraphModule:
