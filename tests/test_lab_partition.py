@@ -16,7 +16,7 @@ LABELS = np.repeat(np.arange(6), 80)
 @pytest.mark.parametrize("scheme", PARTITIONS)
 @pytest.mark.parametrize("seed", [0, 1, 7])
 def test_parts_are_disjoint_reproducible_and_trainable(scheme: str, seed: int) -> None:
-    spec = Partition(scheme, clients=5, alpha=0.3, classes_per_client=2)
+    spec = Partition(scheme, clients=5, alpha=0.3, classes_per_client=2, shots=12)
     parts = partition(LABELS, spec, seed=seed)
     joined = np.concatenate(parts)
     assert len(parts) == 5
