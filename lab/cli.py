@@ -58,10 +58,11 @@ def demo_command(
 
 @lab_app.command("list")
 def list_command(json: Annotated[Path | None, typer.Option(help="Write the names here.")] = None) -> int:
-    """Methods, baselines, backbones, data sets and partitions that `lab run` knows."""
+    """Methods, baselines, backbones, data sets and partitions that `lab run` knows, and tables."""
     from export.backbones import BACKBONES
     from lab.datasets import SHIPPED
     from lab.experiment import LAB_METHODS
+    from lab.settings import TABLES, read_table
 
     groups = {
         "methods": dict(LAB_METHODS),
@@ -69,6 +70,7 @@ def list_command(json: Annotated[Path | None, typer.Option(help="Write the names
         "data": dict.fromkeys(SHIPPED, "ships with the package")
         | {"DIR": "train.parquet and test.parquet", "owner/name": "a data set of the Hugging Face Hub"},
         "partitions": dict(PARTITIONS),
+        "tables": {name: read_table(name)[1].title for name in TABLES},
     }
     table = Table.grid(padding=(0, 3))
     for group, names in groups.items():
@@ -140,6 +142,70 @@ def run_command(
             )
 
     return _until_stopped(run)
+
+
+@lab_app.command("table")
+def table_command(
+    name: Annotated[str, typer.Argument(help="A table of `lab list`, or a TOML file of your own.")],
+    quick: Annotated[bool, typer.Option("--quick", help="The fraction that the table states, in minutes.")] = False,
+    data: Annotated[str | None, typer.Option(help="As for lab run.  [default: the table's name of the Hub]")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs for each cell.  [default: the table's]")] = None,
+    only: Annotated[str | None, typer.Option(help="Rows by name, with commas between.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Columns by name, with commas between.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs and results are kept; a stopped table goes on there.")] = Path(
+        "protofleet-tables"
+    ),
+    json: Annotated[Path | None, typer.Option(help="Write the results here, too.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
+    threads: Annotated[int, typer.Option(help="Of torch within an operator.")] = 1,
+) -> int:
+    """Regenerate a published table: the paper's number beside ours."""
+    from lab.bench import Order
+    from lab.settings import read_table
+
+    stem, table = read_table(name)
+    if seeds is not None and seeds < 1:
+        raise UsageError("--seeds", expected="1 or more", got=seeds)
+    rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
+    order = Order(table, out / stem, data, seeds, quick, rows, wanted)
+    return _until_stopped(lambda: _fill_table(stem, order, json, tensorboard, threads))
+
+
+def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | None, threads: int) -> None:
+    import torch
+
+    from lab.bench import Progress, run_table
+    from lab.board import log_round, open_board
+    from lab.sheet import show, write_sheet
+    from lab.stage import stage
+
+    torch.set_num_threads(max(threads, 1))
+    board = open_board(tensorboard) if tensorboard is not None else None
+    console = Console()
+    with stage(console) as shown, shown.part("table", stem) as part:
+        progress = Progress(
+            on_run=lambda done, of, words: part.at(done, words or f"{of} runs", of=of),
+            on_round=lambda words, record: log_round(board, words, record) if board is not None else None,
+            on_text=part.say,
+        )
+        cells = run_table(order, progress)
+    if board is not None:
+        board.close()
+    paths = write_sheet(stem, order, cells, _command_line(stem, order))
+    console.print(show(stem, order, cells))
+    console.print(*paths, sep="\n", highlight=False, soft_wrap=True)
+    if json is not None:
+        _write(json, paths[0].read_text(encoding="utf-8"))
+
+
+def _command_line(stem: str, order: Any) -> str:
+    """The command that gives these cells, with the data's place left to the reader."""
+    parts = ["protofleet lab table", stem, *(["--quick"] if order.quick else [])]
+    parts += ["--data DIR"] if order.data else []
+    parts += [f"--seeds {order.seeds}"] if order.seeds else []
+    parts += [f"--only '{','.join(order.rows)}'"] if order.rows else []
+    parts += [f"--columns '{','.join(order.columns)}'"] if order.columns else []
+    return " ".join(parts)
 
 
 def _settings(given: list[str]) -> dict[str, str]:

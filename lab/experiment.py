@@ -92,6 +92,7 @@ def run_experiment(
     on_round: Callable[[RoundRecord], None],
     on_device: OnDevice,
     on_text: Callable[[str], None],
+    data: DataSet | None = None,
 ) -> list[RoundRecord]:
     """Run it.
 
@@ -99,12 +100,14 @@ def run_experiment(
         on_round: called with each round's record.
         on_device: called before each device's turn with the round and how many have had theirs.
         on_text: called with a few words about what is done now.
+        data: what `experiment.data` names, where it is loaded already.
 
     Raises:
         UsageError, DataError, MethodError, ExportError: one line each.
     """
-    on_text("loading the data")
-    data = load_dataset(experiment.data)
+    if data is None:
+        on_text("loading the data")
+        data = load_dataset(experiment.data)
     parts = partition(data.train.y, experiment.partition, seed=experiment.course.seed)
     cuts = [hold_back(part, experiment.local_test, experiment.course.seed + n) for n, part in enumerate(parts)]
     shares = [take(data.train, kept) for kept, _ in cuts]
