@@ -22,9 +22,7 @@ from lab.charts import Line, Mark, curves, nice_bytes, scatter, standalone
 __all__ = ["show", "write_sheet"]
 
 SCHEMA = "protofleet.table/1"
-_LEGEND = (
-    "± is the standard deviation over seeds, up/round what one client sends in a round, time/run one run's wall time"
-)
+_LEGEND = "± is the standard deviation over seeds, up/round what one client sends in a round, time/run wall time"
 _KINDS = {"nothing": "local", "prototypes": "fed", "sums": "ffc", "weights": "pooled"}
 _HEADINGS = ("", "condition", "ours", "published", "diff.", "seeds", "up/round", "time/run")
 
