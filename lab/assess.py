@@ -109,7 +109,7 @@ def close(federation: Federation, names: Sequence[str], seed: int) -> tuple[list
         heads.append(("linear", calibrated_head(federation.model, federation.shares)))
         sent["linear"] = ffc_bytes(classes, width)
     if "ccvr" in names:
-        heads.append(("ccvr", ccvr_head(federation.model, federation.shares, seed)))
+        heads.append(("ccvr", ccvr_head(federation.model, federation.shares, federation.hyper, seed)))
         sent["ccvr"] = ccvr_bytes(classes, width)
     return heads, sent
 

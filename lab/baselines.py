@@ -51,7 +51,12 @@ _SERVER = {
     "server_beta": Hyper(0.99, f"β₂ of fedadam, {_PAPERS['fedopt']}", high=0.999999),
     "server_epsilon": Hyper(1e-3, f"τ of fedadam, {_PAPERS['fedopt']}", low=1e-12),
 }
-COMMON: Mapping[str, Hyper] = MappingProxyType({**_TRAINING, **_SERVER})
+_CLOSING = {
+    "ccvr_virtual": Hyper(2000, "virtual features of a class, Luo et al., NeurIPS 2021; SphereFed: 500", low=1),
+    "ccvr_lr": Hyper(0.01, "ours; SphereFed, Tab. 16: 0.00001", low=1e-9),
+    "ccvr_epochs": Hyper(10, "ours", low=1),
+}
+COMMON: Mapping[str, Hyper] = MappingProxyType({**_TRAINING, **_SERVER, **_CLOSING})
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,8 @@ class Baseline:
 
 def _cross_entropy(summary: str, paper: str, **parts: object) -> Baseline:
     """A row whose clients minimise the plain cross-entropy of the head."""
-    fixed = {"lambda": 0.0, "distance": "squared", "reading": "sample"}
+    fixed = {name: hyper.default for name, hyper in METHODS["fedproto"].hyper.items() if name not in _TRAINING}
+    fixed["lambda"] = 0.0
     return Baseline(summary, _PAPERS[paper], fixed=fixed, **parts)  # type: ignore[arg-type]
 
 

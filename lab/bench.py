@@ -143,7 +143,7 @@ def _run(
     progress: Progress,
 ) -> Finished:
     seed, began = experiment.course.seed, time.monotonic()
-    path = ledger.rounds_of(*words.split(", "))
+    path = ledger.rounds_of(*words.split(", "), key[:8])
     failure = None
     records: list[RoundRecord] = []
 
@@ -175,7 +175,7 @@ def _compact(record: RoundRecord) -> dict[str, Any]:
 
 def _cell(order: Order, row: Row, column: Column, mark: str, done: dict[str, Finished]) -> Cell:
     table = order.table
-    settings, metric = table.settle(row, column, quick=order.quick), table.metric_of(row)
+    settings, metric = table.settle(row, column, quick=order.quick), table.metric_of(row, column)
     keys = [run_key(settings, seed, mark) for seed in range(order.runs)]
     runs = [done[key] for key in keys if key in done]
     good = [run for run in runs if run.failure is None]

@@ -11,7 +11,7 @@ Features are those of the model as it stands: (N, D) float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from aggregator.ffc import solve_head
+from contract.methods import Value
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from edge_client.data import LocalData
@@ -28,8 +29,7 @@ from lab.eager import EagerModel
 __all__ = ["RIDGE", "Head", "calibrated_head", "ccvr_bytes", "ccvr_head", "ffc_bytes", "head_by_ffc", "head_by_sgd"]
 
 RIDGE = 1e-6  # of contract/methods.py's ffc
-VIRTUAL_PER_CLASS = 2000
-_CCVR_EPOCHS, _CCVR_LR, _BATCH = 10, 0.01, 64
+_BATCH = 64
 
 Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -69,8 +69,12 @@ def ccvr_bytes(classes: int, width: int) -> int:
     return 4 * classes * (width * (width + 1) // 2 + width + 1)
 
 
-def ccvr_head(model: EagerModel, shares: Sequence[LocalData], seed: int) -> Head:
-    """CCVR's head: the model's own, or zeros where it has none to train, retrained on virtual features."""
+def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str, Value], seed: int) -> Head:
+    """CCVR's head: the model's own, with a bias, retrained on virtual features.
+
+    Args:
+        hyper: `ccvr_virtual` features of each class, `ccvr_lr`, `ccvr_epochs`.
+    """
     classes, width = model.head_weight.shape
     counts, sums = np.zeros(classes), np.zeros((classes, width))
     squares = np.zeros((classes, width, width))
@@ -81,10 +85,11 @@ def ccvr_head(model: EagerModel, shares: Sequence[LocalData], seed: int) -> Head
             counts[j] += len(rows)
             sums[j] += rows.sum(axis=0)
             squares[j] += rows.T @ rows
-    z, y = _virtual(counts, sums, squares, np.random.default_rng(seed))
+    z, y = _virtual(counts, sums, squares, int(hyper["ccvr_virtual"]), np.random.default_rng(seed))
     bias = torch.zeros(classes) if model.head_bias is None else model.head_bias.detach().clone()
     start = (model.head_weight.detach().clone(), bias)
-    return _fit(z, y, start, lr=_CCVR_LR, momentum=0.9, epochs=_CCVR_EPOCHS, unit=False, seed=seed)
+    lr, epochs = float(hyper["ccvr_lr"]), int(hyper["ccvr_epochs"])
+    return _fit(z, y, start, lr=lr, momentum=0.9, epochs=epochs, unit=False, seed=seed)
 
 
 def head_by_ffc(features: Features, y: Labels, classes: int, ridge: float = RIDGE) -> Head:
@@ -110,18 +115,19 @@ def _virtual(
     counts: NDArray[np.float64],
     sums: NDArray[np.float64],
     squares: NDArray[np.float64],
+    each: int,
     rng: np.random.Generator,
 ) -> tuple[Features, Labels]:
-    """Draws from each seen class's Gaussian: features (V, D) and labels (V,)."""
+    """`each` draws from every seen class's Gaussian: features (V, D) and labels (V,)."""
     z, y = [], []
     for j in np.flatnonzero(counts):
         mean = sums[j] / counts[j]
         covariance = (squares[j] - counts[j] * np.outer(mean, mean)) / max(counts[j] - 1, 1)
         values, vectors = np.linalg.eigh(covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))  # (D, D): root rootᵀ = covariance, singular or not
-        noise = rng.standard_normal((VIRTUAL_PER_CLASS, len(mean)))
+        noise = rng.standard_normal((each, len(mean)))
         z.append((mean + noise @ root.T).astype(np.float32))
-        y.append(np.full(VIRTUAL_PER_CLASS, j, dtype=np.int64))
+        y.append(np.full(each, j, dtype=np.int64))
     return np.concatenate(z), np.concatenate(y)
 
 

@@ -96,10 +96,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One condition that every row is run under."""
+    """One condition that every row is run under; with `part`, of the same runs another part of what was measured."""
 
     name: str
     settings: Settings = Settings()
+    part: str | None = None
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -154,9 +155,10 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     charts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def metric_of(self, row: Row) -> str:
-        """The row's own metric, or the table's."""
-        return row.metric or self.metric
+    def metric_of(self, row: Row, column: Column) -> str:
+        """The row's own metric, or the table's, of the column's part."""
+        metric = row.metric or self.metric
+        return metric if column.part is None else f"{column.part}/{metric.partition('/')[2]}"
 
     def settle(self, row: Row, column: Column, *, quick: bool) -> Settings:
         """A cell's settings."""
@@ -202,7 +204,8 @@ def read_table(name: str) -> tuple[str, Table]:
     except ValueError as error:  # broken TOML, or msgspec's word for a setting that is none
         raise UsageError(f"lab table {name}", expected="a table's settings", got=error) from None
     for row in table.rows:
-        _check_metric(name, table.metric_of(row))
+        for column in table.columns:
+            _check_metric(name, table.metric_of(row, column))
         _named(f"{name}: columns of {row.name}", [*row.columns, *row.published], [c.name for c in table.columns])
     return path.stem, table
 

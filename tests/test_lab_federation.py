@@ -16,7 +16,7 @@ from export.backbones import build_backbone
 from lab.assess import AveragingRecord
 from lab.averaging import Measures, run_baseline
 from lab.baselines import BASELINES
-from lab.closings import VIRTUAL_PER_CLASS, _virtual, calibrated_head, ccvr_head, head_by_ffc
+from lab.closings import _virtual, calibrated_head, ccvr_head, head_by_ffc
 from lab.eager import EagerModel, train_eager
 from lab.federation import Federation
 from lab.servers import Outcome, Server, average
@@ -265,10 +265,11 @@ def test_virtual_features_have_the_pooled_classes_mean_and_covariance() -> None:
         np.array([0.0, 400.0]),
         np.stack([np.zeros(3), pooled.sum(axis=0)]),
         np.stack([np.zeros((3, 3)), pooled.T @ pooled]),
+        2000,
         rng,
     )
     assert set(y) == {1}
-    assert len(z) == VIRTUAL_PER_CLASS
+    assert len(z) == 2000
     np.testing.assert_allclose(z.mean(axis=0), pooled.mean(axis=0), atol=0.15)
     np.testing.assert_allclose(np.cov(z.T), np.cov(pooled.T), atol=0.4)
 
@@ -277,7 +278,8 @@ def test_closings_answer_better_than_an_untrained_head() -> None:
     model, held = _model("initial"), shares()
     features = model.features(TEST.x)
     before = (model.predict(TEST.x) == TEST.y).mean()
-    for head in (calibrated_head(model, held), ccvr_head(model, held, seed=0)):
+    hyper = BASELINES["fedavg"].settle({"ccvr_virtual": 200})
+    for head in (calibrated_head(model, held), ccvr_head(model, held, hyper, seed=0)):
         assert (head.answers(features) == TEST.y).mean() > before + 0.2
 
 
