@@ -85,11 +85,15 @@ def list_command(json: Annotated[Path | None, typer.Option(help="Write the names
 
 @lab_app.command("run")
 def run_command(
-    method: Annotated[str, typer.Option(help="fedproto, ffc, local, fedavg or spherefed.")] = "fedproto",
+    method: Annotated[str, typer.Option(help="A method of `lab list`.")] = "fedproto",
     data: Annotated[str, typer.Option(help="As for protofleet demo.")] = "fashion_mnist_subset",
     partition: Annotated[str, typer.Option(help="Who holds what: " + ", ".join(PARTITIONS) + ".")] = "dirichlet",
     alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller is more uneven.")] = 0.5,
     classes_per_client: Annotated[int, typer.Option(help="For the pathological partition.")] = 3,
+    ways: Annotated[int, typer.Option(help="Classes of a client, on average, for the shots partition.")] = 3,
+    ways_spread: Annotated[int, typer.Option(help="How far from that, at most.")] = 2,
+    shots: Annotated[int, typer.Option(help="Samples of each of them.")] = 100,
+    samples: Annotated[int, typer.Option(help="Training samples in all, drawn at random; 0 for every one.")] = 0,
     clients: Annotated[int, typer.Option(help="Devices.")] = 5,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 5,
     fraction: Annotated[float, typer.Option(help="Share of the devices sampled in each round.")] = 1.0,
@@ -99,13 +103,19 @@ def run_command(
     set: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, a hyper-parameter; again for another.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Start from these weights, for fedproto, ffc and local.")] = None,
     calibrate: Annotated[bool, typer.Option(help="End with FFC.")] = True,
+    ccvr: Annotated[bool, typer.Option("--ccvr", help="End with CCVR, too, where weights are averaged.")] = False,
+    local_test: Annotated[float, typer.Option(help="Share of its samples that a client keeps for its own test.")] = 0.0,
+    personal: Annotated[list[str] | None, typer.Option(help="fit, head-sgd or head-ffc; again for another.")] = None,
     save_weights: Annotated[
         Path | None, typer.Option(help="Write the backbone of fedavg or spherefed, for protofleet export --weights.")
     ] = None,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write one JSON line for each round here.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
 ) -> int:
     """Run one federation in this process and print a line for each round."""
+    from lab.averaging import Measures
+    from lab.board import log_round, open_board
     from lab.experiment import Experiment, run_experiment
     from lab.simulate import Course, RoundRecord
     from lab.stage import stage
@@ -114,17 +124,29 @@ def run_command(
     experiment = Experiment(
         method=method,
         data=data,
-        partition=Partition(partition, clients, alpha, classes_per_client),
+        partition=Partition(
+            partition,
+            clients,
+            alpha,
+            classes_per_client,
+            ways=ways,
+            ways_spread=ways_spread,
+            shots=shots,
+            only=samples,
+        ),
         course=Course(rounds, calibrate, fraction, seed, evaluate_every=_at_least_one(evaluate_every)),
         backbone=backbone,
         batch=batch,
         hyper=_settings(set or []),
         weights=weights,
         save_weights=save_weights,
+        local_test=local_test,
+        measures=Measures(("ccvr",) if ccvr else (), tuple(personal or ())),
     )
     if json is not None:
         _write(json, "")
     console = Console()
+    board = open_board(tensorboard) if tensorboard is not None else None
 
     def run() -> None:
         with stage(console) as shown, shown.part("run", f"{method}, {clients} clients", rounds * clients) as part:
@@ -133,6 +155,8 @@ def run_command(
                 console.print(round_line(record), highlight=False, soft_wrap=True)
                 if json is not None:
                     _write(json, json_module.dumps(record.as_json()) + "\n", append=True)
+                if board is not None:
+                    log_round(board, method, record)
 
             run_experiment(
                 experiment,
@@ -140,6 +164,8 @@ def run_command(
                 on_device=lambda number, turn: part.at((number - 1) * clients + turn, f"round {number}"),
                 on_text=part.say,
             )
+        if board is not None:
+            board.close()
 
     return _until_stopped(run)
 
