@@ -209,8 +209,8 @@ def scatter(marks: Sequence[Mark], title: str) -> str:
     sizes = [math.log10(mark.size_bytes) for mark in marks if mark.size_bytes >= 1]
     first, last = math.floor(min(sizes, default=3.0)), math.ceil(max(sizes, default=6.0) + 0.2)
     low, high = _range([mark.value for mark in marks])
-    left, right, top, bottom = 78, WIDTH - 96, 28, 300
-    parts = [_text(0, 10, "accuracy", "t-axis"), _text(left - 22, bottom + 20, "none", "t-axis", "middle")]
+    left, right, top, bottom = 104, WIDTH - 96, 28, 300
+    parts = [_text(0, 10, "accuracy", "t-axis"), _text(left - 48, bottom + 20, "none", "t-axis", "middle")]
     for tick in _ticks(low, high):
         y = _scale(tick, low, high, bottom, top)
         parts.append(f'<line class="grid" x1="44" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -221,14 +221,16 @@ def scatter(marks: Sequence[Mark], title: str) -> str:
         parts.append(_text(x, bottom + 20, nice_bytes(10.0**power), "t-axis", "middle"))
     placed: list[tuple[float, float]] = []
     for mark in sorted(marks, key=lambda each: -each.value):
-        x = left - 22 if mark.size_bytes < 1 else _scale(math.log10(mark.size_bytes), first, last, left, right)
+        x = left - 48 if mark.size_bytes < 1 else _scale(math.log10(mark.size_bytes), first, last, left, right)
         y = _scale(mark.value, low, high, bottom, top)
         tip = f"{mark.label}: {_percent(mark.value)}, {nice_bytes(mark.size_bytes)}"
-        parts.append(_dot(x, y, 6, f"c-{mark.kind} ring", tip))
         beside = y + 4
         while any(abs(beside - other) < 14 and abs(x - near) < 120 for near, other in placed):
-            beside += 4
+            beside += 2
         placed.append((x, beside))
+        if beside > y + 8:
+            parts.append(f'<path class="rail" d="M{x:.1f} {y:.1f}L{x + 8:.1f} {beside - 4:.1f}"/>')
+        parts.append(_dot(x, y, 6, f"c-{mark.kind} ring", tip))
         parts.append(_text(x + 10, beside, mark.label, f"t-line f-{mark.kind}"))
     parts.append(_text(44, bottom + 42, "bytes from one client over the whole run, logarithmic axis", "t-axis"))
     return _svg(parts, bottom + 50, title)
@@ -240,7 +242,8 @@ svg { --paper: #ffffff; --ink: #1b1f24; --soft: #5d646d; --rule: #e4e2da; --loca
 @media (prefers-color-scheme: dark) { svg { --paper: #14171b; --ink: #eceef0; --soft: #9aa3ad; --rule: #2f353d;
  --local: #a2abb5; --fed: #6ea2f5; --ffc: #f08f4f; --pooled: #f1f2f4; } }
 .t-axis { font-size: 12.5px; fill: var(--soft); } .t-line { font-size: 13px; font-weight: 600; }
-.grid { stroke: var(--rule); } polyline { fill: none; stroke-width: 2.2; } polyline.dashed { stroke-dasharray: 6 5; }
+.grid, .rail { stroke: var(--rule); } polyline { fill: none; stroke-width: 2.2; }
+polyline.dashed { stroke-dasharray: 6 5; }
 .c-local, .f-local { fill: var(--local); } .c-fed, .f-fed { fill: var(--fed); }
 .c-ffc, .f-ffc { fill: var(--ffc); } .c-pooled, .f-pooled { fill: var(--pooled); }
 .s-local { stroke: var(--local); } .s-fed { stroke: var(--fed); } .s-ffc { stroke: var(--ffc); }

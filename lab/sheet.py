@@ -24,14 +24,14 @@ __all__ = ["show", "write_sheet"]
 SCHEMA = "protofleet.table/1"
 _LEGEND = "± is the standard deviation over seeds, up/round what one client sends in a round, time/run wall time"
 _KINDS = {"nothing": "local", "prototypes": "fed", "sums": "ffc", "weights": "pooled"}
-_HEADINGS = ("", "condition", "ours", "published", "diff.", "seeds", "up/round", "time/run")
+_HEADINGS = ("", "", "ours", "paper", "diff.", "seeds", "up/round", "time/run")
 
 
 def show(name: str, order: Order, cells: Sequence[Cell]) -> Group:
     """The table for a screen."""
-    shown = Shown(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    shown = Shown(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for index, heading in enumerate(_HEADINGS):
-        shown.add_column(heading, justify="left" if index < 2 else "right")
+        shown.add_column(heading, justify="left" if index < 2 else "right", no_wrap=index > 1)
     before = None
     for cell in cells:
         if before not in (None, cell.column.name):
@@ -158,16 +158,23 @@ def _charts(order: Order, cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def _curves(cells: Sequence[Cell], title: str) -> str:
-    """Rounds that every row has measured; at most about ten ticks are named."""
-    rounds = sorted(set.intersection(*(set(cell.curve) for cell in cells)))
+    """Rounds at even distances that every row has measured; about ten ticks are named."""
+    every = max(cell.settings.evaluate_every or 1 for cell in cells)
+    common = sorted(set.intersection(*(set(cell.curve) for cell in cells)))
+    even = [number for number in common if number % every == 0]
+    rounds = even if len(even) > 1 else common
     step = max(1, -(-len(rounds) // 10))
     ticks = [str(number) if place % step == 0 else "" for place, number in enumerate(rounds)]
-    taken: dict[str, int] = {}
-    lines = []
-    for cell in cells:
-        kind = _KINDS.get(cell.row.family, "pooled")
-        lines.append(Line(cell.row.name, kind, [cell.curve[n] for n in rounds], dashed=taken.get(kind, 0) % 2 == 1))
-        taken[kind] = taken.get(kind, 0) + 1
+    kinds = tuple(_KINDS.values())
+    lines = [
+        Line(
+            cell.row.name,
+            kinds[(place + 1) % len(kinds)],
+            [cell.curve[number] for number in rounds],
+            dashed=place >= len(kinds),
+        )
+        for place, cell in enumerate(cells)
+    ]
     return curves(lines, ticks, title)
 
 
