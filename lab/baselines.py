@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aggregator.ffc import solve_head
 from contract.methods import METHODS, Value, method
+from contract.ridge import solve_head
 from contract.sampling import sampled
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram

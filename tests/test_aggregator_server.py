@@ -19,7 +19,6 @@ from brokers import BROKERS, TestBroker, free_port, make_broker
 from talker import Talker
 
 from aggregator.coordinator import Coordinator, Settings
-from aggregator.ffc import solve_head
 from aggregator.rounds import Policy
 from aggregator.rules import merge
 from aggregator.server import Server
@@ -28,6 +27,7 @@ from contract import topics
 from contract.errors import ProtofleetError, StoreError
 from contract.link import Address, Link, Received
 from contract.messages import Announcement, ClassRows, Contribution, Status
+from contract.ridge import solve_head
 from contract.sphere import unit_rows
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, Statistic
