@@ -7,10 +7,11 @@ here as one line on standard error, with its exit code; a traceback is a bug.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(args)
     except ProtofleetError as error:
         return _refuse(str(error), error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Interrupted):
         return _refuse("interrupted", 130)
     except BrokenPipeError:
         sys.stderr.close()
@@ -121,8 +122,23 @@ def _load(name: str) -> typer.Typer:
     if isinstance(target, typer.Typer):
         return target
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(help=target.__doc__)(target)
+    app.command(help=target.__doc__)(_audible(target))
     return app
+
+
+class _Interrupted(BaseException):
+    """Ctrl-C, by a name that Typer does not know: it would make of it an exit code without a word."""
+
+
+def _audible(target: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(target)
+    def command(*args: Any, **options: Any) -> Any:
+        try:
+            return target(*args, **options)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
+    return command
 
 
 def _missing_package(name: str, error: ModuleNotFoundError) -> Exception:

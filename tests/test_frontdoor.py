@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
@@ -92,6 +93,22 @@ def test_an_unknown_command_is_one_line_with_the_nearest():
     line = one_error_line(done)
     assert line.startswith("error: unknown command, expected a protofleet command, got agregate, try one of aggregate")
     assert near_names("agregate", protofleet.COMMANDS) in line
+
+
+def test_ctrl_c_is_one_line_and_exit_130(tmp_path):
+    command = "export --backbone small_cnn --method fedproto --classes 3 --input 28x28x1"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "protofleet", *command.split(), "--out", str(tmp_path / "never.bundle")],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "loading torch\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read().splitlines()[-1] == "error: interrupted"
+    assert process.wait(30) == 130
+    assert not list(tmp_path.iterdir())
 
 
 MISSING = {
