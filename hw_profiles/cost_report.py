@@ -16,7 +16,7 @@ Every block names its `kind`. DESIGN section 5.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from hw_profiles.graph import bundle_workloads, read_workload
 from hw_profiles.memory import largest_batch, peak_memory
 from hw_profiles.networks import build_network
 from hw_profiles.round_cost import Calibration, RoundCost, Setting, calibration_cost, round_cost
-from hw_profiles.training import HEADS, training_step
+from hw_profiles.training import HEADS, bundle_training, training_step
 from hw_profiles.workload import PHASES, Workload
 
 __all__ = ["SCHEMA", "Subject", "cost_report", "load_subject", "step_cost"]
@@ -88,16 +88,13 @@ def load_subject(
 def _bundle_subject(bundle: Bundle, target: str, classes: int | None, batch: int | None) -> Subject:
     manifest = bundle.manifest
 
+    features = replace(bundle, train_step=None)  # the step's batch is fixed; it is read once, below
+
     @lru_cache(maxsize=64)
     def forward_at(size: int) -> Workload:
-        return bundle_workloads(bundle, batch=size)[0]
+        return bundle_workloads(features, batch=size)[0]
 
-    options = {
-        "bias": "head.bias" in manifest.names("param"),
-        "normalised": manifest.method == "spherefed",
-        "momentum": bool(manifest.names("optimizer")) or not manifest.trainable,
-        "weight_decay": float(manifest.hyper.get("weight_decay", 0)) > 0,
-    }
+    _, options = bundle_training(manifest)
     height, width, channels = manifest.input_shape
     source = f"bundle {Path(target).name}, {height}x{width}x{channels} input, method {manifest.method}"
     step = bundle_workloads(bundle)[1]

@@ -97,6 +97,8 @@ def _fleet(report: Mapping[str, Any]) -> str:
             )
         )
     lead = f"Main runtime of each device; a round is {report['samples']:,} local samples."
+    if any(device["training_step"] is None for device in report["devices"]) and report["subject"]["training_step_macs"]:
+        lead += " No training where a device's file says nothing of its CPU."
     return section("The fleet", table(headers, rows, left=(0, 8)), lead=lead)
 
 
@@ -192,8 +194,9 @@ def _training(devices: Sequence[Mapping[str, Any]]) -> str:
     ]
     batch = steps[0][1]["batch"]
     lead = (
-        f"One step of the bundle's own training graph, batch {batch}: the share of each phase, the whole step at the "
-        "bar's end. On CPUs it is predicted for ONNX Runtime in fp32: "
+        f"One step of batch {batch}: the share of each phase, the whole step at the bar's end. On an array it is "
+        "derived layer by layer from the forward graph, as `protofleet cost` does. On CPUs it is the bundle's own "
+        "training graph, predicted for ONNX Runtime in fp32: "
         + next((step["basis"] for _, step in steps if step["kind"] == "predicted"), "no CPU in this report")
         + "."
     )

@@ -4,7 +4,7 @@
     uplink        bytes of one contribution, encoded for the wire, beside what FedAvg would send   measured, counted
     devices       for each:
       inference       one entry for each runtime, precision and threads, the first is the main one   predicted
-      training_step   the bundle's own step, by phase; and a round of local samples                  predicted
+      training_step   a step by phase, the bundle's own, derived on an array; a round              predicted
       memory          peak of both, does it fit, the largest batch that does                         predicted
       layers          milliseconds of every layer of the main inference entry
       roofline        peaks and the layers' place under them
@@ -190,9 +190,11 @@ def _on_array(subject: Subject, device: Device, choice: Choice) -> dict[str, Any
     entry = _simulated(device, forward, precision, subject.batch)
     training = None
     if subject.step is not None and precision != "int8":
-        step = simulate(subject.step, array)
-        phases = _by_phase(subject.step, [c.cycles / array.mhz / 1e3 for c in step.layers])
-        entry_step = _simulated(device, step, precision, subject.bundle.manifest.batch)
+        batch = subject.bundle.manifest.batch
+        derived = subject.derived_step(batch)
+        step = simulate(derived, array)
+        phases = _by_phase(derived, [c.cycles / array.mhz / 1e3 for c in step.layers])
+        entry_step = _simulated(device, step, precision, batch)
         training = entry_step | _round(subject, choice, step.latency_ms) | {"phases_ms": phases}
     assert device.systolic is not None
     points = [

@@ -67,6 +67,16 @@ def test_layers_and_phases_add_up(report: dict[str, Any]) -> None:
             assert step["round_s"] == pytest.approx(step["round_steps"] * step["latency_ms"] / 1e3)
 
 
+def test_an_array_takes_as_long_as_protofleet_cost_says(
+    report: dict[str, Any], mnist_like_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    assert main(["cost", str(mnist_like_bundle()), "--json", str(tmp_path / "c.json")]) == 0
+    cost = json.loads((tmp_path / "c.json").read_text())
+    (board,) = [device for device in report["devices"] if device["name"] == cost["device"]]
+    (step,) = [row["step_ms"] for row in cost["methods"] if row["method"] == "fedproto"]
+    assert board["training_step"]["latency_ms"] == pytest.approx(step)
+
+
 def test_the_uplink_is_the_encoded_message(report: dict[str, Any]) -> None:
     raw = 4 * report["subject"]["classes"] * report["subject"]["features"]
     assert raw < report["uplink"]["contribution_bytes"] <= raw + 120
