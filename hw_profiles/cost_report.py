@@ -32,9 +32,10 @@ from hw_profiles.round_cost import Calibration, RoundCost, Setting, calibration_
 from hw_profiles.training import HEADS, bundle_training, training_step
 from hw_profiles.workload import PHASES, Workload
 
-__all__ = ["SCHEMA", "Subject", "cost_report", "load_subject", "step_cost"]
+__all__ = ["SCHEMA", "Subject", "batch_text", "cost_report", "load_subject", "step_cost"]
 
 SCHEMA = 1
+LARGEST_SEARCHED = 4096  # no larger batch is looked for
 
 
 @dataclass(frozen=True)
@@ -169,19 +170,24 @@ def _largest_batches(subject: Subject, array: Array, capacity_bytes: int) -> dic
         return peak_memory(step, float_bytes=array.float_bytes).peak_bytes
 
     return {
-        "inference": largest_batch(inference, capacity_bytes, limit=4096),
-        "training": largest_batch(training, capacity_bytes, limit=4096),
+        "inference": largest_batch(inference, capacity_bytes, limit=LARGEST_SEARCHED),
+        "training": largest_batch(training, capacity_bytes, limit=LARGEST_SEARCHED),
     }
 
 
 def _check_fits(batch: int, largest: int, capacity_bytes: int, device: str) -> None:
-    if batch > largest:
+    if largest < min(batch, LARGEST_SEARCHED):
         raise UsageError(
             f"batch {batch} does not fit {device}",
             expected=f"at most {largest} in {capacity_bytes / 2**20:,.0f} MiB" if largest else "a smaller network",
             got=batch,
             hint=f"--batch {largest}" if largest else "another device or --precision bf16",
         )
+
+
+def batch_text(largest: int) -> str:
+    """The largest batch that fits, as a person reads it."""
+    return f"{largest:,}" if largest < LARGEST_SEARCHED else f"{largest:,} or more"
 
 
 def _training_assumptions(subject: Subject, setting: Setting, trains: bool) -> list[str]:

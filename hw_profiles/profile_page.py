@@ -51,7 +51,7 @@ _LATENCY_LEAD = (
     "has none. The scale is logarithmic."
 )
 _HEAT_LEAD = (
-    "Milliseconds of each layer of the main inference entry, a device a column; the colour is its share of that "
+    "Microseconds of each layer of the main inference entry, a device a column; the colour is its share of that "
     "device's time."
 )
 _ROOFLINE_LEAD = (
@@ -237,7 +237,7 @@ def _measured(report: Mapping[str, Any]) -> str:
     host = report["measured"]["host"]
     versions = ", ".join(f"{name} {value}" for name, value in host["versions"].items())
     lead = f"On {host['board']} ({host['cpu']}, {host['cores']} cores), {versions}."
-    return section("Measured beside predicted", table(headers, rows, wide=(11,)), lead=lead)
+    return section("Measured beside predicted", table(headers, rows, wide=(11,), tight=True), lead=lead)
 
 
 def _conditions(line: Mapping[str, Any]) -> str:
@@ -282,7 +282,12 @@ def _heat_table(devices: Sequence[Mapping[str, Any]]) -> str:
         if name not in kept:
             continue
         rows.append(
-            (name, op, f"{macs / 1e6:,.2f}" if macs else "", *(f"{column.get(name, 0.0):,.3g}" for column in times))
+            (
+                name,
+                op,
+                f"{macs / 1e6:,.2f}" if macs else "",
+                *(_microseconds(column.get(name, 0.0)) for column in times),
+            )
         )
         shade.append(("", "", "", *(heat(c.get(name, 0.0), w) for c, w in zip(times, worst, strict=True))))
     headers = ("layer", "op", "M MACs", *(_column(device["name"]) for device in devices))
@@ -290,7 +295,11 @@ def _heat_table(devices: Sequence[Mapping[str, Any]]) -> str:
     text = (
         f"{left_out} layers that take the least time everywhere are not shown; the JSON has them." if left_out else ""
     )
-    return table(headers, rows, left=(0, 1), shade=shade) + (notes([text]) if text else "")
+    return table(headers, rows, left=(0, 1), shade=shade, tight=True) + (notes([text]) if text else "")
+
+
+def _microseconds(ms: float) -> str:
+    return f"{ms * 1e3:,.3g}" if ms < 1 else f"{ms * 1e3:,.0f}"
 
 
 def _column(name: str) -> str:
