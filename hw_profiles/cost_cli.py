@@ -14,8 +14,9 @@ from rich.table import Table
 from contract.errors import StoreError, UsageError
 from hw_profiles.array import Array
 from hw_profiles.cost_page import cost_page, size, time_text
-from hw_profiles.cost_report import batch_text, cost_report, load_subject, step_cost
+from hw_profiles.cost_report import cost_report, load_subject, step_cost
 from hw_profiles.device import Device, find_device, load_devices
+from hw_profiles.memory import batch_text
 from hw_profiles.round_cost import Setting
 from hw_profiles.scalesim import topology_rows, topology_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hw_profiles.cost_report import batch_text
+from hw_profiles.memory import batch_text
 from hw_profiles.page import Bar, bars, details, facts, heat, notes, page, section, table, tag
 
 __all__ = ["cost_page", "size", "time_text"]

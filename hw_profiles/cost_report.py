@@ -26,16 +26,15 @@ from contract.errors import UsageError
 from hw_profiles.array import Array, Cost, LayerCost, assumptions, simulate
 from hw_profiles.claims import CLAIMS, readings
 from hw_profiles.graph import bundle_workloads, read_workload
-from hw_profiles.memory import largest_batch, peak_memory
+from hw_profiles.memory import LARGEST_SEARCHED, largest_batch, peak_memory
 from hw_profiles.networks import build_network
 from hw_profiles.round_cost import Calibration, RoundCost, Setting, calibration_cost, round_cost
 from hw_profiles.training import HEADS, bundle_training, training_step
 from hw_profiles.workload import PHASES, Workload
 
-__all__ = ["SCHEMA", "Subject", "batch_text", "cost_report", "load_subject", "step_cost"]
+__all__ = ["SCHEMA", "Subject", "cost_report", "load_subject", "step_cost"]
 
 SCHEMA = 1
-LARGEST_SEARCHED = 4096  # no larger batch is looked for
 
 
 @dataclass(frozen=True)
@@ -183,11 +182,6 @@ def _check_fits(batch: int, largest: int, capacity_bytes: int, device: str) -> N
             got=batch,
             hint=f"--batch {largest}" if largest else "another device or --precision bf16",
         )
-
-
-def batch_text(largest: int) -> str:
-    """The largest batch that fits, as a person reads it."""
-    return f"{largest:,}" if largest < LARGEST_SEARCHED else f"{largest:,} or more"
 
 
 def _training_assumptions(subject: Subject, setting: Setting, trains: bool) -> list[str]:
