@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import onnxruntime as ort
@@ -104,9 +104,9 @@ def make_device(
     return Device(net, preprocess, plan, initial_state(net, plan, 0), graph, session(graph), batch, input_shape)
 
 
-@cache
+@lru_cache(maxsize=2)  # a device of a large family holds hundreds of megabytes
 def device(family: str, objective: str) -> Device:
-    """One family under one objective, exported once."""
+    """One family under one objective, exported once while tests ask for it."""
     backbone, norm, input_shape, batch = FAMILIES[family]
     net, width = build_backbone(backbone, input_shape, norm)  # type: ignore[arg-type]
     _settle_norms(net)
