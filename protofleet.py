@@ -7,11 +7,15 @@ here as one line on standard error, with its exit code; a traceback is a bug.
 
 from __future__ import annotations
 
+import functools
 import importlib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -53,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(args)
     except ProtofleetError as error:
         return _refuse(str(error), error.exit_code)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Interrupted):
         return _refuse("interrupted", 130)
     except BrokenPipeError:
         sys.stderr.close()
@@ -82,11 +86,33 @@ def _call(name: str, rest: list[str]) -> int:
         result = app(rest, prog_name=f"protofleet {name}", standalone_mode=False)
     except Exception as error:
         # Typer carries its own copy of click since 0.17, so a usage error is known by what it offers, not by its class.
-        message = getattr(error, "format_message", None)
-        if message is None:
+        if not hasattr(error, "format_message"):
             raise
-        return _refuse(f"{message().rstrip('.')}, try protofleet {name} --help", 2)
+        raise _wrong_use(error, name, rest) from None
     return result if isinstance(result, int) else 0
+
+
+def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
+    """What the parser of the command line says, as what was expected and what came."""
+    context, option, param = (getattr(error, at, None) for at in ("ctx", "option_name", "param"))
+    command = context.command_path if context is not None else f"protofleet {name}"
+    commands, manual = getattr(context and context.command, "commands", {}), f"{command} --help"
+    if hasattr(error, "possibilities"):
+        near = near_names(option, context.help_option_names + [o for p in context.command.params for o in p.opts])
+        return UsageError("unknown option", expected=f"an option of {command}", got=option, hint=near)
+    if option:
+        expected, got = ("a value", "none") if "requires" in error.message else ("no value", "one")
+        return UsageError(option, expected=expected, got=got, hint=manual)
+    if param is not None:
+        words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
+        got = next((after for word, after in pairwise(words) if word in param.opts), "none")
+        kind = re.search(r"valid \w+", error.message)
+        label = param.opts[0] if param.opts[0].startswith("-") else param.metavar or param.name
+        return UsageError(label, expected=f"a {kind[0] if kind else 'value'}", got=got, hint=manual)
+    if commands:
+        near = near_names(rest[0], commands) if rest else " or ".join(commands)
+        return UsageError(command, expected="a command", got=rest[0] if rest else "none", hint=near)
+    return UsageError(f"{command}: {error.format_message().rstrip('.')}", hint=manual)
 
 
 def _load(name: str) -> typer.Typer:
@@ -96,8 +122,23 @@ def _load(name: str) -> typer.Typer:
     if isinstance(target, typer.Typer):
         return target
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(help=target.__doc__)(target)
+    app.command(help=target.__doc__)(_audible(target))
     return app
+
+
+class _Interrupted(BaseException):
+    """Ctrl-C, by a name that Typer does not know: it would make of it an exit code without a word."""
+
+
+def _audible(target: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(target)
+    def command(*args: Any, **options: Any) -> Any:
+        try:
+            return target(*args, **options)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
+    return command
 
 
 def _missing_package(name: str, error: ModuleNotFoundError) -> Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import time
 from collections.abc import Callable
@@ -18,11 +19,12 @@ from aggregator.events import RunFinished
 from aggregator.progress import Progress
 from aggregator.report import summary, write_summary
 from aggregator.rounds import Policy
-from aggregator.rules import RULES, check_rule
+from aggregator.rules import ROBUST, RULES, check_rule
 from aggregator.server import Server
 from aggregator.store import SqliteStore
 from contract.bundle import Manifest, read_bundle
 from contract.errors import LinkError, UsageError, near_names
+from contract.fleet import check_fleet
 from contract.link import Address
 from contract.messages import Encoding
 from contract.topics import check_id
@@ -37,12 +39,20 @@ _OPEN_WARNING = (
 
 
 def aggregate_command(
-    bundle: Annotated[Path, typer.Option(help="The fleet's bundle.")],
+    bundle: Annotated[
+        list[Path], typer.Option(help="The fleet's bundle; again for each further backbone that devices may have.")
+    ],
     broker: Annotated[str, typer.Option(help="mqtt://host[:port] or mqtts://host[:port].")],
     store: Annotated[Path, typer.Option(help="SQLite file that holds the run; made when absent, resumed when not.")],
     fleet: Annotated[str, typer.Option(help="The fleet's id, in every topic.")] = "fleet",
     rounds: Annotated[int, typer.Option(help="Rounds of the bundle's method.")] = 5,
-    calibrate: Annotated[bool, typer.Option(help="End with one FFC round.")] = True,
+    calibrate: Annotated[
+        bool | None,
+        typer.Option(
+            "--calibrate/--no-calibrate",
+            help="End with one FFC round.  [default: where there is one bundle]",
+        ),
+    ] = None,
     min_clients: Annotated[int, typer.Option(help="Devices that open a round, contributions that close it.")] = 1,
     deadline: Annotated[float, typer.Option(help="Seconds a round waits for silent devices; 0 for no limit.")] = 0.0,
     fraction: Annotated[float, typer.Option(help="Share of the devices sampled in each round.")] = 1.0,
@@ -63,26 +73,27 @@ def aggregate_command(
     check_id(fleet, "--fleet")
     settings = Settings(
         rounds=rounds,
-        calibrate=calibrate,
+        calibrate=len(bundle) == 1 if calibrate is None else calibrate,
         policy=_policy(min_clients, deadline, fraction, seed),
-        rule=check_rule(rule, "class-means"),
+        rule=check_rule(rule, ROBUST[0]),
         encoding=_encoding("--encoding", encoding, get_args(Encoding)),
         ffc_encoding=_encoding("--ffc-encoding", ffc_encoding, ("f64", "f32", "f16")),
         min_samples=_at_least("--min-samples", min_samples, 1),
         limit_bytes=limit_bytes,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
-    manifest, sha256 = _identity(bundle)
+    manifest, hashes = _identity(bundle)
     console = Console(stderr=True, quiet=quiet)
 
     def run() -> None:
-        with SqliteStore(store, sha256, fleet) as opened:
-            coordinator = Coordinator(opened, manifest, sha256, settings, now=time.monotonic())
+        with SqliteStore(store, _together(hashes), fleet) as opened:
+            now = time.monotonic()
+            coordinator = Coordinator(opened, manifest, hashes[0], settings, now=now, others=hashes[1:])
             progress = Progress(console)
 
             def on_round(finished: bool) -> None:
                 version = coordinator.state.version
-                content = summary(opened, fleet=fleet, bundle=sha256, finished=finished, global_version=version)
+                content = summary(opened, fleet=fleet, bundle=hashes[0], finished=finished, global_version=version)
                 if json is not None:
                     write_summary(json, content)
                 if finished:
@@ -143,10 +154,16 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
     raise _Terminated
 
 
-def _identity(path: Path) -> tuple[Manifest, bytes]:
-    """What the server needs of a bundle; its graphs and weights do not stay in memory."""
-    bundle = read_bundle(path)
-    return bundle.manifest, bundle.sha256
+def _identity(paths: list[Path]) -> tuple[Manifest, tuple[bytes, ...]]:
+    """What the server needs of the fleet's bundles; their graphs and weights do not stay in memory."""
+    bundles = [(path, read_bundle(path)) for path in paths]
+    check_fleet(bundles)
+    return bundles[0][1].manifest, tuple(bundle.sha256 for _, bundle in bundles)
+
+
+def _together(hashes: tuple[bytes, ...]) -> bytes:
+    """What a store calls its bundle: the one, or all of them together whatever their order."""
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256(b"".join(sorted(hashes))).digest()
 
 
 def _policy(min_clients: int, deadline_s: float, fraction: float, seed: int) -> Policy:

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 from aggregator.ingest import Decision, Ingest, View
 from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
-from aggregator.rules import Rule, check_rule, merge
+from aggregator.rules import ROBUST, Rule, check_rule, merge
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store
 from contract.bundle import Manifest
 from contract.errors import UsageError, WireError
 from contract.messages import Announcement, Contribution, Encoding, Status
-from contract.methods import METHODS
+from contract.methods import METHODS, calibration
 from contract.methods import method as method_row
 from contract.state import GlobalState
 from contract.statistics import Statistic
@@ -61,18 +61,32 @@ class Coordinator:
 
     Args:
         manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
+        others: sha256 of further bundles, which `contract.fleet` has found to agree with it.
         now: seconds of a steady clock, as in `take` and `advance`.
 
     Raises:
         UsageError: when the settings do not fit the bundle.
     """
 
-    def __init__(self, store: Store, manifest: Manifest, bundle: bytes, settings: Settings, *, now: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        bundle: bytes,
+        settings: Settings,
+        *,
+        now: float,
+        others: tuple[bytes, ...] = (),
+    ) -> None:
         methods = plan(manifest.method, settings.rounds, settings.calibrate)
+        if others and "ffc" in methods:
+            raise UsageError(
+                "an FFC round", expected="one backbone", got=f"{1 + len(others)} bundles", hint="--no-calibrate"
+            )
         check_rule(settings.rule, METHODS[methods[0]].statistic)
         _check_limit(manifest, settings)
         self._store, self._manifest, self._bundle, self._settings = store, manifest, bundle, settings
-        self._ridge = float(manifest.hyper.get("ridge", METHODS["ffc"].hyper["ridge"].default))
+        self._others, self._calibration = others, calibration(manifest.hyper)
         self.rounds = Rounds(methods, settings.policy)
         self.state: GlobalState = store.state()
         self._ingest = Ingest(self._holds)
@@ -114,6 +128,7 @@ class Coordinator:
             encoding=settings.ffc_encoding if gram else settings.encoding,
             min_samples=settings.min_samples,
             limit_bytes=settings.limit_bytes,
+            others=self._others,
         )
 
     def status(self, device: str, payload: bytes) -> bool:
@@ -168,8 +183,11 @@ class Coordinator:
         if isinstance(step, Opened):
             self._store.open_round(step.round, step.method, step.seed, wall)
         elif isinstance(step, Closed):
-            merged = merge(lambda: self._statistics(step.round, step.method), self._rule(step.method))
-            state = next_global(self.state, step.method, merged, round=step.round, ridge=self._ridge)
+            row = method_row(step.method)
+            weighting = row.weighting_of(self._manifest.hyper)
+            merged = merge(lambda: self._statistics(step.round, step.method), self._rule(step.method), weighting)
+            ridge = self._calibration.ridge
+            state = next_global(self.state, step.method, merged, round=step.round, ridge=ridge)
             self._store.close_round(step.round, wall, int(merged.present.sum()), state)
             self.state = state
         return step
@@ -202,23 +220,30 @@ class Coordinator:
             run=self.run,
             bundle=self._bundle,
             classes=self._manifest.classes,
-            width=self._manifest.features,
+            width=self._width(rounds.method),
             round=rounds.number,
             method=rounds.method,
             open=rounds.phase == "open",
             seed=rounds.seed,
             fraction=self._settings.policy.fraction,
             limit_bytes=self._settings.limit_bytes,
+            others=self._others,
+            projected=bool(self._calibration.project),
         )
 
     def _rule(self, method: str) -> Rule:
-        return self._settings.rule if method_row(method).statistic == "class-means" else "mean"
+        return self._settings.rule if method_row(method).statistic in ROBUST else "mean"
+
+    def _width(self, method: str) -> int:
+        """The width of a round's rows: that of the features, or of their projection."""
+        features = self._manifest.features
+        return self._calibration.width(features) if method == "ffc" else features
 
     def _statistics(self, round: int, method: str) -> Iterator[Statistic]:
         for payload in self._store.contributions(round, method):
             message = decode(payload)
             assert isinstance(message, Contribution)
-            yield message.statistic(self._manifest.classes, self._manifest.features)
+            yield message.statistic(self._manifest.classes, self._width(method))
 
 
 def _answers(decision: Decision, view: View) -> bool:

@@ -27,9 +27,10 @@ from aggregator.store import Accepted
 from contract.chunks import Assembler
 from contract.errors import WireError
 from contract.messages import MAX_MAGNITUDE, Chunk, Contribution, Receipt, ReceiptStatus
+from contract.methods import Kind
 from contract.methods import method as method_row
 from contract.sampling import sampled
-from contract.statistics import ClassMeans, FeatureGram, Statistic
+from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 from contract.wire import decode
 
 __all__ = ["Decision", "Ingest", "Outcome", "View", "largest_contribution_bytes"]
@@ -50,8 +51,10 @@ class View:
     Attributes:
         round, method, seed, fraction: of the round that is open, or was last.
         open: whether it still is.
-        classes, width: C and D of the bundle.
+        classes, width: C, and the width of the open round's rows: D of the bundle, or D' where FFC projects.
         limit_bytes: the largest message taken.
+        bundle, others: sha256 of the fleet's bundles.
+        projected: whether the sums of the open round are over projected features.
     """
 
     run: bytes
@@ -64,6 +67,8 @@ class View:
     seed: int = 0
     fraction: float = 1.0
     limit_bytes: int = 65_536
+    others: tuple[bytes, ...] = ()
+    projected: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,40 +224,59 @@ class Ingest:
         return _decision(device, message, "committed", accepted=accepted)
 
 
+_KINDS: dict[Kind, type] = {
+    "class-means": ClassMeans,
+    "learned-prototypes": ClassMeans,
+    "participation": ClassMeans,
+    "hyper-knowledge": HyperKnowledge,
+    "feature-gram": FeatureGram,
+}
+
+
 def check_content(message: Contribution, view: View) -> Statistic:
     """The statistic in `message`, when it is one that round `view.round` can merge.
 
     Raises:
         WireError: when it was made with another bundle, is not the method's, or cannot be what it says it is.
     """
-    if message.bundle != view.bundle[:4]:
-        raise WireError("bundle", expected=f"sha256 {view.bundle[:4].hex()}…", got=f"{message.bundle.hex()}…")
+    if message.bundle not in {sha256[:4] for sha256 in (view.bundle, *view.others)}:
+        known = " or ".join(f"{sha256[:4].hex()}…" for sha256 in (view.bundle, *view.others)[:4])
+        raise WireError("bundle", expected=f"sha256 {known}", got=f"{message.bundle.hex()}…")
     row = method_row(message.method)
     statistic = message.statistic(view.classes, view.width)
-    kind = "class-means" if isinstance(statistic, ClassMeans) else "feature-gram"
-    if kind != row.statistic:
-        raise WireError(f"round of {row.name}", expected=f"{row.statistic}", got=kind)
+    if not isinstance(statistic, _KINDS[row.statistic]):
+        raise WireError(f"round of {row.name}", expected=row.statistic, got=type(statistic).__name__)
+    if row.statistic == "participation" and statistic.present.any():
+        raise WireError(f"round of {row.name}", expected="no class rows", got="class rows")
     if isinstance(statistic, FeatureGram) and row.unit_features:
-        _check_unit_sums(statistic)
-    elif float(np.abs(message.body.rows).max(initial=0.0)) > _LARGEST_MEAN:
-        raise WireError("class rows", expected=f"numbers up to {_LARGEST_MEAN:g}", got="a larger one")
+        _check_unit_sums(statistic, projected=view.projected)
+        return statistic
+    for rows in (message.body.rows, message.soft):
+        if rows is not None and float(np.abs(rows).max(initial=0.0)) > _LARGEST_MEAN:
+            raise WireError("class rows", expected=f"numbers up to {_LARGEST_MEAN:g}", got="a larger one")
     return statistic
 
 
 def largest_contribution_bytes(view: View) -> int:
     """What a contribution to the open round can take at most, in the widest encoding."""
-    numbers = view.classes * view.width
-    if method_row(view.method).statistic == "feature-gram":
+    numbers, kind = view.classes * view.width, method_row(view.method).statistic
+    if kind == "feature-gram":
         numbers += view.width * (view.width + 1) // 2
+    elif kind == "hyper-knowledge":
+        numbers += view.classes * view.classes
     return 8 * numbers + 16 * view.classes + 4096
 
 
-def _check_unit_sums(statistic: FeatureGram) -> None:
-    """Sums of N unit features can be no larger than N, and their squares sum to N but for features that are zero."""
+def _check_unit_sums(statistic: FeatureGram, *, projected: bool) -> None:
+    """Sums of N unit features can be no larger than N, and their squares sum to N but for features that are zero.
+
+    Projected, unit features are shorter: their squares sum to less.
+    """
     samples = float(statistic.counts.sum())
     rows = np.arange(statistic.width)
     trace = float(statistic.gram[rows * statistic.width - rows * (rows - 1) // 2].sum())  # the packed diagonal
-    if not 1e-6 * samples <= trace <= _SLACK * samples:
+    least = 0.0 if projected else 1e-6 * samples
+    if not least <= trace <= _SLACK * samples:
         raise WireError("gram", expected=f"a trace near {samples:g}, one for each unit feature", got=f"{trace:g}")
     if float(np.abs(statistic.gram).max()) > _SLACK * samples:
         raise WireError("gram", expected=f"entries up to {samples:g}", got="a larger one")

@@ -87,7 +87,7 @@ Step = Opened | Extended | Closed | Finished
 def plan(method: str, rounds: int, calibrate: bool) -> tuple[str, ...]:
     """The method of each round: `rounds` of the bundle's own, then one of `ffc` when calibrating.
 
-    A bundle whose method sends nothing while training (SphereFed) runs FFC rounds, as an FFC bundle does.
+    SphereFed's devices send nothing while they train, so its rounds gather only who took part.
 
     Raises:
         UsageError: when there would be no round at all.
@@ -95,8 +95,7 @@ def plan(method: str, rounds: int, calibrate: bool) -> tuple[str, ...]:
     """
     if rounds < 0 or (rounds == 0 and not calibrate):
         raise UsageError("--rounds", expected="1 or more", got=rounds)
-    row = method_row(method)
-    own = "ffc" if row.statistic is None else row.name
+    own = method_row(method).name
     return (own,) * rounds + (("ffc",) if calibrate and (own != "ffc" or rounds == 0) else ())
 
 

@@ -2,8 +2,11 @@
 
 `merge` reads a round's statistics, one at a time and in the order given, and returns one statistic:
 
-- `mean` (default): sums and counts add up, so the class means of the result are count-weighted: FedProto eq. 4 without
-  its second division by the number of clients. FFC's Gram and cross sums add up the same way (SphereFed eq. 11, 12).
+- `mean` (default): Σ_i w_ij r_ij / Σ_i w_ij for each class j, by the method's weighting of device i's row r_ij.
+  Weighted by `count`, sums and counts add up: FedProto eq. 4 without its second division by the number of clients, FedHKD's
+  p_ij, and FFC's Gram and cross sums (SphereFed eq. 11, 12). By `client`, each holder counts the same: FedPR eq. 3 and
+  FedProto's public code. By `share`, w_ij = n_ij / n_i: FedHP eq. 5, divided by Σ_i w_ij; `printed` divides by the
+  number of devices instead, as that equation stands in the paper, which shrinks every prototype.
 - `median`: for each class and coordinate the median over the devices that hold the class.
 - `trimmed-mean`: the same, with the lowest and the highest tenth of the devices left out and the rest averaged.
 
@@ -18,20 +21,23 @@ coordinate at once, so coordinates are dealt with in blocks, reading the statist
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import StatisticError, UsageError, near_names
-from contract.statistics import ClassMeans, FeatureGram, Statistic
+from contract.methods import Weighting
+from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 
-__all__ = ["RULES", "Rule", "Source", "check_rule", "merge"]
+__all__ = ["ROBUST", "RULES", "Rule", "Source", "check_rule", "merge"]
 
 Rule = Literal["mean", "median", "trimmed-mean"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 Source = Callable[[], Iterable[Statistic]]
 
+ROBUST = ("class-means", "learned-prototypes")  # kinds of statistic that a median makes sense of
 TRIM = 0.1  # share of devices left out at either end by `trimmed-mean`
 _BLOCK_BYTES = 32 << 20
 
@@ -39,41 +45,67 @@ Float64 = NDArray[np.float64]
 
 
 def check_rule(rule: str, statistic: str | None) -> Rule:
-    """`rule` when it can merge statistics of this kind (`class-means` or `feature-gram`).
+    """`rule` when it can merge statistics of this kind.
 
     Raises:
         UsageError: when it is unknown, or robust and asked of sums.
     """
     for known in RULES:
-        if rule == known and (rule == "mean" or statistic == "class-means"):
+        if rule == known and (rule == "mean" or statistic in ROBUST):
             return known
     if rule in RULES:
-        raise UsageError("--rule", expected="mean for FFC's sums", got=rule, hint="--rule mean")
+        raise UsageError("--rule", expected=f"mean for {statistic}", got=rule, hint="--rule mean")
     raise UsageError("--rule", expected="an aggregation rule", got=rule, hint=near_names(rule, RULES))
 
 
-def merge(source: Source, rule: Rule = "mean") -> Statistic:
+def merge(source: Source, rule: Rule = "mean", weighting: Weighting = "count") -> Statistic:
     """One statistic out of all that `source` yields.
 
     Args:
         source: called for each pass; must yield the same statistics in the same order every time, at least one, all
             of one kind, C and D.
-        rule: robust rules take `ClassMeans` only.
+        rule: robust rules take `ClassMeans` only, and weigh nothing.
+        weighting: of the mean; others than `count` take `ClassMeans` only.
 
     Raises:
         StatisticError: when there is none, they differ in kind or shape, or the rule does not fit them.
     """
+    if rule == "mean" and weighting != "count":
+        return _weighted(source(), weighting)
     total, devices = _add_up(source())
     if rule == "mean":
         return total
     if not isinstance(total, ClassMeans):
-        raise StatisticError(f"rule {rule}", expected="class means", got="FFC's sums", hint="the rule mean")
+        raise StatisticError(f"rule {rule}", expected="class means", got=type(total).__name__, hint="the rule mean")
     means = np.zeros_like(total.sums)  # (C, D)
     step = max(1, _BLOCK_BYTES // (8 * devices))
     for start in range(0, means.size, step):
         stop = min(start + step, means.size)
         means.flat[start:stop] = _robust(_columns(source(), devices, start, stop), rule)
     return ClassMeans.from_means(means, total.counts)
+
+
+def _weighted(statistics: Iterable[Statistic], weighting: Weighting) -> ClassMeans:
+    """The mean of each class's rows by `client`, `share` or `printed` weights; counts are the sums of the counts."""
+    stream = iter(statistics)
+    first = next(stream, None)
+    if first is None:
+        raise StatisticError("merge", expected="at least one statistic", got="none")
+    nothing = ClassMeans.zero(first.classes, first.width)
+    total, counts = np.zeros(nothing.sums.shape), np.zeros_like(nothing.counts)  # (C, D), (C,)
+    weights, devices = np.zeros(first.classes), 0  # (C,)
+    for statistic in chain((first,), stream):
+        if not isinstance(statistic, ClassMeans):
+            raise StatisticError(f"weighting by {weighting}", expected="class means", got=type(statistic).__name__)
+        nothing.merge(statistic)  # raises, and says what differs
+        shares = statistic.counts / max(int(statistic.counts.sum()), 1)
+        own = statistic.present.astype(np.float64) if weighting == "client" else shares  # (C,)
+        total += own[:, None] * statistic.means
+        weights += own
+        counts += statistic.counts
+        devices += 1
+    divisor = np.full_like(weights, devices) if weighting == "printed" else np.where(weights > 0, weights, 1.0)
+    return ClassMeans.from_means(total / divisor[:, None], counts)
 
 
 def _add_up(statistics: Iterable[Statistic]) -> tuple[Statistic, int]:
@@ -96,6 +128,8 @@ def _add_up(statistics: Iterable[Statistic]) -> tuple[Statistic, int]:
 def _arrays(statistic: Statistic) -> tuple[NDArray[np.generic], ...]:
     if isinstance(statistic, FeatureGram):
         return statistic.gram, statistic.cross, statistic.counts
+    if isinstance(statistic, HyperKnowledge):
+        return statistic.sums, statistic.soft_sums, statistic.counts
     return statistic.sums, statistic.counts
 
 

@@ -198,7 +198,8 @@ class SqliteStore:
                 "UPDATE round SET closed = 1, seconds = max(0, ? - opened_at), classes_merged = ? WHERE number = ?",
                 (closed_at, classes_merged, number),
             )
-            self._db.executemany("INSERT INTO global VALUES (?, ?, ?)", parts)
+            # a round that changed nothing has the state, and the version, of the round before
+            self._db.executemany("INSERT OR REPLACE INTO global VALUES (?, ?, ?)", parts)
 
     def state(self) -> GlobalState:
         """The newest global state; version 0 and empty before the first round."""

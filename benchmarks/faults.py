@@ -158,7 +158,7 @@ def compare(folder: Path) -> dict[str, object]:
 
 
 def measure(kills: int, kind: str, seed: int) -> dict[str, object]:
-    with tempfile.TemporaryDirectory(dir=".") as name:
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         fleet = parts(folder, kind)
         fleet["aggregator"].with_options("--rounds", "1000000")

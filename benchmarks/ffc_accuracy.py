@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.ffc import solve_head
 from aggregator.rules import merge
 from contract.errors import WireError
 from contract.messages import Contribution
 from contract.methods import method
+from contract.ridge import solve_head
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from contract.wire import decode, encode

@@ -159,7 +159,7 @@ def peak_rss_mb(pid: int) -> float:
 
 
 def measure(devices: int, kind: str) -> dict[str, object]:
-    with tempfile.TemporaryDirectory(dir=".") as name, broker(kind, Path(name)) as url:
+    with tempfile.TemporaryDirectory() as name, broker(kind, Path(name)) as url:
         folder = Path(name)
         bundle_file(folder / "b.bundle")
         command = [

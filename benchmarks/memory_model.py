@@ -60,8 +60,7 @@ y = rng.integers(0, m.classes, 3 * m.batch).astype(np.int64)
 if mode == "training":
     trainer = Trainer(bundle)
     trainer.load_state(bundle.params)
-    nothing = np.zeros((m.classes, m.features), np.float32), np.zeros(m.classes, np.float32)
-    trainer.fit(LocalData(x, y), epochs=1, lr=1e-3, prototypes=nothing[0], mask=nothing[1], seed=0)
+    trainer.fit(LocalData(x, y), epochs=1, lr=1e-3, given={}, seed=0)
 else:
     Extractor(bundle, bundle.params).features(x)
 print(json.dumps({"base": base, "peak": peak_rss_bytes()}))

@@ -28,7 +28,8 @@ from torch import nn
 from contract.methods import method
 from export.backbones import build_backbone
 from export.build import export_step, initial_state
-from export.objectives import OBJECTIVES
+from export.objectives import OBJECTIVES, Scene
+from export.optimizers import torch_optimizers
 from export.step import Preprocess, StepPlan, plan_step, quiet
 from export.verify import Images, random_images
 
@@ -71,7 +72,7 @@ def measure(case: str, repeats: int) -> dict[str, object]:
     entry = method(name)
     net, width = build_backbone(backbone, shape, norm[0] if norm else None)
     preprocess = Preprocess((0.5,) * shape[2], (0.25,) * shape[2])
-    plan = plan_step(net, entry.objective, entry.settle({}), entry.heads[0], CLASSES, width)
+    plan = plan_step(net, entry, entry.settle({}), entry.heads[0], CLASSES, width)
     start = time.perf_counter()
     graph = export_step(net, preprocess, plan, int(batch), shape)
     export_s = time.perf_counter() - start
@@ -108,10 +109,7 @@ def device_step(graph: bytes, plan: StepPlan, state: dict, images: Images) -> Ca
     session = ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     feed = {
         "x": images.x,
-        "y": images.y,
-        "sample_weight": images.weight,
-        "prototypes": images.prototypes,
-        "prototype_mask": images.mask,
+        **images.inputs(),
         "lr": np.asarray(1e-4, dtype=np.float32),
         **state,
     }
@@ -128,23 +126,20 @@ def eager_step(
 ) -> Callable[[], None]:
     """The same step in eager torch."""
     net = quiet(copy.deepcopy(net))
-    head = [torch.from_numpy(state[n].copy()) if n in state else None for n in ("head.weight", "head.bias")]
-    trained = [nn.Parameter(t) for t in head] if "head.bias" in state else []
-    head = trained or head
-    optimizer = torch.optim.SGD(
-        [*net.parameters(), *trained],
-        lr=1e-4,
-        momentum=plan.hyper["momentum"],
-        weight_decay=plan.hyper["weight_decay"],
-    )
-    inputs = [torch.from_numpy(v) for v in (images.x, images.y, images.weight, images.prototypes, images.mask)]
+    tensors = {n: torch.from_numpy(v.copy()) for n, v in state.items() if not n.startswith("backbone.")}
+    trained = {f"backbone.{n}": p for n, p in net.named_parameters()}
+    trained |= {n: nn.Parameter(tensors[n]) for n in plan.names("param") if n in tensors}
+    optimizers = torch_optimizers(trained, plan.hyper, 1e-4)
+    given = {name: torch.from_numpy(value) for name, value in images.inputs().items()}
+    x = torch.from_numpy(images.x)
 
     def run() -> None:
-        x, *rest = inputs
-        loss = OBJECTIVES[plan.objective](net(preprocess(x)), *head, *rest, plan.hyper)
-        optimizer.zero_grad()
+        loss = OBJECTIVES[plan.objective](Scene.of(net(preprocess(x)), given, {**tensors, **trained}), plan.hyper)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
 
     return run
 

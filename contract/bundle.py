@@ -4,7 +4,7 @@ A bundle is a zip archive, stored and with fixed timestamps, so that the same co
 
     manifest.json        the `Manifest` below, schema-versioned; names the sha256 of every other member
     features.onnx        x u8 (N, H, W, c) → z f32 (N, D)
-    train_step.onnx      x, y, sample_weight, prototypes, prototype_mask, lr, state… → loss, state′…   (if trained)
+    train_step.onnx      x, y, sample_weight, prototypes, prototype_mask, lr, further…, state… → loss, state′…
     params.safetensors   initial weights, and the head where it is frozen
     manifest.sig         Ed25519 signature of manifest.json   (optional)
 
@@ -31,10 +31,20 @@ from numpy.typing import NDArray
 from contract.errors import BundleError, MethodError, UsageError
 from contract.methods import Head, Value, method
 
-__all__ = ["SCHEMA", "STEP_INPUTS", "Bundle", "Manifest", "StateTensor", "read_bundle", "write_bundle"]
+__all__ = [
+    "FURTHER_STEP_INPUTS",
+    "SCHEMA",
+    "STEP_INPUTS",
+    "Bundle",
+    "Manifest",
+    "StateTensor",
+    "read_bundle",
+    "write_bundle",
+]
 
 SCHEMA = 1
 STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
+FURTHER_STEP_INPUTS = ("soft_predictions", "class_priors")  # of the methods that need them
 MAX_MEMBER_BYTES = 2 << 30
 _MEMBERS = ("features.onnx", "train_step.onnx", "params.safetensors")
 _SECURITY = "pip install 'protofleet[security]'"
@@ -91,6 +101,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def classes(self) -> int:
         """C, the number of classes."""
         return len(self.labels)
+
+    @property
+    def step_inputs(self) -> tuple[str, ...]:
+        """The inputs of the training step that are not state, in order."""
+        return (*STEP_INPUTS, *method(self.method).step_inputs(self.hyper))
 
     @property
     def trainable(self) -> bool:

@@ -8,6 +8,7 @@
     ├── MethodError     unknown method, hyper-parameter out of range
     ├── StatisticError  a statistic's arrays are not what the mathematics needs
     ├── WireError       a received message is not one of ours
+    ├── PrivacyError    another round would cost more privacy than the device's owner allows
     ├── LinkError       the broker cannot be reached, refused us, or took the session away
     └── StoreError      the disk refused: full, read-only, locked, written by another run
 
@@ -26,6 +27,7 @@ __all__ = [
     "ExportError",
     "LinkError",
     "MethodError",
+    "PrivacyError",
     "ProtofleetError",
     "StatisticError",
     "StoreError",
@@ -92,6 +94,10 @@ class StatisticError(ProtofleetError, ValueError):
 
 class WireError(ProtofleetError, ValueError):
     """Bytes from the wire are not a valid message. The only error that decoding raises."""
+
+
+class PrivacyError(ProtofleetError):
+    """Another round would cost more privacy than the device's owner allows."""
 
 
 class LinkError(ProtofleetError):

@@ -56,7 +56,7 @@ def _facts(file: Path) -> dict[str, Any]:
         return describe_message(decode(payload), payload)
     except (OSError, WireError) as error:
         raise UsageError(
-            f"{file} is neither", expected="a bundle (a zip archive) or one wire message", got=f"({error})"
+            str(file), expected="a bundle (a zip archive) or one wire message", got=f"neither ({error})"
         ) from None
 
 

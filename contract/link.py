@@ -47,7 +47,7 @@ from contract.wire import CONTENT_TYPE, WIRE_VERSION
 __all__ = ["Address", "Connected", "Disconnected", "Event", "Failed", "Link", "Received"]
 
 _FATAL_CONNECT = {132, 133, 134, 135, 138, 140}  # protocol, client id, user, not authorised, banned, auth method
-_TAKEN_OVER = 142
+_UNSPECIFIED, _KEEPALIVE, _TAKEN_OVER = 128, 141, 142
 _PACKET_OVERHEAD_BYTES = 256  # more than fixed header, topic and properties of a publish ever take
 _SESSION_EXPIRY_S = 24 * 3600
 _STEADY_S = 10.0
@@ -403,7 +403,7 @@ class Link:
                 end.reason = f"publish refused: {reason}"
 
         def on_disconnect(client: mqtt.Client, _: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
-            end.reason = end.reason or f"{reason}"
+            end.reason = end.reason or _why(reason, flags.is_disconnect_packet_from_server, self._connection == serial)
             if reason.value == _TAKEN_OVER:
                 self._fail(
                     end,
@@ -417,6 +417,17 @@ class Link:
     def _fail(self, end: _End, error: LinkError) -> None:
         end.reason, end.failed = end.reason or str(error), True
         self._events.put(Failed(error))
+
+
+def _why(reason: ReasonCode, from_broker: bool, accepted: bool) -> str:
+    """Why a connection ended, for a person; paho calls all that comes without a packet "Unspecified error"."""
+    if from_broker:
+        return f"the broker ended it: {reason}"
+    if reason.value == _KEEPALIVE:
+        return "the broker does not answer"
+    if reason.value == _UNSPECIFIED:
+        return "the broker or the network is gone" if accepted else "a peer that hangs up without an answer"
+    return str(reason)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """The messages of the wire, as values. DESIGN section 4; `messages.cddl` is the same in RFC 8610's language.
 
 There are six, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
-The only arrays are class rows (one row of D numbers for each class present) and a Gram triangle.
+The only arrays are class rows (one row of numbers for each class present) and a Gram triangle.
 
     Announcement   aggregator → all       a round is open, closed, or the run is finished
     GlobalPart     aggregator → all       some class rows of the prototypes or of the head
@@ -18,13 +18,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import StatisticError, WireError
-from contract.statistics import ClassMeans, FeatureGram, Statistic
+from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 
 __all__ = [
     "Announcement",
@@ -42,12 +42,13 @@ __all__ = [
 Encoding = Literal["f64", "f32", "f16", "int8"]
 Phase = Literal["open", "closed", "finished"]
 ReceiptStatus = Literal["committed", "duplicate", "late", "rejected", "need-chunks"]
-RowKind = Literal["prototypes", "head"]
+RowKind = Literal["prototypes", "head", "soft"]
 
 MAX_ROUND = 2**32 - 1
 MAX_CHUNKS = 65_535
 MAX_TEXT = 200
 MAX_ENTRIES = 32
+MAX_BUNDLES = 256
 # One device's contribution, however hostile, cannot make the sum of a fleet of two million overflow.
 MAX_COUNT = 2**32 - 1
 MAX_MAGNITUDE = 1e30
@@ -116,6 +117,7 @@ class Announcement:
         phase: `open` for contributions, `closed` between rounds, `finished` for good.
         method: the method of this round: the bundle's own, or `ffc`.
         bundle: sha256 of the bundle, 32 bytes.
+        others: sha256 of further bundles of the fleet, where devices have several backbones.
         deadline_s: seconds that the round stays open, 0 for no limit. Information only: the aggregator alone judges.
         fraction, seed: stateless sampling, see `contract.sampling`.
         global_version: the global state that this round starts from; 0 for none yet.
@@ -136,12 +138,16 @@ class Announcement:
     encoding: Encoding = "f32"
     min_samples: int = 1
     limit_bytes: int = 65_536
+    others: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
         _text(self.method, "method", 32)
         _require(self.phase in ("open", "closed", "finished"), "phase", "open, closed or finished", self.phase)
-        _require(len(self.bundle) == 32, "bundle", "32 bytes", len(self.bundle))
+        hashes = (self.bundle, *self.others)
+        _require(len(hashes) <= MAX_BUNDLES, "bundles", f"at most {MAX_BUNDLES}", len(hashes))
+        _require(all(len(sha256) == 32 for sha256 in hashes), "bundle", "32 bytes", "another length")
+        _require(len(set(hashes)) == len(hashes), "bundles", "different ones", "one twice")
         _require(math.isfinite(self.deadline_s) and self.deadline_s >= 0, "deadline_s", "0 or more", self.deadline_s)
         _require(0 < self.fraction <= 1, "fraction", "above 0, up to 1", self.fraction)
         _require(0 <= self.seed <= MAX_ROUND, "seed", f"0 to {MAX_ROUND}", self.seed)
@@ -153,7 +159,7 @@ class Announcement:
 
 @dataclass(frozen=True, eq=False)
 class GlobalPart:
-    """Part `part` of `parts` of global state `version`: some class rows of the prototypes or of the head."""
+    """Part `part` of `parts` of global state `version`: some class rows of its prototypes, head or soft predictions."""
 
     run: bytes
     version: int
@@ -169,21 +175,23 @@ class GlobalPart:
         _require(
             1 <= self.parts <= MAX_CHUNKS and 0 <= self.part < self.parts, "part", f"below {self.parts}", self.part
         )
-        _require(self.kind in ("prototypes", "head"), "kind", "prototypes or head", self.kind)
+        _require(self.kind in get_args(RowKind), "kind", " or ".join(get_args(RowKind)), self.kind)
 
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
     """A statistic for a round.
 
-    Its key is (device, round, method); the device is in the topic. `means` carries class means (FedProto), or
-    `gram` and `cross` carry FFC's sums: exactly one of the two kinds.
+    Its key is (device, round, method); the device is in the topic. It carries class rows alone (FedProto's class means,
+    FedHP's learned prototypes, or none at all where a method sends nothing but that the round was done), or with
+    `soft` FedHKD's hyper-knowledge, or with `gram` FFC's sums.
 
     Attributes:
         bundle: the first 4 bytes of the bundle's sha256.
         body: class means (K, D), or the cross sums (K, D) when `gram` is there.
         counts: (K,) examples of each class, 1 to 2^32 − 1.
         gram: (D(D+1)/2,) the packed upper triangle of Σ z zᵀ, or None.
+        soft: (K, C) mean soft predictions, a row for each row of `body`, or None.
     """
 
     run: bytes
@@ -193,6 +201,7 @@ class Contribution:
     body: ClassRows
     counts: NDArray[np.uint64]
     gram: NDArray[np.floating] | None = None
+    soft: NDArray[np.floating] | None = None
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round)
@@ -210,12 +219,17 @@ class Contribution:
                 self.gram.shape,
             )
             _numbers(self.gram, "gram")
+        if self.soft is not None:
+            _require(self.gram is None, "contribution", "a Gram or soft predictions", "both")
+            rows = len(self.body.classes)
+            _require(self.soft.ndim == 2 and len(self.soft) == rows, "soft", f"{rows} rows", self.soft.shape)
+            _numbers(self.soft, "soft")
 
     @classmethod
     def of(cls, statistic: Statistic, *, run: bytes, round: int, method: str, bundle: bytes) -> Contribution:
         """The contribution that carries `statistic`; `bundle` is the whole sha256."""
         present = statistic.present
-        rows = statistic.means if isinstance(statistic, ClassMeans) else statistic.cross
+        rows = statistic.cross if isinstance(statistic, FeatureGram) else statistic.means
         return cls(
             run=run,
             round=round,
@@ -224,6 +238,7 @@ class Contribution:
             body=ClassRows.of(rows, present),
             counts=statistic.counts[present].astype(np.uint64),
             gram=statistic.gram if isinstance(statistic, FeatureGram) else None,
+            soft=statistic.soft_means[present] if isinstance(statistic, HyperKnowledge) else None,
         )
 
     def statistic(self, classes: int, width: int) -> Statistic:
@@ -236,6 +251,9 @@ class Contribution:
         counts = np.zeros(classes, dtype=np.int64)
         counts[present] = self.counts.astype(np.int64)
         try:
+            if self.soft is not None:
+                soft, _ = ClassRows(self.body.classes, self.soft).dense(classes, classes)
+                return HyperKnowledge.from_means(rows, soft, counts)
             if self.gram is None:
                 return ClassMeans.from_means(rows, counts)
             return FeatureGram(self.gram.astype(np.float64), rows, counts)

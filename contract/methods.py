@@ -13,14 +13,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from contract.errors import MethodError, near_names
 
-__all__ = ["METHODS", "Head", "Hyper", "Method", "Value", "method"]
+__all__ = ["METHODS", "Calibration", "Head", "Hyper", "Kind", "Method", "Value", "Weighting", "calibration", "method"]
 
 Value = int | float | str
 Head = Literal["local", "frozen", "none"]
+Kind = Literal["class-means", "learned-prototypes", "hyper-knowledge", "participation", "feature-gram"]
+Weighting = Literal["count", "client", "share", "printed"]
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,14 @@ class Method:
     Attributes:
         objective: name of the training objective in `export/objectives.py`; None when nothing is trained.
         heads: the heads the objective allows, default first.
-        statistic: what a contribution carries; None when nothing is sent.
+        statistic: what a contribution carries; `participation` is no class row at all, only that the round was done.
         extractor: whose features are summarised: the device's own `local` weights, or the `bundle`'s, which every
             device shares. Gram sums are only meaningful over one shared extractor.
         unit_features: whether features are put on the unit sphere before they are summarised and classified.
-        rule: how contributions merge.
+        rule: how contributions merge; None when there is nothing to merge.
+        weighting: the weight w_ij of device i's row of class j in Σ_i w_ij r_ij / Σ_i w_ij, unless the hyper-parameter
+            `aggregation` says otherwise: its `count` n_ij, its `share` n_ij / n_i, 1 for each `client` that holds the
+            class; `printed` is the share, divided by the number of clients as FedHP's eq. 5 prints it.
         global_state: what comes back to the devices.
         inference: how a device answers.
         hyper: hyper-parameters by name.
@@ -82,14 +87,15 @@ class Method:
     name: str
     objective: str | None
     heads: tuple[Head, ...]
-    statistic: Literal["class-means", "feature-gram"] | None
+    statistic: Kind
     extractor: Literal["local", "bundle"]
     unit_features: bool
-    rule: Literal["count-weighted-mean", "ridge"] | None
-    global_state: Literal["prototypes", "head"] | None
+    rule: Literal["weighted-mean", "ridge"] | None
+    global_state: Literal["prototypes", "hyper-knowledge", "head"] | None
     inference: Literal["nearest-prototype", "linear", "head"]
     source: str
     hyper: Mapping[str, Hyper] = field(default_factory=lambda: MappingProxyType({}))
+    weighting: Weighting = "count"
 
     def settle(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Every hyper-parameter of this method: the defaults, overridden by `given` and checked.
@@ -105,9 +111,41 @@ class Method:
                 )
         return {name: hyper.check(name, given.get(name, hyper.default)) for name, hyper in self.hyper.items()}
 
+    def weighting_of(self, hyper: Mapping[str, Value]) -> Weighting:
+        """How contributions are weighted under these settled hyper-parameters."""
+        chosen = hyper.get("aggregation", self.weighting)
+        return next((known for known in get_args(Weighting) if known == chosen), self.weighting)
+
+    def step_inputs(self, hyper: Mapping[str, Value]) -> tuple[str, ...]:
+        """What the training step reads besides the inputs that every method's step has (`contract.bundle`)."""
+        if self.global_state == "hyper-knowledge":
+            return ("soft_predictions",)
+        return ("class_priors",) if hyper.get("pu_weight") else ()
+
 
 _FEDPROTO = "FedProto (Tan et al., AAAI 2022)"
+_FEDPU = "FedPU (Lin et al., ICML 2022)"
+_FEDHP = "FedHP (Fonio et al., ESANN 2024)"
+_FEDPR = "FedPR (Qiao et al.)"
+_FEDHKD = "FedHKD (Chen, Wang, Vikalo, ICLR 2023)"
 _SPHEREFED = "SphereFed (Dong et al., ECCV 2022)"
+
+
+def _sgd(source: str, *, lr: float, momentum: float, weight_decay: float, epochs: int) -> dict[str, Hyper]:
+    """The hyper-parameters of local training, which every method that trains has."""
+    return {
+        "lr": Hyper(lr, source, low=1e-9, high=100.0),
+        "momentum": Hyper(momentum, source, high=0.9999),
+        "weight_decay": Hyper(weight_decay, source),
+        "epochs": Hyper(epochs, source, low=1, high=10_000),
+    }
+
+
+_CALIBRATION = {
+    "ridge": Hyper(1e-6, "relative to trace/D; the paper's 0 is the limit", high=1e6),
+    "project": Hyper(0, "ours: D' of an agreed random projection, to cut the Gram's bytes; 0 for none", high=65_536),
+    "project_seed": Hyper(0, "ours: of that projection", high=2**32 - 1),
+}
 
 _TABLE = (
     Method(
@@ -117,19 +155,88 @@ _TABLE = (
         statistic="class-means",
         extractor="local",
         unit_features=False,
-        rule="count-weighted-mean",
+        rule="weighted-mean",
         global_state="prototypes",
         inference="nearest-prototype",
         source=f"{_FEDPROTO}, eq. 1, 2, 4, 5, 6",
         hyper=MappingProxyType(
             {
-                "lr": Hyper(0.01, f"{_FEDPROTO}, setting", low=1e-9, high=100.0),
-                "momentum": Hyper(0.5, f"{_FEDPROTO}, setting", high=0.9999),
-                "weight_decay": Hyper(0.0, f"{_FEDPROTO}, setting"),
-                "epochs": Hyper(1, f"{_FEDPROTO}, setting", low=1, high=10_000),
+                **_sgd(f"{_FEDPROTO}, setting", lr=0.01, momentum=0.5, weight_decay=0.0, epochs=1),
                 "lambda": Hyper(1.0, f"{_FEDPROTO}, eq. 5; 1 for MNIST, 0.1 for CIFAR-10"),
                 "distance": Hyper("squared", f"{_FEDPROTO}, eq. 6 and its public code", ("squared", "l2", "l1")),
                 "reading": Hyper("sample", "public code: distance per sample", ("sample", "class_mean")),
+                "aggregation": Hyper("count", f"{_FEDPROTO}, eq. 4; client: its public code", ("count", "client")),
+                "pu_weight": Hyper(0.0, f"{_FEDPU}: weight of the risk of unlabelled samples; 0 leaves them out"),
+            }
+        ),
+    ),
+    Method(
+        name="fedhp",
+        objective="fedhp",
+        heads=("none",),
+        statistic="learned-prototypes",
+        extractor="local",
+        unit_features=False,
+        rule="weighted-mean",
+        weighting="share",
+        global_state="prototypes",
+        inference="nearest-prototype",
+        source=f"{_FEDHP}, eq. 1 to 5",
+        hyper=MappingProxyType(
+            {
+                **_sgd(f"{_FEDHP}, setting", lr=0.01, momentum=0.9, weight_decay=1e-4, epochs=5),
+                "prototype_lr": Hyper(0.005, f"{_FEDHP}, setting: Adam on the prototypes", low=1e-9, high=100.0),
+                "lambda": Hyper(0.1, f"{_FEDHP}, eq. 4"),
+                "anchor_pull": Hyper("sum", f"{_FEDHP}, eq. 2; mean over classes: fluke's code", ("sum", "mean")),
+                "aggregation": Hyper("share", f"{_FEDHP}, eq. 5, normalised as in fluke's code", ("share", "printed")),
+            }
+        ),
+    ),
+    Method(
+        name="fedpr",
+        objective="fedproto",
+        heads=("local",),
+        statistic="class-means",
+        extractor="local",
+        unit_features=False,
+        rule="weighted-mean",
+        weighting="client",
+        global_state="prototypes",
+        inference="nearest-prototype",
+        source=f"{_FEDPR}, eq. 2, 3, 4, without its averaged weights",
+        hyper=MappingProxyType(
+            {
+                **_sgd(f"{_FEDPR}, setting", lr=0.01, momentum=0.5, weight_decay=0.0, epochs=1),
+                "lambda": Hyper(1.0, f"{_FEDPR}, eq. 4"),
+                "distance": Hyper("squared", f"{_FEDPR}, eq. 4, over D", ("squared", "l2", "sum")),
+            }
+        ),
+    ),
+    Method(
+        name="fedhkd",
+        objective="fedhkd",
+        heads=("local",),
+        statistic="hyper-knowledge",
+        extractor="local",
+        unit_features=False,
+        rule="weighted-mean",
+        global_state="hyper-knowledge",
+        inference="head",
+        source=f"{_FEDHKD}, FedHKD*: hyper-knowledge without its averaged weights",
+        hyper=MappingProxyType(
+            {
+                "lr": Hyper(1e-3, f"{_FEDHKD}, public code: Adam", low=1e-9, high=100.0),
+                "weight_decay": Hyper(0.0, f"{_FEDHKD}, public code"),
+                "epochs": Hyper(5, f"{_FEDHKD}, setting", low=1, high=10_000),
+                "optimizer": Hyper("adam", f"{_FEDHKD}, public code", ("adam", "sgd")),
+                "momentum": Hyper(0.0, "of the optimizer sgd", high=0.9999),
+                "lambda": Hyper(0.1, f"{_FEDHKD}, public code: of the soft predictions' distance"),
+                "gamma": Hyper(0.1, f"{_FEDHKD}, public code: of the features' distance"),
+                "temperature": Hyper(0.5, f"{_FEDHKD}, public code", low=1e-3, high=1e3),
+                "clip": Hyper(1.0, f"{_FEDHKD}: bound of a feature's norm, where noise is added", low=1e-9, high=1e9),
+                "noise": Hyper(0.0, f"{_FEDHKD}: noise multiplier of the Gaussian mechanism; 0 for none", high=1e6),
+                "noise_on": Hyper("all", "ours: soft predictions too; features: as published", ("all", "features")),
+                "delta": Hyper(1e-5, "of (ε, δ), as stated", low=1e-12, high=0.5),
             }
         ),
     ),
@@ -137,7 +244,7 @@ _TABLE = (
         name="spherefed",
         objective="spherefed",
         heads=("frozen",),
-        statistic=None,
+        statistic="participation",
         extractor="local",
         unit_features=True,
         rule=None,
@@ -146,10 +253,8 @@ _TABLE = (
         source=f"{_SPHEREFED}, eq. 4, 5",
         hyper=MappingProxyType(
             {
-                "lr": Hyper(0.5, f"{_SPHEREFED}, Tab. 16", low=1e-9, high=100.0),
-                "momentum": Hyper(0.9, f"{_SPHEREFED}, Tab. 16", high=0.9999),
-                "weight_decay": Hyper(1e-5, f"{_SPHEREFED}, Tab. 16"),
-                "epochs": Hyper(10, f"{_SPHEREFED}, Tab. 16", low=1, high=10_000),
+                **_sgd(f"{_SPHEREFED}, Tab. 16", lr=0.5, momentum=0.9, weight_decay=1e-5, epochs=10),
+                **_CALIBRATION,
             }
         ),
     ),
@@ -164,9 +269,7 @@ _TABLE = (
         global_state="head",
         inference="linear",
         source=f"{_SPHEREFED}, eq. 6 to 12",
-        hyper=MappingProxyType(
-            {"ridge": Hyper(1e-6, "relative to trace/D; the paper's 0 is the limit", high=1e6)},
-        ),
+        hyper=MappingProxyType(_CALIBRATION),
     ),
 )
 
@@ -185,3 +288,28 @@ def method(name: str) -> Method:
         raise MethodError(
             "unknown method", expected="a method of the table", got=name, hint=near_names(name, METHODS)
         ) from None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How a bundle's FFC rounds are done, whatever its own method.
+
+    Attributes:
+        ridge: λ in units of trace/D.
+        project: D' of the projection that devices apply to unit features before they sum, 0 for none.
+        project_seed: of that projection.
+    """
+
+    ridge: float
+    project: int
+    project_seed: int
+
+    def width(self, features: int) -> int:
+        """The width of the Gram and of the head, for features of width D."""
+        return self.project or features
+
+
+def calibration(hyper: Mapping[str, Value]) -> Calibration:
+    """The FFC settings of a bundle with these hyper-parameters: FFC's defaults where its method has none."""
+    values = {name: hyper.get(name, known.default) for name, known in _CALIBRATION.items()}
+    return Calibration(float(values["ridge"]), int(values["project"]), int(values["project_seed"]))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from contract.errors import MethodError
 
-__all__ = ["orthonormal_frame", "simplex", "uniform_loss", "uniform_prototypes", "unit_rows"]
+__all__ = ["orthonormal_frame", "projection", "simplex", "uniform_loss", "uniform_prototypes", "unit_rows"]
 
 FloatArray = NDArray[np.floating]
 
@@ -41,6 +41,19 @@ def orthonormal_frame(classes: int, width: int, seed: int = 0) -> NDArray[np.flo
     gaussian = np.random.default_rng(seed).standard_normal((width, classes))  # (D, C)
     q, r = np.linalg.qr(gaussian)
     return np.ascontiguousarray((q * np.where(np.diag(r) < 0, -1.0, 1.0)).T)  # (C, D)
+
+
+def projection(width: int, to: int, seed: int) -> NDArray[np.float64]:
+    """The agreed random projection of features from R^D to R^D': (D, D') with orthonormal columns, from the seed alone.
+
+    Lengths shrink by about √(D'/D), the same for all; ridge regression on projected features loses what lies outside.
+
+    Raises:
+        MethodError: unless 1 ≤ D' ≤ D.
+    """
+    if not 1 <= to <= width:
+        raise MethodError("projection", expected=f"a width of 1 to {width}", got=to)
+    return np.ascontiguousarray(orthonormal_frame(to, width, seed).T)
 
 
 def simplex(classes: int, width: int, seed: int = 0) -> NDArray[np.float64]:

@@ -1,13 +1,15 @@
 """The global state: what the aggregator publishes and every device starts its next round from.
 
-It holds prototypes (from FedProto rounds) and a head (from an FFC round), either or both. It travels as
-`GlobalPart` messages, each with some class rows, so that every part fits the message limit and is useful to a decoder
-by itself; a `GlobalCollector` on the device puts the parts of one version together, in any order.
+It holds prototypes (from rounds of FedProto, FedHP or FedPR), soft predictions beside them (FedHKD), and a head (from
+an FFC round): whichever there are. It travels as `GlobalPart` messages, each with some class rows, so that every part
+fits the message limit and is useful to a decoder by itself; a `GlobalCollector` on the device puts the parts of one
+version together, in any order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +30,8 @@ class GlobalState:
         version: grows by one with each publication; 0 is the state before the first round, which is empty.
         round: the round it came out of.
         prototypes: (K, D) rows of the classes that have a global prototype, or None.
-        head: (C, D) rows of the linear head on unit features, or None.
+        head: (C, D) rows of the linear head on unit features, or (C, D') where those are projected, or None.
+        soft: (K, C) rows of the global soft predictions, or None.
     """
 
     run: bytes
@@ -36,6 +39,7 @@ class GlobalState:
     round: int
     prototypes: ClassRows | None = None
     head: ClassRows | None = None
+    soft: ClassRows | None = None
 
     def parts(self, limit_bytes: int) -> list[GlobalPart]:
         """The state as messages of at most `limit_bytes` each when encoded as f32.
@@ -44,8 +48,8 @@ class GlobalState:
             WireError: when a single row is larger than the limit.
         """
         slices: list[tuple[RowKind, ClassRows]] = []
-        kinds: tuple[tuple[RowKind, ClassRows | None], ...] = (("prototypes", self.prototypes), ("head", self.head))
-        for kind, rows in kinds:
+        for kind in get_args(RowKind):
+            rows = getattr(self, kind)
             if rows is not None:
                 slices += [(kind, part) for part in _cut(rows, limit_bytes)]
         return [
@@ -55,10 +59,11 @@ class GlobalState:
 
     def dense_prototypes(self, classes: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Prototypes (C, D) and their mask (C,) as the training step takes them: zero where there is none."""
-        if self.prototypes is None:
-            return np.zeros((classes, width), np.float32), np.zeros(classes, np.float32)
-        rows, present = self.prototypes.dense(classes, width)
-        return rows.astype(np.float32), present.astype(np.float32)
+        return _dense(self.prototypes, classes, width)
+
+    def dense_soft(self, classes: int) -> NDArray[np.float32]:
+        """Soft predictions (C, C) as the training step takes them: zero where there are none."""
+        return _dense(self.soft, classes, classes)[0]
 
 
 @dataclass
@@ -87,8 +92,15 @@ class GlobalCollector:
         if len(self._parts) < part.parts:
             return None
         whole = [self._parts[index] for index in range(part.parts)]
-        prototypes, head = (_join([p.body for p in whole if p.kind == kind]) for kind in ("prototypes", "head"))
-        return GlobalState(part.run, part.version, part.round, prototypes, head)
+        rows = {kind: _join([p.body for p in whole if p.kind == kind]) for kind in get_args(RowKind)}
+        return GlobalState(part.run, part.version, part.round, **rows)
+
+
+def _dense(rows: ClassRows | None, classes: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    if rows is None:
+        return np.zeros((classes, width), np.float32), np.zeros(classes, np.float32)
+    dense, present = rows.dense(classes, width)
+    return dense.astype(np.float32), present.astype(np.float32)
 
 
 def _cut(rows: ClassRows, limit_bytes: int) -> list[ClassRows]:

@@ -1,10 +1,11 @@
 """Statistics: what is computed from local data and may leave a device.
 
-Both are small immutable values over float64 sums, so that merging is addition: commutative, associative up to
+All are small immutable values over float64 sums, so that merging is addition: commutative, associative up to
 rounding, and equal to the statistic of the pooled data. Class sums and counts are kept, never only means.
 
 - `ClassMeans` (FedProto, eq. 1 and 4): per class the sum of features and the count. Merging adds; the means of the
-  merge are the count-weighted means.
+  merge are the count-weighted means. Prototypes that were learned (FedHP) travel in it too, as `from_means`.
+- `HyperKnowledge` (FedHKD): beside the class sums of features those of soft predictions. Merging adds.
 - `FeatureGram` (SphereFed's FFC, eq. 10 to 12): A = Σ z zᵀ as a packed upper triangle and b = Σ z yᵀ, with counts.
   Merging adds; the closed-form head follows from the sums alone.
 
@@ -21,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
 
-__all__ = ["ClassMeans", "FeatureGram", "Statistic", "pack_triangle", "shareable", "unpack_triangle"]
+__all__ = ["ClassMeans", "FeatureGram", "HyperKnowledge", "Statistic", "pack_triangle", "shareable", "unpack_triangle"]
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
@@ -94,6 +95,85 @@ class ClassMeans:
 
 
 @dataclass(frozen=True, eq=False)
+class HyperKnowledge:
+    """FedHKD's class sums of features and of soft predictions, and counts.
+
+    Attributes:
+        sums: (C, D) float64, Σ f(x) over each class's examples; zero where the count is zero.
+        soft_sums: (C, C) float64, Σ softmax(logits / T) over each class's examples; zero where the count is zero.
+        counts: (C,) int64.
+
+    Raises:
+        StatisticError: on a wrong shape, a non-finite sum, a negative count, or a sum without examples.
+    """
+
+    sums: Float64
+    soft_sums: Float64
+    counts: Int64
+
+    def __post_init__(self) -> None:
+        _freeze(self, "sums", np.float64, 2)
+        _freeze(self, "soft_sums", np.float64, 2)
+        _freeze(self, "counts", np.int64, 1)
+        _check_counts(self.counts, len(self.sums))
+        if self.soft_sums.shape != (len(self.counts), len(self.counts)):
+            raise StatisticError("soft predictions", expected="C rows of C", got=self.soft_sums.shape)
+        absent = self.counts == 0
+        if self.sums[absent].any() or self.soft_sums[absent].any():
+            raise StatisticError("hyper-knowledge", expected="zero sums where a class has no examples", got="a sum")
+
+    @classmethod
+    def zero(cls, classes: int, width: int) -> HyperKnowledge:
+        """The statistic of no data: the neutral element of `merge`."""
+        return cls(np.zeros((classes, width)), np.zeros((classes, classes)), np.zeros(classes, np.int64))
+
+    @classmethod
+    def of(cls, features: ArrayLike, soft: ArrayLike, labels: ArrayLike, classes: int) -> HyperKnowledge:
+        """The statistic of features (N, D), soft predictions (N, C) and labels (N,) in 0…C−1."""
+        z, y = _samples(features, labels, classes)
+        q, _ = _samples(soft, labels, classes)
+        sums, soft_sums = np.zeros((classes, z.shape[1])), np.zeros((classes, q.shape[1]))
+        np.add.at(sums, y, z)
+        np.add.at(soft_sums, y, q)
+        return cls(sums, soft_sums, np.bincount(y, minlength=classes))
+
+    @classmethod
+    def from_means(cls, means: ArrayLike, soft: ArrayLike, counts: ArrayLike) -> HyperKnowledge:
+        """From per-class means (C, D) and (C, C) and counts (C,), as they travel."""
+        n = np.asarray(counts, dtype=np.int64)
+        sums, soft_sums = (np.asarray(rows, dtype=np.float64) * n[:, None] for rows in (means, soft))
+        return cls(sums, soft_sums, n)
+
+    @property
+    def classes(self) -> int:
+        return len(self.counts)
+
+    @property
+    def width(self) -> int:
+        return self.sums.shape[1]
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """(C,) whether a class has examples."""
+        return self.counts > 0
+
+    @property
+    def means(self) -> Float64:
+        """(C, D) mean features; zero where a class has no examples."""
+        return self.sums / np.maximum(self.counts, 1)[:, None]
+
+    @property
+    def soft_means(self) -> Float64:
+        """(C, C) mean soft predictions; zero where a class has no examples."""
+        return self.soft_sums / np.maximum(self.counts, 1)[:, None]
+
+    def merge(self, other: HyperKnowledge) -> HyperKnowledge:
+        """The statistic of both data sets together."""
+        _same(self, other)
+        return HyperKnowledge(self.sums + other.sums, self.soft_sums + other.soft_sums, self.counts + other.counts)
+
+
+@dataclass(frozen=True, eq=False)
 class FeatureGram:
     """FFC's sums over one shared extractor.
 
@@ -160,7 +240,7 @@ class FeatureGram:
         return FeatureGram(self.gram + other.gram, self.cross + other.cross, self.counts + other.counts)
 
 
-Statistic = ClassMeans | FeatureGram
+Statistic = ClassMeans | HyperKnowledge | FeatureGram
 
 
 def shareable(labels: ArrayLike, classes: int, min_samples: int) -> NDArray[np.bool_]:

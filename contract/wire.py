@@ -82,6 +82,7 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         11: _ENCODINGS.index(m.encoding),
         12: m.min_samples,
         13: m.limit_bytes,
+        **({14: list(m.others)} if m.others else {}),
     }
 
 
@@ -110,6 +111,8 @@ def _encode_contribution(m: Contribution, encoding: Encoding) -> dict[int, Any]:
     }
     if m.gram is not None:
         body[9] = _vector(m.gram, encoding)
+    if m.soft is not None:
+        body[10] = _rows(m.soft, encoding)
     return body
 
 
@@ -277,6 +280,12 @@ class _Fields:
     def binary(self, key: int) -> bytes:
         return bytes(self.take(key, "bytes", bytes))
 
+    def binaries(self, key: int) -> tuple[bytes, ...]:
+        value = self.take(key, "a list of bytes", list, tuple)
+        if not value or not all(type(entry) is bytes for entry in value):
+            raise WireError(f"field {key}", expected="a list of bytes", got="another")
+        return tuple(value)
+
     def one_of(self, key: int, names: tuple[Any, ...]) -> Any:
         index = self.integer(key)
         if index >= len(names):
@@ -345,6 +354,7 @@ def _decode_announcement(f: _Fields) -> Announcement:
         encoding=f.one_of(11, _ENCODINGS),
         min_samples=f.integer(12),
         limit_bytes=f.integer(13),
+        others=f.binaries(14) if f.has(14) else (),
     )
 
 
@@ -369,6 +379,7 @@ def _decode_contribution(f: _Fields) -> Contribution:
         body=f.rows(6, 8),
         counts=f.unsigned(7).astype(np.uint64),
         gram=f.reals(9, 1) if f.has(9) else None,
+        soft=f.reals(10, 2) if f.has(10) else None,
     )
 
 

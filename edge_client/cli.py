@@ -34,6 +34,10 @@ def client_command(
     trust: Annotated[
         str | None, typer.Option(help="Ed25519 public key file; refuse a bundle that it did not sign.")
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Privacy budget: no round after which ε would be larger.  [default: none]"),
+    ] = None,
     config: Annotated[str | None, typer.Option(help="TOML file with any of these options by name.")] = None,
     json: Annotated[str | None, typer.Option(help="Write a summary here at the end.")] = None,
     quiet: Annotated[bool | None, typer.Option("--quiet", help="Print errors only.")] = None,

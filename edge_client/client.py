@@ -29,6 +29,7 @@ from contract.bundle import Bundle
 from contract.errors import LinkError, WireError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
 from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
+from contract.methods import calibration
 from contract.wire import decode, encode
 from edge_client import measure
 from edge_client.device import Device
@@ -37,6 +38,7 @@ from edge_client.history import append_line, history_line
 from edge_client.journal import FINAL, Journal, Pending, Report
 from edge_client.outbox import Outbox, fitting
 from edge_client.presence import Presence
+from edge_client.privacy import Accountant
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
 
@@ -58,6 +60,7 @@ class Client:
         fleet, device_id: as in the topics.
         patience_s: how long to wait for the first connection, and, after the end of a run, for a receipt.
         measured: figures of `profile --measure` that go into every birth.
+        accountant: of the rounds that add noise, where the bundle says that they do.
         log: takes one line for a person.
     """
 
@@ -72,12 +75,13 @@ class Client:
         device_id: str,
         patience_s: float = 60.0,
         measured: Mapping[str, float] | None = None,
+        accountant: Accountant | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._device, self._journal, self._bundle = device, journal, bundle
         self._address, self._fleet, self._id = address, fleet, device_id
         self._patience_s, self._log = patience_s, log
-        self._profiled = dict(measured or {})
+        self._profiled, self._accountant = dict(measured or {}), accountant
         self._instance = os.urandom(8)
         self._boot = journal.begin(self._instance)
         self._outbox = Outbox(random.Random())
@@ -118,6 +122,7 @@ class Client:
             UsageError: the fleet runs another bundle.
             StoreError: the disk refused; what was committed is safe.
             MethodError: training diverged.
+            PrivacyError: another round would exceed the budget.
         """
         for pending in self._journal.pending():
             self._outbox.add(pending)
@@ -145,6 +150,7 @@ class Client:
             "malformed": self._malformed,
             "connections": self._connections,
             "step_ms": self._step_ms,
+            "privacy": None if self._accountant is None else self._accountant.facts(),
             **measure.facts(),
         }
 
@@ -257,7 +263,10 @@ class Client:
             self._say(f"{what}: not sampled, or done before")
 
     def _on_global_part(self, part: GlobalPart) -> None:
-        part.body.dense(self._bundle.manifest.classes, self._bundle.manifest.features)  # refuses another fleet's rows
+        m = self._bundle.manifest
+        head = calibration(m.hyper).width(m.features)
+        widths = {"prototypes": m.features, "head": head, "soft": m.classes}
+        part.body.dense(m.classes, widths[part.kind])  # refuses another fleet's rows
         self._follower.part(part)
 
     def _on_receipt(self, receipt: Receipt) -> None:
@@ -274,10 +283,12 @@ class Client:
 
     def _take_part(self, task: Task) -> None:
         a, key = task.announcement, task.key
+        if self._accountant is not None and self._is_private(a.method):
+            self._accountant.check()
         clock, began_s = measure.StepClock(), time.monotonic()
         result = self._device.run_round(a, task.state, on_step=lambda done, steps: clock.tick(time.perf_counter()))
         seconds = time.monotonic() - began_s
-        payload = None if result.contribution is None else fitting(result.contribution, a.encoding)
+        payload = fitting(result.contribution, a.encoding)
         metrics = {
             "device": self._id,
             "boot": self._boot,
@@ -286,19 +297,23 @@ class Client:
             "samples": result.samples,
             "steps": result.steps,
             "step_ms": clock.step_ms,
-            "payload_bytes": 0 if payload is None else len(payload),
+            "payload_bytes": len(payload),
         }
         self._journal.commit_round(
             key, weights=self._device.state(), payload=payload, limit_bytes=a.limit_bytes, metrics=metrics
         )
-        if payload is not None:
-            self._outbox.add(Pending(key, payload, a.limit_bytes))
+        self._outbox.add(Pending(key, payload, a.limit_bytes))
         self._unreported.append(Report(key, metrics))
         measure.release_memory()
         loss = "" if result.loss is None else f"loss {result.loss:.3f}, "
-        sent = "nothing to send" if payload is None else f"{len(payload):,} bytes to send"
-        self._log(f"round {a.round} ({a.method}): {loss}{result.samples:,} samples, {seconds:.1f} s, {sent}")
+        cost = "" if self._accountant is None or not self._is_private(a.method) else f", {self._accountant.spent()}"
+        sent = f"{len(payload):,} bytes to send"
+        self._log(f"round {a.round} ({a.method}): {loss}{result.samples:,} samples, {seconds:.1f} s, {sent}{cost}")
         self._measured(clock.step_ms)
+
+    def _is_private(self, method: str) -> bool:
+        """Whether a round of this method adds noise, and is counted by the accountant."""
+        return method == self._bundle.manifest.method
 
     def _is_complete(self, report: Report) -> bool:
         """Whether the round's outcome and the global state that came out of it are here."""

@@ -43,6 +43,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     cert: str | None = None
     key: str | None = None
     trust: str | None = None
+    epsilon: float | None = None
     json: str | None = None
     quiet: bool = False
 
@@ -65,7 +66,9 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
         raise UsageError(where, expected="settings of the right kind", got=error, hint="--help") from None
     check_id(config.id, "--id")
     check_id(config.fleet, "--fleet")
-    for name, value, low, high in (("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)):
+    limits = [("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)]
+    limits += [] if config.epsilon is None else [("epsilon", config.epsilon, 1e-6, 1e6)]
+    for name, value, low, high in limits:
         if not low <= value <= high:
             raise UsageError(f"--{name}", expected=f"{low:g} to {high:g}", got=value)
     return config

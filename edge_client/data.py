@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 from contract.bundle import Manifest
 from contract.errors import DataError, near_names
 
-__all__ = ["LocalData", "Purpose", "class_number", "load_data"]
+__all__ = ["UNLABELLED", "LocalData", "Purpose", "class_number", "load_data"]
 
 Purpose = Literal["train", "test"]
+UNLABELLED = -1
+_UNLABELLED_NAME = "unlabelled"
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +32,7 @@ class LocalData:
 
     Attributes:
         x: (N, H, W, c) uint8.
-        y: (N,) int64, class numbers.
+        y: (N,) int64, class numbers; `UNLABELLED` for a sample without a label.
     """
 
     x: NDArray[np.uint8]
@@ -41,7 +43,13 @@ class LocalData:
 
     def counts(self, classes: int) -> NDArray[np.int64]:
         """(C,) how many samples each class has."""
-        return np.bincount(self.y, minlength=classes)
+        return np.bincount(self.y[self.y >= 0], minlength=classes)
+
+    @property
+    def labelled(self) -> LocalData:
+        """The samples that have a label: itself when all have one."""
+        known = self.y >= 0
+        return self if known.all() else LocalData(self.x[known], self.y[known])
 
 
 def load_data(path: str | Path, manifest: Manifest, *, purpose: Purpose = "train") -> LocalData:
@@ -76,7 +84,7 @@ def load_data(path: str | Path, manifest: Manifest, *, purpose: Purpose = "train
 
 
 def class_number(label: str, manifest: Manifest, where: object) -> int:
-    """The number of a class name.
+    """The number of a class name; `UNLABELLED` for the folder `unlabelled`, where the method knows such samples.
 
     Raises:
         DataError: when the bundle has no such class; the line names the nearest ones.
@@ -84,6 +92,8 @@ def class_number(label: str, manifest: Manifest, where: object) -> int:
     try:
         return manifest.labels.index(label)
     except ValueError:
+        if label == _UNLABELLED_NAME and "pu_weight" in manifest.hyper:
+            return UNLABELLED
         raise DataError(
             f"{where}: unknown class",
             expected=f"a class of the bundle's {manifest.classes}",
@@ -136,16 +146,23 @@ def _checked(data: LocalData, manifest: Manifest, source: Path, purpose: Purpose
         raise DataError(f"{source}", expected=f"a label for each of {len(data.x)} images", got=f"{len(data.y)} labels")
     if not len(data):
         raise DataError(f"{source} is empty", expected="at least one image", got="none")
+    least = UNLABELLED if purpose == "train" and "pu_weight" in manifest.hyper else 0
     low, high = int(data.y.min()), int(data.y.max())
-    if low < 0 or high >= manifest.classes:
+    if low < least or high >= manifest.classes:
         raise DataError(
-            f"{source}: a label is out of range", expected=f"0 to {manifest.classes - 1}", got=low if low < 0 else high
+            f"{source}: a label is out of range",
+            expected=f"0 to {manifest.classes - 1}" + (f", or {UNLABELLED} for none" if least else ""),
+            got=low if low < least else high,
         )
+    known = data.labelled.y
+    if not known.size:
+        raise DataError(f"{source}", expected="labels for some images at least", got="none")
+    low, high = int(known.min()), int(known.max())
     if purpose == "train" and manifest.trainable and low == high:
         raise DataError(
             f"{source} has one class only",
             expected="two classes or more, since the bundle trains",
-            got=f"{len(data)} images of {manifest.labels[low]!r}",
+            got=f"{len(known)} images of {manifest.labels[low]!r}",
             hint="adding images of another class",
         )
     return data

@@ -3,22 +3,24 @@
 No MQTT, no files, no clock: the client drives this class over a broker, the lab drives the very same class in one
 process. A round follows the method's row in `contract/methods.py`:
 
-1. if the method trains, train on the local samples from the device's present weights, pulled towards the global
-   prototypes (FedProto, eq. 5; SphereFed, eq. 5);
+1. if the method trains, train on the local samples from the device's present weights, given the global state (what
+   that does is the objective's, export/objectives.py); prototypes that are learned (FedHP) start as the global ones;
 2. extract features with the extractor that the method names: the device's own `local` weights, or the `bundle`'s
    initial ones, which all devices share whatever they trained locally (Gram sums only add up over one extractor);
-3. sum them into the method's statistic, small classes withheld, and wrap it as a contribution.
+3. sum them into the method's statistic, small classes withheld, and wrap it as a contribution. FedHP's statistic is the
+   learned prototypes; SphereFed's rounds have none; FedHKD's gets noise where its bundle says so.
 
-Everything random comes from (device, run, round), so a round that is repeated after a crash, from the same weights
-and the same global state, gives the identical contribution. With an empty global state, a round is plain local
-training: that is the lab's local-only baseline.
+Everything random comes from (device, run, round), and noise from a secret beside, so a round that is repeated after a
+crash, from the same weights and the same global state, gives the identical contribution. With an empty global state, a
+round is plain local training: that is the lab's local-only baseline.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,18 +28,22 @@ from numpy.typing import NDArray
 from contract.bundle import Bundle
 from contract.errors import BundleError, MethodError
 from contract.messages import Announcement, Contribution
-from contract.methods import Method, method
+from contract.methods import Method, calibration, method
+from contract.ridge import solve_head
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, Statistic
 from contract.topics import check_id
 from edge_client.data import LocalData
 from edge_client.evaluate import Answer, Evaluation, linear_answer, nearest_answer, score, summary
 from edge_client.extractor import Extractor
-from edge_client.summarise import class_means, summarise, withhold
+from edge_client.privacy import Mechanism
+from edge_client.summarise import calibrated_features, class_means, feature_gram, hyper_knowledge, withhold
 from edge_client.trainer import OnStep, Weights
 from edge_client.workbench import Workbench
 
 __all__ = ["Device", "RoundResult", "round_seed"]
+
+LEARNED = "prototypes.learned"
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,13 +51,13 @@ class RoundResult:
     """What a round gave.
 
     Attributes:
-        contribution: what may be sent; None when the method sends nothing.
+        contribution: what may be sent; without class rows when the method sends nothing else.
         loss: mean training loss over the round's samples; None when the method trains nothing.
-        samples: local samples in the statistic (or trained on, when nothing is sent).
+        samples: local samples in the statistic.
         steps: training steps done.
     """
 
-    contribution: Contribution | None
+    contribution: Contribution
     loss: float | None
     samples: int
     steps: int
@@ -73,6 +79,7 @@ class Device:
         test: local test samples; without them `evaluate` returns None.
         threads: within an operator.
         workbench: shared compiled graphs, for many devices in one process; its own when None.
+        secret: what noise is drawn from; 32 random bytes when None.
 
     Raises:
         UsageError: when `device_id` may not stand in a topic.
@@ -87,9 +94,12 @@ class Device:
         test: LocalData | None = None,
         threads: int = 1,
         workbench: Workbench | None = None,
+        secret: bytes | None = None,
     ) -> None:
         self._bundle, self._manifest = bundle, bundle.manifest
-        self._data, self._test = data, test
+        self._data, self._test = data.labelled, test
+        self._training_data = data if bundle.manifest.hyper.get("pu_weight") else self._data
+        self._secret = secret or os.urandom(32)
         self._id = check_id(device_id, "device id")
         self._workbench = workbench or Workbench(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
@@ -134,9 +144,7 @@ class Device:
         if row.objective is not None:
             seed = round_seed(self._id, announcement.run, announcement.round)
             loss, steps = self._train(global_state, seed, on_step)
-        if row.statistic is None:
-            return RoundResult(None, loss, len(self._data), steps)
-        statistic = self._summarise(row, announcement.min_samples)
+        statistic = self._summarise(row, announcement)
         contribution = Contribution.of(
             statistic,
             run=announcement.run,
@@ -158,8 +166,9 @@ class Device:
         extractor = self._extractor()
         confusion = score(extractor, self._local_answers(extractor, global_state), self._test, classes=classes)
         if global_state is not None and global_state.head is not None:
-            head, _ = global_state.head.dense(classes, self._manifest.features)
-            answers = {"linear": linear_answer(head, unit=True)}
+            settings = calibration(self._manifest.hyper)
+            head, _ = global_state.head.dense(classes, settings.width(self._manifest.features))
+            answers = {"linear": linear_answer(head, prepare=lambda z: calibrated_features(z, settings))}
             confusion |= score(self._workbench.shared_extractor(), answers, self._test, classes=classes)
         return summary(confusion, self.own_classes)
 
@@ -170,33 +179,71 @@ class Device:
         return method(name)
 
     def _train(self, global_state: GlobalState | None, seed: int, on_step: OnStep | None) -> tuple[float, int]:
-        m = self._manifest
-        prototypes, mask = (
-            np.zeros((m.classes, m.features), np.float32),
-            np.zeros(m.classes, np.float32),
-        )
-        if global_state is not None:
-            prototypes, mask = global_state.dense_prototypes(m.classes, m.features)
+        m, data = self._manifest, self._training_data
         epochs, lr = int(m.hyper["epochs"]), float(m.hyper["lr"])
         trainer = self._workbench.trainer()
-        trainer.load_state(self._params())
-        loss = trainer.fit(
-            self._data, epochs=epochs, lr=lr, prototypes=prototypes, mask=mask, seed=seed, on_step=on_step
-        )
+        given = self._given(global_state)
+        trainer.load_state({**self._params(), **self._received(given)})
+        loss = trainer.fit(data, epochs=epochs, lr=lr, given=given, seed=seed, on_step=on_step)
         self._trained, self._own_means = trainer.export_state(), None
-        return loss, epochs * -(-len(self._data) // m.batch)
+        return loss, epochs * -(-len(data) // m.batch)
 
-    def _summarise(self, row: Method, min_samples: int) -> Statistic:
-        if row.extractor == "local" and row.statistic == "class-means" and not row.unit_features:
-            return withhold(self._means(self._extractor()), min_samples)
-        extractor = self._workbench.shared_extractor() if row.extractor == "bundle" else self._extractor()
-        return summarise(row, extractor, self._data, classes=self._manifest.classes, min_samples=min_samples)
+    def _given(self, global_state: GlobalState | None) -> dict[str, NDArray[np.float32]]:
+        """The global state, and what the device knows of its labels, as the training step takes them."""
+        m, state = self._manifest, global_state or GlobalState(bytes(4), 0, 0)
+        prototypes, mask = state.dense_prototypes(m.classes, m.features)
+        counts = self._data.counts(m.classes)
+        return {
+            "prototypes": prototypes,
+            "prototype_mask": mask,
+            "soft_predictions": state.dense_soft(m.classes),
+            "class_priors": (counts / counts.sum()).astype(np.float32),
+        }
+
+    def _received(self, given: Weights) -> dict[str, NDArray[np.float32]]:
+        """Learned prototypes to start from: the global ones, and the device's own where there is none."""
+        params = self._params()
+        if LEARNED not in params:
+            return {}
+        return {LEARNED: np.where(given["prototype_mask"][:, None] > 0, given["prototypes"], params[LEARNED])}
+
+    def _summarise(self, row: Method, announcement: Announcement) -> Statistic:
+        m, least = self._manifest, announcement.min_samples
+        if row.statistic == "participation":
+            return ClassMeans.zero(m.classes, m.features)
+        if row.statistic == "learned-prototypes":
+            return withhold(ClassMeans.from_means(self._params()[LEARNED], self._data.counts(m.classes)), least)
+        if row.statistic == "class-means":
+            return withhold(self._means(self._extractor()), least)
+        if row.statistic == "hyper-knowledge":
+            return self._hyper_knowledge(announcement)
+        settings = calibration(m.hyper)
+        return feature_gram(
+            self._workbench.shared_extractor(), self._data, settings, classes=m.classes, min_samples=least
+        )
+
+    def _hyper_knowledge(self, announcement: Announcement) -> Statistic:
+        m, params = self._manifest, self._params()
+        mechanism = Mechanism.of(m.hyper)
+        found = hyper_knowledge(
+            self._extractor(),
+            (params["head.weight"], params.get("head.bias")),
+            self._data,
+            mechanism,
+            classes=m.classes,
+            temperature=float(m.hyper["temperature"]),
+            min_samples=announcement.min_samples,
+        )
+        return mechanism.released(found, self._secret, announcement.run + announcement.round.to_bytes(8, "big"))
 
     def _local_answers(self, extractor: Extractor, global_state: GlobalState | None) -> dict[str, Answer]:
         """The ways of answering from the device's own features."""
-        classes, width = self._manifest.classes, self._manifest.features
+        classes, width, params = self._manifest.classes, self._manifest.features, self._params()
         own = self._means(extractor)
-        prototypes, present = own.means, own.present
+        mine, known = own.means, own.present
+        if LEARNED in params:
+            mine, known = params[LEARNED].astype(np.float64), np.ones(classes, dtype=bool)
+        prototypes, present = mine, known
         if global_state is not None and global_state.prototypes is not None:
             shared, shared_present = global_state.prototypes.dense(classes, width)
             prototypes = np.where(shared_present[:, None], shared, prototypes)
@@ -204,11 +251,14 @@ class Device:
         answers = {
             "prototype": nearest_answer(prototypes, present),
             "prototype_among_own": nearest_answer(prototypes, own.present),
+            "own_prototype": nearest_answer(mine, known),
         }
-        params = self._params()
         if "head.weight" in params:
-            unit = method(self._manifest.method).unit_features
-            answers["head"] = linear_answer(params["head.weight"], params.get("head.bias"), unit=unit)
+            answers["head"] = linear_answer(params["head.weight"], params.get("head.bias"))
+        if method(self._manifest.method).unit_features:
+            settings = replace(calibration(self._manifest.hyper), project=0)
+            gram = feature_gram(extractor, self._data, settings, classes=classes)
+            answers["personal"] = linear_answer(solve_head(gram, settings.ridge))
         return answers
 
     def _means(self, extractor: Extractor) -> ClassMeans:

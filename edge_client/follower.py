@@ -88,12 +88,13 @@ class Follower:
         self._announcement = announcement
         if announcement.phase == "finished":
             return
-        if announcement.bundle != self._bundle:
+        fleet = (announcement.bundle, *announcement.others)
+        if self._bundle not in fleet:
             raise UsageError(
                 "the fleet runs another bundle",
-                expected=f"sha256 {announcement.bundle.hex()[:12]}…",
+                expected="sha256 " + " or ".join(f"{sha256.hex()[:12]}…" for sha256 in fleet[:4]),
                 got=f"{self._bundle.hex()[:12]}…",
-                hint="copying the aggregator's bundle to this device",
+                hint="copying a bundle of the aggregator's to this device",
             )
         self._seen_open.add(announcement.run)
 

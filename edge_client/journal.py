@@ -175,6 +175,17 @@ class Journal:
         """Whether this round was committed."""
         return self._row("SELECT 1 FROM rounds WHERE run = ? AND round = ? AND method = ?", *key) is not None
 
+    def rounds_done(self, method: str) -> int:
+        """How many rounds of a method were committed, of whatever run."""
+        row = self._row("SELECT count(*) FROM rounds WHERE method = ?", method)
+        return 0 if row is None else int(row[0])
+
+    def secret(self) -> bytes:
+        """32 random bytes that are this state directory's alone; the same on every start."""
+        with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO meta VALUES ('secret', ?)", (os.urandom(32),))
+            return bytes(db.execute("SELECT value FROM meta WHERE name = 'secret'").fetchone()[0])
+
     def took_part(self, run: bytes) -> bool:
         """Whether any round of this run was committed."""
         return self._row("SELECT 1 FROM rounds WHERE run = ?", run) is not None

@@ -16,7 +16,7 @@ import numpy as np
 
 from contract.bundle import Manifest
 from contract.errors import DataError
-from edge_client.data import LocalData, Purpose, class_number
+from edge_client.data import UNLABELLED, LocalData, Purpose, class_number
 from edge_client.images import decode_image
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _numbering(source: pq.ParquetFile, label: str, manifest: Manifest, file: Pat
 
 
 def _number(number: int, names: list[str] | None, manifest: Manifest, where: str) -> int:
-    if names is None:
+    if names is None or number == UNLABELLED:  # the Hub's number for a label that is missing
         return number
     if not 0 <= number < len(names):
         raise DataError(f"{where}: label", expected=f"0 to {len(names) - 1}", got=number)

@@ -18,12 +18,17 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from contract.errors import ProtofleetError, UsageError
 from edge_client.config import ClientConfig, read_public_key
+
+if TYPE_CHECKING:  # loaded after `become`, and only when they are needed
+    from contract.bundle import Manifest
+    from edge_client.journal import Journal
+    from edge_client.privacy import Accountant
 
 __all__ = ["become", "main", "run"]
 
@@ -104,10 +109,11 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
     bundle = read_bundle(settings.bundle, public_key=trusted)
     data = load_data(settings.data, bundle.manifest)
     test = None if settings.test is None else load_data(settings.test, bundle.manifest, purpose="test")
-    device = Device(bundle, data, settings.id, test=test, threads=settings.threads)
     state = Path(settings.state)
     with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
+        device = Device(bundle, data, settings.id, test=test, threads=settings.threads, secret=journal.secret())
         device.restore(journal.weights())
+        accountant = _accountant(settings, bundle.manifest, journal)
         log(f"{len(data):,} samples of {int(device.own_classes.sum())} classes, bundle {bundle.sha256.hex()[:12]}")
         client = Client(
             device=device,
@@ -118,6 +124,7 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
             device_id=settings.id,
             patience_s=settings.patience,
             measured=measured_metrics(state, bundle.sha256),
+            accountant=accountant,
             log=log,
         )
         if settings.json is not None:
@@ -129,6 +136,23 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
                 _write_json(settings.json, client.summary())
         ended = journal.outcomes()
         log(f"done: {ended['sent']} contributions, {ended['committed']} committed")
+
+
+def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal) -> Accountant | None:
+    """For a bundle whose method adds noise; without any, there is no ε to keep a budget of."""
+    from edge_client.privacy import Accountant, Mechanism
+
+    mechanism = Mechanism.of(manifest.hyper)
+    if not mechanism.noise:
+        if settings.epsilon is not None:
+            raise UsageError(
+                f"--epsilon {settings.epsilon:g}",
+                expected="a bundle whose method adds noise",
+                got=f"{manifest.method} without",
+                hint="export --method fedhkd --set noise=…",
+            )
+        return None
+    return Accountant(mechanism, float(manifest.hyper["delta"]), settings.epsilon, journal.rounds_done(manifest.method))
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """From local samples to the one thing that may leave the device: a statistic.
 
-What each method sums is in the methods table (`contract/methods.py`): FedProto the class means of the device's own
-features (eq. 1), FFC the Gram and cross sums of unit features of the extractor that all devices share (SphereFed,
-eq. 10). Statistics merge by addition, so they are summed block by block. Classes with fewer than `min_samples`
-local examples are withheld before anything is summed: DESIGN section 2.
+What each method sums is in the methods table (`contract/methods.py`): FedProto and FedPR the class means of the
+device's own features (eq. 1), FedHKD those and the mean soft predictions of its head, FFC the Gram and cross sums of unit
+features of the extractor that all devices share (SphereFed, eq. 10), projected where that is agreed. Statistics merge
+by addition, so they are summed block by block. Classes with fewer than `min_samples` local examples are withheld.
 """
 
 from __future__ import annotations
@@ -11,42 +11,72 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import MethodError
-from contract.methods import Method
-from contract.sphere import unit_rows
-from contract.statistics import ClassMeans, FeatureGram, Statistic, shareable
+from contract.methods import Calibration
+from contract.sphere import projection, unit_rows
+from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, shareable
 from edge_client.data import LocalData
+from edge_client.evaluate import linear_logits
 from edge_client.extractor import Extractor
+from edge_client.privacy import Mechanism
 
-__all__ = ["class_means", "method_features", "summarise", "withhold"]
-
-
-def method_features(method: Method, features: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Features (N, D) as the method summarises and classifies them: float64, on the unit sphere where it says so."""
-    wide = features.astype(np.float64)
-    return np.asarray(unit_rows(wide), dtype=np.float64) if method.unit_features else wide
+__all__ = ["calibrated_features", "class_means", "feature_gram", "hyper_knowledge", "withhold"]
 
 
-def summarise(method: Method, extractor: Extractor, data: LocalData, *, classes: int, min_samples: int) -> Statistic:
-    """The method's statistic of `data` for a fleet of C classes.
+def feature_gram(
+    extractor: Extractor, data: LocalData, settings: Calibration, *, classes: int, min_samples: int = 1
+) -> FeatureGram:
+    """FFC's sums of the unit features of `data`, projected where the settings say so.
 
     Args:
         min_samples: classes with fewer local examples are left out; 1 leaves none out.
-
-    Raises:
-        MethodError: when the method sends nothing.
     """
-    if method.statistic is None:
-        raise MethodError(f"{method.name} sends no statistic", expected="a method that does", got=method.name)
-    kind = ClassMeans if method.statistic == "class-means" else FeatureGram
-    total: Statistic = kind.zero(classes, extractor.width)
+    total = FeatureGram.zero(classes, settings.width(extractor.width))
     keep = shareable(data.y, classes, min_samples)  # (N,)
     for rows, features in extractor.blocks(data.x):
         kept = keep[rows]
         if kept.any():
-            part = kind.of(method_features(method, features[kept]), data.y[rows][kept], classes)
-            total = total.merge(part)  # type: ignore[arg-type]  # both are of one kind
+            z = calibrated_features(features[kept], settings)
+            total = total.merge(FeatureGram.of(z, data.y[rows][kept], classes))
     return total
+
+
+def calibrated_features(features: NDArray[np.floating], settings: Calibration) -> NDArray[np.float64]:
+    """Features (N, D) as FFC sums and classifies them: float64 on the unit sphere, projected to (N, D') if agreed."""
+    z = np.asarray(unit_rows(features.astype(np.float64)), dtype=np.float64)
+    if not settings.project:
+        return z
+    return np.asarray(z @ projection(z.shape[1], settings.project, settings.project_seed), dtype=np.float64)
+
+
+def hyper_knowledge(
+    extractor: Extractor,
+    head: tuple[NDArray[np.floating], NDArray[np.floating] | None],
+    data: LocalData,
+    mechanism: Mechanism,
+    *,
+    classes: int,
+    temperature: float,
+    min_samples: int,
+) -> HyperKnowledge:
+    """FedHKD's sums of `data`: features, clipped where noise is to come, and softmax(logits / T) of the head.
+
+    Args:
+        head: weight (C, D) and bias (C,).
+    """
+    total = HyperKnowledge.zero(classes, extractor.width)
+    keep = shareable(data.y, classes, min_samples)  # (N,)
+    for rows, features in extractor.blocks(data.x):
+        kept = keep[rows]
+        if kept.any():
+            soft = _softmax(linear_logits(features[kept], *head) / temperature)
+            part = HyperKnowledge.of(mechanism.clipped(features[kept]), soft, data.y[rows][kept], classes)
+            total = total.merge(part)
+    return total
+
+
+def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(raised / raised.sum(axis=1, keepdims=True), dtype=np.float64)
 
 
 def class_means(extractor: Extractor, data: LocalData, *, classes: int) -> ClassMeans:

@@ -2,7 +2,7 @@
 
 The step is a pure function (DESIGN section 3):
 
-    x, y, sample_weight, prototypes, prototype_mask, lr, state…  →  loss, state′…
+    x, y, sample_weight, prototypes, prototype_mask, lr, further…, state…  →  loss, state′…
 
 How a round goes: `load_state` puts weights in and zeroes the optimizer; `fit` shuffles the samples from a seed,
 fills the batch buffer, runs the step, and swaps the two state buffers, so that what one step wrote is what the next
@@ -52,15 +52,20 @@ class Trainer:
         self._x = np.zeros((m.batch, height, width, channels), np.uint8)  # (B, H, W, c)
         self._y = np.zeros(m.batch, np.int64)  # (B,)
         self._sample_weight = np.zeros(m.batch, np.float32)  # (B,)
-        self._prototypes = np.zeros((m.classes, m.features), np.float32)  # (C, D)
-        self._mask = np.zeros(m.classes, np.float32)  # (C,)
+        shapes = {
+            "prototypes": (m.classes, m.features),
+            "prototype_mask": (m.classes,),
+            "soft_predictions": (m.classes, m.classes),
+            "class_priors": (m.classes,),
+        }
+        self._given = {name: np.zeros(shapes[name], np.float32) for name in m.step_inputs if name in shapes}
         self._lr = np.zeros((), np.float32)
         self._loss = np.zeros((), np.float32)
         self._updated = m.names("param", "buffer", "optimizer")
         self._frozen = {t.name: np.zeros(t.shape, np.float32) for t in m.state if t.role == "frozen"}
-        shapes = {t.name: t.shape for t in m.state if t.role != "frozen"}
-        self._now = {name: np.zeros(shapes[name], np.float32) for name in self._updated}
-        self._next = {name: np.zeros(shapes[name], np.float32) for name in self._updated}
+        state = {t.name: t.shape for t in m.state if t.role != "frozen"}
+        self._now = {name: np.zeros(state[name], np.float32) for name in self._updated}
+        self._next = {name: np.zeros(state[name], np.float32) for name in self._updated}
         try:
             self._step, self._step_back = self._bind(self._now, self._next), self._bind(self._next, self._now)
         except ORT_ERRORS as error:
@@ -82,8 +87,7 @@ class Trainer:
         *,
         epochs: int,
         lr: float,
-        prototypes: NDArray[np.float32],
-        mask: NDArray[np.float32],
+        given: Weights,
         seed: int,
         on_step: OnStep | None = None,
     ) -> float:
@@ -91,15 +95,17 @@ class Trainer:
 
         Args:
             data: at least one sample.
-            prototypes: (C, D) global prototypes, zero where there is none.
-            mask: (C,) 1 where there is one.
+            given: the global state as the step takes it, by input name: `prototypes` (C, D), zero where there is none,
+                `prototype_mask` (C,), and what else the manifest's `step_inputs` has; what is missing is zero.
             seed: fixes the order of the samples; the same seed and weights give the same result.
             on_step: called after each step with the steps done and the steps in all.
 
         Raises:
             MethodError: when the loss is no longer a finite number.
         """
-        self._prototypes[...], self._mask[...], self._lr[...] = prototypes, mask, lr
+        self._lr[...] = lr
+        for name, buffer in self._given.items():
+            buffer[...] = given.get(name, 0.0)
         order = np.random.default_rng(seed)
         batch, total, done = self._manifest.batch, 0.0, 0
         steps = epochs * -(-len(data) // batch)
@@ -139,9 +145,8 @@ class Trainer:
             "x": self._x,
             "y": self._y,
             "sample_weight": self._sample_weight,
-            "prototypes": self._prototypes,
-            "prototype_mask": self._mask,
             "lr": self._lr,
+            **self._given,
             **read,
             **self._frozen,
         }

@@ -22,13 +22,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from contract.bundle import SCHEMA, STEP_INPUTS, Manifest, write_bundle
+from contract.bundle import SCHEMA, Manifest, write_bundle
 from contract.errors import UsageError
 from contract.methods import Head, Method, method
-from contract.sphere import orthonormal_frame
+from contract.sphere import orthonormal_frame, uniform_prototypes
 from export.backbones import Norm, build_backbone, default_statistics
 from export.features import export_features
 from export.graph import OPSET, Graph
+from export.optimizers import LEARNED
 from export.step import Preprocess, StepPlan, TrainingStep, plan_step, trace_step
 from export.trace import to_onnx
 from export.verify import Agreement, verify_features, verify_step
@@ -118,7 +119,7 @@ def build_bundle(
         net, width = build_backbone(backbone, input_shape, norm, seed=seed)
         ignored = load_weights(net, weights) if weights is not None else []
         preprocess = Preprocess(*_statistics(backbone, input_shape[2], mean, std))
-        plan = plan_step(net, entry.objective or "", settled, chosen, len(labels), width)
+        plan = plan_step(net, entry, settled, chosen, len(labels), width)
         state = initial_state(net, plan, seed)
     with clock.stage("features", "exporting features.onnx"):
         features = export_features(net, preprocess, plan.state, input_shape, unit=entry.unit_features)
@@ -160,22 +161,24 @@ def build_bundle(
 def export_step(
     net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
 ) -> bytes:
-    """The bytes of train_step.onnx: inputs `STEP_INPUTS` and then the state; outputs loss and then `<name>.next`.
+    """The bytes of train_step.onnx: the plan's inputs and then its state; outputs loss and then `<name>.next`.
 
     Raises:
         ExportError: for an operator without translation.
     """
-    example = (
-        torch.zeros((batch, *input_shape), dtype=torch.uint8),
-        torch.zeros(batch, dtype=torch.int64),
-        torch.ones(batch),
-        torch.zeros(plan.classes, plan.features),
-        torch.zeros(plan.classes),
-        torch.tensor(0.0),
-        *(torch.zeros(t.shape) for t in plan.state),
-    )
+    kinds = {
+        "x": torch.zeros((batch, *input_shape), dtype=torch.uint8),
+        "y": torch.zeros(batch, dtype=torch.int64),
+        "sample_weight": torch.ones(batch),
+        "prototypes": torch.zeros(plan.classes, plan.features),
+        "prototype_mask": torch.zeros(plan.classes),
+        "lr": torch.tensor(0.0),
+        "soft_predictions": torch.zeros(plan.classes, plan.classes),
+        "class_priors": torch.zeros(plan.classes),
+    }
+    example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.state))
     graph = Graph("train_step")
-    names = [*STEP_INPUTS, *(t.name for t in plan.state)]
+    names = [*plan.inputs, *(t.name for t in plan.state)]
     for name, tensor in zip(names, example, strict=True):
         graph.input(name, tensor.dtype, tensor.shape)
     trace = trace_step(TrainingStep(net, preprocess, plan), example)
@@ -185,7 +188,8 @@ def export_step(
 def initial_state(net: nn.Module, plan: StepPlan, seed: int) -> State:
     """Float32 values of every state tensor before the first step.
 
-    The local head is initialised as nn.Linear is, the frozen one is the orthonormal frame of `seed`.
+    The local head is initialised as nn.Linear is, the frozen one is the orthonormal frame of `seed`. Learned prototypes
+    start at their anchors, which are spread evenly (contract/sphere.py).
     """
     own = {f"backbone.{name}": t.detach().numpy() for name, t in net.state_dict().items()}
     if "head.bias" in plan.names("param"):
@@ -195,6 +199,8 @@ def initial_state(net: nn.Module, plan: StepPlan, seed: int) -> State:
         own["head.weight"], own["head.bias"] = linear.weight.detach().numpy(), linear.bias.detach().numpy()
     elif "head.weight" in plan.names("frozen"):
         own["head.weight"] = orthonormal_frame(plan.classes, plan.features, seed)
+    if LEARNED in plan.names("param"):
+        own[LEARNED] = own["prototypes.anchors"] = uniform_prototypes(plan.classes, plan.features, seed)
     return {t.name: np.array(own.get(t.name, np.zeros(t.shape)), dtype=np.float32) for t in plan.state}
 
 

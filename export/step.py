@@ -1,11 +1,10 @@
 """One training step as a pure function, and its trace.
 
-    x, y, sample_weight, prototypes, prototype_mask, lr, state…  →  loss, state′…
+    x, y, sample_weight, prototypes, prototype_mask, lr, further…, state…  →  loss, state′…
 
 `StepPlan` lists the state tensors and their roles. `TrainingStep` is the function: images to features, features to
-the method's objective (export/objectives.py), gradients by autograd, then SGD as torch.optim.SGD does it
-(g += wd·p; v = μ·v + g; p −= lr·v; the first v being 0). `trace_step` records it as a functional fx graph of `aten`
-operators, on fake tensors, so that tracing computes nothing.
+the method's objective (export/objectives.py), gradients by autograd, then the update (export/optimizers.py).
+`trace_step` records it as a functional fx graph of `aten` operators, on fake tensors, so that tracing computes nothing.
 
 Dropout and stochastic depth are off in training graphs: an ONNX graph that draws random numbers cannot be compared
 with torch. BatchNorm sees real samples only (export/norms.py). A batch that is all padding leaves parameters and
@@ -22,10 +21,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
-from contract.bundle import StateTensor
-from contract.methods import Value
+from contract.bundle import STEP_INPUTS, StateTensor
+from contract.methods import Method, Value
 from export.norms import BatchContext, RealBatchNorm, to_real_batch_norm
-from export.objectives import OBJECTIVES
+from export.objectives import OBJECTIVES, Scene
+from export.optimizers import optimizer_state, update
 from export.preprocess import Preprocess
 from export.trace import record
 
@@ -45,6 +45,7 @@ class StepPlan:
         classes: C.
         features: D.
         state: every state tensor, in input order.
+        inputs: the inputs that are not state, in order.
     """
 
     objective: str
@@ -52,6 +53,7 @@ class StepPlan:
     classes: int
     features: int
     state: tuple[StateTensor, ...]
+    inputs: tuple[str, ...] = STEP_INPUTS
 
     def names(self, *roles: str) -> tuple[str, ...]:
         """State tensors of these roles, in order."""
@@ -64,9 +66,15 @@ class StepPlan:
 
 
 def plan_step(
-    backbone: nn.Module, objective: str, hyper: Mapping[str, Value], head: str, classes: int, features: int
+    backbone: nn.Module, entry: Method, hyper: Mapping[str, Value], head: str, classes: int, features: int
 ) -> StepPlan:
-    """List the state tensors of training `backbone` with a head: param, buffer, frozen, then optimizer."""
+    """List the state tensors of training `backbone` by a method: param, buffer, frozen, then optimizer.
+
+    Args:
+        hyper: settled.
+        head: one of the method's.
+    """
+    objective = entry.objective or ""
     running = {f"{n}.{b}" for n, m in _batch_norms(backbone) for b in ("running_mean", "running_var")}
     trained = {n for n, p in backbone.named_parameters() if p.requires_grad}
     state = []
@@ -79,9 +87,12 @@ def plan_step(
         state.append(StateTensor("head.bias", (classes,), "param"))
     elif head == "frozen":
         state.append(StateTensor("head.weight", (classes, features), "frozen"))
-    if hyper.get("momentum"):
-        state += [StateTensor(f"momentum.{t.name}", t.shape, "optimizer") for t in state if t.role == "param"]
-    return StepPlan(objective, hyper, classes, features, tuple(state))
+    if objective == "fedhp":
+        state.append(StateTensor("prototypes.learned", (classes, features), "param"))
+        state.append(StateTensor("prototypes.anchors", (classes, features), "frozen"))
+    state += optimizer_state([t for t in state if t.role == "param"], hyper)
+    inputs = (*STEP_INPUTS, *entry.step_inputs(hyper))
+    return StepPlan(objective, hyper, classes, features, tuple(state), inputs)
 
 
 def quiet(net: nn.Module) -> nn.Module:
@@ -103,47 +114,24 @@ class TrainingStep(nn.Module):
         self._preprocess = preprocess
         self._plan = plan
 
-    def forward(
-        self,
-        x: Tensor,
-        y: Tensor,
-        sample_weight: Tensor,
-        prototypes: Tensor,
-        prototype_mask: Tensor,
-        lr: Tensor,
-        *state: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """Loss, then every updated state tensor in the plan's order."""
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Loss, then every updated state tensor in the plan's order; takes the plan's inputs, then its state."""
         plan = self._plan
-        tensors = dict(zip((t.name for t in plan.state), state, strict=True))
+        names = (*plan.inputs, *(t.name for t in plan.state))
+        tensors = dict(zip(names, inputs, strict=True))
         self._context.seen = []
-        self._context.real = (sample_weight > 0).to(torch.float32)
+        self._context.real = (tensors["sample_weight"] > 0).to(torch.float32)
         trained = {name: tensors[name].detach().requires_grad_() for name in plan.names("param")}
         merged = {**tensors, **trained}
         weights = {n.removeprefix("backbone."): t for n, t in merged.items() if n.startswith("backbone.")}
-        features = functional_call(self._net, weights, (self._preprocess(x),))  # (B, D)
-        head = (merged["head.weight"], merged.get("head.bias"))
-        targets = (y, sample_weight, prototypes, prototype_mask)
-        loss = OBJECTIVES[plan.objective](features, *head, *targets, plan.hyper)
+        features = functional_call(self._net, weights, (self._preprocess(tensors["x"]),))  # (B, D)
+        loss = OBJECTIVES[plan.objective](Scene.of(features, merged, merged), plan.hyper)
         # Not torch.func.grad: it asks for gradients that can be differentiated again, which are longer formulas.
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         grads = {n: g for n, g in zip(trained, found, strict=True) if g is not None}
-        rate = lr * torch.clamp(self._context.real.sum(), max=1.0)  # a batch of padding moves nothing
-        new = {**tensors, **self._sgd(tensors, grads, rate), **self._context.new_running()}
+        moves = torch.clamp(self._context.real.sum(), max=1.0)  # a batch of padding moves nothing
+        new = {**tensors, **update(tensors, grads, moves, plan.hyper), **self._context.new_running()}
         return (loss.detach(), *(new[name] for name in plan.updated))
-
-    def _sgd(self, tensors: Mapping[str, Tensor], grads: Mapping[str, Tensor], rate: Tensor) -> dict[str, Tensor]:
-        """torch.optim.SGD without dampening or Nesterov; parameters without a gradient are left alone, as there."""
-        decay, momentum = float(self._plan.hyper["weight_decay"]), float(self._plan.hyper["momentum"])
-        new = {}
-        for name, grad in grads.items():
-            p, velocity = tensors[name], f"momentum.{name}"
-            step = grad + decay * p if decay else grad
-            if momentum:
-                step = momentum * tensors[velocity] + step
-                new[velocity] = step
-            new[name] = p - rate * step
-        return new
 
 
 def trace_step(step: TrainingStep, example: tuple[Tensor, ...]) -> fx.GraphModule:

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contract.errors import ExportError
-from export.objectives import OBJECTIVES, unit_features
+from export.objectives import OBJECTIVES, Scene, unit_features
+from export.optimizers import torch_optimizers
 from export.step import Preprocess, StepPlan, quiet
 
 __all__ = ["Agreement", "EagerStep", "Images", "random_images", "run_step", "verify_features", "verify_step"]
@@ -63,15 +64,26 @@ class Images:
     prototypes: NDArray[np.float32]
     mask: NDArray[np.float32]
     real: int
+    further: Mapping[str, NDArray[np.float32]]
 
     @property
     def weight(self) -> NDArray[np.float32]:
         """(B,) 1 for real samples, 0 for padding."""
         return (np.arange(len(self.y)) < self.real).astype(np.float32)
 
+    def inputs(self, rows: slice = slice(None)) -> dict[str, NDArray]:
+        """The step's inputs but `x` and `lr`, by name, of these samples."""
+        return {
+            "y": self.y[rows],
+            "sample_weight": self.weight[rows],
+            "prototypes": self.prototypes,
+            "prototype_mask": self.mask,
+            **self.further,
+        }
+
 
 class EagerStep:
-    """Plain torch: the backbone, the eager objective, autograd and torch.optim.SGD, in a precision of choice."""
+    """Plain torch: the backbone, the eager objective, autograd and torch's optimizers, in a precision of choice."""
 
     def __init__(self, backbone: nn.Module, preprocess: Preprocess, plan: StepPlan, dtype: torch.dtype) -> None:
         self._net = quiet(copy.deepcopy(backbone)).to(dtype)
@@ -84,39 +96,64 @@ class EagerStep:
         own = {n.removeprefix("backbone."): t for n, t in tensors.items() if n.startswith("backbone.")}
         self._net.load_state_dict(own, strict=False)
         trained = {f"backbone.{n}": p for n, p in self._net.named_parameters() if p.requires_grad}
-        for name in ("head.weight", "head.bias"):
-            if name in plan.names("param"):
+        for name in plan.names("param"):
+            if not name.startswith("backbone."):
                 trained[name] = nn.Parameter(tensors[name])
-        head = [trained.get(n, tensors.get(n)) for n in ("head.weight", "head.bias")]
-        optimizer = self._optimizer(trained, tensors, lr)
+        optimizers = torch_optimizers(trained, plan.hyper, lr)
+        for optimizer in optimizers:
+            _load(optimizer, trained, tensors)
         features = self._net(self._pixels(torch.from_numpy(images.x[:real])))
-        targets = (torch.from_numpy(images.y[:real]), torch.ones(real, dtype=dtype))
-        prototypes = (torch.from_numpy(images.prototypes).to(dtype), torch.from_numpy(images.mask).to(dtype))
-        loss = OBJECTIVES[plan.objective](features, *head, *targets, *prototypes, plan.hyper)
-        optimizer.zero_grad()
+        given = {name: self._tensor(value) for name, value in images.inputs(slice(real)).items()}
+        loss = OBJECTIVES[plan.objective](Scene.of(features, given, {**tensors, **trained}), plan.hyper)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         after = {f"backbone.{n}": t for n, t in self._net.state_dict().items()} | trained
-        for name, p in trained.items():
-            after[f"momentum.{name}"] = optimizer.state[p].get("momentum_buffer", torch.zeros_like(p))
-        result = {name: after[name].detach().numpy().copy() for name in plan.updated}
+        for optimizer in optimizers:
+            after |= _stored(optimizer, trained)
+        result = {name: after.get(name, tensors[name]).detach().numpy().copy() for name in plan.updated}
         return {"loss": loss.detach().numpy(), **result}
 
-    def _optimizer(
-        self, trained: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor], lr: float
-    ) -> torch.optim.SGD:
-        hyper = self._plan.hyper
-        optimizer = torch.optim.SGD(
-            trained.values(), lr=lr, momentum=float(hyper["momentum"]), weight_decay=float(hyper["weight_decay"])
-        )
-        if hyper["momentum"]:
-            for name, p in trained.items():
-                optimizer.state[p]["momentum_buffer"] = tensors[f"momentum.{name}"].clone()
-        return optimizer
+    def _tensor(self, value: NDArray) -> Tensor:
+        tensor = torch.from_numpy(value)
+        return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
 
     def _pixels(self, x: Tensor) -> Tensor:
         mean, std = self._preprocess.mean.to(self._dtype), self._preprocess.std.to(self._dtype)
         return ((x.to(self._dtype) / 255.0 - mean) / std).permute(0, 3, 1, 2)
+
+
+_ADAM = {"exp_avg": "adam.mean", "exp_avg_sq": "adam.square"}
+
+
+def _load(optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]) -> None:
+    """Give torch's optimizer the state that the step's tensors hold."""
+    for name, p in _own(optimizer, trained):
+        if isinstance(optimizer, torch.optim.Adam):
+            own = {key: tensors[f"{prefix}.{name}"].clone() for key, prefix in _ADAM.items()}
+            optimizer.state[p].update(own, step=tensors["adam.steps"].to(torch.float32).clone())
+        elif f"momentum.{name}" in tensors:
+            optimizer.state[p]["momentum_buffer"] = tensors[f"momentum.{name}"].clone()
+
+
+def _stored(optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """The state of torch's optimizer after a step, by the names of the step's tensors."""
+    found: dict[str, Tensor] = {}
+    for name, p in _own(optimizer, trained):
+        state = optimizer.state[p]
+        if isinstance(optimizer, torch.optim.Adam):
+            found |= {f"{prefix}.{name}": state[key] for key, prefix in _ADAM.items()}
+            found["adam.steps"] = state["step"]
+        elif state.get("momentum_buffer") is not None:
+            found[f"momentum.{name}"] = state["momentum_buffer"]
+    return found
+
+
+def _own(optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter]) -> list[tuple[str, nn.Parameter]]:
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return [(name, p) for name, p in trained.items() if id(p) in mine]
 
 
 def verify_step(
@@ -222,10 +259,7 @@ def run_step(
     """One step in ONNX Runtime: the loss and the new state, by output name without `.next`."""
     feed = {
         "x": images.x,
-        "y": images.y,
-        "sample_weight": images.weight,
-        "prototypes": images.prototypes,
-        "prototype_mask": images.mask,
+        **images.inputs(),
         "lr": np.asarray(lr, dtype=np.float32),
         **{t.name: state[t.name] for t in plan.state},
     }
@@ -246,12 +280,20 @@ def random_images(
     patches = rng.integers(16, 240, (batch, 4, 4, channels))
     rows, columns = (np.arange(n) * 4 // n for n in (height, width))
     noise = rng.integers(-16, 17, (batch, *input_shape))
+    labels = rng.integers(0, plan.classes, batch)
+    further = {}
+    if "soft_predictions" in plan.inputs:
+        further["soft_predictions"] = rng.dirichlet(np.ones(plan.classes), plan.classes).astype(np.float32)
+    if "class_priors" in plan.inputs:
+        further["class_priors"] = rng.dirichlet(np.ones(plan.classes)).astype(np.float32)
+        labels[1::2] = -1
     return Images(
         x=(patches[:, rows][:, :, columns] + noise).astype(np.uint8),
-        y=rng.integers(0, plan.classes, batch),
+        y=labels,
         prototypes=rng.standard_normal((plan.classes, plan.features)).astype(np.float32),
         mask=(np.arange(plan.classes) % 3 != 1).astype(np.float32),
         real=real,
+        further=further,
     )
 
 

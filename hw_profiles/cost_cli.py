@@ -16,6 +16,7 @@ from hw_profiles.array import Array
 from hw_profiles.cost_page import cost_page, size, time_text
 from hw_profiles.cost_report import cost_report, load_subject, step_cost
 from hw_profiles.device import Device, find_device, load_devices
+from hw_profiles.memory import batch_text
 from hw_profiles.round_cost import Setting
 from hw_profiles.scalesim import topology_rows, topology_text
 
@@ -118,9 +119,8 @@ def _show(report: dict[str, Any], console: Console) -> None:
         _show_claims(report, console)
     fits = report["memory"]["largest_batch"]
     console.print(
-        f"largest batch in {size(report['memory']['capacity_bytes'])}: {fits['training']:,} in training, "
-        f"{fits['inference']:,} in "
-        "inference (predicted)"
+        f"largest batch in {size(report['memory']['capacity_bytes'])}: "
+        f"{batch_text(fits['training'])} in training, {batch_text(fits['inference'])} in inference (predicted)"
     )
     console.print("assumptions", style="dim")
     for line in report["assumptions"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hw_profiles.memory import batch_text
 from hw_profiles.page import Bar, bars, details, facts, heat, notes, page, section, table, tag
 
 __all__ = ["cost_page", "size", "time_text"]
@@ -77,7 +78,10 @@ def _summary(report: Mapping[str, Any]) -> str:
             (size(row["memory"]["peak_bytes"]), "memory, training step (predicted)"),
         ]
     boxes.append(
-        (f"{fits['training']:,}", f"largest training batch in {size(report['memory']['capacity_bytes'])} (predicted)")
+        (
+            batch_text(fits["training"]),
+            f"largest training batch in {size(report['memory']['capacity_bytes'])} (predicted)",
+        )
     )
     unknown = report["subject"]["unmodelled"]
     warning = notes([f"not modelled, and not in any figure but their bytes: {', '.join(unknown)}"]) if unknown else ""
@@ -141,7 +145,8 @@ def _memory(report: Mapping[str, Any]) -> str:
     ]
     fits = report["memory"]["largest_batch"]
     capacity = size(report["memory"]["capacity_bytes"])
-    text = f"Largest batch in {capacity}: {fits['training']:,} in training, {fits['inference']:,} in inference."
+    largest = {use: batch_text(fits[use]) for use in ("training", "inference")}
+    text = f"Largest batch in {capacity}: {largest['training']} in training, {largest['inference']} in inference."
     blocks = [tag("predicted"), bars(values, unit="MB", title="peak at the worst moment")]
     return section("Memory", *blocks, lead=text)
 
@@ -197,7 +202,7 @@ def _layers(report: Mapping[str, Any]) -> str:
         rows = [_layer_row(layer, total, cells) for layer in chosen]
         shade = [_layer_shade(layer, worst) for layer in chosen]
         share = 100 * sum(layer["cycles"] for layer in chosen) / total
-        inner = table(_LAYER_COLUMNS, rows, left=(0, 1, 2, 3, 13), shade=shade)
+        inner = table(_LAYER_COLUMNS, rows, left=(0, 1, 2, 3), wide=(13,), shade=shade, tight=True)
         blocks.append(details(f"{title}: {len(chosen)} layers, {share:.1f} % of the cycles", inner))
     lead = "One step of fedavg; the darker, the more cycles. A layer takes the longest of array, special unit and DDR."
     if not report["methods"]:
@@ -208,8 +213,10 @@ def _layers(report: Mapping[str, Any]) -> str:
     top = table(
         _LAYER_COLUMNS,
         [_layer_row(layer, total, cells) for layer in hottest],
-        left=(0, 1, 2, 3, 13),
+        left=(0, 1, 2, 3),
+        wide=(13,),
         shade=[_layer_shade(layer, worst) for layer in hottest],
+        tight=True,
     )
     return section("Layers", tag("simulated"), "<h3>The twelve longest</h3>", top, *blocks, lead=lead)
 

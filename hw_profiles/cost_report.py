@@ -16,7 +16,7 @@ Every block names its `kind`. DESIGN section 5.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,10 @@ from contract.errors import UsageError
 from hw_profiles.array import Array, Cost, LayerCost, assumptions, simulate
 from hw_profiles.claims import CLAIMS, readings
 from hw_profiles.graph import bundle_workloads, read_workload
-from hw_profiles.memory import largest_batch, peak_memory
+from hw_profiles.memory import LARGEST_SEARCHED, largest_batch, peak_memory
 from hw_profiles.networks import build_network
 from hw_profiles.round_cost import Calibration, RoundCost, Setting, calibration_cost, round_cost
-from hw_profiles.training import HEADS, training_step
+from hw_profiles.training import HEADS, bundle_training, training_step
 from hw_profiles.workload import PHASES, Workload
 
 __all__ = ["SCHEMA", "Subject", "cost_report", "load_subject", "step_cost"]
@@ -88,16 +88,13 @@ def load_subject(
 def _bundle_subject(bundle: Bundle, target: str, classes: int | None, batch: int | None) -> Subject:
     manifest = bundle.manifest
 
+    features = replace(bundle, train_step=None)  # the step's batch is fixed; it is read once, below
+
     @lru_cache(maxsize=64)
     def forward_at(size: int) -> Workload:
-        return bundle_workloads(bundle, batch=size)[0]
+        return bundle_workloads(features, batch=size)[0]
 
-    options = {
-        "bias": "head.bias" in manifest.names("param"),
-        "normalised": manifest.method == "spherefed",
-        "momentum": bool(manifest.names("optimizer")) or not manifest.trainable,
-        "weight_decay": float(manifest.hyper.get("weight_decay", 0)) > 0,
-    }
+    _, options = bundle_training(manifest)
     height, width, channels = manifest.input_shape
     source = f"bundle {Path(target).name}, {height}x{width}x{channels} input, method {manifest.method}"
     step = bundle_workloads(bundle)[1]
@@ -172,13 +169,13 @@ def _largest_batches(subject: Subject, array: Array, capacity_bytes: int) -> dic
         return peak_memory(step, float_bytes=array.float_bytes).peak_bytes
 
     return {
-        "inference": largest_batch(inference, capacity_bytes, limit=4096),
-        "training": largest_batch(training, capacity_bytes, limit=4096),
+        "inference": largest_batch(inference, capacity_bytes, limit=LARGEST_SEARCHED),
+        "training": largest_batch(training, capacity_bytes, limit=LARGEST_SEARCHED),
     }
 
 
 def _check_fits(batch: int, largest: int, capacity_bytes: int, device: str) -> None:
-    if batch > largest:
+    if largest < min(batch, LARGEST_SEARCHED):
         raise UsageError(
             f"batch {batch} does not fit {device}",
             expected=f"at most {largest} in {capacity_bytes / 2**20:,.0f} MiB" if largest else "a smaller network",

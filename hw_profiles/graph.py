@@ -16,7 +16,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from contract.bundle import STEP_INPUTS, Bundle
+from contract.bundle import FURTHER_STEP_INPUTS, STEP_INPUTS, Bundle
 from contract.errors import BundleError, UsageError
 from hw_profiles.operators import describe
 from hw_profiles.phases import phase_of_nodes
@@ -70,7 +70,8 @@ def read_workload(
     graph = model.graph
     given = dict(roles or {})
     if training:
-        given |= {i.name: given.get(i.name, "parameter") for i in graph.input if i.name not in STEP_INPUTS}
+        inputs = (*STEP_INPUTS, *FURTHER_STEP_INPUTS)
+        given |= {i.name: given.get(i.name, "parameter") for i in graph.input if i.name not in inputs}
     constants = _constants(model)
     known = {n: r for n, r in given.items() if n in shapes}
     if training:

@@ -17,7 +17,9 @@ import numpy as np
 
 from hw_profiles.workload import Layer, Tensor, Workload
 
-__all__ = ["Block", "Memory", "blocks_of", "largest_batch", "pack", "peak_memory"]
+__all__ = ["LARGEST_SEARCHED", "Block", "Memory", "batch_text", "blocks_of", "largest_batch", "pack", "peak_memory"]
+
+LARGEST_SEARCHED = 4096  # `protofleet cost` looks for no larger batch
 
 _ALIGN = 64
 
@@ -151,6 +153,11 @@ def largest_batch(peak_bytes: Callable[[int], int], available_bytes: int, *, lim
         middle = (low + high) // 2
         low, high = (middle, high) if peak_bytes(middle) <= available_bytes else (low, middle)
     return low
+
+
+def batch_text(largest: int) -> str:
+    """The largest batch that fits, as a person reads it."""
+    return f"{largest:,}" if largest < LARGEST_SEARCHED else f"{largest:,} or more"
 
 
 def _lowest_gap(lows: np.ndarray, highs: np.ndarray, nbytes: int) -> int:

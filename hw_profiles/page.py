@@ -25,7 +25,7 @@ h2{font-size:18px;margin:40px 0 10px;padding-top:14px;border-top:1px solid var(-
 h3{font-size:15px;margin:22px 0 6px}
 p{margin:6px 0 10px;max-width:80ch}
 .lead{color:var(--soft)}
-.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px;margin:16px 0}
+.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:10px;margin:16px 0}
 .fact{background:var(--panel);border:1px solid var(--line);border-radius:8px;padding:10px 14px}
 .fact b{display:block;font-size:20px;font-weight:650;font-variant-numeric:tabular-nums;white-space:nowrap}
 .fact span{color:var(--soft);font-size:12.5px}
@@ -34,7 +34,11 @@ table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:ta
 th,td{padding:5px 9px;border-bottom:1px solid var(--line);text-align:right;white-space:nowrap}
 th{color:var(--soft);font-weight:600;border-bottom:2px solid var(--line);vertical-align:bottom}
 th:first-child,td:first-child,.l{text-align:left}
+.tight{font-size:11.5px}
+.tight th,.tight td{padding:4px 5px}
+.tight th{white-space:normal}
 td.w{white-space:normal;text-align:left;min-width:22ch}
+.tight td.w{min-width:14ch}
 tr:hover td{background:#f3f7fb}
 .tag{display:inline-block;font-size:11px;padding:0 7px;border-radius:9px;border:1px solid
 var(--line);color:var(--soft);background:#fff;vertical-align:1px}
@@ -106,8 +110,12 @@ def table(
     wide: Sequence[int] = (),
     left: Sequence[int] = (0,),
     shade: Sequence[Sequence[str]] | None = None,
+    tight: bool = False,
 ) -> str:
-    """A table. `wide` columns hold sentences, `left` ones names; `shade` gives each cell's background, or ''."""
+    """A table. `wide` columns hold sentences, `left` ones names; `shade` gives each cell's background, or ''.
+
+    `tight` is for many columns: they must fit a sheet of paper.
+    """
     head = "".join(f'<th class="{"l" if i in (*left, *wide) else ""}">{escape(h)}</th>' for i, h in enumerate(headers))
     body = []
     for r, row in enumerate(rows):
@@ -118,7 +126,10 @@ def table(
             text = value if isinstance(value, str) and value.startswith('<span class="tag') else escape(str(value))
             cells.append(f'<td class="{kind}"{back}>{text}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    dress = ' class="tight"' if tight else ""
+    return (
+        f'<div class="scroll"><table{dress}><thead><tr>{head}</tr></thead><tbody>{"".join(body)}</tbody></table></div>'
+    )
 
 
 def heat(value: float, worst: float) -> str:

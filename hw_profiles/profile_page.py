@@ -51,7 +51,7 @@ _LATENCY_LEAD = (
     "has none. The scale is logarithmic."
 )
 _HEAT_LEAD = (
-    "Milliseconds of each layer of the main inference entry, a device a column; the colour is its share of that "
+    "Microseconds of each layer of the main inference entry, a device a column; the colour is its share of that "
     "device's time."
 )
 _ROOFLINE_LEAD = (
@@ -97,6 +97,8 @@ def _fleet(report: Mapping[str, Any]) -> str:
             )
         )
     lead = f"Main runtime of each device; a round is {report['samples']:,} local samples."
+    if any(device["training_step"] is None for device in report["devices"]) and report["subject"]["training_step_macs"]:
+        lead += " No training where a device's file says nothing of its CPU."
     return section("The fleet", table(headers, rows, left=(0, 8)), lead=lead)
 
 
@@ -192,8 +194,9 @@ def _training(devices: Sequence[Mapping[str, Any]]) -> str:
     ]
     batch = steps[0][1]["batch"]
     lead = (
-        f"One step of the bundle's own training graph, batch {batch}: the share of each phase, the whole step at the "
-        "bar's end. On CPUs it is predicted for ONNX Runtime in fp32: "
+        f"One step of batch {batch}: the share of each phase, the whole step at the bar's end. On an array it is "
+        "derived layer by layer from the forward graph, as `protofleet cost` does. On CPUs it is the bundle's own "
+        "training graph, predicted for ONNX Runtime in fp32: "
         + next((step["basis"] for _, step in steps if step["kind"] == "predicted"), "no CPU in this report")
         + "."
     )
@@ -234,7 +237,7 @@ def _measured(report: Mapping[str, Any]) -> str:
     host = report["measured"]["host"]
     versions = ", ".join(f"{name} {value}" for name, value in host["versions"].items())
     lead = f"On {host['board']} ({host['cpu']}, {host['cores']} cores), {versions}."
-    return section("Measured beside predicted", table(headers, rows, wide=(11,)), lead=lead)
+    return section("Measured beside predicted", table(headers, rows, wide=(11,), tight=True), lead=lead)
 
 
 def _conditions(line: Mapping[str, Any]) -> str:
@@ -279,7 +282,12 @@ def _heat_table(devices: Sequence[Mapping[str, Any]]) -> str:
         if name not in kept:
             continue
         rows.append(
-            (name, op, f"{macs / 1e6:,.2f}" if macs else "", *(f"{column.get(name, 0.0):,.3g}" for column in times))
+            (
+                name,
+                op,
+                f"{macs / 1e6:,.2f}" if macs else "",
+                *(_microseconds(column.get(name, 0.0)) for column in times),
+            )
         )
         shade.append(("", "", "", *(heat(c.get(name, 0.0), w) for c, w in zip(times, worst, strict=True))))
     headers = ("layer", "op", "M MACs", *(_column(device["name"]) for device in devices))
@@ -287,7 +295,11 @@ def _heat_table(devices: Sequence[Mapping[str, Any]]) -> str:
     text = (
         f"{left_out} layers that take the least time everywhere are not shown; the JSON has them." if left_out else ""
     )
-    return table(headers, rows, left=(0, 1), shade=shade) + (notes([text]) if text else "")
+    return table(headers, rows, left=(0, 1), shade=shade, tight=True) + (notes([text]) if text else "")
+
+
+def _microseconds(ms: float) -> str:
+    return f"{ms * 1e3:,.3g}" if ms < 1 else f"{ms * 1e3:,.0f}"
 
 
 def _column(name: str) -> str:

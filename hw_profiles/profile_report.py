@@ -4,7 +4,7 @@
     uplink        bytes of one contribution, encoded for the wire, beside what FedAvg would send   measured, counted
     devices       for each:
       inference       one entry for each runtime, precision and threads, the first is the main one   predicted
-      training_step   the bundle's own step, by phase; and a round of local samples                  predicted
+      training_step   a step by phase, the bundle's own, derived on an array; a round              predicted
       memory          peak of both, does it fit, the largest batch that does                         predicted
       layers          milliseconds of every layer of the main inference entry
       roofline        peaks and the layers' place under them
@@ -24,6 +24,7 @@ from typing import Any, cast
 import numpy as np
 
 from contract.bundle import Bundle
+from contract.errors import UsageError
 from contract.messages import Contribution
 from contract.methods import method
 from contract.statistics import ClassMeans, FeatureGram
@@ -32,6 +33,7 @@ from hw_profiles.array import Cost, assumptions, simulate
 from hw_profiles.cost_cli import array_of
 from hw_profiles.device import Device
 from hw_profiles.energy import energy
+from hw_profiles.host import cpu_name
 from hw_profiles.latency import Prediction, coefficients, predict, settings_of
 from hw_profiles.nominal import PRECISION_BYTES, Precision, Threads, device_rates
 from hw_profiles.profile_subject import Subject, array_memory, process_memory
@@ -190,9 +192,11 @@ def _on_array(subject: Subject, device: Device, choice: Choice) -> dict[str, Any
     entry = _simulated(device, forward, precision, subject.batch)
     training = None
     if subject.step is not None and precision != "int8":
-        step = simulate(subject.step, array)
-        phases = _by_phase(subject.step, [c.cycles / array.mhz / 1e3 for c in step.layers])
-        entry_step = _simulated(device, step, precision, subject.bundle.manifest.batch)
+        batch = subject.bundle.manifest.batch
+        derived = subject.derived_step(batch)
+        step = simulate(derived, array)
+        phases = _by_phase(derived, [c.cycles / array.mhz / 1e3 for c in step.layers])
+        entry_step = _simulated(device, step, precision, batch)
         training = entry_step | _round(subject, choice, step.latency_ms) | {"phases_ms": phases}
     assert device.systolic is not None
     points = [
@@ -268,21 +272,41 @@ def _roofline(device: Device, main: Prediction) -> dict[str, Any]:
 def _comparison(
     report: Mapping[str, Any], subject: Subject, devices: Sequence[Device], measured: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Measured runs beside what is predicted for the device they ran on (the one named host, else none)."""
-    host = next((device for device in devices if device.name == "host"), None)
-    same = measured["bundle"]["sha256"] == report["subject"]["bundle_sha256"]
+    """Measured runs beside what is predicted for the device they ran on, where that is one of `devices`.
+
+    Raises:
+        UsageError: it is another bundle that was measured.
+    """
+    theirs, ours = str(measured["bundle"]["sha256"]), str(report["subject"]["bundle_sha256"])
+    if theirs != ours:
+        raise UsageError(
+            "the measurement is of another bundle",
+            expected=f"sha256 {ours[:12]}…",
+            got=f"{theirs[:12]}…",
+            hint="--measure",
+        )
+    device = _measured_device(devices, measured["host"])
     found = []
     for run in measured["runs"]:
-        line = dict(run) | {"kind": "measured", "same_bundle": same, "predicted_ms": None}
+        line = dict(run) | {"kind": "measured", "device": device.name if device else None, "predicted_ms": None}
         workload = subject.step if run["phase"] == "training_step" else subject.inference
         fits = workload is not None and (run["phase"] == "training_step" or run["batch"] == subject.batch)
-        if host is not None and host.cpu is not None and fits and run["threads"] in (1, host.cpu.cores):
+        if device is not None and device.cpu is not None and fits and run["threads"] in (1, device.cpu.cores):
             threads: Threads = "1" if run["threads"] == 1 else "all"
-            entry = predict(cast(Workload, workload), host, runtime="onnxruntime", precision="fp32", threads=threads)
+            entry = predict(cast(Workload, workload), device, runtime="onnxruntime", precision="fp32", threads=threads)
             line |= {"predicted_ms": entry.ms, "low_ms": entry.low_ms, "high_ms": entry.high_ms}
             line["inside"] = entry.low_ms <= run["median_ms"] <= entry.high_ms
         found.append(line)
     return found
+
+
+def _measured_device(devices: Sequence[Device], ran_on: Mapping[str, Any]) -> Device | None:
+    """The device whose title begins the board's own name; `host` when the processor is this machine's."""
+    for device in devices:
+        here = device.name == "host" and ran_on["cpu"] == cpu_name()
+        if here or str(ran_on["board"]).startswith(device.title.split(" (")[0]):
+            return device
+    return None
 
 
 def _assumptions(subject: Subject, devices: Sequence[Device]) -> list[str]:

@@ -17,7 +17,8 @@ from hw_profiles.client_memory import ClientMemory, client_memory
 from hw_profiles.device import Device
 from hw_profiles.graph import bundle_workloads
 from hw_profiles.memory import Memory, largest_batch, peak_memory
-from hw_profiles.training import training_step
+from hw_profiles.training import bundle_training, training_step
+from hw_profiles.workload import Workload
 
 __all__ = ["Subject", "array_memory", "process_memory"]
 
@@ -34,12 +35,14 @@ class Subject:
         self.forward_at = lru_cache(maxsize=64)(lambda size: bundle_workloads(self._without_step, batch=size)[0])
 
     @lru_cache(maxsize=64)  # noqa: B019 - lives as long as one report
-    def derived_step(self, batch: int) -> Memory:
-        """Memory of a step at another batch than the bundle's, from the step derived of its forward graph."""
-        manifest = self.bundle.manifest
-        kind = "spherefed" if manifest.head == "frozen" else "fedavg"
-        step = training_step(self.forward_at(batch), kind, manifest.classes, normalised=manifest.method == "spherefed")
-        return peak_memory(step, float_bytes=4)
+    def derived_memory(self, batch: int) -> Memory:
+        """Memory of a step at another batch than the bundle's."""
+        return peak_memory(self.derived_step(batch), float_bytes=4)
+
+    def derived_step(self, batch: int) -> Workload:
+        """The bundle's step at any batch, derived of its forward graph, as `protofleet cost` costs it."""
+        method, options = bundle_training(self.bundle.manifest)
+        return training_step(self.forward_at(batch), method, self.bundle.manifest.classes, **options)
 
     @cached_property
     def process(self) -> ClientMemory:
@@ -50,7 +53,7 @@ class Subject:
     def process_peak(self, batch: int) -> int:
         """Resident bytes of our client in training at a batch: what a step works on grows with it."""
         assert self.step is not None
-        scale = self.derived_step(batch).arena_bytes / self.derived_step(self.step.batch).arena_bytes
+        scale = self.derived_memory(batch).arena_bytes / self.derived_memory(self.step.batch).arena_bytes
         return int(self.process.peak_bytes + (scale - 1) * self.process.arena)
 
 
@@ -65,7 +68,7 @@ def process_memory(subject: Subject, device: Device, float_bytes: int) -> dict[s
 def array_memory(subject: Subject, device: Device, float_bytes: int) -> dict[str, Any]:
     """Bytes in the memory behind an array: what lives at once, without a process around it."""
     inference = peak_memory(subject.inference, float_bytes=float_bytes).peak_bytes
-    training = None if subject.step is None else lambda batch: subject.derived_step(batch).peak_bytes
+    training = None if subject.step is None else lambda batch: subject.derived_memory(batch).peak_bytes
     return _memory(subject, device, 0, inference, training)
 
 

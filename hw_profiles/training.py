@@ -23,10 +23,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from contract.bundle import Manifest
 from contract.errors import UsageError, near_names
 from hw_profiles.workload import ConvShape, Gemm, Kind, Layer, Phase, Tensor, Workload
 
-__all__ = ["HEADS", "input_gradient_gemms", "training_step"]
+__all__ = ["HEADS", "bundle_training", "input_gradient_gemms", "training_step"]
 
 HeadUse = Literal["trained", "frozen", "skipped"]
 HEADS: Mapping[str, HeadUse] = {
@@ -87,6 +88,17 @@ def training_step(
         if gradient is not None:
             _update(tape, name, gradient, momentum, weight_decay)
     return Workload(f"{forward.name} {method}", forward.batch, tuple(tape.layers), tape.tensors)
+
+
+def bundle_training(manifest: Manifest) -> tuple[str, dict[str, bool]]:
+    """The method and the options with which `training_step` derives the step that a bundle was exported with."""
+    method = {"local": "fedproto", "frozen": "spherefed", "none": "prototypes"}[manifest.head]
+    return method, {
+        "bias": "head.bias" in manifest.names("param"),
+        "normalised": manifest.method == "spherefed",
+        "momentum": bool(manifest.names("optimizer")) or not manifest.trainable,
+        "weight_decay": float(manifest.hyper.get("weight_decay", 0)) > 0,
+    }
 
 
 def input_gradient_gemms(conv: ConvShape) -> tuple[Gemm, ...]:

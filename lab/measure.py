@@ -103,7 +103,6 @@ def load_training(path: str, threads: int, batch: int) -> Callable[[], object]:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (batch, *manifest.input_shape), dtype=np.uint8)  # (B, H, W, c)
     data = LocalData(x, rng.integers(0, manifest.classes, batch))
-    prototypes = np.zeros((manifest.classes, manifest.features), np.float32)  # (C, D)
     mask = np.ones(manifest.classes, np.float32)  # (C,)
     # The smallest learning rate keeps the weights where they are, so that no step meets a number it is slow at.
-    return lambda: trainer.fit(data, epochs=1, lr=1e-9, prototypes=prototypes, mask=mask, seed=0)
+    return lambda: trainer.fit(data, epochs=1, lr=1e-9, given={"prototype_mask": mask}, seed=0)

@@ -26,7 +26,7 @@ from contract.bundle import Bundle, Manifest
 from contract.errors import LinkError
 from contract.link import Address, Link, Received
 from contract.messages import GlobalPart
-from contract.methods import METHODS
+from contract.methods import calibration
 from contract.sphere import unit_rows
 from contract.state import GlobalCollector
 from contract.wire import decode
@@ -160,8 +160,7 @@ def baselines(
     Args:
         on_round: called with the rounds that local training has done.
     """
-    ridge = float(METHODS["ffc"].hyper["ridge"].default)
-    ridge = float(bundle.manifest.hyper.get("ridge", ridge))
+    ridge = calibration(bundle.manifest.hyper).ridge
     comparison = compare(evidence.head, bundle, shares, test, ridge)
     if bundle.manifest.method != "fedproto":
         return Beside(comparison, [], [_own_ridge(bundle, share, test, ridge) for share in shares])
@@ -181,5 +180,5 @@ def _own_ridge(bundle: Bundle, share: LocalData, test: LocalData, ridge: float) 
     """A device's own ridge head on the bundle's features: FFC on the local set alone."""
     extractor, classes = Extractor(bundle, bundle.params), bundle.manifest.classes
     head = ridge_head(extractor.features(share.x).astype(np.float64), share.y, classes, ridge)
-    counts = score(extractor, {"head": linear_answer(head, unit=True)}, test, classes=classes)
+    counts = score(extractor, {"head": linear_answer(head)}, test, classes=classes)
     return summary(counts, share.counts(classes) > 0)

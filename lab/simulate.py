@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from aggregator.rounds import Closed, Opened, Policy, Rounds, plan
-from aggregator.rules import Rule, merge
+from aggregator.rules import ROBUST, Rule, merge
 from aggregator.state import next_global
 from contract.bundle import Bundle
 from contract.errors import UsageError
 from contract.messages import Announcement, Contribution, Encoding
-from contract.methods import METHODS, method
+from contract.methods import calibration, method
 from contract.state import GlobalState
 from contract.statistics import Statistic
 from contract.wire import decode, encode
@@ -255,12 +255,11 @@ def _gather(
         if not machine.is_sampled(name):
             continue
         result = device.run_round(announcement, state)
-        if result.contribution is None:
-            raise UsageError("simulation", expected="a method that sends a statistic", got=announcement.method)
         payload = encode(result.contribution, announcement.encoding)
         received = decode(payload)
         assert isinstance(received, Contribution)
-        gathered.statistics.append(received.statistic(m.classes, m.features))
+        width = calibration(m.hyper).width(m.features) if announcement.method == "ffc" else m.features
+        gathered.statistics.append(received.statistic(m.classes, width))
         gathered.losses += [result.loss] if result.loss is not None else []
         gathered.payload_bytes.append(len(payload))
         machine.contributed(name)
@@ -268,9 +267,10 @@ def _gather(
 
 
 def _close(step: Closed, gathered: _Gathered, state: GlobalState, rule: Rule, bundle: Bundle) -> GlobalState:
-    ridge = float(bundle.manifest.hyper.get("ridge", METHODS["ffc"].hyper["ridge"].default))
-    merged = merge(lambda: gathered.statistics, "mean" if step.method == "ffc" else rule)
-    return next_global(state, step.method, merged, round=step.round, ridge=ridge)
+    row, hyper = method(step.method), bundle.manifest.hyper
+    robust = rule if row.statistic in ROBUST else "mean"
+    merged = merge(lambda: gathered.statistics, robust, row.weighting_of(hyper))
+    return next_global(state, step.method, merged, round=step.round, ridge=calibration(hyper).ridge)
 
 
 def _evaluate(devices: Sequence[Device], state: GlobalState | None) -> list[Evaluation]:

@@ -166,12 +166,14 @@ def _expectations(bundle: Bundle, device: Device, precision: str) -> list[str]:
 def _table_for(bundle: Bundle, bundle_path: Path, device: Device, precision: str) -> Fit:
     from hw_profiles.array import simulate
     from hw_profiles.cost_cli import array_of
-    from hw_profiles.graph import bundle_workloads
+    from hw_profiles.profile_subject import Subject
     from hw_profiles.scalesim import topology_rows, topology_text
 
     array = array_of(device, precision={"fp16": "bf16"}.get(precision, precision))
-    inference, step = bundle_workloads(bundle)
-    costs = [simulate(work, array) for work in (inference, step) if work is not None]
+    subject = Subject(bundle, 1)
+    trains = subject.step is not None and precision != "int8"
+    works = [subject.inference, *([subject.derived_step(bundle.manifest.batch)] if trains else [])]
+    costs = [simulate(work, array) for work in works]
     path = bundle_path.with_suffix(".gemm.csv")
     rows = topology_rows([layer for cost in costs for layer in cost.layers])
     _write(path, topology_text(rows).encode())

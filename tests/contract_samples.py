@@ -44,8 +44,9 @@ def contributions(draw: st.DrawFn) -> Contribution:
     body = draw(class_rows(width))
     counts = draw(hnp.arrays(np.uint64, len(body.classes), elements=st.integers(1, 2**32 - 1)))
     triangle = hnp.arrays(np.float64, width * (width + 1) // 2, elements=floats())
-    gram = draw(st.none() | triangle)
-    return Contribution(draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, gram)
+    soft = hnp.arrays(np.float64, (len(body.classes), draw(st.integers(1, 6))), elements=floats())
+    gram, soft = draw(st.sampled_from([(None, None), (draw(triangle), None), (None, draw(soft))]))
+    return Contribution(draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, gram, soft)
 
 
 @st.composite
@@ -60,7 +61,7 @@ def chunks(draw: st.DrawFn) -> Chunk:
 @st.composite
 def global_parts(draw: st.DrawFn) -> GlobalPart:
     parts = draw(st.integers(1, 65_535))
-    kind = draw(st.sampled_from(["prototypes", "head"]))
+    kind = draw(st.sampled_from(["prototypes", "head", "soft"]))
     part = draw(st.integers(0, parts - 1))
     return GlobalPart(draw(RUN), draw(U32), draw(U32), part, parts, kind, draw(class_rows()))
 
@@ -71,7 +72,10 @@ announcements = st.builds(
     round=st.integers(0, 2**32 - 1),
     phase=st.sampled_from(["open", "closed", "finished"]),
     method=METHOD,
-    bundle=st.binary(min_size=32, max_size=32),
+    bundle=st.binary(min_size=32, max_size=32).filter(lambda sha256: sha256[0] < 255),
+    others=st.sets(st.binary(min_size=31, max_size=31), max_size=4).map(
+        lambda found: tuple(b"\xff" + o for o in found)
+    ),
     deadline_s=st.floats(0, 1e9),
     fraction=st.floats(0, 1, exclude_min=True),
     seed=st.integers(0, 2**32 - 1),
@@ -102,7 +106,7 @@ messages = st.one_of(announcements, global_parts(), contributions(), chunks(), r
 
 
 def readable_messages() -> dict[str, Message]:
-    """One message of each type, two for a contribution: the ones whose bytes are frozen, and whose numbers a person
+    """One message of each type, three for a contribution: the ones whose bytes are frozen, and whose numbers a person
     can find again in a hex dump."""
     run, bundle = bytes.fromhex("c0ffee01"), bytes(range(32))
     rows = ClassRows(np.array([0, 2, 300], np.uint16), np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 8.0]]))
@@ -113,9 +117,13 @@ def readable_messages() -> dict[str, Message]:
         "announcement": Announcement(
             run, 7, "open", "fedproto", bundle, deadline_s=90.0, fraction=0.25, seed=42, global_version=6, min_samples=5
         ),
+        "announcement-bundles": Announcement(run, 1, "open", "fedproto", bundle, others=(bundle[::-1], bytes(32))),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,
+        "contribution-soft": Contribution(
+            run, 7, "fedhkd", bundle[:4], rows, counts, soft=np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]])
+        ),
         "chunk": Chunk(run, 8, "ffc", 1, 3, 20, bytes.fromhex("0123456789abcdef"), b"slice"),
         "receipt": Receipt(run, 7, "fedproto", "committed"),
         "status": Status(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 import onnxruntime as ort
@@ -49,6 +49,11 @@ OBJECTIVES: dict[str, tuple[str, str, dict[str, object]]] = {
     "fedproto-frozen-l2": ("fedproto", "frozen", {"distance": "l2", "weight_decay": 1e-3}),
     "fedproto-l1-no-momentum": ("fedproto", "local", {"distance": "l1", "momentum": 0.0}),
     "fedproto-class-mean": ("fedproto", "local", {"reading": "class_mean", "lambda": 0.5}),
+    "fedproto-unlabelled": ("fedproto", "local", {"pu_weight": 0.5}),
+    "fedhp": ("fedhp", "none", {}),
+    "fedpr-sum": ("fedpr", "local", {"distance": "sum", "lambda": 0.1}),
+    "fedhkd": ("fedhkd", "local", {}),
+    "fedhkd-sgd": ("fedhkd", "local", {"optimizer": "sgd", "momentum": 0.5}),
     "spherefed": ("spherefed", "frozen", {}),
 }
 
@@ -94,14 +99,14 @@ def make_device(
     name, head, hyper = OBJECTIVES[objective]
     entry = method(name)
     preprocess = Preprocess((0.5,) * input_shape[2], (0.25,) * input_shape[2])
-    plan = plan_step(net, str(entry.objective), entry.settle(hyper), head, CLASSES, width)
+    plan = plan_step(net, entry, entry.settle(hyper), head, CLASSES, width)
     graph = export_step(net, preprocess, plan, batch, input_shape)
     return Device(net, preprocess, plan, initial_state(net, plan, 0), graph, session(graph), batch, input_shape)
 
 
-@cache
+@lru_cache(maxsize=2)  # a device of a large family holds hundreds of megabytes
 def device(family: str, objective: str) -> Device:
-    """One family under one objective, exported once."""
+    """One family under one objective, exported once while tests ask for it."""
     backbone, norm, input_shape, batch = FAMILIES[family]
     net, width = build_backbone(backbone, input_shape, norm)  # type: ignore[arg-type]
     _settle_norms(net)

@@ -11,12 +11,12 @@ import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, gram, manifest, means
 
 from aggregator.coordinator import SETTLE_S, Coordinator, Settings
-from aggregator.ffc import solve_head
 from aggregator.report import summary, write_summary
 from aggregator.rounds import Closed, Finished, Opened, Policy
 from aggregator.store import SqliteStore
 from contract.errors import StoreError, UsageError
 from contract.messages import Status
+from contract.ridge import solve_head
 from contract.statistics import ClassMeans, FeatureGram
 from contract.wire import encode
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.ffc import solve_head
 from aggregator.rules import merge
 from contract.errors import StatisticError
 from contract.messages import Contribution
+from contract.ridge import solve_head
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from contract.wire import decode, encode

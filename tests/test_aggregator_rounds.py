@@ -27,7 +27,8 @@ def test_plans() -> None:
     assert plan("fedproto", 3, True) == ("fedproto", "fedproto", "fedproto", "ffc")
     assert plan("fedproto", 2, False) == ("fedproto", "fedproto")
     assert plan("fedproto", 0, True) == ("ffc",)
-    assert plan("spherefed", 2, True) == plan("ffc", 2, True) == ("ffc", "ffc")
+    assert plan("ffc", 2, True) == ("ffc", "ffc")
+    assert plan("spherefed", 2, True) == ("spherefed", "spherefed", "ffc")
     with pytest.raises(UsageError, match="1 or more"):
         plan("fedproto", 0, False)
     with pytest.raises(MethodError, match="fedproto"):

@@ -97,7 +97,7 @@ def test_rule_names() -> None:
     assert check_rule("median", "class-means") == "median"
     with pytest.raises(UsageError, match="one of median"):
         check_rule("medain", "class-means")
-    with pytest.raises(UsageError, match="mean for FFC"):
+    with pytest.raises(UsageError, match="mean for feature-gram"):
         check_rule("median", "feature-gram")
 
 

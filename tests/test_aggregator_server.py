@@ -19,7 +19,6 @@ from brokers import BROKERS, TestBroker, free_port, make_broker
 from talker import Talker
 
 from aggregator.coordinator import Coordinator, Settings
-from aggregator.ffc import solve_head
 from aggregator.rounds import Policy
 from aggregator.rules import merge
 from aggregator.server import Server
@@ -28,6 +27,7 @@ from contract import topics
 from contract.errors import ProtofleetError, StoreError
 from contract.link import Address, Link, Received
 from contract.messages import Announcement, ClassRows, Contribution, Status
+from contract.ridge import solve_head
 from contract.sphere import unit_rows
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, Statistic
@@ -238,7 +238,8 @@ def test_a_full_disk_gets_no_receipt_and_the_run_goes_on_once_there_is_room(brok
         server.join()
         assert isinstance(server.error, StoreError)
         assert "full" in str(server.error)
-        assert all(t.sent and not t.receipts for t in talkers)
+        assert any(t.sent for t in talkers)  # the server may be gone before the other one has
+        assert not any(t.receipts for t in talkers)
     with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
         again = Running(broker.url, store, bundle, settings, width)
         again.join()
@@ -335,7 +336,7 @@ def test_no_broker_is_one_line_and_exit_1(tmp_path: Path) -> None:
         (["--limit-bytes", "100"], "--limit-bytes, expected at least 1024"),
         (["--broker", "http://x"], "broker, expected mqtt://host[:port]"),
         (["--bundle", "missing.bundle"], "cannot read bundle missing.bundle"),
-        (["--no-such-option"], "No such option"),
+        (["--no-such-option"], "unknown option, expected an option of protofleet aggregate, got --no-such-option"),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_2(

@@ -60,11 +60,14 @@ def test_the_golden_messages_of_each_type_are_what_the_file_says():
     assert names == set(alternatives("message"))
 
 
+OPTIONAL = {("contribution-gram", 9), ("contribution-soft", 10), ("announcement-bundles", 14)}
+
+
 def wrong_structures() -> Iterator[tuple[str, dict]]:
     for name, message in readable_messages().items():
         whole = cbor2.loads(encode(message))
         for key, value in whole.items():
-            if (name, key) != ("contribution-gram", 9):  # the triangle is optional: without it, it is class means
+            if (name, key) not in OPTIONAL:
                 yield f"{name} without {key}", {k: v for k, v in whole.items() if k != key}
             wrong = "text" if not isinstance(value, str) else 7
             yield f"{name} with {key} of another type", whole | {key: wrong}
@@ -107,7 +110,7 @@ def test_what_the_decoder_accepts_the_file_accepts():
 # Where numbers may stand in quantity, and in which messages: a row for each class, a count for each class, the numbers
 # of those classes, one Gram triangle. A slice is a piece of an encoded contribution, and is hashed and decoded as one.
 BULK = {
-    "announcement": set(),
+    "announcement": {"bundle-hashes"},  # at most 255 of 32 bytes, and the aggregator sends it
     "global-part": {"class-numbers", "class-rows"},
     "contribution": {"class-numbers", "class-counts", "class-rows", "gram-triangle"},
     "chunk": {"contribution-slice"},
@@ -193,7 +196,8 @@ def test_no_message_has_room_for_weights_gradients_or_samples(message):
         ("status", "{ 0*32 entry-name => float }", "{ * tstr => float }"),
         ("receipt", "7: bstr .size (0..8192)", "7: any"),
         ("announcement", "9: uint .size 4,            ; sampling seed", "9: real-array,"),
-        ("contribution", "? 9: gram-triangle", "? 9: gram-triangle, ? 10: [* real-array]"),
+        ("announcement", "? 14: bundle-hashes", "? 14: class-rows"),
+        ("contribution", "? 9: gram-triangle", "? 9: gram-triangle, ? 11: [* real-array]"),
     ],
 )
 def test_the_proof_would_notice_a_message_that_gained_room(rule, old, new):

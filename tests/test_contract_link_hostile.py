@@ -235,6 +235,29 @@ def test_a_refusal_that_passes_is_tried_again(fake, link, reason):
     until(device, Connected)
 
 
+def unanswered(connection: socket.socket) -> None:
+    packet(connection)
+
+
+def silent(connection: socket.socket) -> None:
+    accept(connection)
+    time.sleep(5)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (accept, "the broker or the network is gone"),
+        (unanswered, "a peer that hangs up without an answer"),
+        (say(b"\xe0\x02\x8b\x00"), "the broker ended it: Server shutting down"),
+        (silent, "the broker does not answer"),
+    ],
+)
+def test_the_reason_of_a_lost_connection_is_one_that_a_person_understands(fake, link, script, said):
+    """paho's word for the first two is "Unspecified error"."""
+    assert until(link(fake(script).url, keepalive_s=1), Disconnected).reason == said
+
+
 def test_another_client_that_takes_the_id_over_ends_the_link(fake, link):
     broker = fake(say(b"\xe0\x02\x8e\x00"))
     device = link(broker.url)

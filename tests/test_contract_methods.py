@@ -15,7 +15,7 @@ def test_a_row_tells_one_consistent_data_flow(row):
     assert METHODS[row.name] is row
     assert row.heads
     assert row.source
-    assert (row.statistic is None) == (row.rule is None) == (row.global_state is None)
+    assert (row.statistic == "participation") == (row.rule is None) == (row.global_state is None)
     if row.statistic == "feature-gram":
         assert row.extractor == "bundle"  # Gram sums are only meaningful over one shared extractor
     if row.objective is None:

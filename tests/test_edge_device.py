@@ -89,19 +89,20 @@ def test_ffc_sums_over_the_bundles_extractor_whatever_was_trained(bundle: Bundle
     assert fresh.state() == {}
 
 
-def test_spherefed_trains_and_sends_nothing(mnist_like_bundle: Callable[..., Path]) -> None:
+def test_spherefed_trains_and_sends_only_that_it_did(mnist_like_bundle: Callable[..., Path]) -> None:
     bundle = read_bundle(mnist_like_bundle("spherefed", hyper={"epochs": 1}))
     data = fashion(bundle, 45, OWN)
     pi = device(bundle, data, test=fashion(bundle, 20, OWN, purpose="test"))
     result = pi.run_round(announcement(bundle), None)
-    assert result.contribution is None
+    assert len(result.contribution.body.classes) == 0
+    assert len(encode(result.contribution)) < 60
     assert result.loss is not None
     state = pi.state()
     assert "head.weight" not in state  # frozen
     assert any(not np.array_equal(state[name], bundle.params[name]) for name in state)
     evaluation = pi.evaluate(None)
     assert evaluation is not None
-    assert "head" in evaluation.all_classes
+    assert {"head", "personal"} <= set(evaluation.all_classes)
 
 
 def test_a_repeated_round_gives_the_identical_contribution(bundle: Bundle, data: LocalData) -> None:
@@ -180,6 +181,7 @@ def test_evaluation_equals_naive_answers(bundle: Bundle, data: LocalData, test: 
         "prototype": [min(centres, key=lambda j: float(np.linalg.norm(z - centres[j]))) for z in z_local],
         "prototype_among_own": [min(OWN, key=lambda j: float(np.linalg.norm(z - centres[j]))) for z in z_local],
         "head": [int((weights["head.weight"] @ z + weights["head.bias"]).argmax()) for z in z_local],
+        "own_prototype": [min(own, key=lambda j: float(np.linalg.norm(z - own[j]))) for z in z_local],
         "linear": [int((head @ (z / np.linalg.norm(z))).argmax()) for z in z_shared],
     }
     assert set(evaluation.all_classes) == set(answers)

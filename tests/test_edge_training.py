@@ -68,7 +68,7 @@ def fit(
     bundle: Bundle, data: LocalData, trainer: Trainer, epochs: int = 2, lr: float = 0.05, seed: int = SEED
 ) -> float:
     proto, mask = prototypes(bundle)
-    return trainer.fit(data, epochs=epochs, lr=lr, prototypes=proto, mask=mask, seed=seed)
+    return trainer.fit(data, epochs=epochs, lr=lr, given={"prototypes": proto, "prototype_mask": mask}, seed=seed)
 
 
 def test_training_equals_the_naive_loop(bundle: Bundle, data: LocalData) -> None:
@@ -130,7 +130,7 @@ def test_on_step_counts(bundle: Bundle, data: LocalData) -> None:
     def on_step(done: int, total: int) -> None:
         steps.append((done, total))
 
-    trainer.fit(data, epochs=2, lr=0.01, prototypes=proto, mask=mask, seed=0, on_step=on_step)
+    trainer.fit(data, epochs=2, lr=0.01, given={"prototypes": proto, "prototype_mask": mask}, seed=0, on_step=on_step)
     assert steps == [(done, 8) for done in range(1, 9)]
 
 

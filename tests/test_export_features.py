@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from contract.errors import ExportError
+from contract.methods import method
 from export.backbones import build_backbone
 from export.features import export_features
 from export.graph import WEIGHTS_FILE
@@ -33,7 +34,7 @@ def _exported(name: str, unit: bool = False):
     norm, shape = CASES[name]
     net, width = build_backbone(name, shape, norm)  # type: ignore[arg-type]
     preprocess = Preprocess((0.4,) * shape[2], (0.3,) * shape[2])
-    plan = plan_step(net, "", {}, "none", 10, width)
+    plan = plan_step(net, method("ffc"), {}, "none", 10, width)
     return net, preprocess, plan, shape, width, export_features(net, preprocess, plan.state, shape, unit=unit)
 
 
@@ -139,6 +140,6 @@ class _Token(torch.nn.Module):
 
 def test_what_would_fix_the_batch_is_refused():
     net = _Token()
-    plan = plan_step(net, "", {}, "none", 10, 8)
+    plan = plan_step(net, method("ffc"), {}, "none", 10, 8)
     with pytest.raises(ExportError, match="constant row per image"):
         export_features(net, Preprocess((0.5,), (0.5,)), plan.state, (4, 4, 1), unit=False)

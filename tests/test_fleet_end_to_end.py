@@ -23,11 +23,11 @@ import numpy as np
 import pytest
 from brokers import BROKERS, TestBroker, make_broker
 
-from aggregator.ffc import solve_head
 from aggregator.rules import merge
 from aggregator.store import SqliteStore
 from contract.bundle import Bundle, read_bundle
 from contract.methods import method
+from contract.ridge import solve_head
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from contract.wire import decode

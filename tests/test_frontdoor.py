@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
@@ -63,12 +64,51 @@ def test_an_unknown_option_is_one_line_and_exit_2(name):
     assert "--no-such-option" in one_error_line(done) or "no-such-option" in one_error_line(done)
 
 
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        ("aggregate --rounds two", "--rounds, expected a valid integer, got two, try protofleet aggregate --help"),
+        ("aggregate --deadline=soon", "--deadline, expected a valid number, got soon, try protofleet aggregate --help"),
+        ("aggregate --bundle b --rounds", "--rounds, expected a value, got none, try protofleet aggregate --help"),
+        ("aggregate --quiet=3", "--quiet, expected no value, got one, try protofleet aggregate --help"),
+        ("aggregate --store s", "--bundle, expected a value, got none, try protofleet aggregate --help"),
+        ("inspect", "file, expected a value, got none, try protofleet inspect --help"),
+        ("lab", "protofleet lab, expected a command, got none, try list or run"),
+        ("lab rum", "protofleet lab, expected a command, got rum, try one of run"),
+        (
+            "aggregate --bundel b",
+            "unknown option, expected an option of protofleet aggregate, got --bundel, try one of --bundle",
+        ),
+    ],
+)
+def test_wrong_use_says_what_was_expected_and_what_came(args, line):
+    done = run(*args.split())
+    assert done.returncode == 2
+    assert one_error_line(done).startswith(f"error: {line}")
+
+
 def test_an_unknown_command_is_one_line_with_the_nearest():
     done = run("agregate")
     assert done.returncode == 2
     line = one_error_line(done)
     assert line.startswith("error: unknown command, expected a protofleet command, got agregate, try one of aggregate")
     assert near_names("agregate", protofleet.COMMANDS) in line
+
+
+def test_ctrl_c_is_one_line_and_exit_130(tmp_path):
+    command = "export --backbone small_cnn --method fedproto --classes 3 --input 28x28x1"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "protofleet", *command.split(), "--out", str(tmp_path / "never.bundle")],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "loading torch\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.read().splitlines()[-1] == "error: interrupted"
+    assert process.wait(30) == 130
+    assert not list(tmp_path.iterdir())
 
 
 MISSING = {

@@ -67,6 +67,16 @@ def test_layers_and_phases_add_up(report: dict[str, Any]) -> None:
             assert step["round_s"] == pytest.approx(step["round_steps"] * step["latency_ms"] / 1e3)
 
 
+def test_an_array_takes_as_long_as_protofleet_cost_says(
+    report: dict[str, Any], mnist_like_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    assert main(["cost", str(mnist_like_bundle()), "--json", str(tmp_path / "c.json")]) == 0
+    cost = json.loads((tmp_path / "c.json").read_text())
+    (board,) = [device for device in report["devices"] if device["name"] == cost["device"]]
+    (step,) = [row["step_ms"] for row in cost["methods"] if row["method"] == "fedproto"]
+    assert board["training_step"]["latency_ms"] == pytest.approx(step)
+
+
 def test_the_uplink_is_the_encoded_message(report: dict[str, Any]) -> None:
     raw = 4 * report["subject"]["classes"] * report["subject"]["features"]
     assert raw < report["uplink"]["contribution_bytes"] <= raw + 120
@@ -122,9 +132,27 @@ def test_measured_here_without_onnx_or_torch(mnist_like_bundle: MakeBundle, tmp_
     assert main(["profile", str(bundle), "--measured", str(out), "--devices", "host", "--json", str(again)]) == 0
     compared = json.loads(again.read_text())["comparison"]
     assert len(compared) == 4
-    assert all(line["kind"] == "measured" and line["same_bundle"] for line in compared)
+    assert all(line["kind"] == "measured" and line["device"] == "host" for line in compared)
     assert any(line["predicted_ms"] for line in compared)
     assert read_measurement(again) == record  # a report carries its measurement
+
+    elsewhere = record | {"host": record["host"] | {"board": "Raspberry Pi 4 Model B Rev 1.4", "cpu": "Cortex-A72"}}
+    out.write_text(json.dumps(elsewhere))
+    for device, beside in (("host", None), ("host,raspberry-pi-4", "raspberry-pi-4")):
+        assert main(["profile", str(bundle), "--measured", str(out), "--devices", device, "--json", str(again)]) == 0
+        compared = json.loads(again.read_text())["comparison"]
+        assert {line["device"] for line in compared} == {beside}
+        assert any(line["predicted_ms"] for line in compared) is (beside is not None)
+
+
+def test_a_measurement_of_another_bundle_is_refused(
+    mnist_like_bundle: MakeBundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "m.json"
+    assert main(["profile", str(mnist_like_bundle()), "--measure", "--seconds", "0.1", "--json", str(out)]) == 0
+    other = mnist_like_bundle(backbone="fedproto_mnist")
+    assert main(["profile", str(other), "--measured", str(out), "--devices", "host"]) == 2
+    assert "error: the measurement is of another bundle, expected sha256 " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

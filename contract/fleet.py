@@ -1,0 +1,61 @@
+"""Whether devices with different bundles can be one fleet.
+
+FedProto's devices may have different backbones (its model-heterogeneous setting): all that they share is the space of
+prototypes. What must agree is what the aggregator merges and what comes back: the method, the classes and their order,
+the feature width, how contributions are weighted and projected, and for learned prototypes their anchors. The backbone,
+the image size, the batch and the settings of local training are each device's own. An FFC round is not possible, since
+sums of features only add up over one extractor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from contract.bundle import Bundle
+from contract.errors import BundleError
+from contract.methods import calibration, method
+
+__all__ = ["check_fleet"]
+
+_ANCHORS = "prototypes.anchors"
+
+
+def check_fleet(bundles: Sequence[tuple[Path, Bundle]]) -> None:
+    """Refuse bundles that cannot be one fleet; the first says what the others must be.
+
+    Raises:
+        BundleError: naming the bundle and what differs.
+    """
+    _, first = bundles[0]
+    seen = {first.sha256}
+    for path, bundle in bundles[1:]:
+        for what, expected, got in _agreements(first, bundle):
+            if expected != got:
+                raise BundleError(
+                    f"{path}: another {what} than the fleet's first bundle",
+                    expected=expected,
+                    got=got,
+                    hint="exporting it anew",
+                )
+        mine, other = first.params.get(_ANCHORS), bundle.params.get(_ANCHORS)
+        if mine is not None and not np.array_equal(mine, np.asarray(other)):
+            raise BundleError(f"{path}: other anchors", expected="the first bundle's", got="others", hint="one --seed")
+        if bundle.sha256 in seen:
+            raise BundleError(f"{path}", expected="a bundle that was not given yet", got="the same one again")
+        seen.add(bundle.sha256)
+
+
+def _agreements(first: Bundle, other: Bundle) -> list[tuple[str, object, object]]:
+    one, two = first.manifest, other.manifest
+    row = method(one.method)
+    return [
+        ("method", one.method, two.method),
+        ("number of classes", one.classes, two.classes),
+        ("list of classes", ", ".join(one.labels), ", ".join(two.labels)),
+        ("feature width", one.features, two.features),
+        ("weighting", row.weighting_of(one.hyper), row.weighting_of(two.hyper)),
+        ("calibration", calibration(one.hyper), calibration(two.hyper)),
+    ]

@@ -1,0 +1,166 @@
+"""The Gaussian mechanism on what FedHKD sends, and the accountant that says what it has cost.
+
+A class mean over n samples whose norm is at most ζ moves by at most 2ζ/n when one sample is replaced, and a mean soft
+prediction by at most √2/n. Normal noise with σ times that as its deviation is added to each, fresh for every class and
+round, so a round is one (features) or two (features and soft predictions) Gaussian releases of noise multiplier σ about
+any one sample, whose class is taken to be known; k of them compose exactly to one of multiplier σ/√k. Labels and counts
+are not hidden. Source: FedHKD (Chen, Wang, Vikalo, ICLR 2023), section 3, which noises the features alone; Balle and
+Wang, ICML 2018, for ε(δ).
+
+The noise comes from a secret that never leaves the device: a round that is repeated after a crash gives the same bytes,
+and who knows the device's name and the round cannot subtract it.
+
+The accountant is `dp-accounting`. It draws in 80 MB of libraries, so it runs in a process of its own, once at the
+start. Run as `python -m edge_client.privacy`, this module is that process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import PrivacyError, UsageError
+from contract.methods import Value
+from contract.statistics import HyperKnowledge
+
+__all__ = ["Accountant", "Mechanism"]
+
+_ROUNDS_AT_ONCE = 1000
+_TIMEOUT_S = 300.0
+_HINT = "pip install 'protofleet[privacy]'"
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """What is done to hyper-knowledge before it leaves.
+
+    Attributes:
+        clip: ζ, the largest norm of a feature; longer ones are shortened to it.
+        noise: σ, the noise multiplier; 0 for none, and then nothing is clipped either.
+        predictions: whether soft predictions are noised, too.
+    """
+
+    clip: float
+    noise: float
+    predictions: bool
+
+    @classmethod
+    def of(cls, hyper: Mapping[str, Value]) -> Mechanism:
+        """As a method's settled hyper-parameters say; none where it has no noise."""
+        return cls(float(hyper.get("clip", 1.0)), float(hyper.get("noise", 0.0)), hyper.get("noise_on", "all") == "all")
+
+    @property
+    def releases(self) -> int:
+        """Gaussian releases about a sample in each round; 0 where no noise is added and nothing is promised."""
+        return 0 if not self.noise else 1 + self.predictions
+
+    def clipped(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Features (N, D) with norms of at most ζ, where there is noise to hide them."""
+        wide = features.astype(np.float64)
+        if not self.noise:
+            return wide
+        norms = np.linalg.norm(wide, axis=1, keepdims=True)
+        return np.asarray(wide * np.minimum(1.0, self.clip / np.maximum(norms, 1e-12)), dtype=np.float64)
+
+    def released(self, statistic: HyperKnowledge, secret: bytes, what: bytes) -> HyperKnowledge:
+        """`statistic`, of clipped features, with the noise that `secret` fixes for `what`, the run and round."""
+        if not self.noise:
+            return statistic
+        rng = np.random.default_rng(int.from_bytes(hmac.digest(secret, what, hashlib.sha256), "big"))
+        held = statistic.present[:, None]
+        counts = np.maximum(statistic.counts, 1)[:, None]
+        means = statistic.means + held * rng.standard_normal(statistic.sums.shape) * (
+            self.noise * 2.0 * self.clip / counts
+        )
+        soft = statistic.soft_means
+        if self.predictions:
+            soft = soft + held * rng.standard_normal(soft.shape) * (self.noise * math.sqrt(2.0) / counts)
+        return HyperKnowledge.from_means(means, soft, statistic.counts)
+
+
+class Accountant:
+    """What k rounds cost, and whether there may be another.
+
+    Args:
+        mechanism: with noise.
+        delta: δ.
+        budget: the largest ε the device may come to, or None.
+        rounds: done before.
+
+    Raises:
+        UsageError: when `dp-accounting` is not installed.
+    """
+
+    def __init__(self, mechanism: Mechanism, delta: float, budget: float | None, rounds: int) -> None:
+        self._mechanism, self._delta, self._budget = mechanism, delta, budget
+        self._rounds = rounds
+        self._first, self._table = rounds, _epsilons(mechanism, delta, rounds)
+
+    def epsilon(self, more: int = 0) -> float:
+        """ε at δ after the rounds done so far and `more`; 0 before the first."""
+        index = self._rounds + more - self._first
+        if index >= len(self._table):
+            self._first, self._table = self._rounds, _epsilons(self._mechanism, self._delta, self._rounds)
+            index = more
+        return self._table[index]
+
+    def check(self) -> None:
+        """Refuse a round that would exceed the budget.
+
+        Raises:
+            PrivacyError: one line; the device's contributions so far stand.
+        """
+        if self._budget is not None and self.epsilon(1) > self._budget:
+            raise PrivacyError(
+                f"the privacy budget is spent: ε = {self.epsilon():.3g} at δ = {self._delta:g} after {self._rounds} rounds",
+                expected=f"at most ε = {self._budget:g}",
+                got=f"{self.epsilon(1):.3g} with another round",
+                hint="more noise in a new bundle, or a larger --epsilon",
+            )
+
+    def facts(self) -> dict[str, float | int | None]:
+        """What `--json` says of it."""
+        return {"epsilon": self.epsilon(), "delta": self._delta, "budget": self._budget, "rounds": self._rounds}
+
+    def spent(self) -> str:
+        """Count a round, and say what all of them have cost."""
+        self._rounds += 1
+        of = "" if self._budget is None else f" of {self._budget:g}"
+        return f"ε = {self.epsilon():.3g}{of} at δ = {self._delta:g} after {self._rounds} rounds"
+
+
+def _epsilons(mechanism: Mechanism, delta: float, rounds: int) -> list[float]:
+    """ε after `rounds` rounds, and after each further one."""
+    numbers = [mechanism.noise, mechanism.releases, delta, rounds]
+    command = [sys.executable, "-m", "edge_client.privacy", json.dumps(numbers)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        return [float(value) for value in json.loads(done.stdout)]
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no word"])[-1]
+        raise UsageError("the privacy accountant", expected="dp-accounting", got=last, hint=_HINT) from None
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        raise UsageError("the privacy accountant", expected="a table of ε", got=error) from None
+
+
+def _main(arguments: list[str]) -> int:
+    from dp_accounting import get_epsilon_gaussian
+
+    noise, releases, delta, rounds = json.loads(arguments[0])
+    counts = range(rounds, rounds + _ROUNDS_AT_ONCE)
+    table = [get_epsilon_gaussian(noise / math.sqrt(k * releases), delta) if k else 0.0 for k in counts]
+    print(json.dumps(table))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))
