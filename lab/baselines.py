@@ -31,6 +31,7 @@ _PAPERS = {
     "fednh": "Dai et al., AAAI 2023",
     "fesem": "Xie et al., 2021",
     "fedpr": "Qiao et al., eq. 2 to 4",
+    "fedhkd": "Chen, Wang, Vikalo, ICLR 2023",
     "spherefed": "Dong et al., ECCV 2022, eq. 4 and 5",
 }
 
@@ -43,6 +44,8 @@ _TRAINING = {
     "schedule": Hyper("constant", "of lr over rounds; cosine: SphereFed, Tab. 16", ("constant", "cosine")),
     "halve_every": Hyper(0, "steps of a round after which lr halves, again and again; 0: never. FedHKD's public code"),
 }
+# What only rounds over the air have: how prototypes are weighted, and FFC's settings.
+_ON_THE_WIRE = ("aggregation", "ridge", "project", "project_seed", "delta")
 _SERVER = {
     "base": Hyper("fedavg", "lab/servers.py", BASES),
     "mu": Hyper(0.0, f"proximal term, {_PAPERS['fedprox']}"),
@@ -64,7 +67,7 @@ class Baseline:
     """A federation that averages weights.
 
     Attributes:
-        objective: what clients minimise: of `export.objectives.OBJECTIVES`, or `fednh`.
+        method: the row of the methods table whose objective and hyper-parameters are used; `fednh` has its own.
         head: see `lab.eager.EagerModel`.
         kept: tensors whose names begin so stay with each client and are never averaged.
         side: what travels beside weights, of `lab.sides.SIDES`.
@@ -75,7 +78,7 @@ class Baseline:
 
     summary: str
     source: str
-    objective: str = "fedproto"
+    method: str = "fedproto"
     head: LabHead = "local"
     kept: str | None = None
     side: str | None = None
@@ -84,10 +87,15 @@ class Baseline:
     hyper: Mapping[str, Hyper] = field(default_factory=dict)
 
     @property
+    def objective(self) -> str:
+        """What clients minimise: of `export.objectives.OBJECTIVES`, or `fednh`."""
+        return (METHODS[self.method].objective or "") if self.method in METHODS else self.method
+
+    @property
     def options(self) -> dict[str, Hyper]:
         """Every hyper-parameter that may be given: how clients train, how the server merges, the objective's own."""
-        row = METHODS[self.objective].hyper if self.objective in METHODS else {}
-        own = {name: hyper for name, hyper in row.items() if name not in _TRAINING}
+        row = METHODS[self.method].hyper if self.method in METHODS else {}
+        own = {name: hyper for name, hyper in row.items() if name not in (*_TRAINING, *_ON_THE_WIRE)}
         return {**COMMON, **own, **self.hyper}
 
     def settle(self, given: Mapping[str, object]) -> dict[str, Value]:
@@ -108,8 +116,7 @@ class Baseline:
 
 def _cross_entropy(summary: str, paper: str, **parts: object) -> Baseline:
     """A row whose clients minimise the plain cross-entropy of the head."""
-    fixed = {name: hyper.default for name, hyper in METHODS["fedproto"].hyper.items() if name not in _TRAINING}
-    fixed["lambda"] = 0.0
+    fixed = {"lambda": 0.0, "distance": "squared", "reading": "sample"}
     return Baseline(summary, _PAPERS[paper], fixed=fixed, **parts)  # type: ignore[arg-type]
 
 
@@ -152,8 +159,15 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
         "fedpr-averaged": Baseline(
             "FedPR as published: weights averaged, prototypes beside",
             _PAPERS["fedpr"],
+            "fedpr",
             side="prototypes",
-            fixed={"reading": "sample"},
+        ),
+        "fedhkd-averaged": Baseline(
+            "FedHKD as published: weights averaged, hyper-knowledge beside",
+            _PAPERS["fedhkd"],
+            "fedhkd",
+            side="knowledge",
+            hyper={name: METHODS["fedhkd"].hyper[name] for name in ("lr", "epochs", "optimizer")},
         ),
         "spherefed": Baseline(
             "unit features against a frozen head, backbones averaged",

@@ -104,6 +104,7 @@ def run_command(
     weights: Annotated[Path | None, typer.Option(help="Start from these weights, for fedproto, ffc and local.")] = None,
     calibrate: Annotated[bool, typer.Option(help="End with FFC.")] = True,
     ccvr: Annotated[bool, typer.Option("--ccvr", help="End with CCVR, too, where weights are averaged.")] = False,
+    positive_rate: Annotated[float, typer.Option(help="Share of a client's samples that is labelled.")] = 1.0,
     local_test: Annotated[float, typer.Option(help="Share of its samples that a client keeps for its own test.")] = 0.0,
     personal: Annotated[list[str] | None, typer.Option(help="fit, head-sgd or head-ffc; again for another.")] = None,
     save_weights: Annotated[
@@ -140,6 +141,7 @@ def run_command(
         hyper=_settings(set or []),
         weights=weights,
         save_weights=save_weights,
+        positive_rate=positive_rate,
         local_test=local_test,
         measures=Measures(("ccvr",) if ccvr else (), tuple(personal or ())),
     )

@@ -159,7 +159,7 @@ class Federation:
         sent = 4 * sum(tensor.numel() for tensor in state.values())
         if self.side is not None:
             rng = np.random.default_rng(round_seed(f"{_name(client)}-side", run_id(self.course.seed), number))
-            sent += self.side.gather(self.model, self.shares[client], rng)
+            sent += self.side.gather(self.model, self.shares[client].labelled, rng)
         gathered.outcomes.append(Outcome(client, state, len(self.shares[client]), fitted.pull, fitted.loss))
         gathered.uplink_bytes.append(sent)
 
