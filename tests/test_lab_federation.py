@@ -322,6 +322,7 @@ def test_cosine_falls_to_nearly_nothing() -> None:
     assert rates[0] == 0.5
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < 0.02
+    assert federation._lr(11) == 0.5  # personal fits
 
 
 # ── closings and personal heads ─────────────────────────────────────────────────────────────────────────────────────
