@@ -176,6 +176,7 @@ def run_command(
 def table_command(
     name: Annotated[str, typer.Argument(help="A table of `lab list`, or a TOML file of your own.")],
     quick: Annotated[bool, typer.Option("--quick", help="The fraction that the table states, in minutes.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: show what has been run.")] = False,
     data: Annotated[str | None, typer.Option(help="As for lab run.  [default: the table's name of the Hub]")] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs for each cell.  [default: the table's]")] = None,
     only: Annotated[str | None, typer.Option(help="Rows by name, with commas between.")] = None,
@@ -195,7 +196,7 @@ def table_command(
     if seeds is not None and seeds < 1:
         raise UsageError("--seeds", expected="1 or more", got=seeds)
     rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
-    order = Order(table, out / stem, data, seeds, quick, rows, wanted)
+    order = Order(table, out / stem, data, seeds, quick, rows, wanted, show)
     return _until_stopped(lambda: _fill_table(stem, order, json, tensorboard, threads))
 
 
