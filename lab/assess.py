@@ -92,7 +92,7 @@ def assess(
         features = federation.model.features(test.x)
         answers = ways(federation, features) | {way: head.answers(features) for way, head in closings}
         for client in group:
-            own = np.isin(test.y, np.unique(federation.shares[client].y))
+            own = np.isin(test.y, np.unique(federation.shares[client].labelled.y))
             for way, found in answers.items():
                 right = found == test.y
                 tally.add("all_classes", way, right)
@@ -119,7 +119,7 @@ def personalise(
 ) -> None:
     """Fit each client's model, or only its head, to its own samples once more, and ask about its held-back ones."""
     hyper, classes = federation.hyper, len(federation.model.head_weight)
-    for client, share in enumerate(federation.shares):
+    for client, share in enumerate(each.labelled for each in federation.shares):
         if not len(held[client]):
             continue
         federation.load(client)

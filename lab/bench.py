@@ -35,6 +35,7 @@ class Order:
         data: a name or a directory; the table's own when None.
         seeds: instead of the table's number.
         rows, columns: by name; all when empty.
+        show: nothing is run; the cells say what there is.
     """
 
     table: Table
@@ -44,6 +45,7 @@ class Order:
     quick: bool = False
     rows: Sequence[str] = ()
     columns: Sequence[str] = ()
+    show: bool = False
 
     @property
     def runs(self) -> int:
@@ -121,7 +123,7 @@ def run_table(order: Order, progress: Progress) -> list[Cell]:
             words = f"{row.name}, {column.name}, seed {seed}"
             wanted.setdefault(run_key(settings, seed, mark), (settings, seed, words))
     done = ledger.read()
-    missing = {key: run for key, run in wanted.items() if key not in done}
+    missing = {key: run for key, run in wanted.items() if key not in done and not order.show}
     if missing:
         progress.on_text("loading the data")
         data = load_dataset(name)

@@ -104,6 +104,7 @@ def run_command(
     weights: Annotated[Path | None, typer.Option(help="Start from these weights, for fedproto, ffc and local.")] = None,
     calibrate: Annotated[bool, typer.Option(help="End with FFC.")] = True,
     ccvr: Annotated[bool, typer.Option("--ccvr", help="End with CCVR, too, where weights are averaged.")] = False,
+    positive_rate: Annotated[float, typer.Option(help="Share of a client's samples that is labelled.")] = 1.0,
     local_test: Annotated[float, typer.Option(help="Share of its samples that a client keeps for its own test.")] = 0.0,
     personal: Annotated[list[str] | None, typer.Option(help="fit, head-sgd or head-ffc; again for another.")] = None,
     save_weights: Annotated[
@@ -140,6 +141,7 @@ def run_command(
         hyper=_settings(set or []),
         weights=weights,
         save_weights=save_weights,
+        positive_rate=positive_rate,
         local_test=local_test,
         measures=Measures(("ccvr",) if ccvr else (), tuple(personal or ())),
     )
@@ -174,6 +176,7 @@ def run_command(
 def table_command(
     name: Annotated[str, typer.Argument(help="A table of `lab list`, or a TOML file of your own.")],
     quick: Annotated[bool, typer.Option("--quick", help="The fraction that the table states, in minutes.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: show what has been run.")] = False,
     data: Annotated[str | None, typer.Option(help="As for lab run.  [default: the table's name of the Hub]")] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs for each cell.  [default: the table's]")] = None,
     only: Annotated[str | None, typer.Option(help="Rows by name, with commas between.")] = None,
@@ -193,7 +196,7 @@ def table_command(
     if seeds is not None and seeds < 1:
         raise UsageError("--seeds", expected="1 or more", got=seeds)
     rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
-    order = Order(table, out / stem, data, seeds, quick, rows, wanted)
+    order = Order(table, out / stem, data, seeds, quick, rows, wanted, show)
     return _until_stopped(lambda: _fill_table(stem, order, json, tensorboard, threads))
 
 

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from aggregator.ffc import solve_head
 from contract.methods import Value
+from contract.ridge import solve_head
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from edge_client.data import LocalData
@@ -54,7 +54,7 @@ def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: float
     """FFC over the model's backbone: the head from the clients' summed Gram and cross sums."""
     classes, width = model.head_weight.shape
     total = FeatureGram.zero(classes, width)
-    for share in shares:
+    for share in (each.labelled for each in shares):
         total = total.merge(_gram(model.features(share.x), share.y, classes))
     return Head(solve_head(total, ridge), unit=True)
 
@@ -78,7 +78,7 @@ def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str
     classes, width = model.head_weight.shape
     counts, sums = np.zeros(classes), np.zeros((classes, width))
     squares = np.zeros((classes, width, width))
-    for share in shares:
+    for share in (each.labelled for each in shares):
         z = model.features(share.x).astype(np.float64)
         for j in np.unique(share.y):
             rows = z[share.y == j]

@@ -26,7 +26,7 @@ from contract.errors import MethodError
 from contract.methods import Value
 from contract.sphere import orthonormal_frame, uniform_prototypes
 from edge_client.data import LocalData
-from export.objectives import OBJECTIVES
+from export.objectives import OBJECTIVES, Scene
 from export.step import Preprocess, quiet
 
 __all__ = ["EagerModel", "Fitted", "Guide", "LabHead", "save_weights", "train_eager"]
@@ -43,12 +43,17 @@ class Guide:
     Attributes:
         prototypes: (C, D) float32, FedPR's ȳ or FedHKD's H; rows whose mask is 0 are not read.
         mask: (C,) float32, 1 where a row exists.
-        soft_predictions: (C, C) float32, FedHKD's Q, row j for class j; None for other methods.
+        soft_predictions: (C, C) float32, FedHKD's Q, row j for class j; zeros for other methods.
     """
 
     prototypes: Tensor
     mask: Tensor
-    soft_predictions: Tensor | None = None
+    soft_predictions: Tensor
+
+    @classmethod
+    def nothing(cls, classes: int, width: int) -> Guide:
+        """Before the server has sent anything."""
+        return cls(torch.zeros(classes, width), torch.zeros(classes), torch.zeros(classes, classes))
 
 
 @dataclass(frozen=True)
@@ -164,13 +169,15 @@ def train_eager(
         hyper: the method's settled hyper-parameters: the objective's, `momentum` and `weight_decay`; and, where they
             are there, `optimizer`, `halve_every`, `mu`.
         guide: global prototypes or hyper-knowledge; without it their terms add nothing.
+        data: samples without a label are left out unless `pu_weight` says what they weigh.
         on_epoch: called with the epoch, from 1, and its mean loss.
 
     Raises:
         MethodError: when the loss is no longer a finite number.
     """
     quiet(model)
-    stepper = _Stepper(model, objective, hyper, lr, guide)
+    data = data if hyper.get("pu_weight") else data.labelled
+    stepper = _Stepper(model, data, objective, hyper, lr, guide)
     rng, total = np.random.default_rng(seed), 0.0
     for epoch in range(1, epochs + 1):
         shuffled, sums = rng.permutation(len(data)), 0.0
@@ -191,26 +198,50 @@ def save_weights(model: EagerModel, path: Path) -> None:
     save_file({name: tensor.detach().contiguous() for name, tensor in model.backbone.state_dict().items()}, path)
 
 
-def _loss(model: EagerModel, objective: str, x: Tensor, y: Tensor, guide: Guide, hyper: Mapping[str, Value]) -> Tensor:
+def _loss(
+    model: EagerModel,
+    objective: str,
+    x: Tensor,
+    y: Tensor,
+    guide: Guide,
+    priors: Tensor,
+    hyper: Mapping[str, Value],
+) -> Tensor:
     """The objective's value for a batch: the one place where the lab calls `export/objectives.py`."""
-    features, weight = model(x), torch.ones(len(y))
+    features = model(x)
     if objective == "fednh":
         unit = nn.functional.normalize(features, dim=1)
         return nn.functional.cross_entropy(model.head_scale * (unit @ model.head_weight.T), y)
-    return OBJECTIVES[objective](
-        features, model.head_weight, model.head_bias, y, weight, guide.prototypes, guide.mask, hyper
+    scene = Scene(
+        features=features,
+        y=y,
+        sample_weight=torch.ones(len(y)),
+        head_weight=model.head_weight,
+        head_bias=model.head_bias,
+        prototypes=guide.prototypes,
+        prototype_mask=guide.mask,
+        soft_predictions=guide.soft_predictions,
+        class_priors=priors,
     )
+    return OBJECTIVES[objective](scene, hyper)
 
 
 class _Stepper:
     """One client's optimiser, and the count of what it did."""
 
     def __init__(
-        self, model: EagerModel, objective: str, hyper: Mapping[str, Value], lr: float, guide: Guide | None
+        self,
+        model: EagerModel,
+        data: LocalData,
+        objective: str,
+        hyper: Mapping[str, Value],
+        lr: float,
+        guide: Guide | None,
     ) -> None:
         self.model, self.objective, self.hyper = model, objective, hyper
-        no_guide = Guide(torch.zeros_like(model.head_weight), torch.zeros(len(model.head_weight)))
-        self.guide = guide or no_guide
+        self.guide = guide or Guide.nothing(*model.head_weight.shape)
+        counts = torch.from_numpy(data.counts(len(model.head_weight))).to(torch.float32)
+        self.priors = counts / counts.sum()  # (C,) among the labelled
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.mu = float(hyper.get("mu", 0.0))
         self.start = [p.detach().clone() for p in self.trained] if self.mu else []
@@ -220,7 +251,7 @@ class _Stepper:
 
     def step(self, x: Tensor, y: Tensor) -> float:
         """One step; returns the batch's loss, without the proximal term."""
-        loss = _loss(self.model, self.objective, x, y, self.guide, self.hyper)
+        loss = _loss(self.model, self.objective, x, y, self.guide, self.priors, self.hyper)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         for p, start in zip(self.trained, self.start, strict=False):

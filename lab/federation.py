@@ -146,10 +146,11 @@ class Federation:
         return [[int(c) for c in np.flatnonzero(self.member == k)] for k in np.unique(self.member)]
 
     def _lr(self, number: int) -> float:
-        lr = float(self.hyper["lr"])
-        if self.hyper["schedule"] == "cosine":
-            lr *= 0.5 * (1.0 + math.cos(math.pi * min(number - 1, self.course.rounds) / self.course.rounds))
-        return max(lr, 1e-12)
+        """The rate of a round; a fit after the last one starts the schedule again."""
+        lr, rounds = float(self.hyper["lr"]), self.course.rounds
+        if self.hyper["schedule"] == "cosine" and number <= rounds:
+            lr *= 0.5 * (1.0 + math.cos(math.pi * (number - 1) / rounds))
+        return lr
 
     def _leave(self, client: int, number: int, fitted: Fitted, gathered: Gathered) -> None:
         floats = self.model.floats()
@@ -159,7 +160,7 @@ class Federation:
         sent = 4 * sum(tensor.numel() for tensor in state.values())
         if self.side is not None:
             rng = np.random.default_rng(round_seed(f"{_name(client)}-side", run_id(self.course.seed), number))
-            sent += self.side.gather(self.model, self.shares[client], rng)
+            sent += self.side.gather(self.model, self.shares[client].labelled, rng)
         gathered.outcomes.append(Outcome(client, state, len(self.shares[client]), fitted.pull, fitted.loss))
         gathered.uplink_bytes.append(sent)
 

@@ -7,7 +7,7 @@ with fewer than `min_client_samples`.
 
 `shots` is FedProto's n-way k-shot: each client draws a number of classes within `ways` ± `ways_spread`, those classes,
 and `shots` samples of each that no other client has. `only` thins the whole out first: FedPR's 2,000 samples in all.
-`hold_back` sets a part of each client's samples aside as its own test.
+`hold_back` sets a part of each client's samples aside as its own test; `unlabel` hides most of its labels.
 
 The demo's split is `uneven`: a Dirichlet draw, from which each client drops the classes it has fewer than `min_samples`
 examples of, and, should it still hold every class, its rarest one: so no device has all classes. What is dropped is
@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import DataError, UsageError, near_names
+from edge_client.data import UNLABELLED
 
-__all__ = ["PARTITIONS", "Partition", "hold_back", "partition"]
+__all__ = ["PARTITIONS", "Partition", "hold_back", "partition", "unlabel"]
 
 PARTITIONS = {
     "iid": "the same mix of classes for every client",
@@ -102,6 +103,16 @@ def hold_back(part: Indices, share: float, seed: int) -> tuple[Indices, Indices]
     shuffled = np.random.default_rng(seed).permutation(part)
     held = min(round(share * len(part)), len(part) - 1)
     return shuffled[held:], shuffled[:held]
+
+
+def unlabel(labels: NDArray[np.int64], rate: float, seed: int) -> NDArray[np.int64]:
+    """A client's labels, of which only the share `rate` is kept, class by class, and at least one of each; the others
+    become `UNLABELLED`."""
+    rng, known = np.random.default_rng(seed), np.full_like(labels, UNLABELLED)
+    for j in np.unique(labels):
+        where = rng.permutation(np.flatnonzero(labels == j))
+        known[where[: max(round(rate * len(where)), 1)]] = j
+    return known
 
 
 def _divide(labels: NDArray[np.int64], spec: Partition, seed: int) -> list[Indices]:

@@ -48,6 +48,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     fraction: float | None = None
     evaluate_every: int | None = None
     evaluate_last: int | None = None
+    backbones: tuple[str, ...] | None = None
+    head: str | None = None
+    test_samples: int | None = None
+    positive_rate: float | None = None
     local_test: float | None = None
     closings: tuple[str, ...] | None = None
     personal: tuple[str, ...] | None = None
@@ -80,6 +84,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         def some(*names: str) -> dict[str, Any]:
             return {name: given[name] for name in names if name in given}
 
+        if given.get("method") == "ffc":
+            given["rounds"] = 1  # sums over a fixed extractor are the same in every round
         divided = some(*(f for f in Partition.__dataclass_fields__ if f != "scheme"))
         return Experiment(
             method=given.get("method", ""),
@@ -91,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 **some("rounds", "fraction", "evaluate_every"),
             ),
             measures=Measures(**some("closings", "personal", "evaluate_last")),
-            **some("backbone", "batch", "local_test", "hyper"),
+            **some("backbone", "backbones", "head", "batch", "test_samples", "positive_rate", "local_test", "hyper"),
         )
 
 
@@ -111,6 +117,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         metric: instead of the table's.
         family: what goes up: `nothing`, `prototypes`, `sums` or `weights`; a chart's colour.
         columns: the only columns that this row is run in; all when empty.
+        own_hyper: whether the row's hyper-parameters replace the table's and the column's instead of joining them.
     """
 
     name: str
@@ -119,6 +126,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     metric: str | None = None
     family: str = "weights"
     columns: tuple[str, ...] = ()
+    own_hyper: bool = False
     note: str = ""
 
 
@@ -163,7 +171,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     def settle(self, row: Row, column: Column, *, quick: bool) -> Settings:
         """A cell's settings."""
         settled = row.settings.over(column.settings.over(self.settings))
-        return self.quick.settings.over(settled) if quick else settled
+        settled = self.quick.settings.over(settled) if quick else settled
+        return msgspec.structs.replace(settled, hyper=row.settings.hyper) if row.own_hyper else settled
 
     def choose(self, rows: Iterable[str], columns: Iterable[str]) -> list[tuple[Row, Column]]:
         """The cells of these rows and columns by name, all where none is named.
@@ -203,6 +212,9 @@ def read_table(name: str) -> tuple[str, Table]:
         raise UsageError(f"lab table {name}", expected="a TOML file", got=error.strerror) from None
     except ValueError as error:  # broken TOML, or msgspec's word for a setting that is none
         raise UsageError(f"lab table {name}", expected="a table's settings", got=error) from None
+    for each in (*table.rows, *table.columns):
+        if "," in each.name:
+            raise UsageError(f"lab table {name}", expected="names without a comma", got=each.name)
     for row in table.rows:
         for column in table.columns:
             _check_metric(name, table.metric_of(row, column))

@@ -14,7 +14,7 @@ an aggregator would do. Bytes are those of the tensors as float32, without an en
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from aggregator.rules import merge
 from contract.methods import Value
 from contract.sphere import unit_rows
-from contract.statistics import ClassMeans
+from contract.statistics import ClassMeans, HyperKnowledge
 from edge_client.data import LocalData
 from edge_client.evaluate import nearest_answer
+from edge_client.privacy import Mechanism
 from lab.eager import EagerModel, Guide
 
-__all__ = ["SIDES", "NormalisedHead", "Prototypes", "Side"]
+__all__ = ["SIDES", "Knowledge", "NormalisedHead", "Prototypes", "Side"]
 
 Features = NDArray[np.float32]
 
@@ -63,12 +64,15 @@ class Prototypes:
 
     def gather(self, model: EagerModel, share: LocalData, rng: np.random.Generator) -> int:
         own = ClassMeans.of(model.features(share.x), share.y, self._global.classes)
-        self._round.append(ClassMeans.from_means(own.means, own.present))  # one vote for each holder
+        self._round.append(own)
         return _bytes(own)
 
     def merge(self) -> None:
-        self._global = _replaced(self._global, self._round)
-        self._round = []
+        found = merge(lambda: self._round, weighting="client")
+        assert isinstance(found, ClassMeans)
+        here = found.present  # a class that nobody sent keeps what it had
+        sums = np.where(here[:, None], found.sums, self._global.sums)
+        self._global, self._round = ClassMeans(sums, np.where(here, found.counts, self._global.counts)), []
 
     def install(self, model: EagerModel) -> None:
         """Nothing: prototypes are no part of the model."""
@@ -112,23 +116,60 @@ class NormalisedHead:
         return {}
 
 
-SIDES = {"prototypes": Prototypes, "normalised-head": NormalisedHead}
+class Knowledge:
+    """FedHKD (Chen, Wang, Vikalo, ICLR 2023): class means of features and of soft predictions, with the Gaussian
+    mechanism where `noise` is not 0, weighted by counts."""
+
+    def __init__(self, classes: int, width: int, hyper: Mapping[str, Value]) -> None:
+        self._mechanism, self._temperature = Mechanism.of(hyper), float(hyper["temperature"])
+        self._round: list[HyperKnowledge] = []
+        self._global = HyperKnowledge.zero(classes, width)
+
+    def guide(self) -> Guide | None:
+        found = self._global
+        if not found.present.any():
+            return None
+        return Guide(_float(found.means), _float(found.present), _float(found.soft_means))
+
+    def gather(self, model: EagerModel, share: LocalData, rng: np.random.Generator) -> int:
+        features = model.features(share.x)
+        scaled = model.logits(features).astype(np.float64) / self._temperature  # (N, C)
+        soft = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+        soft /= soft.sum(axis=1, keepdims=True)
+        own = HyperKnowledge.of(self._mechanism.clipped(features), soft, share.y, self._global.classes)
+        self._round.append(self._mechanism.released(own, rng.bytes(32), b"lab"))
+        return 4 * int(own.present.sum()) * (own.width + own.classes + 1)
+
+    def merge(self) -> None:
+        found, before = merge(lambda: self._round), self._global
+        assert isinstance(found, HyperKnowledge)
+        here = found.present
+        self._global = HyperKnowledge(
+            np.where(here[:, None], found.sums, before.sums),
+            np.where(here[:, None], found.soft_sums, before.soft_sums),
+            np.where(here, found.counts, before.counts),
+        )
+        self._round = []
+
+    def install(self, model: EagerModel) -> None:
+        """Nothing: hyper-knowledge is no part of the model."""
+
+    def answers(self, features: Features) -> dict[str, NDArray[np.int64]]:
+        means = ClassMeans(self._global.sums, self._global.counts)
+        return {"prototype": nearest_answer(means.means, means.present)(features)} if means.present.any() else {}
 
 
-def _replaced(before: ClassMeans, received: Sequence[ClassMeans]) -> ClassMeans:
-    """The round's merged means; a class that nobody sent keeps what it had."""
-    if not received:
-        return before
-    merged = merge(lambda: received)
-    assert isinstance(merged, ClassMeans)
-    here = merged.present
-    return ClassMeans(np.where(here[:, None], merged.sums, before.sums), np.where(here, merged.counts, before.counts))
+SIDES = {"knowledge": Knowledge, "normalised-head": NormalisedHead, "prototypes": Prototypes}
 
 
 def _guide(means: ClassMeans) -> Guide | None:
     if not means.present.any():
         return None
-    return Guide(torch.from_numpy(means.means.astype(np.float32)), torch.from_numpy(means.present.astype(np.float32)))
+    return Guide(_float(means.means), _float(means.present), torch.zeros(means.classes, means.classes))
+
+
+def _float(values: NDArray[np.generic]) -> torch.Tensor:
+    return torch.from_numpy(values.astype(np.float32))
 
 
 def _bytes(statistic: ClassMeans) -> int:

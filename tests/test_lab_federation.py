@@ -20,7 +20,7 @@ from lab.closings import _virtual, calibrated_head, ccvr_head, head_by_ffc
 from lab.eager import EagerModel, train_eager
 from lab.federation import Federation
 from lab.servers import Outcome, Server, average
-from lab.sides import NormalisedHead, Prototypes
+from lab.sides import Knowledge, NormalisedHead, Prototypes
 from lab.simulate import Course
 
 TEST = some(shipped().test, 8)
@@ -39,7 +39,15 @@ def _federation(name: str, *, rounds: int = 2, fraction: float = 1.0, **hyper: o
     return Federation(baseline, _model(baseline.head), shares(), course, settled, batch=8)
 
 
-def _run(name: str, measures: Measures | None = None, *, calibrate: bool = False, held: bool = True, **hyper: object):
+def _run(
+    name: str,
+    measures: Measures | None = None,
+    *,
+    rounds: int = 2,
+    calibrate: bool = False,
+    held: bool = True,
+    **hyper: object,
+):
     baseline = BASELINES[name]
     own = [LocalData(share.x[:10], share.y[:10]) for share in shares()]
     return run_baseline(
@@ -47,7 +55,7 @@ def _run(name: str, measures: Measures | None = None, *, calibrate: bool = False
         _model(baseline.head),
         shares(),
         TEST,
-        Course(rounds=2, calibrate=calibrate),
+        Course(rounds=rounds, calibrate=calibrate),
         baseline.settle({**GENTLY, **hyper}),
         batch=8,
         held=own if held else None,
@@ -152,11 +160,11 @@ def test_the_proximal_term_holds_weights_back() -> None:
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_every_baseline_learns_and_reports(name: str) -> None:
-    records = _run(name)
+    records = _run(name, rounds=4, lr=0.002 if name == "fedhkd-averaged" else 0.02)
     assert all(isinstance(record, AveragingRecord) for record in records)
-    assert [record.participants for record in records] == [3, 3]
-    assert records[-1].loss is not None
-    assert records[-1].loss < records[0].loss
+    assert [record.participants for record in records] == [3] * 4
+    losses = [record.loss or 0.0 for record in records]
+    assert losses[3] < losses[1]  # the first round of FedPR and FedHKD has no second term yet
     assert 0 < records[-1].local_test["head"] <= 1
     assert set(records[-1].trained) == set(records[-1].local_test)
 
@@ -238,6 +246,67 @@ def test_fedpr_gives_each_holder_one_vote_and_keeps_what_nobody_sent() -> None:
     assert later.mask.tolist() == [1.0] * 10
 
 
+def test_fedhkd_gathers_means_of_features_and_soft_predictions() -> None:
+    model, held = _model(), shares()
+    hyper = BASELINES["fedhkd-averaged"].settle({})
+    side = Knowledge(10, 50, hyper)
+    assert side.guide() is None
+    for share in held:
+        side.gather(model, share, np.random.default_rng(0))
+    side.merge()
+    guide = side.guide()
+    assert guide is not None
+    x, y = np.concatenate([share.x for share in held]), np.concatenate([share.y for share in held])
+    features = torch.from_numpy(model.features(x)).double()
+    logits = features @ model.head_weight.detach().double().T + model.head_bias.detach().double()
+    soft = torch.softmax(logits / 0.5, dim=1).numpy()
+    for j in (0, 3, 9):
+        np.testing.assert_allclose(guide.prototypes[j], features.numpy()[y == j].mean(axis=0), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(guide.soft_predictions[j], soft[y == j].mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
+def test_fedhkds_noise_is_fresh_and_of_the_stated_size() -> None:
+    model, share = _model(), shares()[0]
+
+    def knowledge(noise: float, seed: int) -> np.ndarray:
+        hyper = BASELINES["fedhkd-averaged"].settle({"noise": noise, "clip": 0.5})
+        side = Knowledge(10, 50, hyper)
+        side.gather(model, share, np.random.default_rng(seed))
+        side.merge()
+        guide = side.guide()
+        assert guide is not None
+        return guide.prototypes.numpy()[0]
+
+    mechanism_mean = knowledge(1e-9, 0)
+    draws = np.stack([knowledge(2.0, seed) for seed in range(60)])
+    count = int((share.y == 0).sum())
+    assert (draws - mechanism_mean).std() == pytest.approx(2.0 * 2 * 0.5 / count, rel=0.1)
+    assert len({draw.tobytes() for draw in draws}) == 60
+
+
+def test_samples_without_a_label_are_left_out_or_weighed() -> None:
+    share = shares()[0]
+    half = LocalData(share.x, np.where(np.arange(len(share)) % 2, share.y, -1))
+
+    def trained(data: LocalData, pu_weight: float) -> torch.Tensor:
+        model, hyper = _model(), BASELINES["fedavg"].settle({"pu_weight": pu_weight})
+        train_eager(model, data, "fedproto", hyper, epochs=1, batch=8, lr=0.05, seed=0)
+        return model.head_weight.detach()
+
+    assert torch.equal(trained(half, 0.0), trained(half.labelled, 0.0))
+    assert not torch.equal(trained(half, 1.0), trained(half, 0.0))
+    records = run_baseline(
+        BASELINES["fedpr-averaged"],
+        _model(),
+        [half, shares()[1]],
+        TEST,
+        Course(rounds=2),
+        BASELINES["fedpr-averaged"].settle({}),
+        batch=8,
+    )
+    assert set(records[-1].all_classes) == {"head", "prototype", "linear"}
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(MethodError, match="no hyper-parameter 'lamda'"):
         BASELINES["fedavg"].settle({"lamda": 1})
@@ -253,6 +322,7 @@ def test_cosine_falls_to_nearly_nothing() -> None:
     assert rates[0] == 0.5
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < 0.02
+    assert federation._lr(11) == 0.5  # personal fits
 
 
 # ── closings and personal heads ─────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ import pytest
 from lab_samples import shipped
 
 from contract.errors import DataError, UsageError
-from lab.partition import PARTITIONS, Partition, hold_back, partition
+from lab.partition import PARTITIONS, Partition, hold_back, partition, unlabel
 from lab.prepare import divide
 
 LABELS = np.repeat(np.arange(6), 80)
@@ -106,3 +106,11 @@ def test_hold_back_cuts_and_leaves_one_to_train() -> None:
     kept, held = hold_back(part, 0.0, seed=3)
     assert kept is part
     assert len(held) == 0
+
+
+def test_unlabel_keeps_the_rate_of_each_class() -> None:
+    labels = np.array([0] * 50 + [3] * 30 + [5] * 2)
+    known = unlabel(labels, 0.1, seed=1)
+    assert np.bincount(known[known >= 0], minlength=6).tolist() == [5, 0, 0, 3, 0, 1]
+    assert (known[known >= 0] == labels[known >= 0]).all()
+    assert not np.array_equal(known, unlabel(labels, 0.1, seed=2))

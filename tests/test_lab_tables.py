@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,10 @@ def test_an_interrupted_table_goes_on_with_the_next_run(table: Path) -> None:
     assert [len(cell.values) for cell in cells] == [1, 1, 1]
     progress, begun = _quietly()
     assert [cell.values for cell in run_table(order, progress)] == [cell.values for cell in cells]
+    assert begun == []
+    progress, begun = _quietly()
+    shown = run_table(replace(order, seeds=2, show=True), progress)
+    assert [len(cell.values) for cell in shown] == [1, 1, 1]
     assert begun == []
     (path,) = (order.out / "rounds").glob("fedavg-iid-seed-0-*.jsonl")
     lines = path.read_text().splitlines()
