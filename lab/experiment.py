@@ -103,6 +103,8 @@ class Experiment:
             raise UsageError(
                 "backbones and head", expected="a method whose devices keep their weights", got=self.method
             )
+        if self.backbones and self.course.calibrate:
+            raise UsageError("backbones", expected="no FFC, whose sums only add up over one extractor", got="FFC")
         if self.head not in (None, "frozen"):
             raise UsageError("head", expected="frozen", got=self.head)
         if self.test_samples is not None and self.test_samples < 0:
@@ -187,7 +189,7 @@ def _deployed(
 
     if experiment.method == "local":
         done = local_only(
-            fleet,
+            bundles[0],
             shares,
             test,
             rounds=rounds,

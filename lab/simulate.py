@@ -110,7 +110,7 @@ def run_id(seed: int) -> bytes:
 
 
 def simulate(
-    bundle: Bundle,
+    bundle: Bundle | Sequence[Bundle],
     shares: Sequence[LocalData],
     test: LocalData,
     course: Course,
@@ -121,6 +121,7 @@ def simulate(
     """Run a federation of one device for each of `shares`.
 
     Args:
+        bundle: every device's, or one for each device, which must be able to form one fleet (`contract.fleet`).
         test: images that every device is asked about; of all classes.
         on_round: called with each round's record.
         on_device: called before each device's turn with the round and how many have had theirs.
@@ -130,6 +131,7 @@ def simulate(
         UsageError: when the course has no round.
     """
     names, devices = _devices(bundle, shares, test)
+    bundle = bundle if isinstance(bundle, Bundle) else bundle[0]
     policy = Policy(min_clients=1, fraction=course.fraction, seed=course.seed)
     machine = Rounds(plan(bundle.manifest.method, course.rounds, course.calibrate), policy)
     for name in names:
@@ -216,12 +218,13 @@ class _Gathered:
 
 
 def _devices(
-    bundle: Bundle, shares: Sequence[LocalData], test: LocalData, names: Sequence[str] | None = None
+    bundle: Bundle | Sequence[Bundle], shares: Sequence[LocalData], test: LocalData, names: Sequence[str] | None = None
 ) -> tuple[list[str], list[Device]]:
     ids = list(names or [f"device-{number}" for number in range(1, len(shares) + 1)])
-    bench = Workbench(bundle, keep=True)
-    pairs = zip(ids, shares, strict=True)
-    return ids, [Device(bundle, share, name, test=test, workbench=bench) for name, share in pairs]
+    theirs = [bundle] * len(shares) if isinstance(bundle, Bundle) else bundle
+    benches = {each.sha256: Workbench(each, keep=True) for each in theirs}
+    rows = zip(theirs, ids, shares, strict=True)
+    return ids, [Device(each, share, name, test=test, workbench=benches[each.sha256]) for each, name, share in rows]
 
 
 def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) -> Announcement:
