@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from protofleet import COMMANDS
 
 PAGE = Path(__file__).parent / "commands.md"
-SUBCOMMANDS = {"lab": ("list", "run")}
+SUBCOMMANDS = {"lab": ("list", "run", "table")}
 _HEAD = """# Commands
 
 Every command and option, as `--help` prints them; written by `python docs/write_commands.py`.

@@ -107,14 +107,16 @@ def _fedproto_mnist(second_channels: int) -> Builder:
     return build
 
 
-def _fedhp(first_channels: int) -> Builder:
+def _fedhp(first_channels: int, hidden: int = 0) -> Builder:
     def build(shape: Shape, norm: Norm | None) -> nn.Module:
-        """FedHP's networks: two 5×5 convolutions of 64 features at last, flattened: 1024 (MNIST) or 1600 (CIFAR)."""
-        return nn.Sequential(
+        """FedHP's networks: two 5×5 convolutions of 64 features at last, flattened: 1024 (MNIST) or 1600 (CIFAR). With
+        `hidden`, the first layer of the two-layer head that its FedAvg has."""
+        body = [
             *(nn.Conv2d(shape[2], first_channels, 5), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Conv2d(first_channels, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
             nn.Flatten(),
-        )
+        ]
+        return nn.Sequential(*body, *([nn.Linear(_flat(shape, *body), hidden), nn.ReLU()] if hidden else []))
 
     return build
 
@@ -168,6 +170,8 @@ BACKBONES: Mapping[str, Builder] = MappingProxyType(
         "fedproto_mnist_22": _fedproto_mnist(22),
         "fedhp_mnist": _fedhp(32),
         "fedhp_cifar": _fedhp(64),
+        "fedhp_mnist_512": _fedhp(32, 512),
+        "fedhp_cifar_384": _fedhp(64, 384),
         "spherefed_convnet": _spherefed_convnet,
         **{name: _torchvision(name) for name in _TORCHVISION},
     }

@@ -1,38 +1,62 @@
-"""Federations that average weights, in torch: what prototypes are compared with. They exist in the lab only.
+"""Federations that average weights: the papers' baselines, and the papers' own methods as published. Lab only.
 
-On Protofleet's wire no message can carry weights, so these run here and nowhere else:
+On Protofleet's wire no message can carry weights, so these exist here, to be compared with. A baseline is one row of
+`BASELINES`, put together from parts: an objective, a head, what stays with each client, what travels beside weights
+(`lab/sides.py`), and hyper-parameters with their sources. Every row takes every base algorithm (`lab/servers.py`) as
+its `base`, so SphereFed on FedNova is `spherefed` with `base=fednova`. `lab/federation.py` runs a row.
 
-- `fedavg` (McMahan et al., AISTATS 2017): clients minimise cross-entropy from the global weights, the server averages
-  the results by sample counts, running statistics of BatchNorm included;
-- `spherefed` (Dong et al., ECCV 2022): the same averaging, but the head is a frozen orthonormal frame and the
-  objective the squared error of unit features, eq. 5.
-
-Either may end in an FFC calibration, eq. 6 to 12: every client's Gram and cross sums over the averaged extractor, and
-the closed-form head that the fleet would get over the air.
+CCVR and FFC are no rows: they replace the head of whatever was trained, once, at the end (`lab/closings.py`).
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from contract.errors import MethodError, near_names
+from contract.methods import METHODS, Hyper, Value
+from lab.eager import LabHead
+from lab.servers import BASES
 
-from contract.methods import METHODS, Value, method
-from contract.ridge import solve_head
-from contract.sampling import sampled
-from contract.sphere import unit_rows
-from contract.statistics import FeatureGram
-from edge_client.data import LocalData
-from edge_client.device import round_seed
-from lab.eager import EagerModel, train_eager
-from lab.simulate import Course, OnDevice, OnRound, RoundRecord, run_id
+__all__ = ["BASELINES", "Baseline"]
 
-__all__ = ["BASELINES", "Baseline", "average", "calibrated_head", "run_baseline"]
+_PAPERS = {
+    "fedavg": "McMahan et al., AISTATS 2017",
+    "fedprox": "Li et al., MLSys 2020",
+    "fednova": "Wang et al., NeurIPS 2020",
+    "fedopt": "Reddi et al., ICLR 2021",
+    "fedper": "Arivazhagan et al., 2019",
+    "fedbabu": "Oh et al., ICLR 2022",
+    "fednh": "Dai et al., AAAI 2023",
+    "fesem": "Xie et al., 2021",
+    "fedpr": "Qiao et al., eq. 2 to 4",
+    "spherefed": "Dong et al., ECCV 2022, eq. 4 and 5",
+}
+
+_TRAINING = {
+    "lr": Hyper(0.01, "common setting", low=1e-9, high=100.0),
+    "momentum": Hyper(0.5, "common setting", high=0.9999),
+    "weight_decay": Hyper(0.0, "common setting"),
+    "epochs": Hyper(1, "common setting", low=1, high=10_000),
+    "optimizer": Hyper("sgd", "of the clients", ("sgd", "adam")),
+    "schedule": Hyper("constant", "of lr over rounds; cosine: SphereFed, Tab. 16", ("constant", "cosine")),
+    "halve_every": Hyper(0, "steps of a round after which lr halves, again and again; 0: never. FedHKD's public code"),
+}
+_SERVER = {
+    "base": Hyper("fedavg", "lab/servers.py", BASES),
+    "mu": Hyper(0.0, f"proximal term, {_PAPERS['fedprox']}"),
+    "server_lr": Hyper(1.0, f"for fedavgm and fedadam, {_PAPERS['fedopt']}", low=1e-9),
+    "server_momentum": Hyper(0.9, f"β of fedavgm, β₁ of fedadam, {_PAPERS['fedopt']}", high=0.9999),
+    "server_beta": Hyper(0.99, f"β₂ of fedadam, {_PAPERS['fedopt']}", high=0.999999),
+    "server_epsilon": Hyper(1e-3, f"τ of fedadam, {_PAPERS['fedopt']}", low=1e-12),
+}
+_CLOSING = {
+    "ccvr_virtual": Hyper(2000, "virtual features of a class, Luo et al., NeurIPS 2021; SphereFed: 500", low=1),
+    "ccvr_lr": Hyper(0.01, "ours; SphereFed, Tab. 16: 0.00001", low=1e-9),
+    "ccvr_epochs": Hyper(10, "ours", low=1),
+}
+COMMON: Mapping[str, Hyper] = MappingProxyType({**_TRAINING, **_SERVER, **_CLOSING})
 
 
 @dataclass(frozen=True)
@@ -40,129 +64,103 @@ class Baseline:
     """A federation that averages weights.
 
     Attributes:
-        method: the row of the methods table whose objective and hyper-parameters are used.
-        fixed: hyper-parameters that make that row this baseline.
+        objective: what clients minimise: of `export.objectives.OBJECTIVES`, or `fednh`.
+        head: see `lab.eager.EagerModel`.
+        kept: tensors whose names begin so stay with each client and are never averaged.
+        side: what travels beside weights, of `lab.sides.SIDES`.
+        clusters: whether there are several models, and each client belongs to one.
+        fixed: hyper-parameters of the objective that make it this baseline's.
+        hyper: hyper-parameters that are only this row's, or have another default here.
     """
 
-    method: str
-    head: str
     summary: str
+    source: str
+    objective: str = "fedproto"
+    head: LabHead = "local"
+    kept: str | None = None
+    side: str | None = None
+    clusters: bool = False
     fixed: Mapping[str, Value] = field(default_factory=dict)
+    hyper: Mapping[str, Hyper] = field(default_factory=dict)
+
+    @property
+    def options(self) -> dict[str, Hyper]:
+        """Every hyper-parameter that may be given: how clients train, how the server merges, the objective's own."""
+        row = METHODS[self.objective].hyper if self.objective in METHODS else {}
+        own = {name: hyper for name, hyper in row.items() if name not in _TRAINING}
+        return {**COMMON, **own, **self.hyper}
 
     def settle(self, given: Mapping[str, object]) -> dict[str, Value]:
-        """Every hyper-parameter, checked."""
-        return {**method(self.method).settle({**given, **self.fixed})}
+        """Every hyper-parameter: the defaults, overridden by `given` and checked.
+
+        Raises:
+            MethodError: for a name this row does not have, or a value out of range.
+        """
+        free = {name: hyper for name, hyper in self.options.items() if name not in self.fixed}
+        for name in given:
+            if name not in free:
+                raise MethodError(f"this baseline has no hyper-parameter {name!r}", hint=near_names(name, free))
+        settled = {name: hyper.check(name, given.get(name, hyper.default)) for name, hyper in free.items()}
+        if settled["base"] == "fedprox" and not settled["mu"]:
+            raise MethodError("mu", expected="above 0 for the base fedprox", got=0, hint="mu=0.01")
+        return {**settled, **self.fixed}
 
 
-BASELINES = {
-    "fedavg": Baseline("fedproto", "local", "cross-entropy, all weights averaged each round", {"lambda": 0.0}),
-    "spherefed": Baseline("spherefed", "frozen", "unit features against a frozen head, backbones averaged each round"),
-}
+def _cross_entropy(summary: str, paper: str, **parts: object) -> Baseline:
+    """A row whose clients minimise the plain cross-entropy of the head."""
+    fixed = {name: hyper.default for name, hyper in METHODS["fedproto"].hyper.items() if name not in _TRAINING}
+    fixed["lambda"] = 0.0
+    return Baseline(summary, _PAPERS[paper], fixed=fixed, **parts)  # type: ignore[arg-type]
 
 
-def run_baseline(
-    baseline: Baseline,
-    model: EagerModel,
-    shares: Sequence[LocalData],
-    test: LocalData,
-    course: Course,
-    hyper: Mapping[str, Value],
-    *,
-    batch: int,
-    on_round: OnRound | None = None,
-    on_device: OnDevice | None = None,
-) -> list[RoundRecord]:
-    """Train `model` in place by rounds of local training and averaging.
-
-    Args:
-        shares: each client's samples.
-        course: rounds, sampling and seed; with `calibrate`, the last record carries `linear`, the FFC head's accuracy.
-        hyper: settled hyper-parameters.
-        batch: B.
-
-    Raises:
-        MethodError: when training diverges.
-    """
-    records = []
-    for number in range(1, course.rounds + 1):
-        record = _round(baseline, model, shares, course, hyper, number, batch, on_device)
-        last = number == course.rounds
-        if last or number % course.evaluate_every == 0:
-            answers = {"head": model.predict(test.x)}
-            if last and course.calibrate:
-                head = calibrated_head(model, shares, float(METHODS["ffc"].hyper["ridge"].default))
-                answers["linear"] = np.asarray((model.features(test.x) @ head.T).argmax(axis=1), dtype=np.int64)
-            record.own_classes.update(_mean_own(answers, test, shares))
-            record.all_classes.update({way: float((found == test.y).mean()) for way, found in answers.items()})
-        records.append(record)
-        if on_round is not None:
-            on_round(record)
-    return records
+def _base(name: str, paper: str) -> dict[str, Hyper]:
+    return {"base": Hyper(name, _PAPERS[paper], BASES)}
 
 
-def average(states: Sequence[Mapping[str, Tensor]], samples: Sequence[int]) -> dict[str, Tensor]:
-    """FedAvg: Σ n_i w_i / Σ n_i for each tensor, summed in float64, in the tensors' own dtype."""
-    shares = [n / sum(samples) for n in samples]
-    averaged = {}
-    for name, like in states[0].items():
-        stacked = torch.stack(
-            [state[name].to(torch.float64) * share for state, share in zip(states, shares, strict=True)]
-        )
-        averaged[name] = stacked.sum(dim=0).to(like.dtype)
-    return averaged
-
-
-def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: float) -> NDArray[np.float64]:
-    """FFC over the model's extractor: the head (C, D) from the clients' summed Gram and cross sums."""
-    classes, width = model.head_weight.shape
-    total = FeatureGram.zero(classes, width)
-    for share in shares:
-        total = total.merge(FeatureGram.of(unit_rows(model.features(share.x).astype(np.float64)), share.y, classes))
-    return solve_head(total, ridge)
-
-
-def _round(
-    baseline: Baseline,
-    model: EagerModel,
-    shares: Sequence[LocalData],
-    course: Course,
-    hyper: Mapping[str, Value],
-    number: int,
-    batch: int,
-    on_device: OnDevice | None,
-) -> RoundRecord:
-    start = copy.deepcopy(model.state_dict())
-    states, samples, losses = [], [], []
-    for turn, share in enumerate(shares):
-        name = f"device-{turn + 1}"
-        if on_device is not None:
-            on_device(number, turn)
-        if not sampled(name, number, course.seed, course.fraction):
-            continue
-        model.load_state_dict(start)
-        losses.append(
-            train_eager(
-                model,
-                share,
-                METHODS[baseline.method].objective or "",
-                hyper,
-                epochs=int(hyper["epochs"]),
-                batch=batch,
-                lr=float(hyper["lr"]),
-                seed=round_seed(name, run_id(course.seed), number),
-            )
-        )
-        states.append({key: tensor.clone() for key, tensor in model.floats().items()})
-        samples.append(len(share))
-    model.load_state_dict({**start, **(average(states, samples) if states else {})})
-    sent = sum(tensor.numel() * 4 for tensor in model.floats().values())
-    loss = float(np.average(losses, weights=samples)) if losses else None
-    return RoundRecord(number, "average", len(states), loss, float(sent))
-
-
-def _mean_own(
-    answers: Mapping[str, NDArray[np.int64]], test: LocalData, shares: Sequence[LocalData]
-) -> dict[str, float]:
-    """By way of answering: accuracy on the test images of each client's own classes, mean over clients."""
-    own = [np.isin(test.y, np.unique(share.y)) for share in shares]
-    return {way: float(np.mean([(found == test.y)[rows].mean() for rows in own])) for way, found in answers.items()}
+_SPHERE = METHODS["spherefed"].hyper
+BASELINES: Mapping[str, Baseline] = MappingProxyType(
+    {
+        "fedavg": _cross_entropy("cross-entropy, all weights averaged each round", "fedavg"),
+        "fedprox": _cross_entropy(
+            "FedAvg with a proximal term",
+            "fedprox",
+            hyper={**_base("fedprox", "fedprox"), "mu": Hyper(0.01, _PAPERS["fedprox"], low=1e-12)},
+        ),
+        "fednova": _cross_entropy("FedAvg, normalised by local steps", "fednova", hyper=_base("fednova", "fednova")),
+        "fedavgm": _cross_entropy("FedAvg, momentum at the server", "fedopt", hyper=_base("fedavgm", "fedopt")),
+        "fedadam": _cross_entropy(
+            "FedAvg, Adam at the server",
+            "fedopt",
+            hyper={**_base("fedadam", "fedopt"), "server_lr": Hyper(0.01, _PAPERS["fedopt"], low=1e-9)},
+        ),
+        "fedper": _cross_entropy("backbones averaged, each client keeps its head", "fedper", kept="head"),
+        "fedbabu": _cross_entropy("backbones averaged, the head stays as drawn", "fedbabu", head="initial"),
+        "fesem": _cross_entropy(
+            "several models, each client in the nearest one's cluster",
+            "fesem",
+            clusters=True,
+            hyper={"clusters": Hyper(3, "the paper tries 2 to 6", low=1, high=1000)},
+        ),
+        "fednh": Baseline(
+            "backbones averaged, a head of unit prototypes moved by the server",
+            _PAPERS["fednh"],
+            "fednh",
+            "normalised",
+            side="normalised-head",
+            hyper={"smoothing": Hyper(0.9, f"ρ, {_PAPERS['fednh']}", high=1.0)},
+        ),
+        "fedpr-averaged": Baseline(
+            "FedPR as published: weights averaged, prototypes beside",
+            _PAPERS["fedpr"],
+            side="prototypes",
+            fixed={"reading": "sample"},
+        ),
+        "spherefed": Baseline(
+            "unit features against a frozen head, backbones averaged",
+            _PAPERS["spherefed"],
+            "spherefed",
+            "frozen",
+            hyper={name: _SPHERE[name] for name in ("lr", "momentum", "weight_decay", "epochs")},
+        ),
+    }
+)

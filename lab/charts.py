@@ -3,7 +3,8 @@
 Each function takes plain numbers and returns one `<svg>` with a viewBox about 520 units wide, so that two stand side
 by side on a screen and one fills a phone. Colours are CSS classes (`c-local`, `c-fed`, `c-ffc`, `c-pooled`) that the
 page defines for light and dark; shades of a heatmap are opacities of one colour, so they follow too. Every mark that
-carries a number also has a `<title>`, which browsers show on hover and screen readers read.
+carries a number also has a `<title>`, which browsers show on hover and screen readers read. `standalone` gives a
+chart colours of its own, for a file that stands alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Line", "Row", "byte_bars", "curves", "heatmap", "holdings", "strips"]
+__all__ = ["Line", "Mark", "Row", "byte_bars", "curves", "heatmap", "holdings", "scatter", "standalone", "strips"]
 
 WIDTH = 520
 
@@ -46,6 +47,16 @@ class Line:
     first: int = 0
     faint: bool = False
     dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One point of a scatter plot: bytes (0: nothing is sent) and a fraction."""
+
+    label: str
+    kind: str
+    size_bytes: float
+    value: float
 
 
 def strips(rows: Sequence[Row]) -> str:
@@ -193,6 +204,61 @@ def byte_bars(rows: Sequence[tuple[str, str, float]]) -> str:
     return _svg(parts, bottom + 46, "bytes up per device and round")
 
 
+def scatter(marks: Sequence[Mark], title: str) -> str:
+    """Accuracy over bytes on a logarithmic axis; what sends nothing stands at the left edge."""
+    sizes = [math.log10(mark.size_bytes) for mark in marks if mark.size_bytes >= 1]
+    first, last = math.floor(min(sizes, default=3.0)), math.ceil(max(sizes, default=6.0) + 0.2)
+    low, high = _range([mark.value for mark in marks])
+    left, right, top, bottom = 104, WIDTH - 96, 28, 300
+    parts = [_text(0, 10, "accuracy", "t-axis"), _text(left - 48, bottom + 20, "none", "t-axis", "middle")]
+    for tick in _ticks(low, high):
+        y = _scale(tick, low, high, bottom, top)
+        parts.append(f'<line class="grid" x1="44" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(_text(36, y + 4, f"{tick * 100:.0f} %", "t-axis", "end"))
+    for power in range(first, last + 1):
+        x = _scale(power, first, last, left, right)
+        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
+        parts.append(_text(x, bottom + 20, nice_bytes(10.0**power), "t-axis", "middle"))
+    placed: list[tuple[float, float]] = []
+    for mark in sorted(marks, key=lambda each: -each.value):
+        x = left - 48 if mark.size_bytes < 1 else _scale(math.log10(mark.size_bytes), first, last, left, right)
+        y = _scale(mark.value, low, high, bottom, top)
+        tip = f"{mark.label}: {_percent(mark.value)}, {nice_bytes(mark.size_bytes)}"
+        beside = y + 4
+        while any(abs(beside - other) < 14 and abs(x - near) < 120 for near, other in placed):
+            beside += 2
+        placed.append((x, beside))
+        if beside > y + 8:
+            parts.append(f'<path class="rail" d="M{x:.1f} {y:.1f}L{x + 8:.1f} {beside - 4:.1f}"/>')
+        parts.append(_dot(x, y, 6, f"c-{mark.kind} ring", tip))
+        parts.append(_text(x + 10, beside, mark.label, f"t-line f-{mark.kind}"))
+    parts.append(_text(44, bottom + 42, "bytes from one client over the whole run, logarithmic axis", "t-axis"))
+    return _svg(parts, bottom + 50, title)
+
+
+_STYLE = """<style>
+svg { --paper: #ffffff; --ink: #1b1f24; --soft: #5d646d; --rule: #e4e2da; --local: #868d96; --fed: #2463c9;
+ --ffc: #d4621b; --pooled: #16181c; font-family: system-ui, sans-serif; background: var(--paper); }
+@media (prefers-color-scheme: dark) { svg { --paper: #14171b; --ink: #eceef0; --soft: #9aa3ad; --rule: #2f353d;
+ --local: #a2abb5; --fed: #6ea2f5; --ffc: #f08f4f; --pooled: #f1f2f4; } }
+.t-axis { font-size: 12.5px; fill: var(--soft); } .t-line { font-size: 13px; font-weight: 600; }
+.grid, .rail { stroke: var(--rule); } polyline { fill: none; stroke-width: 2.2; }
+polyline.dashed { stroke-dasharray: 6 5; }
+.c-local, .f-local { fill: var(--local); } .c-fed, .f-fed { fill: var(--fed); }
+.c-ffc, .f-ffc { fill: var(--ffc); } .c-pooled, .f-pooled { fill: var(--pooled); }
+.s-local { stroke: var(--local); } .s-fed { stroke: var(--fed); } .s-ffc { stroke: var(--ffc); }
+.s-pooled { stroke: var(--pooled); } .ring { stroke: var(--paper); stroke-width: 2; }
+</style>"""
+
+
+def standalone(svg: str) -> str:
+    """A chart as a file of its own: with a margin, and the colours that the report's page would give it."""
+    start, rest = svg.split(">", 1)
+    _, _, width, height = start.split('viewBox="', 1)[1].split('"', 1)[0].split()
+    box = f'viewBox="-10 -14 {int(width) + 20} {int(float(height)) + 24}"'
+    return start.replace(f'viewBox="0 0 {width} {height}"', box) + ">" + _STYLE + rest + "\n"
+
+
 def nice_bytes(value: float) -> str:
     """Bytes for a reader: 5.2 kB, 1.7 MB; decimal units."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -223,8 +289,11 @@ def _dot(x: float, y: float, radius: float, style: str, tip: str) -> str:
 def _polyline(line: Line, points: Sequence[tuple[float, float, float]]) -> list[str]:
     style = f"s-{line.kind}" + (" faint" if line.faint else "") + (" dashed" if line.dashed else "")
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
+    radius = 4 if len(points) <= 20 else 1.6
     marks = (
-        [] if line.faint else [_dot(x, y, 4, f"c-{line.kind}", f"{line.label}: {_percent(v)}") for x, y, v in points]
+        []
+        if line.faint
+        else [_dot(x, y, radius, f"c-{line.kind}", f"{line.label}: {_percent(v)}") for x, y, v in points]
     )
     return [f'<polyline class="{style}" points="{path}"/>', *marks]
 

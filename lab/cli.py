@@ -58,10 +58,11 @@ def demo_command(
 
 @lab_app.command("list")
 def list_command(json: Annotated[Path | None, typer.Option(help="Write the names here.")] = None) -> int:
-    """Methods, baselines, backbones, data sets and partitions that `lab run` knows."""
+    """Methods, baselines, backbones, data sets and partitions that `lab run` knows, and tables."""
     from export.backbones import BACKBONES
     from lab.datasets import SHIPPED
     from lab.experiment import LAB_METHODS
+    from lab.settings import TABLES, read_table
 
     groups = {
         "methods": dict(LAB_METHODS),
@@ -69,6 +70,7 @@ def list_command(json: Annotated[Path | None, typer.Option(help="Write the names
         "data": dict.fromkeys(SHIPPED, "ships with the package")
         | {"DIR": "train.parquet and test.parquet", "owner/name": "a data set of the Hugging Face Hub"},
         "partitions": dict(PARTITIONS),
+        "tables": {name: read_table(name)[1].title for name in TABLES},
     }
     table = Table.grid(padding=(0, 3))
     for group, names in groups.items():
@@ -83,11 +85,15 @@ def list_command(json: Annotated[Path | None, typer.Option(help="Write the names
 
 @lab_app.command("run")
 def run_command(
-    method: Annotated[str, typer.Option(help="fedproto, ffc, local, fedavg or spherefed.")] = "fedproto",
+    method: Annotated[str, typer.Option(help="A method of `lab list`.")] = "fedproto",
     data: Annotated[str, typer.Option(help="As for protofleet demo.")] = "fashion_mnist_subset",
     partition: Annotated[str, typer.Option(help="Who holds what: " + ", ".join(PARTITIONS) + ".")] = "dirichlet",
     alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller is more uneven.")] = 0.5,
     classes_per_client: Annotated[int, typer.Option(help="For the pathological partition.")] = 3,
+    ways: Annotated[int, typer.Option(help="Classes of a client, on average, for the shots partition.")] = 3,
+    ways_spread: Annotated[int, typer.Option(help="How far from that, at most.")] = 2,
+    shots: Annotated[int, typer.Option(help="Samples of each of them.")] = 100,
+    samples: Annotated[int, typer.Option(help="Training samples in all, drawn at random; 0 for every one.")] = 0,
     clients: Annotated[int, typer.Option(help="Devices.")] = 5,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 5,
     fraction: Annotated[float, typer.Option(help="Share of the devices sampled in each round.")] = 1.0,
@@ -97,13 +103,19 @@ def run_command(
     set: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, a hyper-parameter; again for another.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Start from these weights, for fedproto, ffc and local.")] = None,
     calibrate: Annotated[bool, typer.Option(help="End with FFC.")] = True,
+    ccvr: Annotated[bool, typer.Option("--ccvr", help="End with CCVR, too, where weights are averaged.")] = False,
+    local_test: Annotated[float, typer.Option(help="Share of its samples that a client keeps for its own test.")] = 0.0,
+    personal: Annotated[list[str] | None, typer.Option(help="fit, head-sgd or head-ffc; again for another.")] = None,
     save_weights: Annotated[
         Path | None, typer.Option(help="Write the backbone of fedavg or spherefed, for protofleet export --weights.")
     ] = None,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 1,
     json: Annotated[Path | None, typer.Option(help="Write one JSON line for each round here.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
 ) -> int:
     """Run one federation in this process and print a line for each round."""
+    from lab.averaging import Measures
+    from lab.board import log_round, open_board
     from lab.experiment import Experiment, run_experiment
     from lab.simulate import Course, RoundRecord
     from lab.stage import stage
@@ -112,17 +124,29 @@ def run_command(
     experiment = Experiment(
         method=method,
         data=data,
-        partition=Partition(partition, clients, alpha, classes_per_client),
+        partition=Partition(
+            partition,
+            clients,
+            alpha,
+            classes_per_client,
+            ways=ways,
+            ways_spread=ways_spread,
+            shots=shots,
+            only=samples,
+        ),
         course=Course(rounds, calibrate, fraction, seed, evaluate_every=_at_least_one(evaluate_every)),
         backbone=backbone,
         batch=batch,
         hyper=_settings(set or []),
         weights=weights,
         save_weights=save_weights,
+        local_test=local_test,
+        measures=Measures(("ccvr",) if ccvr else (), tuple(personal or ())),
     )
     if json is not None:
         _write(json, "")
     console = Console()
+    board = open_board(tensorboard) if tensorboard is not None else None
 
     def run() -> None:
         with stage(console) as shown, shown.part("run", f"{method}, {clients} clients", rounds * clients) as part:
@@ -131,6 +155,8 @@ def run_command(
                 console.print(round_line(record), highlight=False, soft_wrap=True)
                 if json is not None:
                     _write(json, json_module.dumps(record.as_json()) + "\n", append=True)
+                if board is not None:
+                    log_round(board, method, record)
 
             run_experiment(
                 experiment,
@@ -138,8 +164,74 @@ def run_command(
                 on_device=lambda number, turn: part.at((number - 1) * clients + turn, f"round {number}"),
                 on_text=part.say,
             )
+        if board is not None:
+            board.close()
 
     return _until_stopped(run)
+
+
+@lab_app.command("table")
+def table_command(
+    name: Annotated[str, typer.Argument(help="A table of `lab list`, or a TOML file of your own.")],
+    quick: Annotated[bool, typer.Option("--quick", help="The fraction that the table states, in minutes.")] = False,
+    data: Annotated[str | None, typer.Option(help="As for lab run.  [default: the table's name of the Hub]")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Runs for each cell.  [default: the table's]")] = None,
+    only: Annotated[str | None, typer.Option(help="Rows by name, with commas between.")] = None,
+    columns: Annotated[str | None, typer.Option(help="Columns by name, with commas between.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs and results are kept; a stopped table goes on there.")] = Path(
+        "protofleet-tables"
+    ),
+    json: Annotated[Path | None, typer.Option(help="Write the results here, too.")] = None,
+    tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
+    threads: Annotated[int, typer.Option(help="Of torch within an operator.")] = 1,
+) -> int:
+    """Regenerate a published table: the paper's number beside ours."""
+    from lab.bench import Order
+    from lab.settings import read_table
+
+    stem, table = read_table(name)
+    if seeds is not None and seeds < 1:
+        raise UsageError("--seeds", expected="1 or more", got=seeds)
+    rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
+    order = Order(table, out / stem, data, seeds, quick, rows, wanted)
+    return _until_stopped(lambda: _fill_table(stem, order, json, tensorboard, threads))
+
+
+def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | None, threads: int) -> None:
+    import torch
+
+    from lab.bench import Progress, run_table
+    from lab.board import log_round, open_board
+    from lab.sheet import show, write_sheet
+    from lab.stage import stage
+
+    torch.set_num_threads(max(threads, 1))
+    board = open_board(tensorboard) if tensorboard is not None else None
+    console = Console()
+    with stage(console) as shown, shown.part("table", stem) as part:
+        progress = Progress(
+            on_run=lambda done, of, words: part.at(done, words or f"{of} runs", of=of),
+            on_round=lambda words, record: log_round(board, words, record) if board is not None else None,
+            on_text=part.say,
+        )
+        cells = run_table(order, progress)
+    if board is not None:
+        board.close()
+    paths = write_sheet(stem, order, cells, _command_line(stem, order))
+    console.print(show(stem, order, cells))
+    console.print(*paths, sep="\n", highlight=False, soft_wrap=True)
+    if json is not None:
+        _write(json, paths[0].read_text(encoding="utf-8"))
+
+
+def _command_line(stem: str, order: Any) -> str:
+    """The command that gives these cells, with the data's place left to the reader."""
+    parts = ["protofleet lab table", stem, *(["--quick"] if order.quick else [])]
+    parts += ["--data DIR"] if order.data else []
+    parts += [f"--seeds {order.seeds}"] if order.seeds else []
+    parts += [f"--only '{','.join(order.rows)}'"] if order.rows else []
+    parts += [f"--columns '{','.join(order.columns)}'"] if order.columns else []
+    return " ".join(parts)
 
 
 def _settings(given: list[str]) -> dict[str, str]:

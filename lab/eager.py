@@ -1,14 +1,20 @@
-"""Training in torch, eagerly: for the lab's baselines and for the public pretraining of a backbone.
+"""Training in torch, eagerly: for the federations that average weights, and for the public pretraining of a backbone.
 
-The objective is the one of `export/objectives.py`, the step is plain `torch.optim.SGD`, and samples come in the order
-that a device would take them (`numpy.random.default_rng(seed).permutation`, once per epoch), so that one client
-trained here and one device trained on ONNX Runtime follow the same path. Images stay uint8 until they are a batch.
+The objective is the one of `export/objectives.py`, and samples come in the order that a device would take them
+(`numpy.random.default_rng(seed).permutation`, once per epoch), so that one client trained here and one device trained
+on ONNX Runtime follow the same path. Images stay uint8 until they are a batch; networks are laid out channels last,
+as the images are, which is faster on a CPU.
+
+A method's hyper-parameters may also name what only the lab has: the optimiser (`sgd`, `adam`), `halve_every` steps,
+and FedProx's proximal term (Li et al., MLSys 2020): μ/2·‖w − w₀‖², whose gradient μ(w − w₀) is added to each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -18,14 +24,47 @@ from torch import Tensor, nn
 
 from contract.errors import MethodError
 from contract.methods import Value
-from contract.sphere import orthonormal_frame
+from contract.sphere import orthonormal_frame, uniform_prototypes
 from edge_client.data import LocalData
-from export.objectives import OBJECTIVES
+from export.objectives import OBJECTIVES, Scene
 from export.step import Preprocess, quiet
 
-__all__ = ["EagerModel", "save_weights", "train_eager"]
+__all__ = ["EagerModel", "Fitted", "Guide", "LabHead", "save_weights", "train_eager"]
 
+LabHead = Literal["local", "initial", "frozen", "normalised"]
 _INFERENCE_BATCH = 256
+_FEDNH_SCALE = 20.0
+
+
+@dataclass(frozen=True, eq=False)
+class Guide:
+    """What the server sent beside weights, as the objectives take it.
+
+    Attributes:
+        prototypes: (C, D) float32, FedPR's ȳ or FedHKD's H; rows whose mask is 0 are not read.
+        mask: (C,) float32, 1 where a row exists.
+        soft_predictions: (C, C) float32, FedHKD's Q, row j for class j; None for other methods.
+    """
+
+    prototypes: Tensor
+    mask: Tensor
+    soft_predictions: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What local training did.
+
+    Attributes:
+        loss: mean over samples and epochs.
+        steps: optimiser steps.
+        pull: ‖a‖₁, how much of the summed gradients, in units of the learning rate, the optimiser has moved the
+            weights by: FedNova's normaliser (Wang et al., NeurIPS 2020, section 3). Equal to `steps` for plain SGD.
+    """
+
+    loss: float
+    steps: int
+    pull: float
 
 
 class EagerModel(nn.Module):
@@ -35,7 +74,9 @@ class EagerModel(nn.Module):
         backbone: (B, c, H, W) float32 → (B, D).
         classes: C.
         features: D.
-        head: `local`, a linear layer that is trained, or `frozen`, orthonormal rows without a bias.
+        head: `local`, a linear layer that is trained; `initial`, one that stays as it was drawn (FedBABU); `frozen`,
+            orthonormal rows without a bias (SphereFed); `normalised`, spread unit prototypes that the server moves,
+            with a trained scale (FedNH).
         seed: of the head.
     """
 
@@ -51,18 +92,23 @@ class EagerModel(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        assert head in get_args(LabHead)
         self.mean, self.std = mean, std
         self.preprocess = Preprocess(mean, std)
-        self.backbone = backbone
-        if head == "frozen":
-            frame = torch.from_numpy(orthonormal_frame(classes, features, seed)).to(torch.float32)
+        self.backbone = backbone.to(memory_format=torch.channels_last)
+        self.head, self.head_bias, self.head_scale = head, None, None
+        if head in ("frozen", "normalised"):
+            spread = orthonormal_frame if head == "frozen" else uniform_prototypes
+            frame = torch.from_numpy(spread(classes, features, seed)).to(torch.float32)
             self.register_buffer("head_weight", frame)  # (C, D)
-            self.head_bias = None
-        else:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(seed)
-                linear = nn.Linear(features, classes)
-            self.head_weight, self.head_bias = linear.weight, linear.bias
+            if head == "normalised":
+                self.head_scale = nn.Parameter(torch.tensor(_FEDNH_SCALE))
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            linear = nn.Linear(features, classes)
+        self.head_weight, self.head_bias = linear.weight, linear.bias
+        linear.requires_grad_(head == "local")
 
     def forward(self, x: Tensor) -> Tensor:
         """Features (B, D) of uint8 images (B, H, W, c)."""
@@ -75,19 +121,26 @@ class EagerModel(nn.Module):
             blocks = torch.from_numpy(x).split(_INFERENCE_BATCH)
             return np.concatenate([self(block).numpy() for block in blocks])
 
+    def logits(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The head's outputs (N, C) for features (N, D), before any scale."""
+        z = features
+        if self.head in ("frozen", "normalised"):
+            z = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+        logits = z @ self.head_weight.detach().numpy().T  # (N, C)
+        return logits if self.head_bias is None else logits + self.head_bias.detach().numpy()
+
     def predict(self, x: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """The head's answers (N,). The norm of a feature changes nothing where the head has no bias."""
-        logits = self.features(x) @ self.head_weight.detach().numpy().T  # (N, C)
-        if self.head_bias is not None:
-            logits = logits + self.head_bias.detach().numpy()
-        return np.asarray(logits.argmax(axis=1), dtype=np.int64)
+        """The head's answers (N,)."""
+        return np.asarray(self.logits(self.features(x)).argmax(axis=1), dtype=np.int64)
 
     def floats(self) -> dict[str, Tensor]:
-        """What FedAvg sends: every parameter and floating-point buffer but the preprocessing's and a frozen head."""
+        """What FedAvg sends: every parameter and floating-point buffer but the preprocessing's and a head that training
+        does not move."""
+        fixed = {"head_weight", "head_bias"} if self.head != "local" else set()
         return {
             name: tensor.detach()
             for name, tensor in self.state_dict().items()
-            if tensor.is_floating_point() and not (name == "head_weight" and self.head_bias is None)
+            if tensor.is_floating_point() and name not in fixed
         }
 
 
@@ -101,31 +154,35 @@ def train_eager(
     batch: int,
     lr: float,
     seed: int,
+    guide: Guide | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
-) -> float:
-    """Train in place without prototypes; returns the mean loss over samples and epochs.
+) -> Fitted:
+    """Train in place.
 
     Args:
-        hyper: the method's settled hyper-parameters; momentum and weight decay are taken from it.
+        objective: of `export.objectives.OBJECTIVES`, or `fednh`.
+        hyper: the method's settled hyper-parameters: the objective's, `momentum` and `weight_decay`; and, where they
+            are there, `optimizer`, `halve_every`, `mu`.
+        guide: global prototypes or hyper-knowledge; without it their terms add nothing.
         on_epoch: called with the epoch, from 1, and its mean loss.
 
     Raises:
         MethodError: when the loss is no longer a finite number.
     """
     quiet(model)
-    step = _step(model, objective, hyper, lr)
+    stepper = _Stepper(model, objective, hyper, lr, guide)
     rng, total = np.random.default_rng(seed), 0.0
     for epoch in range(1, epochs + 1):
         shuffled, sums = rng.permutation(len(data)), 0.0
         for start in range(0, len(data), batch):
             chosen = shuffled[start : start + batch]
-            sums += step(torch.from_numpy(data.x[chosen]), torch.from_numpy(data.y[chosen])) * len(chosen)
+            sums += stepper.step(torch.from_numpy(data.x[chosen]), torch.from_numpy(data.y[chosen])) * len(chosen)
         if not np.isfinite(sums):
             raise MethodError("training diverged", expected="a finite loss", got=sums, hint="a smaller lr")
         total += sums
         if on_epoch is not None:
             on_epoch(epoch, sums / len(data))
-    return total / (epochs * len(data))
+    return Fitted(total / (epochs * len(data)), stepper.steps, stepper.pull)
 
 
 def save_weights(model: EagerModel, path: Path) -> None:
@@ -134,24 +191,68 @@ def save_weights(model: EagerModel, path: Path) -> None:
     save_file({name: tensor.detach().contiguous() for name, tensor in model.backbone.state_dict().items()}, path)
 
 
-def _step(
-    model: EagerModel, objective: str, hyper: Mapping[str, Value], lr: float
-) -> Callable[[Tensor, Tensor], float]:
-    minimise = OBJECTIVES[objective]
-    optimizer = torch.optim.SGD(
-        [p for p in model.parameters() if p.requires_grad],
-        lr=lr,
-        momentum=float(hyper["momentum"]),
-        weight_decay=float(hyper["weight_decay"]),
+def _loss(model: EagerModel, objective: str, x: Tensor, y: Tensor, guide: Guide, hyper: Mapping[str, Value]) -> Tensor:
+    """The objective's value for a batch: the one place where the lab calls `export/objectives.py`."""
+    features, weight = model(x), torch.ones(len(y))
+    if objective == "fednh":
+        unit = nn.functional.normalize(features, dim=1)
+        return nn.functional.cross_entropy(model.head_scale * (unit @ model.head_weight.T), y)
+    scene = Scene(
+        features=features,
+        y=y,
+        sample_weight=weight,
+        head_weight=model.head_weight,
+        head_bias=model.head_bias,
+        prototypes=guide.prototypes,
+        prototype_mask=guide.mask,
+        soft_predictions=guide.soft_predictions,
     )
-    no_prototypes, mask = torch.zeros_like(model.head_weight), torch.zeros(len(model.head_weight))
+    return OBJECTIVES[objective](scene, hyper)
 
-    def step(x: Tensor, y: Tensor) -> float:
-        weight = torch.ones(len(y))
-        loss = minimise(model(x), model.head_weight, model.head_bias, y, weight, no_prototypes, mask, hyper)
-        optimizer.zero_grad(set_to_none=True)
+
+class _Stepper:
+    """One client's optimiser, and the count of what it did."""
+
+    def __init__(
+        self, model: EagerModel, objective: str, hyper: Mapping[str, Value], lr: float, guide: Guide | None
+    ) -> None:
+        self.model, self.objective, self.hyper = model, objective, hyper
+        no_guide = Guide(torch.zeros_like(model.head_weight), torch.zeros(len(model.head_weight)))
+        self.guide = guide or no_guide
+        self.trained = [p for p in model.parameters() if p.requires_grad]
+        self.mu = float(hyper.get("mu", 0.0))
+        self.start = [p.detach().clone() for p in self.trained] if self.mu else []
+        self.optimizer, self.momentum = _optimizer(self.trained, hyper, lr)
+        self.halve_every = int(hyper.get("halve_every", 0))
+        self.steps, self.pull, self._running, self._rate = 0, 0.0, 0.0, 1.0
+
+    def step(self, x: Tensor, y: Tensor) -> float:
+        """One step; returns the batch's loss, without the proximal term."""
+        loss = _loss(self.model, self.objective, x, y, self.guide, self.hyper)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        optimizer.step()
+        for p, start in zip(self.trained, self.start, strict=False):
+            if p.grad is not None:
+                p.grad.add_(p.detach() - start, alpha=self.mu)
+        self.optimizer.step()
+        self._count()
         return float(loss.detach())
 
-    return step
+    def _count(self) -> None:
+        """The gradient of step j moves the weights by Σ_{k ≥ j} lr_k·ρ^{k−j}; `pull` sums that over j, over lr_1."""
+        self._running = self.momentum * self._running + 1.0
+        self.pull += self._rate * self._running
+        self.steps += 1
+        if self.halve_every and self.steps % self.halve_every == 0:
+            self._rate /= 2.0
+            for group in self.optimizer.param_groups:
+                group["lr"] /= 2.0
+
+
+def _optimizer(trained: list[Tensor], hyper: Mapping[str, Value], lr: float) -> tuple[torch.optim.Optimizer, float]:
+    """The optimiser and the momentum that FedNova must correct for (Adam's steps count as they are)."""
+    decay = float(hyper["weight_decay"])
+    if hyper.get("optimizer", "sgd") == "adam":
+        return torch.optim.Adam(trained, lr=lr, weight_decay=decay), 0.0
+    momentum = float(hyper["momentum"])
+    return torch.optim.SGD(trained, lr=lr, momentum=momentum, weight_decay=decay), momentum

@@ -2,8 +2,8 @@
 
 1. Load the data and divide it over the clients.
 2. For a method of the wire (`fedproto`, `ffc`) or `local`: export a bundle and drive the device's and the aggregator's
-   own cores (`lab/simulate.py`). For `fedavg` and `spherefed`: train in torch and average weights
-   (`lab/baselines.py`), and, when asked, calibrate and save the backbone for `protofleet export --weights`.
+   own cores (`lab/simulate.py`). For a row of `lab/baselines.py`: train in torch and average weights
+   (`lab/averaging.py`), and, when asked, calibrate and save the backbone for `protofleet export --weights`.
 3. Hand out one record for each round.
 """
 
@@ -20,10 +20,11 @@ from contract.methods import method
 from edge_client.data import LocalData
 from export.backbones import build_backbone
 from export.build import build_bundle
-from lab.baselines import BASELINES, run_baseline
+from lab.averaging import Measures, run_baseline
+from lab.baselines import BASELINES
 from lab.datasets import DataSet, load_dataset, take
 from lab.eager import EagerModel, save_weights
-from lab.partition import Partition, partition
+from lab.partition import Partition, hold_back, partition
 from lab.prepare import channel_statistics
 from lab.simulate import Course, OnDevice, RoundRecord, local_only, run_id, simulate
 
@@ -44,6 +45,8 @@ class Experiment:
     Attributes:
         partition: who holds what; its `clients` is the number of devices.
         course: rounds, sampling, seed.
+        local_test: share of each client's samples that it keeps for its own test.
+        measures: what a federation that averages weights measures beside.
         hyper: hyper-parameters that differ from the method's defaults.
         weights: safetensors to start from; random weights when None.
         save_weights: where a baseline's backbone is written at the end.
@@ -55,6 +58,8 @@ class Experiment:
     course: Course
     backbone: str = "small_cnn"
     batch: int = 32
+    local_test: float = 0.0
+    measures: Measures = field(default_factory=Measures)
     hyper: Mapping[str, object] = field(default_factory=dict)
     weights: Path | None = None
     save_weights: Path | None = None
@@ -77,6 +82,8 @@ class Experiment:
             raise UsageError("--rounds and --batch", expected="1 or more", got=f"{self.course.rounds}, {self.batch}")
         if not 0 < self.course.fraction <= 1:
             raise UsageError("--fraction", expected="above 0, up to 1", got=self.course.fraction)
+        if not 0 <= self.local_test < 1:
+            raise UsageError("--local-test", expected="0 up to 1, without 1", got=self.local_test)
 
 
 def run_experiment(
@@ -85,6 +92,7 @@ def run_experiment(
     on_round: Callable[[RoundRecord], None],
     on_device: OnDevice,
     on_text: Callable[[str], None],
+    data: DataSet | None = None,
 ) -> list[RoundRecord]:
     """Run it.
 
@@ -92,16 +100,20 @@ def run_experiment(
         on_round: called with each round's record.
         on_device: called before each device's turn with the round and how many have had theirs.
         on_text: called with a few words about what is done now.
+        data: what `experiment.data` names, where it is loaded already.
 
     Raises:
         UsageError, DataError, MethodError, ExportError: one line each.
     """
-    on_text("loading the data")
-    data = load_dataset(experiment.data)
+    if data is None:
+        on_text("loading the data")
+        data = load_dataset(experiment.data)
     parts = partition(data.train.y, experiment.partition, seed=experiment.course.seed)
-    shares = [take(data.train, part) for part in parts]
+    cuts = [hold_back(part, experiment.local_test, experiment.course.seed + n) for n, part in enumerate(parts)]
+    shares = [take(data.train, kept) for kept, _ in cuts]
     if experiment.method in BASELINES:
-        return _averaging(experiment, data, shares, on_round, on_device, on_text)
+        held = [take(data.train, own) for _, own in cuts]
+        return _averaging(experiment, data, shares, held, on_round, on_device, on_text)
     on_text("exporting the bundle")
     with tempfile.TemporaryDirectory(prefix="protofleet-lab-") as folder:
         bundle = _bundle(experiment, data, Path(folder) / "lab.bundle")
@@ -148,6 +160,7 @@ def _averaging(
     experiment: Experiment,
     data: DataSet,
     shares: Sequence[LocalData],
+    held: Sequence[LocalData],
     on_round: Callable[[RoundRecord], None],
     on_device: OnDevice,
     on_text: Callable[[str], None],
@@ -167,6 +180,8 @@ def _averaging(
         experiment.course,
         hyper,
         batch=experiment.batch,
+        held=held,
+        measures=experiment.measures,
         on_round=on_round,
         on_device=on_device,
     )

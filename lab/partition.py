@@ -2,7 +2,12 @@
 
 The general schemes are those of `flwr-datasets`: `iid`, `dirichlet` (each class is spread over the clients by a draw
 from Dir(α)), `pathological` (each client holds a fixed number of classes). A draw that leaves a client with fewer than
-two classes cannot train a classifier there, and is drawn again with the next seed.
+`min_classes` cannot train a classifier there, and is drawn again with the next seed; so is one that leaves a client
+with fewer than `min_client_samples`.
+
+`shots` is FedProto's n-way k-shot: each client draws a number of classes within `ways` ± `ways_spread`, those classes,
+and `shots` samples of each that no other client has. `only` thins the whole out first: FedPR's 2,000 samples in all.
+`hold_back` sets a part of each client's samples aside as its own test.
 
 The demo's split is `uneven`: a Dirichlet draw, from which each client drops the classes it has fewer than `min_samples`
 examples of, and, should it still hold every class, its rarest one: so no device has all classes. What is dropped is
@@ -19,15 +24,15 @@ from numpy.typing import NDArray
 
 from contract.errors import DataError, UsageError, near_names
 
-__all__ = ["PARTITIONS", "Partition", "partition"]
+__all__ = ["PARTITIONS", "Partition", "hold_back", "partition"]
 
 PARTITIONS = {
     "iid": "the same mix of classes for every client",
     "dirichlet": "each class spread over the clients by Dir(alpha)",
     "pathological": "a fixed number of classes for each client",
+    "shots": "ways ± ways_spread classes for each client, shots samples of each",
     "uneven": "dirichlet without rare classes, and no client has all classes: the demo's",
 }
-_MIN_CLASSES = 2
 _DRAWS = 200
 
 Indices = NDArray[np.int64]
@@ -41,6 +46,9 @@ class Partition:
         alpha: Dirichlet concentration; smaller is more uneven. For `dirichlet` and `uneven`.
         classes_per_client: for `pathological`.
         min_samples: a client drops classes with fewer examples. For `uneven`.
+        ways, ways_spread, shots: for `shots`.
+        only: how many samples are divided in all, drawn without replacement; 0 for every one.
+        min_classes, min_client_samples: what every client has at least.
     """
 
     scheme: str = "dirichlet"
@@ -48,6 +56,12 @@ class Partition:
     alpha: float = 0.5
     classes_per_client: int = 3
     min_samples: int = 10
+    ways: int = 3
+    ways_spread: int = 2
+    shots: int = 100
+    only: int = 0
+    min_classes: int = 2
+    min_client_samples: int = 2
 
     def __post_init__(self) -> None:
         if self.scheme not in PARTITIONS:
@@ -58,14 +72,39 @@ class Partition:
             raise UsageError("clients", expected="1 or more", got=self.clients)
         if not 0 < self.alpha < 1e6:
             raise UsageError("alpha", expected="above 0", got=self.alpha)
+        least = {"ways": 1, "ways_spread": 0, "shots": 1, "only": 0, "min_classes": 1, "min_client_samples": 1}
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise UsageError(name, expected=f"{low} or more", got=getattr(self, name))
 
 
 def partition(labels: NDArray[np.int64], spec: Partition, *, seed: int = 0) -> list[Indices]:
-    """Indices into `labels` (N,) for each client, shuffled; every client holds at least two classes.
+    """Indices into `labels` (N,) for each client, shuffled; every client holds at least `min_classes` classes.
 
     Raises:
-        DataError: when no draw gives every client two classes.
+        DataError: when no draw gives every client its least, or there are too few samples.
     """
+    if spec.only > len(labels):
+        raise DataError("only", expected=f"up to {len(labels)}, the training samples", got=spec.only)
+    chosen = np.arange(len(labels))
+    if spec.only:
+        chosen = np.sort(np.random.default_rng(seed).choice(len(labels), spec.only, replace=False))
+    return [chosen[part] for part in _divide(labels[chosen], spec, seed)]
+
+
+def hold_back(part: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
+    """A client's indices, shuffled and cut: what it trains on, and the `share` that is its own test.
+
+    At least one sample trains; a client with a single sample has no test of its own.
+    """
+    if not share:
+        return part, part[:0]
+    shuffled = np.random.default_rng(seed).permutation(part)
+    held = min(round(share * len(part)), len(part) - 1)
+    return shuffled[held:], shuffled[:held]
+
+
+def _divide(labels: NDArray[np.int64], spec: Partition, seed: int) -> list[Indices]:
     problem = ""
     for draw in range(_DRAWS):
         try:
@@ -75,18 +114,27 @@ def partition(labels: NDArray[np.int64], spec: Partition, *, seed: int = 0) -> l
             continue
         if spec.scheme == "uneven":
             parts = [_drop_rare(part, labels, spec.min_samples) for part in parts]
-        if all(len(np.unique(labels[part])) >= _MIN_CLASSES for part in parts):
+        if any(len(part) < spec.min_client_samples for part in parts):
+            problem = f"a client with fewer than {spec.min_client_samples} samples"
+        elif any(len(np.unique(labels[part])) < spec.min_classes for part in parts):
+            problem = f"a client with fewer than {_count(spec.min_classes)} classes"
+        else:
             return parts
-        problem = "a client with fewer than two classes"
     raise DataError(
         f"cannot divide {len(labels)} images over {spec.clients} clients ({spec.scheme})",
-        expected="at least two classes for every client",
+        expected=f"at least {_count(spec.min_classes)} classes for every client, and {spec.min_client_samples} samples",
         got=problem,
         hint="fewer clients, or a larger alpha",
     )
 
 
+def _count(number: int) -> str:
+    return {1: "one", 2: "two", 3: "three"}.get(number, str(number))
+
+
 def _draw(labels: NDArray[np.int64], spec: Partition, seed: int) -> list[Indices]:
+    if spec.scheme == "shots":
+        return _draw_shots(labels, spec, np.random.default_rng(seed))
     import datasets
     from flwr_datasets import partitioner as flwr
 
@@ -98,12 +146,31 @@ def _draw(labels: NDArray[np.int64], spec: Partition, seed: int) -> list[Indices
         chosen = flwr.PathologicalPartitioner(spec.clients, "label", spec.classes_per_client, seed=seed)
     else:
         chosen = flwr.DirichletPartitioner(
-            spec.clients, "label", spec.alpha, min_partition_size=_MIN_CLASSES, seed=seed
+            spec.clients, "label", spec.alpha, min_partition_size=spec.min_client_samples, seed=seed
         )
     chosen.dataset = table
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns at each draw it makes again; an impossible one is an error below
         return [np.asarray(chosen.load_partition(client)["index"], dtype=np.int64) for client in range(spec.clients)]
+
+
+def _draw_shots(labels: NDArray[np.int64], spec: Partition, rng: np.random.Generator) -> list[Indices]:
+    """Each client's classes and samples; a class that runs out is a ValueError."""
+    left = {int(j): rng.permutation(np.flatnonzero(labels == j)) for j in np.unique(labels)}
+    low, high = max(spec.ways - spec.ways_spread, min(2, len(left))), min(spec.ways + spec.ways_spread, len(left))
+    if low > high:
+        raise ValueError(f"{spec.ways} ways of {len(left)} classes")
+    parts = []
+    for _ in range(spec.clients):
+        drawn = rng.choice(list(left), int(rng.integers(low, high + 1)), replace=False)
+        taken = []
+        for j in drawn:
+            if len(left[j]) < spec.shots:
+                raise ValueError(f"fewer than {spec.shots} samples left of class {j}")
+            taken.append(left[j][: spec.shots])
+            left[j] = left[j][spec.shots :]
+        parts.append(rng.permutation(np.concatenate(taken)))
+    return parts
 
 
 def _drop_rare(part: Indices, labels: NDArray[np.int64], min_samples: int) -> Indices:

@@ -20,9 +20,9 @@ class Part:
     _progress: Progress
     _task: TaskID
 
-    def at(self, done: float, note: str | None = None) -> None:
-        """`done` of the total, with a few words behind the bar."""
-        self._progress.update(self._task, completed=done)
+    def at(self, done: float, note: str | None = None, *, of: float | None = None) -> None:
+        """`done` of the total, with a few words behind the bar; `of` is the total where it was not known before."""
+        self._progress.update(self._task, completed=done, **({} if of is None else {"total": of}))
         if note is not None:
             self.say(note)
 

@@ -61,4 +61,6 @@ def round_line(record: RoundRecord) -> str:
             continue  # the other reading of eq. 2; it is in the JSON
         own = record.own_classes.get(way)
         parts.append(f"{way} {accuracy:.1%}" + (f" (own {own:.1%})" if own is not None else ""))
+    for part in ("local_test", "personal"):
+        parts += [f"{part} {way} {value:.1%}" for way, value in getattr(record, part, {}).items()]
     return "  ".join(parts)

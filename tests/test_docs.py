@@ -63,7 +63,8 @@ def test_every_protofleet_command_line_in_the_pages_exists_with_its_options(page
                 continue
             name = words[1]
             assert name in COMMANDS, line
-            known = help_of(name)
+            inner = words[2:3] if words[2:3] and words[2] in SUBCOMMANDS.get(name, ()) else []
+            known = help_of(name, *inner)
             for option in re.findall(r"(?<=\s)--[a-z][a-z-]*", part):
                 assert option in known, f"{option} in: {line}"
 

@@ -16,9 +16,12 @@ from contract.messages import Announcement
 from contract.sphere import orthonormal_frame
 from edge_client.device import Device, round_seed
 from export.backbones import build_backbone
-from lab.baselines import BASELINES, average, calibrated_head, run_baseline
+from lab.averaging import run_baseline
+from lab.baselines import BASELINES
+from lab.closings import calibrated_head
 from lab.eager import EagerModel, save_weights, train_eager
 from lab.outcome import ridge_head
+from lab.servers import average
 from lab.simulate import Course, run_id
 
 TEST = some(shipped().test, 8)
@@ -49,7 +52,7 @@ def test_one_round_of_fedavg_is_the_average_of_local_trainings() -> None:
     for number, share in enumerate(held, start=1):
         local = copy.deepcopy(model)
         seed = round_seed(f"device-{number}", run_id(4), 1)
-        train_eager(local, share, "fedproto", hyper, epochs=1, batch=8, lr=0.02, seed=seed)
+        train_eager(local, share, baseline.objective, hyper, epochs=1, batch=8, lr=0.02, seed=seed)
         locals_.append(local.state_dict())
     (record,) = run_baseline(baseline, model, held, TEST, course, hyper, batch=8)
     total = sum(len(share) for share in held)
@@ -90,7 +93,7 @@ def test_the_calibrated_head_is_the_pooled_one() -> None:
     model, held = _model(), shares()
     pooled = np.concatenate([model.features(share.x) for share in held]).astype(np.float64)
     best = ridge_head(pooled, np.concatenate([share.y for share in held]), 10, 1e-6)
-    np.testing.assert_allclose(calibrated_head(model, held, 1e-6), best, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(calibrated_head(model, held, 1e-6).weight, best, rtol=1e-6, atol=1e-8)
 
 
 def test_saved_weights_are_what_export_takes(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from lab_samples import shipped
 
 from contract.errors import DataError, UsageError
-from lab.partition import PARTITIONS, Partition, partition
+from lab.partition import PARTITIONS, Partition, hold_back, partition
 from lab.prepare import divide
 
 LABELS = np.repeat(np.arange(6), 80)
@@ -16,7 +16,7 @@ LABELS = np.repeat(np.arange(6), 80)
 @pytest.mark.parametrize("scheme", PARTITIONS)
 @pytest.mark.parametrize("seed", [0, 1, 7])
 def test_parts_are_disjoint_reproducible_and_trainable(scheme: str, seed: int) -> None:
-    spec = Partition(scheme, clients=5, alpha=0.3, classes_per_client=2)
+    spec = Partition(scheme, clients=5, alpha=0.3, classes_per_client=2, shots=12)
     parts = partition(LABELS, spec, seed=seed)
     joined = np.concatenate(parts)
     assert len(parts) == 5
@@ -74,3 +74,35 @@ def test_the_demos_division(clients: int) -> None:
     assert not any(public & share for share in taken)
     assert len(public) + sum(map(len, taken)) + division.unused == len(data.train)
     assert all(2 <= len(np.unique(data.train.y[share])) < 10 for share in division.shares)
+
+
+def test_shots_gives_each_client_its_own_classes_and_shots() -> None:
+    parts = partition(LABELS, Partition("shots", 4, ways=3, ways_spread=1, shots=15), seed=1)
+    for part in parts:
+        counts = np.bincount(LABELS[part], minlength=6)
+        assert set(counts.tolist()) <= {0, 15}
+        assert 2 <= (counts > 0).sum() <= 4
+    assert len({(np.bincount(LABELS[part], minlength=6) > 0).tobytes() for part in parts}) > 1
+    with pytest.raises(DataError, match="fewer than 70 samples left of class"):
+        partition(LABELS, Partition("shots", 9, ways=3, shots=70))
+
+
+def test_only_thins_out_and_every_client_has_its_least() -> None:
+    spec = Partition("dirichlet", 4, alpha=0.05, only=120, min_classes=1, min_client_samples=9)
+    parts = partition(LABELS, spec, seed=2)
+    assert sum(len(part) for part in parts) == 120
+    assert min(len(part) for part in parts) >= 9
+    with pytest.raises(DataError, match="only, expected up to 480, the training samples, got 481"):
+        partition(LABELS, Partition("iid", 2, only=481))
+
+
+def test_hold_back_cuts_and_leaves_one_to_train() -> None:
+    part = np.arange(50, 100)
+    kept, held = hold_back(part, 0.2, seed=3)
+    assert (len(kept), len(held)) == (40, 10)
+    assert sorted([*kept, *held]) == part.tolist()
+    kept, held = hold_back(np.array([7]), 0.9, seed=0)
+    assert (kept.tolist(), held.tolist()) == ([7], [])
+    kept, held = hold_back(part, 0.0, seed=3)
+    assert kept is part
+    assert len(held) == 0

@@ -1,0 +1,320 @@
+"""The engine of averaging federations: each base algorithm against a naive loop, each baseline by what makes it one."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from lab_samples import shares, shipped, some
+
+from contract.errors import MethodError, UsageError
+from contract.statistics import ClassMeans
+from edge_client.data import LocalData
+from export.backbones import build_backbone
+from lab.assess import AveragingRecord
+from lab.averaging import Measures, run_baseline
+from lab.baselines import BASELINES
+from lab.closings import _virtual, calibrated_head, ccvr_head, head_by_ffc
+from lab.eager import EagerModel, train_eager
+from lab.federation import Federation
+from lab.servers import Outcome, Server, average
+from lab.sides import NormalisedHead, Prototypes
+from lab.simulate import Course
+
+TEST = some(shipped().test, 8)
+GENTLY = {"epochs": 1, "lr": 0.02}
+
+
+def _model(head: str = "local", seed: int = 3) -> EagerModel:
+    net, width = build_backbone("fedproto_mnist", (28, 28, 1), seed=seed)
+    return EagerModel(net, classes=10, features=width, mean=(0.5,), std=(0.5,), head=head, seed=seed)
+
+
+def _federation(name: str, *, rounds: int = 2, fraction: float = 1.0, **hyper: object) -> Federation:
+    baseline = BASELINES[name]
+    settled = baseline.settle({**GENTLY, **hyper})
+    course = Course(rounds=rounds, calibrate=False, fraction=fraction)
+    return Federation(baseline, _model(baseline.head), shares(), course, settled, batch=8)
+
+
+def _run(name: str, measures: Measures | None = None, *, calibrate: bool = False, held: bool = True, **hyper: object):
+    baseline = BASELINES[name]
+    own = [LocalData(share.x[:10], share.y[:10]) for share in shares()]
+    return run_baseline(
+        baseline,
+        _model(baseline.head),
+        shares(),
+        TEST,
+        Course(rounds=2, calibrate=calibrate),
+        baseline.settle({**GENTLY, **hyper}),
+        batch=8,
+        held=own if held else None,
+        measures=measures,
+    )
+
+
+# ── servers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _outcomes(pulls: tuple[float, ...]) -> tuple[dict[str, torch.Tensor], list[Outcome]]:
+    rng = np.random.default_rng(5)
+    start = {"w": torch.from_numpy(rng.normal(size=(3, 2))), "running": torch.from_numpy(rng.normal(size=2))}
+    outcomes = [
+        Outcome(
+            i, {k: v + torch.from_numpy(rng.normal(size=tuple(v.shape))) for k, v in start.items()}, 10 * i + 5, p, 0.0
+        )
+        for i, p in enumerate(pulls)
+    ]
+    return start, outcomes
+
+
+def test_fednova_divides_each_clients_way_by_its_pull() -> None:
+    start, outcomes = _outcomes((4.0, 9.0, 1.5))
+    found = Server(BASELINES["fednova"].settle({}), frozenset({"w"})).step(start, outcomes)
+    shares_ = np.array([o.samples for o in outcomes]) / sum(o.samples for o in outcomes)
+    effective = sum(p * o.pull for p, o in zip(shares_, outcomes, strict=True))
+    way = sum(p * (start["w"] - o.state["w"]).numpy() / o.pull for p, o in zip(shares_, outcomes, strict=True))
+    np.testing.assert_allclose(found["w"].numpy(), start["w"].numpy() - effective * way, rtol=1e-12)
+    np.testing.assert_allclose(
+        found["running"].numpy(), sum(p * o.state["running"].numpy() for p, o in zip(shares_, outcomes, strict=True))
+    )
+
+
+def test_fednova_is_fedavg_where_all_pull_alike() -> None:
+    start, outcomes = _outcomes((7.0, 7.0, 7.0))
+    found = Server(BASELINES["fednova"].settle({}), frozenset({"w"})).step(start, outcomes)
+    plain = average([o.state for o in outcomes], [o.samples for o in outcomes])
+    np.testing.assert_allclose(found["w"].numpy(), plain["w"].numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("momentum", "halve_every"), [(0.0, 0), (0.9, 0), (0.9, 2)])
+def test_the_pull_is_how_far_constant_gradients_move_the_weights(momentum: float, halve_every: int) -> None:
+    """With a constant gradient g, SGD moves the weights by lr·pull·g: counted on torch's own optimiser."""
+    steps, lr = 5, 0.1
+    w = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([w], lr=lr, momentum=momentum)
+    for number in range(1, steps + 1):
+        w.grad = torch.ones(1)
+        optimizer.step()
+        if halve_every and number % halve_every == 0:
+            optimizer.param_groups[0]["lr"] /= 2
+    data = some(shipped().train, 4)  # 40 samples: 5 steps of 8
+    hyper = BASELINES["fedavg"].settle({"momentum": momentum, "halve_every": halve_every})
+    fitted = train_eager(_model(), data, "fedproto", hyper, epochs=1, batch=8, lr=1e-6, seed=0)
+    assert fitted.steps == steps
+    assert fitted.pull == pytest.approx(-w.item() / lr, rel=1e-5)
+
+
+def test_fedadam_and_fedavgm_follow_algorithm_2_over_two_rounds() -> None:
+    for name in ("fedavgm", "fedadam"):
+        hyper = BASELINES[name].settle({})
+        server = Server(hyper, frozenset({"w"}))
+        state, m, v = None, 0.0, 0.0
+        for _ in range(2):
+            start, outcomes = _outcomes((1.0, 1.0))
+            start = start if state is None else state
+            delta = (
+                average([o.state for o in outcomes], [o.samples for o in outcomes])["w"].numpy() - start["w"].numpy()
+            )
+            if name == "fedavgm":
+                m = 0.9 * m + delta
+                expected = start["w"].numpy() + m
+            else:
+                m, v = 0.9 * m + 0.1 * delta, 0.99 * v + 0.01 * delta**2
+                expected = start["w"].numpy() + 0.01 * m / (np.sqrt(v) + 1e-3)
+            state = server.step(start, outcomes)
+            np.testing.assert_allclose(state["w"].numpy(), expected, rtol=1e-10)
+
+
+def test_nobody_sampled_changes_nothing() -> None:
+    federation = _federation("fedadam", fraction=1e-9)
+    before = copy.deepcopy(federation.centres[0])
+    gathered = federation.run_round(1)
+    assert gathered.loss is None
+    assert all(torch.equal(before[name], tensor) for name, tensor in federation.centres[0].items())
+
+
+def test_the_proximal_term_holds_weights_back() -> None:
+    def distance(mu: float) -> float:
+        model, data = _model(), shares()[0]
+        before = model.head_weight.detach().clone()
+        hyper = BASELINES["fedprox"].settle({"mu": mu})
+        train_eager(model, data, "fedproto", hyper, epochs=2, batch=8, lr=0.05, seed=0)
+        return float((model.head_weight.detach() - before).norm())
+
+    assert distance(5.0) < 0.8 * distance(1e-9)
+
+
+# ── baselines ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_baseline_learns_and_reports(name: str) -> None:
+    records = _run(name)
+    assert all(isinstance(record, AveragingRecord) for record in records)
+    assert [record.participants for record in records] == [3, 3]
+    assert records[-1].loss is not None
+    assert records[-1].loss < records[0].loss
+    assert 0 < records[-1].local_test["head"] <= 1
+    assert set(records[-1].trained) == set(records[-1].local_test)
+
+
+def test_fedper_keeps_heads_and_averages_backbones() -> None:
+    federation = _federation("fedper")
+    federation.run_round(1)
+    states = []
+    for client in range(3):
+        federation.load(client)
+        states.append(copy.deepcopy(federation.model.state_dict()))
+    assert torch.equal(states[0]["backbone.0.weight"], states[1]["backbone.0.weight"])
+    assert not torch.equal(states[0]["head_weight"], states[1]["head_weight"])
+    assert len(federation.groups()) == 3
+
+
+def test_fedbabu_trains_no_head_and_sends_none() -> None:
+    federation = _federation("fedbabu")
+    before = federation.model.head_weight.detach().clone()
+    gathered = federation.run_round(1)
+    assert torch.equal(federation.model.head_weight, before)
+    assert gathered.uplink_bytes[0] == 4 * sum(p.numel() for p in federation.model.backbone.parameters())
+
+
+def test_fesem_puts_clients_of_one_kind_together() -> None:
+    """Clients 0 and 1 hold the same images, 2 and 3 the same others."""
+    one, other = shares()[0], shares()[2]
+    federation = Federation(
+        BASELINES["fesem"],
+        _model(),
+        [one, one, other, other],
+        Course(rounds=3, calibrate=False),
+        BASELINES["fesem"].settle({"clusters": 2, "lr": 0.05}),
+        batch=8,
+    )
+    for number in (1, 2, 3):
+        federation.run_round(number)
+    assert federation.member[0] == federation.member[1] != federation.member[2] == federation.member[3]
+    assert len(federation.groups()) == 2
+
+
+def test_more_clusters_than_clients_is_one_line() -> None:
+    with pytest.raises(UsageError, match="clusters, expected up to 3, the number of clients, got 4"):
+        _federation("fesem", clusters=4)
+
+
+def test_fednh_moves_unit_prototypes_by_smoothing() -> None:
+    model, side = _model("normalised"), NormalisedHead(10, 50, {"smoothing": 0.75})
+    before = model.head_weight.numpy().copy()
+    held = shares()
+    for share in held:
+        side.gather(model, share, np.random.default_rng(0))
+    side.merge()
+    side.install(model)
+    z = np.concatenate([model.features(share.x) for share in held]).astype(np.float64)
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    y = np.concatenate([share.y for share in held])
+    mean = z[y == 4].mean(axis=0)
+    naive = 0.75 * before[4] + 0.25 * mean / np.linalg.norm(mean)
+    np.testing.assert_allclose(model.head_weight.numpy()[4], naive / np.linalg.norm(naive), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(model.head_weight.numpy(), axis=1), 1.0, rtol=1e-5)
+
+
+def test_fedpr_gives_each_holder_one_vote_and_keeps_what_nobody_sent() -> None:
+    model, side, held = _model(), Prototypes(10, 50, {}), shares()
+    for share in held[:2]:
+        side.gather(model, share, np.random.default_rng(0))
+    side.merge()
+    guide = side.guide()
+    assert guide is not None
+    means = [ClassMeans.of(model.features(share.x), share.y, 10) for share in held]
+    np.testing.assert_allclose(guide.prototypes[3], (means[0].means[3] + means[1].means[3]) / 2, rtol=1e-5)
+    assert guide.mask.tolist() == [1.0] * 7 + [0.0] * 3
+    side.gather(model, held[2], np.random.default_rng(0))
+    side.merge()
+    later = side.guide()
+    assert later is not None
+    assert torch.equal(later.prototypes[3], guide.prototypes[3])
+    assert later.mask.tolist() == [1.0] * 10
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(MethodError, match="no hyper-parameter 'lamda'"):
+        BASELINES["fedavg"].settle({"lamda": 1})
+    with pytest.raises(MethodError, match="mu, expected above 0 for the base fedprox, got 0, try mu=0"):
+        BASELINES["spherefed"].settle({"base": "fedprox"})
+    with pytest.raises(MethodError, match="base, expected one of fedavg"):
+        BASELINES["fedavg"].settle({"base": "fedsgd"})
+
+
+def test_cosine_falls_to_nearly_nothing() -> None:
+    federation = _federation("spherefed", rounds=10, schedule="cosine", lr=0.5)
+    rates = [federation._lr(number) for number in range(1, 11)]
+    assert rates[0] == 0.5
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 0.02
+
+
+# ── closings and personal heads ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_virtual_features_have_the_pooled_classes_mean_and_covariance() -> None:
+    rng = np.random.default_rng(1)
+    pooled = rng.normal(size=(400, 3)) @ np.array([[1.0, 0.5, 0], [0, 2, 0], [0, 0, 0]]) + [1, 2, 3]  # singular
+    z, y = _virtual(
+        np.array([0.0, 400.0]),
+        np.stack([np.zeros(3), pooled.sum(axis=0)]),
+        np.stack([np.zeros((3, 3)), pooled.T @ pooled]),
+        2000,
+        rng,
+    )
+    assert set(y) == {1}
+    assert len(z) == 2000
+    np.testing.assert_allclose(z.mean(axis=0), pooled.mean(axis=0), atol=0.15)
+    np.testing.assert_allclose(np.cov(z.T), np.cov(pooled.T), atol=0.4)
+
+
+def test_closings_answer_better_than_an_untrained_head() -> None:
+    model, held = _model("initial"), shares()
+    features = model.features(TEST.x)
+    before = (model.predict(TEST.x) == TEST.y).mean()
+    hyper = BASELINES["fedavg"].settle({"ccvr_virtual": 200})
+    for head in (calibrated_head(model, held), ccvr_head(model, held, hyper, seed=0)):
+        assert (head.answers(features) == TEST.y).mean() > before + 0.2
+
+
+def test_the_last_record_carries_closings_and_personal_heads() -> None:
+    first, last = _run("spherefed", Measures(("ffc", "ccvr"), ("fit", "head-sgd", "head-ffc")))
+    assert set(first.all_classes) == {"head"}
+    assert not first.personal
+    assert set(last.all_classes) == {"head", "linear", "ccvr"}
+    assert set(last.personal) == {"fit/head", "head-sgd/head", "head-ffc/linear"}
+    assert last.closing_bytes == {"linear": 8 * (50 * 51 // 2 + 10 * 51), "ccvr": 4 * 10 * (50 * 51 // 2 + 51)}
+    # Fitted to the very samples that are asked about (the test's held-back ones are training samples too).
+    assert last.personal["head-ffc/linear"] > 0.9
+
+
+def test_personal_without_held_samples_is_one_line() -> None:
+    with pytest.raises(UsageError, match="personal, expected samples held back"):
+        _run("fedavg", Measures(personal=("fit",)), held=False)
+    with pytest.raises(UsageError, match="personal, expected known names, got fits, try one of fit"):
+        Measures(personal=("fits",))
+
+
+def test_a_client_with_one_sample_is_handled() -> None:
+    model = _model()
+    single = LocalData(TEST.x[:1], TEST.y[:1])
+    baseline = BASELINES["fedpr-averaged"]
+    empty = LocalData(TEST.x[:0], TEST.y[:0])
+    (record,) = run_baseline(
+        baseline,
+        model,
+        [single, shares()[0]],
+        TEST,
+        Course(rounds=1),
+        baseline.settle({}),
+        batch=8,
+        held=[empty, single],
+    )
+    assert record.participants == 2
+    assert (head_by_ffc(model.features(single.x), single.y, 10).answers(model.features(single.x)) == single.y).all()
