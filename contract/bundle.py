@@ -279,7 +279,7 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
         (set(manifest.hyper) == set(row.hyper), f"values for {', '.join(row.hyper)}", ", ".join(manifest.hyper)),
         (len(shapes) == len(names), "state tensors that differ in name", "a repeated name"),
         (
-            all(shapes.get(tensor.name.partition("momentum.")[2]) == tensor.shape for tensor in momenta),
+            all(tensor.shape == _optimizer_shape(tensor.name, shapes) for tensor in momenta),
             "optimizer state shaped as its parameter",
             "another shape",
         ),
@@ -293,6 +293,14 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
     for holds, expected, got in rules:
         if not holds:
             raise BundleError(f"{path}: manifest.json", expected=expected, got=got)
+
+
+def _optimizer_shape(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """What an optimizer's tensor must be shaped as: its parameter, or a scalar for Adam's count of steps."""
+    if name == "adam.steps":
+        return ()
+    known = ("momentum.", "adam.mean.", "adam.square.")
+    return next((shapes.get(name.removeprefix(prefix)) for prefix in known if name.startswith(prefix)), None)
 
 
 def _check_members(manifest: Manifest, members: Mapping[str, bytes], path: object) -> None:

@@ -112,8 +112,9 @@ class Method:
         return {name: hyper.check(name, given.get(name, hyper.default)) for name, hyper in self.hyper.items()}
 
     def weighting_of(self, hyper: Mapping[str, Value]) -> Weighting:
-        """How contributions are weighted under these settled hyper-parameters."""
-        chosen = hyper.get("aggregation", self.weighting)
+        """How contributions are weighted under these hyper-parameters, settled for a bundle: its own method's or, in an
+        FFC round, another's, whose `aggregation` says nothing about sums."""
+        chosen = hyper.get("aggregation", self.weighting) if "aggregation" in self.hyper else self.weighting
         return next((known for known in get_args(Weighting) if known == chosen), self.weighting)
 
     def step_inputs(self, hyper: Mapping[str, Value]) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ class Accountant:
         """
         if self._budget is not None and self.epsilon(1) > self._budget:
             raise PrivacyError(
-                f"the privacy budget is spent: ε = {self.epsilon():.3g} at δ = {self._delta:g} after {self._rounds} rounds",
+                f"the privacy budget is spent: ε = {self.epsilon():.3g}, δ = {self._delta:g}, {self._rounds} rounds",
                 expected=f"at most ε = {self._budget:g}",
                 got=f"{self.epsilon(1):.3g} with another round",
                 hint="more noise in a new bundle, or a larger --epsilon",
