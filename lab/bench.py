@@ -35,7 +35,7 @@ class Order:
         data: a name or a directory; the table's own when None.
         seeds: instead of the table's number.
         rows, columns: by name; all when empty.
-        show: nothing is run; the cells say what there is.
+        show: nothing is run; only the cells that have been run, at least in part, are there.
     """
 
     table: Table
@@ -132,7 +132,8 @@ def run_table(order: Order, progress: Progress) -> list[Cell]:
             done[key] = _run(key, settings.experiment(name, seed), settings, data, ledger, words, progress)
             ledger.append(done[key])
     progress.on_run(len(wanted), len(wanted), "")
-    return [_cell(order, row, column, mark, done) for row, column in chosen]
+    cells = [_cell(order, row, column, mark, done) for row, column in chosen]
+    return [cell for cell in cells if cell.values or cell.failures or not order.show]
 
 
 def _run(

@@ -105,6 +105,7 @@ def test_an_interrupted_table_goes_on_with_the_next_run(table: Path) -> None:
     shown = run_table(replace(order, seeds=2, show=True), progress)
     assert [len(cell.values) for cell in shown] == [1, 1, 1]
     assert begun == []
+    assert run_table(replace(order, out=order.out / "other", show=True), progress) == []
     (path,) = (order.out / "rounds").glob("fedavg-iid-seed-0-*.jsonl")
     lines = path.read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2]
