@@ -57,7 +57,7 @@ class Recipe:
 _CROSS_ENTROPY = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.0, "epochs": 10, "lambda": 0.0}
 RECIPES = {
     "fedproto": Recipe("fedproto", _CROSS_ENTROPY, {"momentum": 0.9}),
-    "fedhp": Recipe("fedproto", _CROSS_ENTROPY, {"epochs": 2, "prototype_lr": 0.02}),
+    "fedhp": Recipe("fedproto", _CROSS_ENTROPY, {"epochs": 1, "prototype_lr": 0.05}),
     "fedpr": Recipe("fedproto", _CROSS_ENTROPY, {"momentum": 0.9}),
     "fedhkd": Recipe("fedproto", _CROSS_ENTROPY, {"epochs": 1}),
     "spherefed": Recipe(
