@@ -23,8 +23,8 @@ from rich.table import Table
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError, WireError
 from contract.messages import ClassRows, Contribution, Message
-from contract.methods import METHODS
-from contract.statistics import ClassMeans, FeatureGram, Statistic
+from contract.methods import METHODS, Kind, calibration
+from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 from contract.wire import MAX_MESSAGE_BYTES, decode, encode
 
 __all__ = ["describe_bundle", "describe_message", "inspect_command"]
@@ -127,11 +127,24 @@ def _members(file: Path, m: Manifest) -> list[dict[str, Any]]:
 
 def _uplink(m: Manifest) -> dict[str, int]:
     """Payload bytes that a device with every class sends for a round of each kind, beside what FedAvg would."""
-    found = {"fedavg": 4 * m.parameter_count}
-    if METHODS[m.method].statistic == "class-means":
-        found[m.method] = _payload_bytes(_ones(ClassMeans.zero(m.classes, m.features)))
-    found["ffc"] = _payload_bytes(_ones(FeatureGram.zero(m.classes, m.features)))
-    return found
+    sums = FeatureGram.zero(m.classes, calibration(m.hyper).width(m.features))
+    return {
+        "fedavg": 4 * m.parameter_count,
+        m.method: _payload_bytes(_sent(m), m.method),
+        "ffc": _payload_bytes(_ones(sums), "ffc"),
+    }
+
+
+def _sent(m: Manifest) -> Statistic:
+    """What a device with every class sends in a round of the bundle's own method."""
+    rows: dict[Kind, Statistic] = {
+        "class-means": _ones(ClassMeans.zero(m.classes, m.features)),
+        "learned-prototypes": _ones(ClassMeans.zero(m.classes, m.features)),
+        "hyper-knowledge": _ones(HyperKnowledge.zero(m.classes, m.features)),
+        "participation": ClassMeans.zero(m.classes, m.features),
+        "feature-gram": _ones(FeatureGram.zero(m.classes, calibration(m.hyper).width(m.features))),
+    }
+    return rows[METHODS[m.method].statistic]
 
 
 def _ones(zero: Statistic) -> Statistic:
@@ -139,8 +152,8 @@ def _ones(zero: Statistic) -> Statistic:
     return dataclasses.replace(zero, counts=np.full(zero.classes, 1000))
 
 
-def _payload_bytes(statistic: Statistic) -> int:
-    contribution = Contribution.of(statistic, run=bytes(4), round=1, method="fedproto", bundle=bytes(32))
+def _payload_bytes(statistic: Statistic, method: str) -> int:
+    contribution = Contribution.of(statistic, run=bytes(4), round=1, method=method, bundle=bytes(32))
     return len(encode(contribution, "f64" if isinstance(statistic, FeatureGram) else "f32"))
 
 

@@ -68,6 +68,7 @@ class Method:
     """One row of the table.
 
     Attributes:
+        title: the name as its paper writes it.
         objective: name of the training objective in `export/objectives.py`; None when nothing is trained.
         heads: the heads the objective allows, default first.
         statistic: what a contribution carries; `participation` is no class row at all, only that the round was done.
@@ -85,6 +86,7 @@ class Method:
     """
 
     name: str
+    title: str
     objective: str | None
     heads: tuple[Head, ...]
     statistic: Kind
@@ -96,6 +98,11 @@ class Method:
     source: str
     hyper: Mapping[str, Hyper] = field(default_factory=lambda: MappingProxyType({}))
     weighting: Weighting = "count"
+
+    @property
+    def trains(self) -> bool:
+        """Whether a round of it trains anything on the device."""
+        return self.objective is not None
 
     def settle(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Every hyper-parameter of this method: the defaults, overridden by `given` and checked.
@@ -151,6 +158,7 @@ _CALIBRATION = {
 _TABLE = (
     Method(
         name="fedproto",
+        title="FedProto",
         objective="fedproto",
         heads=("local", "frozen"),
         statistic="class-means",
@@ -173,6 +181,7 @@ _TABLE = (
     ),
     Method(
         name="fedhp",
+        title="FedHP",
         objective="fedhp",
         heads=("none",),
         statistic="learned-prototypes",
@@ -195,6 +204,7 @@ _TABLE = (
     ),
     Method(
         name="fedpr",
+        title="FedPR",
         objective="fedproto",
         heads=("local",),
         statistic="class-means",
@@ -215,6 +225,7 @@ _TABLE = (
     ),
     Method(
         name="fedhkd",
+        title="FedHKD*",
         objective="fedhkd",
         heads=("local",),
         statistic="hyper-knowledge",
@@ -243,6 +254,7 @@ _TABLE = (
     ),
     Method(
         name="spherefed",
+        title="SphereFed",
         objective="spherefed",
         heads=("frozen",),
         statistic="participation",
@@ -261,6 +273,7 @@ _TABLE = (
     ),
     Method(
         name="ffc",
+        title="FFC",
         objective=None,
         heads=("none",),
         statistic="feature-gram",

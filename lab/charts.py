@@ -184,11 +184,12 @@ def holdings(names: Sequence[str], counts: Sequence[Sequence[int]], labels: Sequ
 
 def byte_bars(rows: Sequence[tuple[str, str, float]]) -> str:
     """Bytes on a logarithmic axis: (label, kind, bytes)."""
-    low, high = 2.0, max(math.ceil(math.log10(max(value for _, _, value in rows))), 3)
+    values = [max(value, 1.0) for _, _, value in rows]
+    low, high = min(2, math.floor(math.log10(min(values)))), max(math.ceil(math.log10(max(values))), 3)
     left, right, step, top = 128, WIDTH - 74, 44, 10
     bottom = top + step * len(rows)
     parts = []
-    for power in range(int(low), high + 1):
+    for power in range(low, high + 1):
         x = _scale(power, low, high, left, right)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
         parts.append(_text(x, bottom + 18, nice_bytes(10**power), "t-axis", "middle"))

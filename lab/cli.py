@@ -29,8 +29,8 @@ lab_app = typer.Typer(
 
 def demo_command(
     clients: Annotated[int, typer.Option(help="Devices, each a process.")] = 5,
-    rounds: Annotated[int | None, typer.Option(help="Rounds.  [default: 5; 1 for ffc and spherefed]")] = None,
-    method: Annotated[str, typer.Option(help="fedproto, ffc or spherefed.")] = "fedproto",
+    rounds: Annotated[int | None, typer.Option(help="Rounds of the method.  [default: 5; 1 for ffc]")] = None,
+    method: Annotated[str, typer.Option(help="fedproto, fedhp, fedpr, fedhkd, spherefed or ffc.")] = "fedproto",
     data: Annotated[
         str, typer.Option(help="A shipped data set, a directory with train.parquet, or a name of the Hub.")
     ] = "fashion_mnist_subset",
@@ -39,7 +39,9 @@ def demo_command(
     ),
     seed: Annotated[int, typer.Option(help="Of the split, the pretraining and the sample order.")] = 0,
     port: Annotated[int, typer.Option(help="Of the broker on 127.0.0.1; 0 for any free one.")] = 0,
-    backbone: Annotated[str, typer.Option(help="As protofleet export takes it.")] = "small_cnn",
+    backbone: Annotated[
+        str, typer.Option(help="As protofleet export takes it; several with commas between, dealt to the devices.")
+    ] = "small_cnn",
 ) -> int:
     """A fleet of processes learns together, on real images, over MQTT."""
     from lab.demo import Demo, run_demo

@@ -1,9 +1,11 @@
 """`protofleet demo`: a fleet of processes learns together, on real images, over a real broker.
 
 1. Load the data; pretrain the shared backbone on a small public part; export the bundle; divide the rest unevenly.
+   Several backbones are dealt to the devices in turn, each pretrained and exported by itself.
 2. Start a broker, an aggregator and one client per device, each a process of its own, and follow them: the aggregator's
    `--json` and each device's `history.jsonl` are all that is looked at.
-3. When they are done, fetch the head from the broker as a device would, and end the processes.
+3. When they are done, fetch FFC's head from the broker as a device would, and end the processes. With several backbones
+   there is no FFC round, and no head: sums of features only add up over one extractor.
 4. Compute the baselines: local only, and the pooled ridge solution that FFC must equal.
 5. Write `summary.json` and `report.html`.
 
@@ -24,7 +26,9 @@ import numpy as np
 from rich.console import Console
 
 from contract.errors import LinkError, UsageError
+from contract.methods import method
 from edge_client.data import LocalData
+from export.backbones import build_backbone
 from lab.datasets import DataSet, load_dataset, take
 from lab.fleet import Fleet, check_port, free_port, wait_for_port
 from lab.outcome import Evidence, baselines, read_history, received_head
@@ -32,6 +36,7 @@ from lab.prepare import Prepared, divide, export_shared, pretrain, recipe
 from lab.report import render_report
 from lab.stage import Part, Stage, stage
 from lab.summary import summarise_run
+from lab.ways import shares_rounds
 
 __all__ = ["Demo", "run_demo"]
 
@@ -39,7 +44,8 @@ FLEET = "demo"
 _MAX_CLIENTS = 200
 _POLL_S = 0.1
 _STALL_S = 300.0
-_OURS = ("logs", "devices", "fleet.bundle", "backbone.safetensors", "aggregate.json", "aggregate.sqlite")
+_OURS = ("logs", "devices", "aggregate.json")
+_OURS_LIKE = ("fleet*.bundle", "backbone*.safetensors", "aggregate.sqlite*")
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Demo:
     Attributes:
         rounds: None for what the method's recipe says.
         port: of the broker; 0 for any free one.
+        backbone: one name, or several with commas between, dealt to the devices in turn.
     """
 
     clients: int = 5
@@ -59,6 +66,24 @@ class Demo:
     seed: int = 0
     port: int = 0
     backbone: str = "small_cnn"
+
+    @property
+    def backbones(self) -> list[str]:
+        """Each device's."""
+        names = [name.strip() for name in self.backbone.split(",")]
+        return [names[number % len(names)] for number in range(self.clients)]
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether it ends with an FFC round."""
+        return len(set(self.backbones)) == 1
+
+    @property
+    def rounds_in_all(self) -> int:
+        """The method's own, and FFC's."""
+        plan = recipe(self.method)
+        own = plan.rounds if self.rounds is None else self.rounds
+        return own + (self.calibrates and method(self.method).trains)
 
 
 def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
@@ -80,7 +105,9 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
         _write_shares(out, names, shares, data.test)
         evidence = _run_fleet(demo, rounds, prepared, names, out, shown)
         with shown.part("baselines", "local-only and pooled", rounds + 1) as part:
-            beside = baselines(prepared.bundle, names, shares, data.test, evidence, rounds, on_round=part.at)
+            beside = baselines(
+                [p.bundle for p in prepared], names, shares, data.test, evidence, rounds, on_round=part.at
+            )
     summary = summarise_run(
         method=demo.method,
         seed=demo.seed,
@@ -111,6 +138,14 @@ def _check(demo: Demo) -> int:
     ):
         if not low <= value <= high:
             raise UsageError(name, expected=f"{low} to {high}", got=value)
+    row = method(demo.method)
+    if not demo.calibrates and not shares_rounds(row):
+        raise UsageError(
+            "--backbone",
+            expected=f"one for all devices: what {row.name} sends only adds up over one extractor",
+            got=demo.backbone,
+            hint="--method fedproto",
+        )
     if demo.port:
         check_port(demo.port)
     return rounds
@@ -126,7 +161,7 @@ def _fresh_directory(out: Path) -> Path:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
-        for extra in out.glob("aggregate.sqlite-*"):
+        for extra in (path for pattern in _OURS_LIKE for path in out.glob(pattern)):
             extra.unlink()
         probe = out / "summary.json"
         probe.touch()
@@ -138,18 +173,40 @@ def _fresh_directory(out: Path) -> Path:
     return out
 
 
-def _prepare(demo: Demo, data: DataSet, public: LocalData, out: Path, shown: Stage) -> Prepared:
+def _prepare(demo: Demo, data: DataSet, public: LocalData, out: Path, shown: Stage) -> list[Prepared]:
+    """What each device starts from; devices with one backbone share one bundle."""
+    distinct = list(dict.fromkeys(demo.backbones))
+    widths = {name: build_backbone(name, data.input_shape, seed=demo.seed)[1] for name in distinct}
+    if len(set(widths.values())) > 1:
+        got = ", ".join(f"{name} {width}" for name, width in widths.items())
+        raise UsageError("--backbone", expected="backbones of one feature width", got=got)
+    marks = {name: f"-{number}" if len(distinct) > 1 else "" for number, name in enumerate(distinct, start=1)}
+    made = {name: _prepare_one(demo, name, mark, data, public, out, shown) for name, mark in marks.items()}
+    return [made[name] for name in demo.backbones]
+
+
+def _prepare_one(
+    demo: Demo, backbone: str, mark: str, data: DataSet, public: LocalData, out: Path, shown: Stage
+) -> Prepared:
     plan = recipe(demo.method)
-    epochs = int(plan.pretraining["epochs"])
-    text = f"pretraining on {len(public):,} public images"
-    with shown.part("pretraining", text, epochs) as part:
+    epochs, which = int(plan.pretraining["epochs"]), f" ({backbone})" if mark else ""
+    with shown.part("pretraining", f"pretraining on {len(public):,} public images{which}", epochs) as part:
         model, accuracy = pretrain(
-            data, public, plan, demo.backbone, seed=demo.seed, on_epoch=lambda n, loss: part.at(n, f"loss {loss:.3f}")
+            data, public, plan, backbone, seed=demo.seed, on_epoch=lambda n, loss: part.at(n, f"loss {loss:.3f}")
         )
         part.say(f"{accuracy:.1%} on unseen ones")
-    with shown.part("export", "exporting the bundle") as part:
+    with shown.part("export", f"exporting the bundle{which}") as part:
         prepared = export_shared(
-            model, plan, demo.method, demo.backbone, data, accuracy, public=len(public), out=out, seed=demo.seed
+            model,
+            plan,
+            demo.method,
+            backbone,
+            data,
+            accuracy,
+            public=len(public),
+            out=out,
+            seed=demo.seed,
+            mark=mark,
         )
         part.say(f"{prepared.bundle_path.stat().st_size / 1e6:.1f} MB, {prepared.bundle.sha256.hex()[:12]}")
     return prepared
@@ -163,22 +220,26 @@ def _write_shares(out: Path, names: Sequence[str], shares: Sequence[LocalData], 
     np.savez(out / "devices" / "test.npz", x=test.x, y=test.y)
 
 
-def _run_fleet(demo: Demo, rounds: int, prepared: Prepared, names: list[str], out: Path, shown: Stage) -> Evidence:
+def _run_fleet(
+    demo: Demo, rounds: int, prepared: Sequence[Prepared], names: list[str], out: Path, shown: Stage
+) -> Evidence:
     """Steps 2 and 3: processes up, followed to their end, and down again."""
     broker = f"mqtt://127.0.0.1:{demo.port or free_port()}"
     port = int(broker.rpartition(":")[2])
-    total = (rounds + (demo.method == "fedproto")) * len(names)
-    text = f"{len(names)} devices, {rounds} rounds" + (" and FFC" if demo.method == "fedproto" else " of FFC")
-    with shown.part("fleet", text, total) as part, Fleet(out / "logs") as fleet:
+    ending = "" if demo.rounds_in_all == rounds else " and FFC"
+    text = (
+        f"{len(names)} devices, {rounds} {'round' if rounds == 1 else 'rounds'} of {method(demo.method).title}{ending}"
+    )
+    with shown.part("fleet", text, demo.rounds_in_all * len(names)) as part, Fleet(out / "logs") as fleet:
         part.say("broker")
         fleet.start("broker", ["broker", "--listen", f"127.0.0.1:{port}"])
         wait_for_port(fleet, "broker", port)
-        common = ["--bundle", str(prepared.bundle_path), "--broker", broker, "--fleet", FLEET]
-        fleet.start("aggregator", ["aggregate", *common, *_aggregate_options(out, rounds, len(names))])
-        for name in names:
-            fleet.start(name, ["client", *common, *_client_options(out, name)])
+        common = ["--broker", broker, "--fleet", FLEET]
+        fleet.start("aggregator", ["aggregate", *common, *_aggregate_options(demo, rounds, prepared, out)])
+        for name, theirs in zip(names, prepared, strict=True):
+            fleet.start(name, ["client", *common, "--bundle", str(theirs.bundle_path), *_client_options(out, name)])
         _follow(fleet, names, out, part)
-        head = received_head(broker, FLEET, prepared.bundle.manifest)
+        head = received_head(broker, FLEET, prepared[0].bundle.manifest) if demo.calibrates else None
     return Evidence(
         aggregate=json.loads((out / "aggregate.json").read_text(encoding="utf-8")),
         clients=[json.loads((out / "devices" / n / "client.json").read_text(encoding="utf-8")) for n in names],
@@ -187,9 +248,11 @@ def _run_fleet(demo: Demo, rounds: int, prepared: Prepared, names: list[str], ou
     )
 
 
-def _aggregate_options(out: Path, rounds: int, clients: int) -> list[str]:
+def _aggregate_options(demo: Demo, rounds: int, prepared: Sequence[Prepared], out: Path) -> list[str]:
+    bundles = [text for path in dict.fromkeys(str(p.bundle_path) for p in prepared) for text in ("--bundle", path)]
     files = ["--store", str(out / "aggregate.sqlite"), "--json", str(out / "aggregate.json")]
-    return [*files, "--rounds", str(rounds), "--min-clients", str(clients), "--calibrate"]
+    course = ["--rounds", str(rounds), "--min-clients", str(demo.clients)]
+    return [*bundles, *files, *course, "--calibrate" if demo.calibrates else "--no-calibrate"]
 
 
 def _client_options(out: Path, name: str) -> list[str]:

@@ -3,7 +3,7 @@
 The figures come from what the processes wrote and sent: each device's `history.jsonl` and `--json`, the aggregator's
 `--json`, and the head as it stands retained on the broker. Two baselines are computed here:
 
-- *local only*: the same devices from the same bundle, with the same seeds and the same number of epochs, and no word
+- *local only*: the same devices from the same bundles, with the same seeds and the same number of epochs, and no word
   from the others (for a method that trains nothing, each device's own ridge head);
 - *pooled ridge*: all devices' features in one matrix, and ridge regression solved on it directly. It is the ceiling of
   FFC, and what FFC must equal.
@@ -26,7 +26,7 @@ from contract.bundle import Bundle, Manifest
 from contract.errors import LinkError
 from contract.link import Address, Link, Received
 from contract.messages import GlobalPart
-from contract.methods import calibration
+from contract.methods import calibration, method
 from contract.sphere import unit_rows
 from contract.state import GlobalCollector
 from contract.wire import decode
@@ -48,13 +48,13 @@ class Evidence:
         aggregate: the aggregator's `--json`.
         clients: each device's `--json`.
         histories: each device's rounds.
-        head: (C, D) as received from the broker.
+        head: (C, D) as received from the broker; None without an FFC round.
     """
 
     aggregate: Mapping[str, Any]
     clients: Sequence[Mapping[str, Any]]
     histories: Sequence[list[dict[str, Any]]]
-    head: Float64
+    head: Float64 | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,12 +77,12 @@ class Beside:
     """The baselines.
 
     Attributes:
-        pooled: the pooled ridge solution, and how the received head differs from it.
+        pooled: the pooled ridge solution, and how the received head differs from it; None without an FFC round.
         records: local-only rounds; empty for a method that trains nothing.
-        alone: each device's evaluation without the others; `head` is its way of answering.
+        alone: each device's evaluation without the others; `lab.ways.alone_way` says which of its answers counts.
     """
 
-    pooled: Comparison
+    pooled: Comparison | None
     records: list[RoundRecord]
     alone: list[Evaluation]
 
@@ -146,7 +146,7 @@ def compare(head: Float64, bundle: Bundle, shares: Sequence[LocalData], test: Lo
 
 
 def baselines(
-    bundle: Bundle,
+    bundles: Sequence[Bundle],
     names: Sequence[str],
     shares: Sequence[LocalData],
     test: LocalData,
@@ -158,14 +158,16 @@ def baselines(
     """Local only, and the pooled solution beside the head that was received.
 
     Args:
+        bundles: each device's.
         on_round: called with the rounds that local training has done.
     """
+    bundle = bundles[0]
     ridge = calibration(bundle.manifest.hyper).ridge
-    comparison = compare(evidence.head, bundle, shares, test, ridge)
-    if bundle.manifest.method != "fedproto":
+    comparison = None if evidence.head is None else compare(evidence.head, bundle, shares, test, ridge)
+    if not method(bundle.manifest.method).trains:
         return Beside(comparison, [], [_own_ridge(bundle, share, test, ridge) for share in shares])
     alone = local_only(
-        bundle,
+        bundles,
         shares,
         test,
         rounds=rounds,
@@ -180,5 +182,5 @@ def _own_ridge(bundle: Bundle, share: LocalData, test: LocalData, ridge: float) 
     """A device's own ridge head on the bundle's features: FFC on the local set alone."""
     extractor, classes = Extractor(bundle, bundle.params), bundle.manifest.classes
     head = ridge_head(extractor.features(share.x).astype(np.float64), share.y, classes, ridge)
-    counts = score(extractor, {"head": linear_answer(head)}, test, classes=classes)
+    counts = score(extractor, {"linear": linear_answer(head)}, test, classes=classes)
     return summary(counts, share.counts(classes) > 0)

@@ -1,8 +1,8 @@
 """What the demo needs before a fleet can start: data for each device, and a bundle.
 
 1. A small balanced part of the training images is set aside as *public*: no device ever gets one of them.
-2. The shared backbone is pretrained on the public images in torch. Four fifths train it, one fifth says how well it
-   does. That is how the backbone was obtained, and the manifest and the report say so.
+2. The shared backbone, or each of several, is pretrained on the public images in torch. Four fifths train it, one fifth
+   says how well it does. That is how the backbone was obtained, and the manifest and the report say so.
 3. It is exported into a bundle, and the other training images are divided unevenly over the devices.
 
 `RECIPES` holds the settings of each method. They were chosen on Fashion-MNIST training images that are in neither
@@ -57,8 +57,15 @@ class Recipe:
 _CROSS_ENTROPY = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.0, "epochs": 10, "lambda": 0.0}
 RECIPES = {
     "fedproto": Recipe("fedproto", _CROSS_ENTROPY, {"momentum": 0.9}),
+    "fedhp": Recipe("fedproto", _CROSS_ENTROPY, {"epochs": 1, "prototype_lr": 0.05}),
+    "fedpr": Recipe("fedproto", _CROSS_ENTROPY, {"momentum": 0.9}),
+    "fedhkd": Recipe("fedproto", _CROSS_ENTROPY, {"epochs": 1}),
+    "spherefed": Recipe(
+        "spherefed",
+        {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 20},
+        {"epochs": 1, "lr": 0.1},
+    ),
     "ffc": Recipe("fedproto", _CROSS_ENTROPY, rounds=1),
-    "spherefed": Recipe("spherefed", {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 20}, rounds=1),
 }
 
 
@@ -171,9 +178,14 @@ def export_shared(
     public: int,
     out: Path,
     seed: int,
+    mark: str = "",
 ) -> Prepared:
-    """Export the pretrained backbone as a bundle of method `name` into `out`, and read it back."""
-    weights, target = out / "backbone.safetensors", out / "fleet.bundle"
+    """Export the pretrained backbone as a bundle of method `name` into `out`, and read it back.
+
+    Args:
+        mark: tells the files of several backbones apart.
+    """
+    weights, target = out / f"backbone{mark}.safetensors", out / f"fleet{mark}.bundle"
     save_weights(model, weights)
     build_bundle(
         backbone=backbone,

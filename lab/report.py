@@ -13,16 +13,17 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from contract.methods import method
 from lab.charts import Line, Row, byte_bars, curves, heatmap, holdings, nice_bytes, strips
+from lab.ways import SENT, shares_rounds
 
 __all__ = ["render_report"]
 
 _WAYS = (("local_only", "local", "local only"), ("federated", "fed", "federated"), ("ffc", "ffc", "FFC"))
-_FEDERATED = {"fedproto": "FedProto", "ffc": "FFC", "spherefed": "FFC"}
 
 
 def render_report(summary: Mapping[str, Any]) -> str:
-    """The HTML page of a demo's summary (schema `protofleet.demo/1`)."""
+    """The HTML page of a demo's summary (schema `protofleet.demo/2`)."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -36,7 +37,11 @@ def render_report(summary: Mapping[str, Any]) -> str:
         s=summary,
         charts=charts,
         ways=[(key, kind, _label(key, label, summary)) for key, kind, label in _ways(summary)],
+        method=method(summary["method"]),
         trained=_trains(summary),
+        calibrated=_calibrated(summary),
+        best="federated" if shares_rounds(method(summary["method"])) else "ffc",
+        sent=SENT[method(summary["method"]).statistic],
     )
 
 
@@ -66,7 +71,8 @@ def _strip_rows(s: Mapping[str, Any]) -> list[Row]:
             shown = points if len(set(points)) > 1 else ()
             rows.append(Row(_label(key, label, s), kind, s["accuracy"][part][key], shown, section))
             section = ""
-    rows.append(Row("pooled ridge", "pooled", s["accuracy"]["all_classes"]["pooled_ridge"]))
+    if _calibrated(s):
+        rows.append(Row("pooled ridge", "pooled", s["accuracy"]["all_classes"]["pooled_ridge"]))
     return rows
 
 
@@ -77,30 +83,37 @@ def _lines(s: Mapping[str, Any], part: str) -> list[Line]:
     ]
     for key, kind, label in _WAYS[:2]:
         lines.append(Line(_label(key, label, s), kind, [one[part][key] for one in s["curves"]], dashed=kind == "local"))
-    ffc = s["accuracy"][part]["ffc"]
-    lines.append(Line("FFC", "ffc", [ffc], first=s["rounds"] - 1))
+    if _calibrated(s):
+        lines.append(Line("FFC", "ffc", [s["accuracy"][part]["ffc"]], first=s["rounds"] - 1))
     return lines
 
 
 def _byte_rows(s: Mapping[str, Any]) -> list[tuple[str, str, float]]:
     rows: list[tuple[str, str, float]] = []
     if _trains(s):
-        rows.append(("FedProto round", "fed", s["uplink_bytes_per_device_round"]))
-    rows.append(("FFC round, once", "ffc", s["ffc_uplink_bytes_per_device"]))
+        rows.append((f"{method(s['method']).title} round", "fed", s["uplink_bytes_per_device_round"]))
+    if _calibrated(s):
+        rows.append(("FFC round, once", "ffc", s["ffc_uplink_bytes_per_device"]))
     rows.append(("FedAvg round", "local", s["fedavg_bytes_per_device_round"]))
     return rows
 
 
 def _ways(s: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
-    return _WAYS if _trains(s) else (_WAYS[0], _WAYS[2])
+    absent = {key for key, there in (("federated", _trains(s)), ("ffc", _calibrated(s))) if not there}
+    return [way for way in _WAYS if way[0] not in absent]
 
 
 def _label(key: str, label: str, s: Mapping[str, Any]) -> str:
-    return _FEDERATED[s["method"]] if key == "federated" else label
+    return method(s["method"]).title if key == "federated" else label
 
 
 def _trains(s: Mapping[str, Any]) -> bool:
-    return bool(s["method"] == "fedproto")
+    return method(s["method"]).trains
+
+
+def _calibrated(s: Mapping[str, Any]) -> bool:
+    """Whether there was an FFC round: not where devices have different backbones."""
+    return s["ffc_vs_pooled_ridge"] is not None
 
 
 def _percent(fraction: float, digits: int = 1) -> str:

@@ -154,7 +154,7 @@ def simulate(
 
 
 def local_only(
-    bundle: Bundle,
+    bundle: Bundle | Sequence[Bundle],
     shares: Sequence[LocalData],
     test: LocalData,
     *,
@@ -168,6 +168,7 @@ def local_only(
     """The baseline: each device trains as in `rounds` rounds of the bundle's method, and never hears from the others.
 
     Args:
+        bundle: every device's, or one for each device.
         run: fixes, with a device's name and the round, the order in which its samples are taken; that of a federated
             run makes both see the same batches.
         names: the devices' ids; `device-1` and so on when None.
@@ -175,13 +176,14 @@ def local_only(
     Raises:
         UsageError: when the bundle does not train.
     """
-    if method(bundle.manifest.method).objective is None:
-        raise UsageError("local training", expected="a method that trains", got=bundle.manifest.method)
     _, devices = _devices(bundle, shares, test, names)
+    first = bundle if isinstance(bundle, Bundle) else bundle[0]
+    if not method(first.manifest.method).trains:
+        raise UsageError("local training", expected="a method that trains", got=first.manifest.method)
     records: list[RoundRecord] = []
     evaluations: list[Evaluation] = []
     for number in range(1, rounds + 1):
-        announcement = Announcement(run, number, "open", bundle.manifest.method, bundle.sha256)
+        announcement = Announcement(run, number, "open", first.manifest.method, first.sha256)
         losses = []
         for turn, device in enumerate(devices):
             if on_device is not None:

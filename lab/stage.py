@@ -36,7 +36,7 @@ class Stage:
     """The display as a whole.
 
     Attributes:
-        seconds: by name of each finished part.
+        seconds: by name of each finished part; parts of one name are added up.
     """
 
     _progress: Progress
@@ -48,7 +48,7 @@ class Stage:
         began = time.monotonic()
         task = self._progress.add_task(text, total=total, note="")
         yield Part(self._progress, task)
-        self.seconds[name] = time.monotonic() - began
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
         self._progress.update(task, total=total or 1, completed=total or 1)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from contract.methods import method
 from lab.charts import nice_bytes
 from lab.simulate import RoundRecord
+from lab.ways import answers_by
 
 __all__ = ["demo_table", "round_line"]
-
-_ROWS = (("local_only", "local only"), ("federated", "FedProto, nearest prototype"), ("ffc", "FFC, linear head"))
 
 
 def demo_table(s: Mapping[str, Any]) -> Group:
@@ -22,29 +22,35 @@ def demo_table(s: Mapping[str, Any]) -> Group:
     table.add_column("accuracy")
     for heading in ("own classes", "all classes", "up, device and round"):
         table.add_column(heading, justify="right")
-    own, everything = s["accuracy"]["own_classes"], s["accuracy"]["all_classes"]
-    up = {
-        "local_only": "0 B",
-        "federated": nice_bytes(s["uplink_bytes_per_device_round"]),
-        "ffc": f"{nice_bytes(s['ffc_uplink_bytes_per_device'])}, once",
-    }
-    for key, label in _ROWS:
-        if key != "federated" or s["method"] == "fedproto":
-            table.add_row(label, f"{own[key]:.1%}", f"{everything[key]:.1%}", up[key])
-    table.add_row("pooled ridge, FFC's ceiling", "", f"{everything['pooled_ridge']:.1%}", "all data in one place")
+    row, own, everything = method(s["method"]), s["accuracy"]["own_classes"], s["accuracy"]["all_classes"]
+    table.add_row("local only", f"{own['local_only']:.1%}", f"{everything['local_only']:.1%}", "0 B")
+    if row.trains:
+        up = nice_bytes(s["uplink_bytes_per_device_round"])
+        label = f"{row.title}, {answers_by(row)}"
+        table.add_row(label, f"{own['federated']:.1%}", f"{everything['federated']:.1%}", up)
+    if "personal" in s["other_answers"]:
+        mine = s["other_answers"]["personal"]
+        label = f"{row.title}, each device's own FFC head"
+        table.add_row(label, f"{mine['own_classes']:.1%}", f"{mine['all_classes']:.1%}", "0 B")
+    if own["ffc"] is not None:
+        up = f"{nice_bytes(s['ffc_uplink_bytes_per_device'])}, once"
+        table.add_row("FFC, linear head", f"{own['ffc']:.1%}", f"{everything['ffc']:.1%}", up)
+        table.add_row("pooled ridge, FFC's ceiling", "", f"{everything['pooled_ridge']:.1%}", "all data in one place")
     fedavg = nice_bytes(s["fedavg_bytes_per_device_round"])
     table.add_row("[dim]FedAvg would send[/dim]", "", "", f"[dim]{fedavg}[/dim]")
     return Group("", table, "", *_facts(s))
 
 
 def _facts(s: Mapping[str, Any]) -> list[str]:
-    c, against = s["contributions"], s["ffc_vs_pooled_ridge"]
+    c, against, equal = s["contributions"], s["ffc_vs_pooled_ridge"], []
+    if against is not None:
+        same = f"{against['equal_predictions']} of {s['test_images']} predictions equal"
+        equal = [f"FFC = pooled  relative error {against['relative_error']:.1e}, {same}"]
     return [
         f"uplink        {s['uplink_share']:.2%} of FedAvg's bytes for the same backbone",
         f"receipts      {c['sent']} contributions sent, {c['committed']} committed, "
         f"{c['duplicates_refused']} duplicates refused",
-        f"FFC = pooled  relative error {against['relative_error']:.1e}, "
-        f"{against['equal_predictions']} of {s['test_images']} predictions equal",
+        *equal,
         f"memory        {s['device_peak_rss_bytes'] / 1e6:.0f} MB peak in the largest device process",
         f"time          {s['seconds']:.0f} s",
         "",

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from lab_samples import small_directory
 
+from contract.methods import METHODS
 from lab.report import render_report
 
 
@@ -130,7 +131,7 @@ def test_the_report_escapes_what_a_data_set_calls_its_classes(summary: dict[str,
     assert "<img" not in page
 
 
-# ── methods that only calibrate ─────────────────────────────────────────────────────────────────────────────────────
+# ── the other methods ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture(scope="module")
@@ -138,16 +139,73 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_directory(tmp_path_factory.mktemp("data") / "small")
 
 
-@pytest.mark.parametrize("method", ["ffc", "spherefed"])
-def test_a_method_that_only_calibrates(method: str, small: Path, tmp_path: Path) -> None:
-    demo = _start(tmp_path, "--method", method, "--clients", "2", "--data", str(small))
-    _, errors = demo.communicate(timeout=120)
+def _small_demo(small: Path, out: Path, *options: str) -> tuple[dict[str, Any], str, str]:
+    """Two devices, a small network, few images: the summary, what was printed, and the page."""
+    few = ("--clients", "2", "--data", str(small), "--backbone", "fedproto_mnist")
+    demo = _start(out, *few, *options)
+    printed, errors = demo.communicate(timeout=120)
     assert demo.returncode == 0, errors
-    found = json.loads((tmp_path / "summary.json").read_text(encoding="utf-8"))
-    assert (found["dataset"], found["method"], found["rounds"]) == ("small", method, 1)
+    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return summary, printed, (out / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["fedhp", "fedpr", "fedhkd", "spherefed"])
+def test_every_method_of_the_wire(name: str, small: Path, tmp_path: Path) -> None:
+    found, printed, page = _small_demo(small, tmp_path, "--method", name, "--rounds", "1")
+    row = METHODS[name]
+    assert (found["dataset"], found["method"], found["rounds"]) == ("small", name, 1)
+    assert found["contributions"] == {"sent": 4, "committed": 4, "duplicates_refused": 0}
+    assert found["ffc_vs_pooled_ridge"]["identical_predictions"] is True
+    assert row.title in printed
+    assert f"{row.title} round" in page
+
+    # `federated` is the method's own inference in its own round, and not FFC's.
+    history = [json.loads(line) for line in (tmp_path / "devices/device-1/state/history.jsonl").open()]
+    assert [line["method"] for line in history] == [name, "ffc"]
+    way = "prototype" if row.inference == "nearest-prototype" else "head"
+    for part in ("own_classes", "all_classes"):
+        device = found["devices"][0]["accuracy"][part]
+        assert device["federated"] == history[0]["accuracy"][part][way]
+        assert device["ffc"] == history[1]["accuracy"][part]["linear"]
+    assert all(device["curve"][0]["loss"] > 0 for device in found["devices"])
+    assert all(0.15 < value <= 1.0 for part in found["accuracy"].values() for value in part.values())
+
+
+def test_spherefeds_rounds_cost_next_to_nothing_and_are_local_until_ffc(small: Path, tmp_path: Path) -> None:
+    found, printed, page = _small_demo(small, tmp_path, "--method", "spherefed", "--rounds", "1")
+    assert found["uplink_bytes_per_device_round"] < 100
+    for part in found["accuracy"].values():
+        assert part["federated"] == part["local_only"]  # the same training on the same batches: nothing comes back
+    assert 0.15 < found["other_answers"]["personal"]["own_classes"] <= 1.0
+    assert "own FFC head" in printed
+    assert "own FFC head" in page
+
+
+def test_ffc_alone_only_calibrates(small: Path, tmp_path: Path) -> None:
+    found, _, page = _small_demo(small, tmp_path, "--method", "ffc")
+    assert (found["method"], found["rounds"]) == ("ffc", 1)
     assert found["contributions"]["sent"] == found["contributions"]["committed"] == 2
     assert found["ffc_vs_pooled_ridge"]["identical_predictions"] is True
     assert found["accuracy"]["all_classes"]["federated"] == found["accuracy"]["all_classes"]["ffc"]
+    assert "round by round" not in page
+
+
+def test_several_backbones_are_one_fleet_without_ffc(small: Path, tmp_path: Path) -> None:
+    names = ["fedproto_mnist", "fedproto_mnist_18"]
+    found, printed, page = _small_demo(small, tmp_path, "--rounds", "1", "--backbone", ",".join(names))
+    assert [(each["name"], each["devices"]) for each in found["backbones"]] == [(names[0], 1), (names[1], 1)]
+    assert {path.name for path in tmp_path.glob("*.bundle")} == {"fleet-1.bundle", "fleet-2.bundle"}
+    ran = {json.loads((tmp_path / f"devices/device-{n}/client.json").read_text())["bundle"] for n in (1, 2)}
+    assert ran == {each["bundle"] for each in found["backbones"]}
+    assert found["contributions"] == {"sent": 2, "committed": 2, "duplicates_refused": 0}
+    assert found["ffc_vs_pooled_ridge"] is None
+    assert found["ffc_uplink_bytes_per_device"] is None
+    assert found["accuracy"]["all_classes"]["pooled_ridge"] is None
+    for part in found["accuracy"].values():
+        assert part["ffc"] is None
+        assert 0.15 < part["federated"] <= 1.0
+    assert "pooled ridge" not in printed + page
+    assert "FFC, linear head" not in printed
 
 
 # ── ending badly ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,6 +265,14 @@ def test_a_device_that_dies_ends_the_demo_in_one_line(running: tuple[subprocess.
         (("--data", "./nowhere"), "error: no data at ./nowhere, expected a directory with train.parquet"),
         (("--backbone", "small_cn"), "error: --backbone, expected a known backbone or module:callable, got small_cn"),
         (("--port", "70000"), "error: --port, expected 0 to 65535, got 70000"),
+        (
+            ("--backbone", "fedproto_mnist,small_cnn"),
+            "error: --backbone, expected backbones of one feature width, got fedproto_mnist 50, small_cnn 128",
+        ),
+        (
+            ("--method", "spherefed", "--backbone", "fedproto_mnist,fedproto_mnist_18"),
+            "error: --backbone, expected one for all devices",
+        ),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(options: tuple[str, ...], line: str, tmp_path: Path) -> None:
