@@ -80,7 +80,7 @@ def test_a_difference_is_refused_in_one_line_that_names_the_bundle(first: dict, 
 
 
 def test_the_third_is_held_against_the_first_too() -> None:
-    with pytest.raises(BundleError, match="b3.bundle: another feature width"):
+    with pytest.raises(BundleError, match=r"b3.bundle: another feature width"):
         check_fleet([_bundle(1), _bundle(2), _bundle(3, features=5)])
 
 
