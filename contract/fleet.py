@@ -2,9 +2,9 @@
 
 FedProto's devices may have different backbones (its model-heterogeneous setting): all that they share is the space of
 prototypes. What must agree is what the aggregator merges and what comes back: the method, the classes and their order,
-the feature width, how contributions are weighted and projected, and for learned prototypes their anchors. The backbone,
-the image size, the batch and the settings of local training are each device's own. An FFC round is not possible, since
-sums of features only add up over one extractor.
+the feature width, how contributions are weighted and projected, for learned prototypes their anchors, and for soft
+predictions their temperature. The backbone, the image size, the batch and the settings of local training are each
+device's own. An FFC round is not possible, since sums of features only add up over one extractor.
 """
 
 from __future__ import annotations
@@ -58,4 +58,5 @@ def _agreements(first: Bundle, other: Bundle) -> list[tuple[str, object, object]
         ("feature width", one.features, two.features),
         ("weighting", row.weighting_of(one.hyper), row.weighting_of(two.hyper)),
         ("calibration", calibration(one.hyper), calibration(two.hyper)),
+        ("temperature", one.hyper.get("temperature"), two.hyper.get("temperature")),
     ]

@@ -3,122 +3,351 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from contract.methods import METHODS
-from export.objectives import OBJECTIVES, fedproto, spherefed, unit_features
+from contract.methods import METHODS, Value
+from export.objectives import OBJECTIVES, Scene, fedhkd, fedhp, fedproto, spherefed, unit_features
 
-HYPER = {"lambda": 0.7, "distance": "squared", "reading": "sample"}
 B, C, D = 7, 4, 6
+REAL = 5  # the last two of the batch are padding
+HYPER: dict[str, Value] = {"lambda": 0.7, "distance": "squared", "reading": "sample"}
+HYPERS: dict[str, dict[str, Value]] = {
+    "fedproto": HYPER,
+    "fedhp": {"lambda": 0.3, "anchor_pull": "sum"},
+    "fedhkd": {"lambda": 0.6, "gamma": 0.4, "temperature": 0.5},
+    "spherefed": {},
+}
+CASES = [
+    *HYPERS.items(),
+    ("fedproto", {**HYPER, "distance": "l2"}),
+    ("fedproto", {**HYPER, "reading": "class_mean"}),
+    ("fedproto", {**HYPER, "pu_weight": 0.9}),
+    ("fedhp", {"lambda": 0.3, "anchor_pull": "mean"}),
+]
+NAMES = [f"{name}-{index}" for index, (name, _) in enumerate(CASES)]
 
 
-def _problem(seed: int = 0):
+def _scene(seed: int = 0, *, unlabelled: int = 0) -> Scene:
+    """A random step; of its samples the first `unlabelled` have no label."""
     g = torch.Generator().manual_seed(seed)
-    f, w, b = torch.randn(B, D, generator=g), torch.randn(C, D, generator=g), torch.randn(C, generator=g)
     y = torch.randint(0, C, (B,), generator=g)
-    weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0])
-    return f, w, b, y, weight, torch.randn(C, D, generator=g), torch.tensor([1.0, 0.0, 1.0, 1.0])
+    y[:unlabelled] = -1
+    return Scene(
+        features=torch.randn(B, D, generator=g),
+        y=y,
+        sample_weight=torch.tensor([1.0] * REAL + [0.0] * (B - REAL)),
+        head_weight=torch.randn(C, D, generator=g),
+        head_bias=torch.randn(C, generator=g),
+        prototypes=torch.randn(C, D, generator=g),
+        prototype_mask=torch.tensor([1.0, 0.0, 1.0, 1.0]),
+        soft_predictions=torch.softmax(torch.randn(C, C, generator=g), dim=1),
+        class_priors=torch.tensor([0.5, 0.3, 0.2, 0.0]),
+        learned=torch.randn(C, D, generator=g),
+        anchors=unit_features(torch.randn(C, D, generator=g)),
+    )
 
 
-def _naive_distance(a, b, kind):
-    gaps = [float(p) - float(q) for p, q in zip(a, b, strict=True)]
-    if kind == "squared":
-        return sum(g * g for g in gaps) / len(gaps)
+def _padded(scene: Scene, pad: int, seed: int) -> Scene:
+    """The same step with `pad` more samples of weight 0, wild features and any label."""
+    g = torch.Generator().manual_seed(seed)
+    return replace(
+        scene,
+        features=torch.cat([scene.features, 100 * torch.randn(pad, D, generator=g)]),
+        y=torch.cat([scene.y, torch.randint(-1, C, (pad,), generator=g)]),
+        sample_weight=torch.cat([scene.sample_weight, torch.zeros(pad)]),
+    )
+
+
+# ── naive: plain Python floats, one loop for each sum sign ──
+
+
+def _rows(tensor: Tensor | None) -> list[list[float]]:
+    assert tensor is not None
+    return tensor.tolist()
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    return sum(p * q for p, q in zip(a, b, strict=True))
+
+
+def _norm(a: Sequence[float]) -> float:
+    return math.sqrt(_dot(a, a))
+
+
+def _minus(a: Sequence[float], b: Sequence[float]) -> list[float]:
+    return [p - q for p, q in zip(a, b, strict=True)]
+
+
+def _mean_row(rows: Sequence[Sequence[float]]) -> list[float]:
+    return [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+
+
+def _distance(a: Sequence[float], b: Sequence[float], kind: str) -> float:
+    gap = _minus(a, b)
     if kind == "l1":
-        return sum(abs(g) for g in gaps) / len(gaps)
-    return math.sqrt(sum(g * g for g in gaps))
+        return sum(abs(g) for g in gap) / len(gap)
+    return {"squared": _dot(gap, gap) / len(gap), "sum": _dot(gap, gap), "l2": _norm(gap)}[kind]
 
 
-def _naive_entropy(f, w, b, y):
-    logits = [sum(float(p) * float(q) for p, q in zip(f, row, strict=True)) + float(b[j]) for j, row in enumerate(w)]
-    return math.log(sum(math.exp(v) for v in logits)) - logits[int(y)]
+def _logits(scene: Scene, f: Sequence[float]) -> list[float]:
+    bias = [0.0] * C if scene.head_bias is None else scene.head_bias.tolist()
+    return [_dot(f, row) + b for row, b in zip(_rows(scene.head_weight), bias, strict=True)]
 
 
-def _naive_fedproto(f, w, b, y, weight, protos, mask, hyper):
-    real = [k for k in range(len(f)) if weight[k] > 0]
-    entropy = sum(_naive_entropy(f[k], w, b, y[k]) for k in real) / len(real)
-    if hyper["reading"] == "sample":
-        pull = sum(float(mask[y[k]]) * _naive_distance(f[k], protos[y[k]], hyper["distance"]) for k in real) / len(real)
-    else:
-        pull = 0.0
-        for j in range(len(protos)):
-            rows = [f[k] for k in real if int(y[k]) == j]
-            if rows and mask[j]:
-                pull += _naive_distance(sum(rows) / len(rows), protos[j], hyper["distance"])
-    return entropy + hyper["lambda"] * pull
+def _softmax(logits: Sequence[float]) -> list[float]:
+    total = sum(math.exp(v) for v in logits)
+    return [math.exp(v) / total for v in logits]
+
+
+def _samples(scene: Scene) -> list[tuple[list[float], int]]:
+    """The real samples that have a label."""
+    weights = scene.sample_weight.tolist()
+    return [
+        (f, y)
+        for f, y, weight in zip(_rows(scene.features), scene.y.tolist(), weights, strict=True)
+        if weight > 0 and y >= 0
+    ]
+
+
+def _mean_entropy(scene: Scene) -> float:
+    samples = _samples(scene)
+    return sum(-math.log(_softmax(_logits(scene, f))[y]) for f, y in samples) / len(samples)
+
+
+def _mean_pull(scene: Scene, kind: str) -> float:
+    samples, mask, protos = _samples(scene), scene.prototype_mask.tolist(), _rows(scene.prototypes)
+    return sum(mask[y] * _distance(f, protos[y], kind) for f, y in samples) / len(samples)
+
+
+def _class_mean_pull(scene: Scene, kind: str) -> float:
+    samples, mask, protos = _samples(scene), scene.prototype_mask.tolist(), _rows(scene.prototypes)
+    total = 0.0
+    for j in range(C):
+        mine = [f for f, y in samples if y == j]
+        if mine and mask[j]:
+            total += _distance(_mean_row(mine), protos[j], kind)
+    return total
+
+
+def _risk(scene: Scene) -> float:
+    """Kiryo et al.'s non-negative risk of each class against the rest, under the logistic loss."""
+    assert scene.class_priors is not None
+
+    def logistic(margin: float) -> float:
+        return math.log(1.0 + math.exp(-margin))
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values) if values else 0.0
+
+    weights, ys = scene.sample_weight.tolist(), scene.y.tolist()
+    alone = [f for f, y, weight in zip(_rows(scene.features), ys, weights, strict=True) if weight > 0 and y < 0]
+    risks = []
+    for j, prior in enumerate(scene.class_priors.tolist()):
+        if prior <= 0:
+            continue
+        positives = [_logits(scene, f)[j] for f, y in _samples(scene) if y == j]
+        rest = mean([logistic(-_logits(scene, f)[j]) for f in alone]) - prior * mean([logistic(-g) for g in positives])
+        risks.append(prior * mean([logistic(g) for g in positives]) + max(0.0, rest))
+    return sum(risks) / len(risks)
+
+
+# ── FedProto, FedPR ──
 
 
 @pytest.mark.parametrize("reading", ["sample", "class_mean"])
-@pytest.mark.parametrize("distance", ["squared", "l2", "l1"])
-def test_fedproto_is_eq_5_and_6(distance: str, reading: str):
-    hyper = {**HYPER, "distance": distance, "reading": reading}
-    problem = _problem()
-    assert float(fedproto(*problem, hyper)) == pytest.approx(_naive_fedproto(*problem, hyper), rel=1e-5)
+@pytest.mark.parametrize("distance", ["squared", "l2", "l1", "sum"])
+def test_fedproto_is_eq_5_and_6(distance: str, reading: str) -> None:
+    scene, hyper = _scene(), {**HYPER, "distance": distance, "reading": reading}
+    pull = (_mean_pull if reading == "sample" else _class_mean_pull)(scene, distance)
+    assert float(fedproto(scene, hyper)) == pytest.approx(_mean_entropy(scene) + 0.7 * pull, rel=1e-5)
 
 
-def test_fedproto_with_a_frozen_head_has_no_bias():
-    f, w, _, *rest = _problem()
-    without = fedproto(f, w, None, *rest, HYPER)
-    assert float(without) == pytest.approx(float(fedproto(f, w, torch.zeros(C), *rest, HYPER)))
+@pytest.mark.parametrize("distance", METHODS["fedpr"].hyper["distance"].choices)
+def test_fedpr_is_eq_4_under_its_own_settings(distance: str) -> None:
+    """FedPR's row has neither a reading nor a weight of unlabelled samples: the objective must do without them."""
+    scene, hyper = _scene(), METHODS["fedpr"].settle({"distance": distance, "lambda": 0.2})
+    assert OBJECTIVES[str(METHODS["fedpr"].objective)] is fedproto
+    wanted = _mean_entropy(scene) + 0.2 * _mean_pull(scene, distance)
+    assert float(fedproto(scene, hyper)) == pytest.approx(wanted, rel=1e-5)
 
 
-def test_lambda_zero_is_cross_entropy_alone():
-    f, w, b, y, weight, protos, mask = _problem()
-    loss = fedproto(f, w, b, y, weight, protos * float("nan"), mask, {**HYPER, "lambda": 0.0})
-    wanted = torch.nn.functional.cross_entropy(f[:5] @ w.T + b, y[:5])
+def test_the_sum_is_d_times_the_mean_square() -> None:
+    scene = _scene()
+    mean, total = (float(fedproto(scene, {**HYPER, "distance": d}) - _mean_entropy(scene)) for d in ("squared", "sum"))
+    assert total == pytest.approx(D * mean, rel=1e-4)
+
+
+def test_fedproto_with_a_frozen_head_has_no_bias() -> None:
+    without, zero = (fedproto(replace(_scene(), head_bias=bias), HYPER) for bias in (None, torch.zeros(C)))
+    assert float(without) == pytest.approx(float(zero))
+
+
+def test_lambda_zero_is_cross_entropy_alone() -> None:
+    scene = _scene()
+    loss = fedproto(replace(scene, prototypes=scene.prototypes * float("nan")), {**HYPER, "lambda": 0.0})
+    wanted = torch.nn.functional.cross_entropy(scene.logits[:REAL], scene.y[:REAL])
     assert float(loss) == pytest.approx(float(wanted))
 
 
-def test_spherefed_is_eq_5():
-    f, w, _, y, weight, protos, mask = _problem()
-    total = 0.0
-    for k in range(5):
-        z = f[k] / f[k].norm()
-        total += sum((float(z @ w[j]) - float(j == int(y[k]))) ** 2 for j in range(C)) / C
-    assert float(spherefed(f, w, None, y, weight, protos, mask, {})) == pytest.approx(total / 5, rel=1e-5)
+# ── samples without a label ──
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_batch_of_padding_costs_nothing_and_pulls_nowhere(name: str):
-    f, w, b, y, _, protos, mask = _problem()
-    f.requires_grad_()
-    loss = OBJECTIVES[name](f, w, b, y, torch.zeros(B), protos, mask, HYPER)
-    assert loss.item() == 0.0
+@given(seed=st.integers(0, 10_000), unlabelled=st.integers(0, REAL - 1), weight=st.floats(0.1, 3.0))
+@settings(max_examples=40, deadline=None)
+def test_unlabelled_samples_add_the_non_negative_risk(seed: int, unlabelled: int, weight: float) -> None:
+    scene = _scene(seed, unlabelled=unlabelled)
+    wanted = _mean_entropy(scene) + 0.7 * _mean_pull(scene, "squared") + weight * _risk(scene)
+    assert float(fedproto(scene, {**HYPER, "pu_weight": weight})) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_the_risk_is_never_negative_and_cut_where_it_would_be() -> None:
+    """Unlabelled samples that the head is sure to be of no class, labelled ones that it is sure of: rest < 0."""
+    scene = _scene(unlabelled=2)
+    features = torch.zeros(B, D)
+    features[2:, :C] = 20.0
+    sure = replace(scene, features=features, head_weight=torch.eye(C, D), head_bias=torch.full((C,), -9.0))
+    risk = float(fedproto(sure, {**HYPER, "pu_weight": 1.0}) - fedproto(sure, HYPER))
+    assert risk == pytest.approx(_risk(sure), abs=1e-5)
+    assert 0.0 <= risk < 1e-3
+
+
+@pytest.mark.parametrize(("name", "hyper"), CASES, ids=NAMES)
+def test_an_unlabelled_sample_enters_nothing_but_the_risk(name: str, hyper: Mapping[str, Value]) -> None:
+    """Without the risk, a batch with unlabelled samples costs what its labelled ones cost, and pulls on no other."""
+    scene = _scene(unlabelled=2)
+    scene = replace(scene, features=scene.features.requires_grad_())
+    without_risk = {**hyper, "pu_weight": 0.0}
+    labelled = replace(scene, sample_weight=scene.sample_weight * (scene.y >= 0))
+    loss = OBJECTIVES[name](scene, without_risk)
+    wanted = OBJECTIVES[name](labelled, without_risk)
+    torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=0.0)
     loss.backward()
-    assert torch.equal(f.grad, torch.zeros_like(f))
+    assert not scene.features.grad[:2].any()
+    if hyper.get("pu_weight"):
+        scene.features.grad = None
+        OBJECTIVES[name](scene, hyper).backward()
+        assert scene.features.grad[:2].any()
 
 
-def test_l2_has_a_finite_gradient_at_its_prototype():
-    f, w, b, y, weight, _, mask = _problem()
-    protos = torch.zeros(C, D).index_copy(0, y, f)
-    f.requires_grad_()
-    fedproto(f, w, b, y, weight, protos, mask, {**HYPER, "distance": "l2"}).backward()
-    assert torch.isfinite(f.grad).all()
+# ── FedHP ──
 
 
+@given(seed=st.integers(0, 10_000), pull=st.sampled_from(["sum", "mean"]))
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10_000), pad=st.integers(0, 5), reading=st.sampled_from(["sample", "class_mean"]))
-def test_padding_never_counts(seed: int, pad: int, reading: str):
-    """Any batch with any padding costs what the batch alone costs."""
-    f, w, b, y, _, protos, mask = _problem(seed)
-    hyper = {**HYPER, "reading": reading}
-    alone = fedproto(f, w, b, y, torch.ones(B), protos, mask, hyper)
-    g = torch.Generator().manual_seed(seed + 1)
-    wide = torch.cat([f, 100 * torch.randn(pad, D, generator=g)])
-    labels = torch.cat([y, torch.randint(0, C, (pad,), generator=g)])
-    weight = torch.cat([torch.ones(B), torch.zeros(pad)])
-    assert float(fedproto(wide, w, b, labels, weight, protos, mask, hyper)) == pytest.approx(float(alone), rel=1e-5)
+def test_fedhp_is_eq_1_2_and_4(seed: int, pull: str) -> None:
+    scene = _scene(seed)
+    learned, anchors = _rows(scene.learned), _rows(scene.anchors)
+    samples = _samples(scene)
+    entropy = 0.0
+    for f, y in samples:  # eq. 1
+        entropy -= math.log(_softmax([-_norm(_minus(f, row)) for row in learned])[y]) / len(samples)
+    apart = [1.0 - _dot(p, a) / (_norm(p) * _norm(a)) for p, a in zip(learned, anchors, strict=True)]  # eq. 2
+    wanted = entropy + 0.3 * (sum(apart) if pull == "sum" else sum(apart) / C)  # eq. 4
+    assert float(fedhp(scene, {"lambda": 0.3, "anchor_pull": pull})) == pytest.approx(wanted, rel=1e-4)
 
 
-def test_unit_features_have_length_one_and_zero_stays_zero():
+def test_fedhp_reads_no_global_prototype_and_no_head() -> None:
+    scene, hyper = _scene(), HYPERS["fedhp"]
+    other = replace(scene, prototypes=scene.prototypes * float("nan"), head_weight=None, head_bias=None)
+    assert float(fedhp(other, hyper)) == float(fedhp(scene, hyper))
+
+
+# ── FedHKD ──
+
+
+@given(seed=st.integers(0, 10_000), temperature=st.floats(0.3, 3.0))
+@settings(max_examples=30, deadline=None)
+def test_fedhkd_distils_the_classes_that_have_knowledge(seed: int, temperature: float) -> None:
+    scene = _scene(seed)
+    mask, soft = scene.prototype_mask.tolist(), _rows(scene.soft_predictions)
+    apart = 0.0
+    for j, centre in enumerate(_rows(scene.prototypes)):
+        said = _softmax([logit / temperature for logit in _logits(scene, centre)])
+        apart += mask[j] * _norm(_minus(said, soft[j])) / C
+    wanted = _mean_entropy(scene) + 0.6 * apart + 0.4 * _mean_pull(scene, "l2")
+    hyper = {**HYPERS["fedhkd"], "temperature": temperature}
+    assert float(fedhkd(scene, hyper)) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_fedhkd_without_knowledge_is_cross_entropy() -> None:
+    scene = replace(_scene(), prototype_mask=torch.zeros(C), prototypes=torch.zeros(C, D))
+    assert float(fedhkd(scene, HYPERS["fedhkd"])) == pytest.approx(_mean_entropy(scene), rel=1e-5)
+
+
+# ── SphereFed ──
+
+
+def test_spherefed_is_eq_5() -> None:
+    scene, total = _scene(), 0.0
+    for f, y in _samples(scene):
+        z = [value / _norm(f) for value in f]
+        total += sum((_dot(z, row) - float(j == y)) ** 2 for j, row in enumerate(_rows(scene.head_weight))) / C
+    assert float(spherefed(scene, {})) == pytest.approx(total / REAL, rel=1e-5)
+
+
+def test_unit_features_have_length_one_and_zero_stays_zero() -> None:
     z = unit_features(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     np.testing.assert_allclose(z.numpy(), [[0.6, 0.8], [0.0, 0.0]], rtol=1e-6)
 
 
-def test_every_method_that_trains_has_its_objective():
+# ── what holds for each ──
+
+
+@pytest.mark.parametrize(("name", "hyper"), CASES, ids=NAMES)
+def test_a_batch_of_padding_costs_nothing_and_pulls_nowhere(name: str, hyper: Mapping[str, Value]) -> None:
+    scene = replace(_scene(), sample_weight=torch.zeros(B))
+    pulled = [scene.features, scene.head_weight, scene.learned]
+    for tensor in pulled:
+        tensor.requires_grad_()
+    loss = OBJECTIVES[name](scene, hyper)
+    assert loss.item() == 0.0
+    loss.backward()
+    assert not any(tensor.grad.any() for tensor in pulled if tensor.grad is not None)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    pad=st.integers(0, 5),
+    unlabelled=st.integers(0, 3),
+    case=st.integers(0, len(CASES) - 1),
+)
+@settings(max_examples=80, deadline=None)
+def test_padding_never_counts(seed: int, pad: int, unlabelled: int, case: int) -> None:
+    """Any batch with any padding costs, and pulls, what the batch alone does."""
+    name, hyper = CASES[case]
+    alone = _scene(seed, unlabelled=unlabelled)
+    alone = replace(alone, features=alone.features.requires_grad_())
+    wide = _padded(alone, pad, seed + 1)
+    losses = [OBJECTIVES[name](scene, hyper) for scene in (alone, wide)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-7)
+    one, other = (torch.autograd.grad(loss, alone.features)[0] for loss in losses)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "hyper"), CASES, ids=NAMES)
+def test_gradients_are_finite_where_distances_are_zero(name: str, hyper: Mapping[str, Value]) -> None:
+    """Each feature stands on its class's prototype, learned or global; one is zero; Q is what the head says."""
+    scene = _scene()
+    protos = torch.zeros(C, D).index_copy(0, scene.y, scene.features)
+    protos[scene.y[0]] = 0.0
+    features = protos[scene.y].clone().requires_grad_()
+    learned, head = protos.clone().requires_grad_(), scene.head_weight.clone().requires_grad_()
+    scene = replace(scene, features=features, prototypes=protos, learned=learned, head_weight=head)
+    said = torch.softmax(scene.answers(protos) / 0.5, dim=1).detach()
+    loss = OBJECTIVES[name](replace(scene, soft_predictions=said), hyper)
+    loss.backward()
+    assert torch.isfinite(loss)
+    for tensor in (features, learned, head):
+        assert tensor.grad is None or torch.isfinite(tensor.grad).all()
+
+
+def test_every_method_that_trains_has_its_objective() -> None:
     assert {m.objective for m in METHODS.values() if m.objective} <= set(OBJECTIVES)

@@ -1,0 +1,163 @@
+"""A fleet of real processes over the embedded broker, on small real images, for the tests of whole methods."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from brokers import Embedded
+
+from aggregator.store import SqliteStore
+from contract.messages import Contribution
+from contract.state import GlobalState
+from contract.wire import decode
+
+FLEET, CLASSES, SHAPE = "methods", 5, (14, 14, 1)
+LABELS = tuple(f"class-{index}" for index in range(CLASSES))
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+Samples = tuple[np.ndarray, np.ndarray]
+
+
+@cache
+def _fashion() -> Samples:
+    from lab.datasets import load_dataset
+
+    train = load_dataset("fashion_mnist_subset").train
+    return train.x, train.y
+
+
+def share(index: int, classes: Sequence[int], count: int = 40, *, whole: bool = False) -> Samples:
+    """Device `index`'s images of these classes, every other pixel of them unless `whole`."""
+    x, y = _fashion()
+    rows = np.flatnonzero(np.isin(y, classes))
+    chosen = np.random.default_rng(7).permutation(rows)[index * count : (index + 1) * count]
+    assert len(chosen) == count
+    return (x[chosen] if whole else x[chosen][:, ::2, ::2]), y[chosen]
+
+
+def bundle(out: Path, method: str, backbone: str = "small_cnn", **options: Any) -> Path:
+    """A bundle of five classes, for 14×14 images unless `options`, which are `build_bundle`'s, say otherwise."""
+    from export.build import build_bundle
+
+    build_bundle(**{"labels": LABELS, "input_shape": SHAPE, **options}, backbone=backbone, method_name=method, out=out)
+    return out
+
+
+def run(*words: object, timeout_s: float = 60.0) -> tuple[int, str]:
+    """One command to its end: the exit code and what it said."""
+    command = [sys.executable, "-m", "protofleet", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=ENVIRONMENT)
+    return done.returncode, done.stdout + done.stderr
+
+
+def error_line(said: str) -> str:
+    """The one line that a failed command ends with; nothing of it may be a traceback."""
+    assert "Traceback" not in said, said
+    lines = [line for line in said.splitlines() if "error: " in line]
+    assert len(lines) == 1, said
+    assert said.rstrip().endswith(lines[0]), said
+    return lines[0]
+
+
+@dataclass
+class Fleet:
+    """A broker, processes around it, and what they leave behind in `folder`."""
+
+    folder: Path
+    url: str
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def aggregator(self, bundles: Sequence[Path], *options: object) -> None:
+        chosen = [word for path in bundles for word in ("--bundle", path)]
+        told = ("--store", self.folder / "store.sqlite", "--json", self.folder / "summary.json")
+        self._start("aggregator", "aggregate", *chosen, *told, *options)
+
+    def client(self, name: str, bundle: Path, data: Samples, *options: object) -> None:
+        path = self.folder / f"{name}.npz"
+        np.savez(path, x=data[0], y=data[1])
+        state = ("--state", self.folder / f"state-{name}", "--json", self.folder / f"{name}.json")
+        self._start(name, "client", "--id", name, "--bundle", bundle, "--data", path, *state, *options)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def told(self, name: str) -> dict[str, Any]:
+        """What a process wrote as JSON: `summary` is the aggregator's."""
+        return json.loads((self.folder / f"{name}.json").read_text())
+
+    def wait_for(self, name: str, text: str, timeout_s: float = 40.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while re.search(text, self.log(name)) is None:
+            assert time.monotonic() < deadline, f"no {text!r} in\n{self.log(name)}"
+            time.sleep(0.02)
+
+    def finish(self, timeout_s: float = 60.0) -> dict[str, int]:
+        """Exit codes by name, once all have ended."""
+        deadline = time.monotonic() + timeout_s
+        for name, process in self.processes.items():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pytest.fail(f"{name} did not end:\n" + "\n---\n".join(map(self.log, self.processes)))
+        return {name: process.returncode for name, process in self.processes.items()}
+
+    def payloads(self, round: int) -> dict[str, bytes]:
+        """What the store holds of a round, by device."""
+        with sqlite3.connect(self.folder / "store.sqlite") as db:
+            rows = db.execute("SELECT device, payload FROM contribution WHERE round = ? ORDER BY device", (round,))
+            found = {device: bytes(payload) for device, payload in rows}
+        db.close()
+        return found
+
+    def messages(self, round: int) -> list[Contribution]:
+        """The same, decoded."""
+        found = [decode(payload) for payload in self.payloads(round).values()]
+        assert all(isinstance(message, Contribution) for message in found)
+        return found  # type: ignore[return-value]
+
+    def sent(self, name: str) -> dict[int, tuple[bytes, str]]:
+        """What a device's journal says that it sent, and how it ended, by round."""
+        with sqlite3.connect(self.folder / f"state-{name}" / "journal.sqlite") as db:
+            rows = db.execute("SELECT round, payload, outcome FROM contributions").fetchall()
+        db.close()
+        return {round: (bytes(payload), outcome) for round, payload, outcome in rows}
+
+    def state(self, identity: bytes) -> GlobalState:
+        """The global state that came out, for the bundle (or bundles together) of this sha256."""
+        with SqliteStore(self.folder / "store.sqlite", identity, FLEET) as store:
+            return store.state()
+
+    def _start(self, name: str, command: str, *options: object) -> None:
+        words = [command, "--broker", self.url, "--fleet", FLEET, *map(str, options)]
+        with open(self.folder / f"{name}.log", "ab") as log:
+            started = [sys.executable, "-m", "protofleet", *words]
+            self.processes[name] = subprocess.Popen(started, stdout=log, stderr=log, env=ENVIRONMENT)
+
+
+@contextmanager
+def fleet_in(folder: Path) -> Iterator[Fleet]:
+    """A fleet whose broker runs; what still runs at the end is ended."""
+    broker = Embedded()
+    broker.start()
+    made = Fleet(folder, broker.url)
+    try:
+        yield made
+    finally:
+        for process in made.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        broker.stop()

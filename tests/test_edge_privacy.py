@@ -1,0 +1,220 @@
+"""The Gaussian mechanism's noise, measured; the accountant against another one; what a journal remembers of both."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent, get_epsilon_gaussian
+from dp_accounting.pld import PLDAccountant
+from edge_samples import announcement, fashion
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.bundle import Bundle, read_bundle
+from contract.errors import PrivacyError
+from contract.methods import method
+from contract.statistics import HyperKnowledge
+from contract.wire import encode
+from edge_client.device import Device
+from edge_client.extractor import Extractor
+from edge_client.journal import Journal
+from edge_client.privacy import Accountant, Mechanism
+
+C, D = 48, 200
+SECRET, OTHER = bytes(32), bytes([1]) * 32
+CLIP, NOISE = 2.5, 0.7
+
+
+def _knowledge(seed: int = 0) -> HyperKnowledge:
+    """Class j has j + 1 samples; the last class none."""
+    rng = np.random.default_rng(seed)
+    counts = np.append(np.arange(1, C), 0)
+    return HyperKnowledge.from_means(rng.normal(size=(C, D)), rng.random((C, C)), counts)
+
+
+def _noise(mechanism: Mechanism, secret: bytes = SECRET, what: bytes = b"round 1") -> tuple[np.ndarray, np.ndarray]:
+    """What was added to features and soft predictions, in units of their sensitivity: should be N(0, σ²)."""
+    before = _knowledge()
+    after = mechanism.released(before, secret, what)
+    np.testing.assert_array_equal(after.counts, before.counts)
+    counts = np.maximum(before.counts, 1)[:, None]
+    features = (after.means - before.means) * counts / (2 * mechanism.clip)
+    return features, (after.soft_means - before.soft_means) * counts / math.sqrt(2)
+
+
+@given(seed=st.integers(0, 10_000), clip=st.floats(1e-3, 1e3))
+@settings(max_examples=40, deadline=None)
+def test_features_are_shortened_to_the_clip_and_no_further(seed: int, clip: float) -> None:
+    z = np.random.default_rng(seed).normal(size=(9, 5)).astype(np.float32) * np.logspace(-4, 4, 9)[:, None]
+    z[4] = 0.0
+    clipped = Mechanism(clip, NOISE, True).clipped(z)
+    for one, kept in zip(z.astype(np.float64), clipped, strict=True):
+        norm = math.sqrt(sum(v * v for v in one))
+        wanted = one if norm <= clip else one * (clip / norm)
+        np.testing.assert_allclose(kept, wanted, rtol=1e-9)
+        assert np.linalg.norm(kept) <= clip * (1 + 1e-12)
+
+
+def test_nothing_is_clipped_or_changed_without_noise() -> None:
+    mechanism, z = Mechanism(1.0, 0.0, True), np.full((2, 3), 100.0)
+    np.testing.assert_array_equal(mechanism.clipped(z), z)
+    before = _knowledge()
+    assert mechanism.released(before, SECRET, b"round 1") is before
+    assert mechanism.releases == 0
+
+
+def test_the_noise_is_normal_of_the_stated_scale() -> None:
+    """9400 and 2256 numbers: their deviation is known to a percent or two, and every count has its own scale."""
+    features, soft = _noise(Mechanism(CLIP, NOISE, True))
+    assert not features[-1].any()  # nobody holds the last class
+    assert not soft[-1].any()
+    for held, tolerance in ((features[:-1], 0.03), (soft[:-1], 0.06)):
+        assert held.std() == pytest.approx(NOISE, rel=tolerance)
+        assert abs(held.mean()) < 4 * NOISE / math.sqrt(held.size)
+        assert (np.abs(held) < NOISE).mean() == pytest.approx(0.6827, abs=0.04)
+    few, many = features[: C // 4].std(), features[-C // 4 : -1].std()
+    assert few == pytest.approx(many, rel=0.1)
+
+
+def test_the_noise_follows_sigma() -> None:
+    half, whole = (_noise(Mechanism(CLIP, noise, True))[0] for noise in (NOISE / 2, NOISE))
+    np.testing.assert_allclose(2 * half, whole, rtol=1e-6, atol=1e-9)
+
+
+def test_the_noise_is_fresh_for_each_class_round_and_secret_and_the_same_for_the_same() -> None:
+    mechanism = Mechanism(CLIP, NOISE, True)
+    features, soft = _noise(mechanism)
+    again = _noise(mechanism)
+    np.testing.assert_array_equal(features, again[0])
+    np.testing.assert_array_equal(soft, again[1])
+    rows = features[:-1]
+    correlation = np.corrcoef(rows) - np.eye(C - 1)
+    assert np.abs(correlation).max() < 0.4  # 200 numbers each: 0.07 for independent rows
+    others = [_noise(mechanism, what=b"round 2"), _noise(mechanism, OTHER), _noise(mechanism, OTHER, b"round 2")]
+    for one, other in itertools.combinations([(features, soft), *others], 2):
+        for a, b in zip(one, other, strict=True):
+            assert abs(np.corrcoef(a[:-1].ravel(), b[:-1].ravel())[0, 1]) < 0.1
+
+
+def test_as_published_soft_predictions_stay_as_they_are() -> None:
+    hyper = method("fedhkd").settle({"noise": NOISE, "clip": CLIP, "noise_on": "features"})
+    mechanism = Mechanism.of(hyper)
+    features, soft = _noise(mechanism)
+    assert features[:-1].std() == pytest.approx(NOISE, rel=0.03)
+    np.testing.assert_allclose(soft, 0.0, atol=1e-12)
+    assert (mechanism.releases, Mechanism(CLIP, NOISE, True).releases) == (1, 2)
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedhp", "fedpr", "spherefed", "ffc"])
+def test_a_method_without_noise_has_no_mechanism(name: str) -> None:
+    assert Mechanism.of(method(name).settle({})).releases == 0
+
+
+# ── on a device ──
+
+
+@pytest.fixture(scope="module")
+def noisy(mnist_like_bundle: Callable[..., Path]) -> Bundle:
+    return read_bundle(mnist_like_bundle("fedhkd", hyper={"noise": 0.5, "clip": 0.8, "epochs": 1}))
+
+
+def test_a_device_sends_clipped_means_with_its_secrets_noise(noisy: Bundle) -> None:
+    data = fashion(noisy, 40, (0, 3))
+    device = Device(noisy, data, "pi-1", secret=SECRET)
+    sent = device.run_round(announcement(noisy), None).contribution
+    z = Extractor(noisy, {**noisy.params, **device.state()}).features(data.x).astype(np.float64)
+    assert np.linalg.norm(z, axis=1).max() > 0.8
+    for row, label in enumerate((0, 3)):
+        clipped = [
+            f * min(1.0, 0.8 / math.sqrt(sum(v * v for v in f))) for f, y in zip(z, data.y, strict=True) if y == label
+        ]
+        noise = (sent.body.rows[row] - sum(clipped) / len(clipped)) * len(clipped) / (2 * 0.8)
+        assert noise.std() == pytest.approx(0.5, rel=0.25)  # 128 numbers
+        assert abs(noise.mean()) < 0.25
+    assert np.abs(sent.soft.sum(axis=1) - 1).max() > 1e-3  # noised: no longer of sum 1
+
+
+def test_a_repeated_round_has_the_same_noise_and_another_round_or_secret_another(noisy: Bundle) -> None:
+    data = fashion(noisy, 24, (0, 3))
+
+    def sent(secret: bytes, number: int) -> bytes:
+        result = Device(noisy, data, "pi-1", secret=secret).run_round(announcement(noisy, number), None)
+        return encode(result.contribution, "f64")
+
+    assert sent(SECRET, 1) == sent(SECRET, 1)
+    assert len({sent(SECRET, 1), sent(OTHER, 1), sent(SECRET, 2)}) == 3
+
+
+# ── the accountant ──
+
+
+@pytest.mark.parametrize(("noise", "predictions", "delta"), [(1.0, True, 1e-5), (4.0, False, 1e-6)])
+def test_the_accountant_agrees_with_composed_privacy_loss_distributions(
+    noise: float, predictions: bool, delta: float
+) -> None:
+    mechanism = Mechanism(1.0, noise, predictions)
+    accountant = Accountant(mechanism, delta, None, 0)
+    assert accountant.epsilon() == 0.0
+    for rounds in (1, 20):
+        other = PLDAccountant().compose(SelfComposedDpEvent(GaussianDpEvent(noise), rounds * mechanism.releases))
+        assert accountant.epsilon(rounds) == pytest.approx(other.get_epsilon(delta), rel=0.01)
+
+
+def test_a_round_that_would_exceed_the_budget_is_refused_before_it_is_done() -> None:
+    mechanism, budget = Mechanism(1.0, 12.0, True), 2.5
+    accountant, done = Accountant(mechanism, 1e-5, budget, 0), 0
+    while accountant.epsilon(1) <= budget:
+        accountant.check()
+        assert accountant.spent().startswith(f"ε = {accountant.epsilon():.3g} of 2.5 at δ = 1e-05 after {done + 1} ")
+        done += 1
+    assert done > 1
+    assert 0 < accountant.epsilon() <= budget
+    assert accountant.facts() == {"epsilon": accountant.epsilon(), "delta": 1e-5, "budget": budget, "rounds": done}
+    for spent in (accountant, Accountant(mechanism, 1e-5, budget, done)):  # and by a process that starts later
+        with pytest.raises(PrivacyError) as refused:
+            spent.check()
+        line = str(refused.value)
+        assert line.startswith(f"the privacy budget is spent: ε = {accountant.epsilon():.3g}, δ = 1e-05, {done} rounds")
+        assert f"expected at most ε = 2.5, got {accountant.epsilon(1):.3g} with another round" in line
+        assert "\n" not in line
+        assert refused.value.exit_code == 1
+
+
+def test_the_accountant_goes_on_beyond_its_first_table() -> None:
+    accountant = Accountant(Mechanism(1.0, 200.0, True), 1e-5, None, 0)
+    before = accountant.epsilon(999)  # the last that was computed at the start
+    for _ in range(999):
+        accountant.spent()
+    assert accountant.epsilon() == before
+    assert accountant.epsilon(1) == pytest.approx(get_epsilon_gaussian(200.0 / math.sqrt(1000 * 2), 1e-5))
+
+
+# ── the journal ──
+
+
+def _journal(directory: Path) -> Journal:
+    return Journal(directory, fleet="fleet", device="pi-1", bundle=bytes(32))
+
+
+def test_a_secret_is_the_state_directorys_own_and_stays(tmp_path: Path) -> None:
+    secrets = []
+    for directory in ("a", "a", "b"):
+        with _journal(tmp_path / directory) as journal:
+            secrets += [journal.secret(), journal.secret()]
+    assert len(secrets[0]) == 32
+    assert len(set(secrets[:4])) == 1
+    assert secrets[4] != secrets[0]
+
+
+def test_rounds_done_counts_each_method_over_all_runs(tmp_path: Path) -> None:
+    with _journal(tmp_path) as journal:
+        assert journal.rounds_done("fedhkd") == 0
+        for key in ((b"run1", 1, "fedhkd"), (b"run1", 2, "fedhkd"), (b"run1", 3, "ffc"), (b"run2", 1, "fedhkd")):
+            journal.commit_round(key, weights={}, payload=b"x", limit_bytes=1000, metrics={})
+    with _journal(tmp_path) as journal:
+        assert (journal.rounds_done("fedhkd"), journal.rounds_done("ffc")) == (3, 1)
