@@ -24,7 +24,7 @@ from torch import nn
 
 from contract.bundle import SCHEMA, Manifest, write_bundle
 from contract.errors import UsageError
-from contract.methods import Head, Method, method
+from contract.methods import Head, Method, calibration, method
 from contract.sphere import orthonormal_frame, uniform_prototypes
 from export.backbones import Norm, build_backbone, default_statistics
 from export.features import export_features
@@ -119,6 +119,9 @@ def build_bundle(
         net, width = build_backbone(backbone, input_shape, norm, seed=seed)
         ignored = load_weights(net, weights) if weights is not None else []
         preprocess = Preprocess(*_statistics(backbone, input_shape[2], mean, std))
+        projected = calibration(settled).project
+        if projected > width:
+            raise UsageError("--set project", expected=f"at most D = {width}", got=projected)
         plan = plan_step(net, entry, settled, chosen, len(labels), width)
         state = initial_state(net, plan, seed)
     with clock.stage("features", "exporting features.onnx"):
