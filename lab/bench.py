@@ -223,7 +223,9 @@ def _over_clients(records: Sequence[dict[str, Any]], metric: str) -> float | Non
 
 
 def _uplink(records: Sequence[dict[str, Any]]) -> float:
-    sent = [record["uplink_bytes"] for record in records if record["participants"] and record["method"] != "ffc"]
+    active = [record for record in records if record["participants"]]
+    training = [record for record in active if record["method"] != "ffc"]
+    sent = [record["uplink_bytes"] for record in training or active]
     return float(np.mean(sent)) if sent else 0.0
 
 

@@ -224,17 +224,25 @@ def scatter(marks: Sequence[Mark], title: str) -> str:
     for mark in sorted(marks, key=lambda each: -each.value):
         x = left - 48 if mark.size_bytes < 1 else _scale(math.log10(mark.size_bytes), first, last, left, right)
         y = _scale(mark.value, low, high, bottom, top)
-        tip = f"{mark.label}: {_percent(mark.value)}, {nice_bytes(mark.size_bytes)}"
-        beside = y + 4
-        while any(abs(beside - other) < 14 and abs(x - near) < 120 for near, other in placed):
-            beside += 2
-        placed.append((x, beside))
+        # On the side where the label stays nearer to its point: the right one, unless that is crowded.
+        sides = [(_free(placed, x + side * 70, y + 4), side) for side in ((1, -1) if x > left + 140 else (1,))]
+        beside, side = min(sides, key=lambda option: (option[0] - y > 12, option[0]))
+        placed.append((x + side * 70, beside))
         if beside > y + 8:
-            parts.append(f'<path class="rail" d="M{x:.1f} {y:.1f}L{x + 8:.1f} {beside - 4:.1f}"/>')
+            parts.append(f'<path class="rail" d="M{x:.1f} {y:.1f}L{x + side * 8:.1f} {beside - 4:.1f}"/>')
+        tip = f"{mark.label}: {_percent(mark.value)}, {nice_bytes(mark.size_bytes)}"
         parts.append(_dot(x, y, 6, f"c-{mark.kind} ring", tip))
-        parts.append(_text(x + 10, beside, mark.label, f"t-line f-{mark.kind}"))
+        anchor = "start" if side > 0 else "end"
+        parts.append(_text(x + side * 10, beside, mark.label, f"t-line f-{mark.kind}", anchor))
     parts.append(_text(44, bottom + 42, "bytes from one client over the whole run, logarithmic axis", "t-axis"))
     return _svg(parts, bottom + 50, title)
+
+
+def _free(placed: Sequence[tuple[float, float]], x: float, y: float) -> float:
+    """The next height at or below y where a label centred on x overlaps none."""
+    while any(abs(y - other) < 14 and abs(x - near) < 120 for near, other in placed):
+        y += 2
+    return y
 
 
 _STYLE = """<style>

@@ -137,24 +137,25 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
 
 
 def _charts(order: Order, cells: Sequence[Cell]) -> dict[str, str]:
-    """By name: one chart of curves for each column, and accuracy against bytes."""
+    """By name: for each column, curves over rounds and accuracy against bytes, as the table asks."""
     charts = {}
-    columns = dict.fromkeys(cell.column.name for cell in cells)
-    if "curves" in order.table.charts:
-        for number, column in enumerate(columns):
-            mine = [cell for cell in cells if cell.column.name == column and len(cell.curve) > 1]
-            if mine:
-                suffix = "curves" if len(columns) == 1 else f"curves-{number + 1}"
-                charts[suffix] = standalone(_curves(mine, f"accuracy over rounds, {column}"))
-    if "bytes" in order.table.charts:
-        marks = [
-            Mark(cell.row.name, _KINDS.get(cell.row.family, "pooled"), cell.total_bytes, cell.mean)
-            for cell in cells
-            if cell.mean is not None
-        ]
-        if marks:
-            charts["bytes"] = standalone(scatter(marks, "accuracy against the bytes that one client sends"))
+    columns = list(dict.fromkeys(cell.column.name for cell in cells))
+    for number, column in enumerate(columns, start=1):
+        suffix = f"-{number}" if len(columns) > 1 else ""
+        mine = [cell for cell in cells if cell.column.name == column and cell.mean is not None]
+        over_rounds = [cell for cell in mine if len(cell.curve) > 1]
+        if "curves" in order.table.charts and over_rounds:
+            charts[f"curves{suffix}"] = standalone(_curves(over_rounds, f"accuracy over rounds, {column}"))
+        if "bytes" in order.table.charts and mine:
+            charts[f"bytes{suffix}"] = standalone(_bytes(mine, f"accuracy against bytes from one client, {column}"))
     return charts
+
+
+def _bytes(cells: Sequence[Cell], title: str) -> str:
+    marks = [
+        Mark(cell.row.name, _KINDS.get(cell.row.family, "pooled"), cell.total_bytes, cell.mean or 0.0) for cell in cells
+    ]
+    return scatter(marks, title)
 
 
 def _curves(cells: Sequence[Cell], title: str) -> str:
