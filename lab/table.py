@@ -46,8 +46,9 @@ def _facts(s: Mapping[str, Any]) -> list[str]:
     if against is not None:
         same = f"{against['equal_predictions']} of {s['test_images']} predictions equal"
         equal = [f"FFC = pooled  relative error {against['relative_error']:.1e}, {same}"]
+    digits = 2 if s["uplink_share"] >= 1e-4 else 4
     return [
-        f"uplink        {s['uplink_share']:.{2 if s['uplink_share'] >= 1e-4 else 4}%} of FedAvg's bytes for the same backbone",
+        f"uplink        {s['uplink_share']:.{digits}%} of FedAvg's bytes for the same backbone",
         f"receipts      {c['sent']} contributions sent, {c['committed']} committed, "
         f"{c['duplicates_refused']} duplicates refused",
         *equal,
