@@ -30,7 +30,7 @@ def demo_table(s: Mapping[str, Any]) -> Group:
         table.add_row(label, f"{own['federated']:.1%}", f"{everything['federated']:.1%}", up)
     if "personal" in s["other_answers"]:
         mine = s["other_answers"]["personal"]
-        label = f"{row.title}, each device's own FFC head"
+        label = f"{row.title}, personal head"
         table.add_row(label, f"{mine['own_classes']:.1%}", f"{mine['all_classes']:.1%}", "0 B")
     if own["ffc"] is not None:
         up = f"{nice_bytes(s['ffc_uplink_bytes_per_device'])}, once"
@@ -46,8 +46,9 @@ def _facts(s: Mapping[str, Any]) -> list[str]:
     if against is not None:
         same = f"{against['equal_predictions']} of {s['test_images']} predictions equal"
         equal = [f"FFC = pooled  relative error {against['relative_error']:.1e}, {same}"]
+    digits = 2 if s["uplink_share"] >= 1e-4 else 4
     return [
-        f"uplink        {s['uplink_share']:.2%} of FedAvg's bytes for the same backbone",
+        f"uplink        {s['uplink_share']:.{digits}%} of FedAvg's bytes for the same backbone",
         f"receipts      {c['sent']} contributions sent, {c['committed']} committed, "
         f"{c['duplicates_refused']} duplicates refused",
         *equal,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from lab_samples import small_directory
 
 from contract.methods import METHODS
 from lab.report import render_report
+
+Ran = Callable[[str], tuple[dict[str, Any], str, str, Path]]
 
 
 def _start(out: Path, *options: str) -> subprocess.Popen[str]:
@@ -149,10 +152,21 @@ def _small_demo(small: Path, out: Path, *options: str) -> tuple[dict[str, Any], 
     return summary, printed, (out / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def ran(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A small demo of one round by method: once for each, however many tests look at it."""
+
+    @cache
+    def run(name: str) -> tuple[dict[str, Any], str, str, Path]:
+        out = tmp_path_factory.mktemp(name)
+        return *_small_demo(small, out, "--method", name, "--rounds", "1"), out
+
+    return run
+
+
 @pytest.mark.parametrize("name", ["fedhp", "fedpr", "fedhkd", "spherefed"])
-def test_every_method_of_the_wire(name: str, small: Path, tmp_path: Path) -> None:
-    found, printed, page = _small_demo(small, tmp_path, "--method", name, "--rounds", "1")
-    row = METHODS[name]
+def test_every_method_of_the_wire(name: str, ran: Ran) -> None:
+    (found, printed, page, out), row = ran(name), METHODS[name]
     assert (found["dataset"], found["method"], found["rounds"]) == ("small", name, 1)
     assert found["contributions"] == {"sent": 4, "committed": 4, "duplicates_refused": 0}
     assert found["ffc_vs_pooled_ridge"]["identical_predictions"] is True
@@ -160,7 +174,7 @@ def test_every_method_of_the_wire(name: str, small: Path, tmp_path: Path) -> Non
     assert f"{row.title} round" in page
 
     # `federated` is the method's own inference in its own round, and not FFC's.
-    history = [json.loads(line) for line in (tmp_path / "devices/device-1/state/history.jsonl").open()]
+    history = [json.loads(line) for line in (out / "devices/device-1/state/history.jsonl").open()]
     assert [line["method"] for line in history] == [name, "ffc"]
     way = "prototype" if row.inference == "nearest-prototype" else "head"
     for part in ("own_classes", "all_classes"):
@@ -171,14 +185,16 @@ def test_every_method_of_the_wire(name: str, small: Path, tmp_path: Path) -> Non
     assert all(0.15 < value <= 1.0 for part in found["accuracy"].values() for value in part.values())
 
 
-def test_spherefeds_rounds_cost_next_to_nothing_and_are_local_until_ffc(small: Path, tmp_path: Path) -> None:
-    found, printed, page = _small_demo(small, tmp_path, "--method", "spherefed", "--rounds", "1")
+def test_spherefeds_rounds_cost_next_to_nothing_and_are_local_until_ffc(
+    ran: Ran,
+) -> None:
+    found, printed, page, _ = ran("spherefed")
     assert found["uplink_bytes_per_device_round"] < 100
     for part in found["accuracy"].values():
         assert part["federated"] == part["local_only"]  # the same training on the same batches: nothing comes back
     assert 0.15 < found["other_answers"]["personal"]["own_classes"] <= 1.0
-    assert "own FFC head" in printed
-    assert "own FFC head" in page
+    assert "SphereFed, personal head" in printed
+    assert "SphereFed, personal head" in page
 
 
 def test_ffc_alone_only_calibrates(small: Path, tmp_path: Path) -> None:
