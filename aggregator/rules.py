@@ -4,9 +4,9 @@
 
 - `mean` (default): Σ_i w_ij r_ij / Σ_i w_ij for each class j, by the method's weighting of device i's row r_ij.
   Weighted by `count`, sums and counts add up: FedProto eq. 4 without its second division by the number of clients,
-  FedHKD's p_ij, and FFC's Gram and cross sums (SphereFed eq. 11, 12). By `client`, each holder counts the same: FedPR eq. 3 and
-  FedProto's public code. By `share`, w_ij = n_ij / n_i: FedHP eq. 5, divided by Σ_i w_ij; `printed` divides by the
-  number of devices instead, as that equation stands in the paper, which shrinks every prototype.
+  FedHKD's p_ij, and FFC's Gram and cross sums (SphereFed eq. 11, 12). By `client`, each holder counts the same: FedPR
+  eq. 3 and FedProto's public code. By `share`, w_ij = n_ij / n_i: FedHP eq. 5, divided by Σ_i w_ij; `printed` divides
+  by the number of devices instead, as that equation stands in the paper, which shrinks every prototype.
 - `median`: for each class and coordinate the median over the devices that hold the class.
 - `trimmed-mean`: the same, with the lowest and the highest tenth of the devices left out and the rest averaged.
 

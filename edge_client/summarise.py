@@ -2,8 +2,8 @@
 
 What each method sums is in the methods table (`contract/methods.py`): FedProto and FedPR the class means of the
 device's own features (eq. 1), FedHKD those and the mean soft predictions of its head, FFC the Gram and cross sums of
-unit features of the extractor that all devices share (SphereFed, eq. 10), projected where that is agreed. Statistics merge
-by addition, so they are summed block by block. Classes with fewer than `min_samples` local examples are withheld.
+unit features of the extractor that all devices share (SphereFed, eq. 10), projected where that is agreed. Statistics
+merge by addition, so they are summed block by block. Classes with fewer than `min_samples` local examples are withheld.
 """
 
 from __future__ import annotations
