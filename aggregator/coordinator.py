@@ -253,10 +253,12 @@ def _answers(decision: Decision, view: View) -> bool:
 
 
 def _check_limit(manifest: Manifest, settings: Settings) -> None:
-    row_bytes = 4 * manifest.features + 128  # one class row must fit a message: rows are not cut
+    soft = method_row(manifest.method).statistic == "hyper-knowledge"  # rows of C numbers come back, too
+    width = max(manifest.features, manifest.classes) if soft else manifest.features
+    row_bytes = 4 * width + 128  # one class row must fit a message: rows are not cut
     if not max(1024, row_bytes) <= settings.limit_bytes <= 1 << 28:
         raise UsageError(
             "--limit-bytes",
-            expected=f"at least {max(1024, row_bytes)} for features of width {manifest.features}",
+            expected=f"at least {max(1024, row_bytes)} for class rows of width {width}",
             got=settings.limit_bytes,
         )

@@ -191,8 +191,11 @@ def test_a_refused_device_is_not_awaited_even_after_a_restart(tmp_path: Path) ->
 
 def test_settings_that_do_not_fit_the_bundle(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
-        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 5248 for features of width 1280"):
+        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 5248 for class rows of width 1280"):
             Coordinator(store, manifest(width=1280), BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
+        many = manifest(name="fedhkd", classes=1000)  # soft predictions are rows of 1000 numbers, whatever the width
+        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 4128 for class rows of width 1000"):
+            Coordinator(store, many, BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
         with pytest.raises(UsageError, match="--rounds"):
             Coordinator(store, manifest(), BUNDLE, Settings(rounds=0, calibrate=False), now=0.0)
         with pytest.raises(UsageError, match="--rule"):
