@@ -164,7 +164,10 @@ def ran(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run
 
 
-@pytest.mark.parametrize("name", ["fedhp", "fedpr", "fedhkd", "spherefed"])
+@pytest.mark.parametrize(
+    "name",
+    ["fedhp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedpr", "fedhkd")), "spherefed"],
+)
 def test_every_method_of_the_wire(name: str, ran: Ran) -> None:
     (found, printed, page, out), row = ran(name), METHODS[name]
     assert (found["dataset"], found["method"], found["rounds"]) == ("small", name, 1)
