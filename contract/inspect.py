@@ -167,7 +167,7 @@ def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
         elif isinstance(value, np.ndarray):
             fields[field.name] = _array(value)
         else:
-            fields[field.name] = value.hex() if isinstance(value, bytes) else value
+            fields[field.name] = _plain_value(value)
     return {
         "schema": SCHEMA,
         "kind": "message",
@@ -176,6 +176,13 @@ def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
         "sha256": hashlib.sha256(payload).hexdigest(),
         "fields": fields,
     }
+
+
+def _plain_value(value: Any) -> Any:
+    """Bytes as hexadecimal, alone or in a tuple."""
+    if isinstance(value, tuple):
+        return [_plain_value(each) for each in value]
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def _array(value: np.ndarray[Any, Any]) -> dict[str, Any]:

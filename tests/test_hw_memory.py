@@ -145,8 +145,7 @@ m = bundle.manifest
 trainer = Trainer(bundle)
 trainer.load_state(bundle.params)
 x, y = np.zeros((2 * m.batch, *m.input_shape), np.uint8), np.zeros(2 * m.batch, np.int64)
-nothing = np.zeros((m.classes, m.features), np.float32), np.zeros(m.classes, np.float32)
-trainer.fit(LocalData(x, y), epochs=1, lr=1e-3, prototypes=nothing[0], mask=nothing[1], seed=0)
+trainer.fit(LocalData(x, y), epochs=1, lr=1e-3, given={}, seed=0)
 print(peak_rss_bytes())
 """
 
