@@ -16,6 +16,7 @@ from contract.methods import Value
 from edge_client.data import LocalData
 from lab.assess import PERSONAL, AveragingRecord, Tally, ask_trained, assess, close, personalise
 from lab.baselines import Baseline
+from lab.checkpoint import Checkpoint
 from lab.eager import EagerModel
 from lab.federation import Federation, Gathered
 from lab.simulate import Course, OnDevice, RoundRecord
@@ -59,6 +60,7 @@ def run_baseline(
     measures: Measures | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     on_device: OnDevice | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[RoundRecord]:
     """Train `model` in place by rounds of local training and merging.
 
@@ -69,10 +71,11 @@ def run_baseline(
         hyper: settled hyper-parameters of `baseline`.
         batch: B.
         held: each client's own test samples; none when left out.
+        on_round: called with each round's record, those of before an interruption, too.
 
     Raises:
         MethodError: when training diverges.
-        UsageError: for closings where clients do not share one model, or personal measures without held samples.
+        UsageError: for personal measures without held samples, or a checkpoint that is not of this run.
     """
     measures = measures or Measures()
     held = held if held is not None else [LocalData(test.x[:0], test.y[:0]) for _ in shares]
@@ -83,7 +86,13 @@ def run_baseline(
     wanted = wanted if not baseline.clusters else ()
     federation = Federation(baseline, model, shares, course, hyper, batch=batch)
     records: list[RoundRecord] = []
-    for number in range(1, course.rounds + 1):
+    if (resumed := checkpoint.read() if checkpoint else None) is not None:
+        federation.restore(resumed.state)
+        records = [AveragingRecord(**record) for record in resumed.records]
+        for record in records:
+            if on_round is not None:
+                on_round(record)
+    for number in range(len(records) + 1, course.rounds + 1):
         last, tally, sent = number == course.rounds, Tally(), {}
         due = number % course.evaluate_every == 0 or number > course.rounds - max(measures.evaluate_last, 1)
         gathered = _round(federation, number, held, tally if due else None, on_device)
@@ -94,6 +103,8 @@ def run_baseline(
             personalise(federation, held, measures.personal, number + 1, tally)
         federation.load(0)
         records.append(_record(number, gathered, tally, sent))
+        if checkpoint is not None:
+            checkpoint.keep(records, federation.state)
         if on_round is not None:
             on_round(records[-1])
     return records

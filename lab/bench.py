@@ -1,5 +1,5 @@
 """Run a table: every cell that has no line in the ledger yet, seed by seed, so that a half-done table is a whole one
-with fewer seeds.
+with fewer seeds. A run that was interrupted goes on from its checkpoint.
 
 `run_table` validates every cell before the first round is trained, loads the data once, and returns `Cell`s: what was
 measured beside what was published. A run that diverges is a result, too: its cell says so.
@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from contract.errors import MethodError
+from lab.checkpoint import Checkpoint
 from lab.datasets import DataSet, load_dataset
 from lab.experiment import Experiment, run_experiment
 from lab.ledger import Finished, Ledger, data_mark, run_key
@@ -147,6 +148,7 @@ def _run(
 ) -> Finished:
     seed, began = experiment.course.seed, time.monotonic()
     path = ledger.rounds_of(*words.split(", "), key[:8])
+    checkpoint = Checkpoint(path.with_suffix(".checkpoint"), key)
     failure = None
     records: list[RoundRecord] = []
 
@@ -162,13 +164,16 @@ def _run(
             on_round=on_round,
             on_device=lambda number, turn: progress.on_text(f"{words}, round {number} of {experiment.course.rounds}"),
             on_text=lambda text: progress.on_text(f"{words}, {text}" if text else words),
+            checkpoint=checkpoint,
         )
     except MethodError as error:
         if error.message != "training diverged":
             raise
         failure = str(error)
+        checkpoint.remove()
     lines = [_compact(record) for record in records]
-    return Finished(key, seed, msgspec.to_builtins(settings), time.monotonic() - began, lines, failure)
+    seconds = checkpoint.seconds + time.monotonic() - began
+    return Finished(key, seed, msgspec.to_builtins(settings), seconds, lines, failure)
 
 
 def _compact(record: RoundRecord) -> dict[str, Any]:

@@ -88,7 +88,9 @@ def list_command(json: Annotated[Path | None, typer.Option(help="Write the names
 @lab_app.command("run")
 def run_command(
     method: Annotated[str, typer.Option(help="A method of `lab list`.")] = "fedproto",
-    data: Annotated[str, typer.Option(help="As for protofleet demo.")] = "fashion_mnist_subset",
+    data: Annotated[
+        str, typer.Option(help="A shipped data set, a directory with train.parquet, or a name of the Hub.")
+    ] = "fashion_mnist_subset",
     partition: Annotated[str, typer.Option(help="Who holds what: " + ", ".join(PARTITIONS) + ".")] = "dirichlet",
     alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller is more uneven.")] = 0.5,
     classes_per_client: Annotated[int, typer.Option(help="For the pathological partition.")] = 3,
@@ -100,11 +102,16 @@ def run_command(
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 5,
     fraction: Annotated[float, typer.Option(help="Share of the devices sampled in each round.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-    backbone: Annotated[str, typer.Option(help="As protofleet export takes it.")] = "small_cnn",
+    backbone: Annotated[
+        str, typer.Option(help="As protofleet export takes it; several with commas between, dealt to the devices.")
+    ] = "small_cnn",
+    head: Annotated[
+        str | None, typer.Option(help="frozen: orthonormal and never trained.  [default: the method's]")
+    ] = None,
     batch: Annotated[int, typer.Option(help="Batch of a training step.")] = 32,
     set: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, a hyper-parameter; again for another.")] = None,
     weights: Annotated[Path | None, typer.Option(help="Start from these weights, for fedproto, ffc and local.")] = None,
-    calibrate: Annotated[bool, typer.Option(help="End with FFC.")] = True,
+    calibrate: Annotated[bool | None, typer.Option(help="End with FFC.  [default: with one backbone]")] = None,
     ccvr: Annotated[bool, typer.Option("--ccvr", help="End with CCVR, too, where weights are averaged.")] = False,
     positive_rate: Annotated[float, typer.Option(help="Share of a client's samples that is labelled.")] = 1.0,
     local_test: Annotated[float, typer.Option(help="Share of its samples that a client keeps for its own test.")] = 0.0,
@@ -113,17 +120,23 @@ def run_command(
         Path | None, typer.Option(help="Write the backbone of fedavg or spherefed, for protofleet export --weights.")
     ] = None,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 1,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Keep the run here between rounds, and go on from it; removed at the end.")
+    ] = None,
     json: Annotated[Path | None, typer.Option(help="Write one JSON line for each round here.")] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
 ) -> int:
     """Run one federation in this process and print a line for each round."""
     from lab.averaging import Measures
     from lab.board import log_round, open_board
+    from lab.checkpoint import Checkpoint
     from lab.experiment import Experiment, run_experiment
     from lab.simulate import Course, RoundRecord
     from lab.stage import stage
     from lab.table import round_line
 
+    backbones = tuple(name.strip() for name in backbone.split(","))
+    several = len(backbones) > 1
     experiment = Experiment(
         method=method,
         data=data,
@@ -137,8 +150,16 @@ def run_command(
             shots=shots,
             only=samples,
         ),
-        course=Course(rounds, calibrate, fraction, seed, evaluate_every=_at_least_one(evaluate_every)),
-        backbone=backbone,
+        course=Course(
+            rounds,
+            not several if calibrate is None else calibrate,
+            fraction,
+            seed,
+            evaluate_every=_at_least_one(evaluate_every),
+        ),
+        backbone=backbones[0],
+        backbones=backbones if several else (),
+        head=head,
         batch=batch,
         hyper=_settings(set or []),
         weights=weights,
@@ -167,6 +188,7 @@ def run_command(
                 on_round=on_round,
                 on_device=lambda number, turn: part.at((number - 1) * clients + turn, f"round {number}"),
                 on_text=part.say,
+                checkpoint=Checkpoint.of(checkpoint, experiment) if checkpoint is not None else None,
             )
         if board is not None:
             board.close()
@@ -179,7 +201,10 @@ def table_command(
     name: Annotated[str, typer.Argument(help="A table of `lab list`, or a TOML file of your own.")],
     quick: Annotated[bool, typer.Option("--quick", help="The fraction that the table states, in minutes.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Run nothing: show what has been run.")] = False,
-    data: Annotated[str | None, typer.Option(help="As for lab run.  [default: the table's name of the Hub]")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A directory with train.parquet, or a name of the Hub.  [default: the table's]"),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs for each cell.  [default: the table's]")] = None,
     only: Annotated[str | None, typer.Option(help="Rows by name, with commas between.")] = None,
     columns: Annotated[str | None, typer.Option(help="Columns by name, with commas between.")] = None,
@@ -198,6 +223,7 @@ def table_command(
     if seeds is not None and seeds < 1:
         raise UsageError("--seeds", expected="1 or more", got=seeds)
     rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
+    table.choose(rows, wanted)  # an unknown name ends here, before anything is loaded
     order = Order(table, out / stem, data, seeds, quick, rows, wanted, show)
     return _until_stopped(lambda: _fill_table(stem, order, json, tensorboard, threads))
 

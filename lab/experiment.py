@@ -27,6 +27,7 @@ from export.build import build_bundle
 from lab.afterwards import own_tests
 from lab.averaging import Measures, run_baseline
 from lab.baselines import BASELINES
+from lab.checkpoint import Checkpoint
 from lab.datasets import DataSet, load_dataset, take
 from lab.eager import EagerModel, save_weights
 from lab.partition import Partition, hold_back, partition, unlabel
@@ -122,6 +123,7 @@ def run_experiment(
     on_device: OnDevice,
     on_text: Callable[[str], None],
     data: DataSet | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> list[RoundRecord]:
     """Run it.
 
@@ -130,6 +132,7 @@ def run_experiment(
         on_device: called before each device's turn with the round and how many have had theirs.
         on_text: called with a few words about what is done now.
         data: what `experiment.data` names, where it is loaded already.
+        checkpoint: where the run is kept between rounds and goes on from; removed at the end.
 
     Raises:
         UsageError, DataError, MethodError, ExportError: one line each.
@@ -145,9 +148,11 @@ def run_experiment(
         shares = [LocalData(share.x, unlabel(share.y, rate, seed + n)) for n, share in enumerate(shares)]
     held = [take(data.train, own) for _, own in cuts]
     asked = _asked_about(data, experiment)
-    if experiment.method in BASELINES:
-        return _averaging(experiment, data, asked, shares, held, on_round, on_device, on_text)
-    return _deployed(experiment, data, asked, shares, held, on_round, on_device, on_text)
+    engine = _averaging if experiment.method in BASELINES else _deployed
+    records = engine(experiment, data, asked, shares, held, on_round, on_device, on_text, checkpoint)
+    if checkpoint is not None:
+        checkpoint.remove()
+    return records
 
 
 def _asked_about(data: DataSet, experiment: Experiment) -> LocalData:
@@ -172,6 +177,7 @@ def _deployed(
     on_round: Callable[[RoundRecord], None],
     on_device: OnDevice,
     on_text: Callable[[str], None],
+    checkpoint: Checkpoint | None,
 ) -> list[RoundRecord]:
     """On the device's and the aggregator's own cores."""
     on_text("exporting the bundle")
@@ -197,9 +203,12 @@ def _deployed(
             evaluate_every=experiment.course.evaluate_every,
             on_round=pass_on,
             on_device=on_device,
+            checkpoint=checkpoint,
         )
     else:
-        done = simulate(fleet, shares, test, experiment.course, on_round=pass_on, on_device=on_device)
+        done = simulate(
+            fleet, shares, test, experiment.course, on_round=pass_on, on_device=on_device, checkpoint=checkpoint
+        )
     if not own:
         return done.records
     on_text("each device's own test")
@@ -249,6 +258,7 @@ def _averaging(
     on_round: Callable[[RoundRecord], None],
     on_device: OnDevice,
     on_text: Callable[[str], None],
+    checkpoint: Checkpoint | None,
 ) -> list[RoundRecord]:
     on_text("building the backbone")
     baseline, seed = BASELINES[experiment.method], experiment.course.seed
@@ -269,6 +279,7 @@ def _averaging(
         measures=experiment.measures,
         on_round=on_round,
         on_device=on_device,
+        checkpoint=checkpoint,
     )
     if experiment.save_weights is not None:
         save_weights(model, experiment.save_weights)

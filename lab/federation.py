@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -138,6 +139,28 @@ class Federation:
         """Put the client's present weights into the model: its centre's and those it keeps."""
         own = self._kept.get(client, self._first)
         self.model.load_state_dict({**self.centres[self.member[client]], **own}, strict=False)
+
+    def state(self) -> dict[str, Any]:
+        """What later rounds depend on, as plain values and tensors."""
+        return {
+            "model": self.model.state_dict(),
+            "centres": self.centres,
+            "kept": self._kept,
+            "moments": [server.moments for server in self._servers],
+            "member": self.member.tolist(),
+            "divided": self._divided,
+            "side": None if self.side is None else self.side.state(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+        self.model.load_state_dict(state["model"])
+        self.centres, self._kept = state["centres"], state["kept"]
+        for server, moments in zip(self._servers, state["moments"], strict=True):
+            server.moments = moments
+        self.member, self._divided = np.array(state["member"], np.int64), state["divided"]
+        if self.side is not None:
+            self.side.restore(state["side"])
 
     def groups(self) -> list[list[int]]:
         """Clients whose present models are the same one."""

@@ -4,7 +4,8 @@ A run is known by its key, a hash of its settings, its seed and its data, so an 
 first run that has no line, a changed setting is a new run, and two processes may share the file: a line is one write
 to a file opened for appending, followed by fsync. A last line that a power cut left half is not read.
 
-While a run is under way its rounds are written, one JSON line each, to a file of their own.
+While a run is under way its rounds are written, one JSON line each, to a file of their own, and beside it lies its
+checkpoint (`lab/checkpoint.py`).
 """
 
 from __future__ import annotations

@@ -54,11 +54,12 @@ class Server:
     Attributes:
         hyper: `base`, `server_lr`, `server_momentum`, `server_beta`, `server_epsilon`.
         trained: names of the tensors that training moves.
+        moments: by name of the tensor, of the server's optimiser.
     """
 
     hyper: Mapping[str, Value]
     trained: frozenset[str]
-    _moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def step(self, start: Mapping[str, Tensor], outcomes: Sequence[Outcome]) -> State:
         """The next weights; `start` where no client took part."""
@@ -78,7 +79,7 @@ class Server:
             return mean
         delta = mean.double() - start.double()
         zero = torch.zeros_like(delta)
-        first, second = self._moments.get(name, (zero, zero))
+        first, second = self.moments.get(name, (zero, zero))
         beta, lr = float(self.hyper["server_momentum"]), float(self.hyper["server_lr"])
         if base == "fedavgm":
             first = beta * first + delta
@@ -88,7 +89,7 @@ class Server:
             first = beta * first + (1.0 - beta) * delta
             second = squares * second + (1.0 - squares) * delta**2
             step = first / (second.sqrt() + float(self.hyper["server_epsilon"]))
-        self._moments[name] = (first, second)
+        self.moments[name] = (first, second)
         return (start.double() + lr * step).to(start.dtype)
 
 

@@ -8,6 +8,8 @@ One class for each, with the same five verbs, called in this order in every roun
 4. `install(...)`: what of it belongs into the model;
 5. `answers(...)`: how test images are classified by it.
 
+`state` and `restore` are a checkpoint's.
+
 Sums and means are `contract.statistics`, merged by `aggregator.rules`: what the lab simulates of a method here is what
 an aggregator would do. Bytes are those of the tensors as float32, without an envelope.
 """
@@ -20,6 +22,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from aggregator.rules import merge
 from contract.methods import Value
@@ -49,6 +52,12 @@ class Side(Protocol):
     def install(self, model: EagerModel) -> None: ...
 
     def answers(self, features: Features) -> dict[str, NDArray[np.int64]]: ...
+
+    def state(self) -> dict[str, Tensor]:
+        """What is global between two rounds, beside the model's own tensors."""
+        ...
+
+    def restore(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 class Prototypes:
@@ -82,6 +91,12 @@ class Prototypes:
             return {}
         return {"prototype": nearest_answer(self._global.means, self._global.present)(features)}
 
+    def state(self) -> dict[str, Tensor]:
+        return {"sums": torch.tensor(self._global.sums), "counts": torch.tensor(self._global.counts)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self._global = ClassMeans(state["sums"].numpy(), state["counts"].numpy())
+
 
 class NormalisedHead:
     """FedNH (Dai et al., AAAI 2023), eq. 5 and 6: the head's rows are unit prototypes W. Clients train against them
@@ -114,6 +129,12 @@ class NormalisedHead:
 
     def answers(self, features: Features) -> dict[str, NDArray[np.int64]]:
         return {}
+
+    def state(self) -> dict[str, Tensor]:
+        return {}  # the head is the model's
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing."""
 
 
 class Knowledge:
@@ -158,6 +179,14 @@ class Knowledge:
         means = ClassMeans(self._global.sums, self._global.counts)
         return {"prototype": nearest_answer(means.means, means.present)(features)} if means.present.any() else {}
 
+    def state(self) -> dict[str, Tensor]:
+        found = self._global
+        tables = {"sums": found.sums, "soft_sums": found.soft_sums, "counts": found.counts}
+        return {name: torch.tensor(table) for name, table in tables.items()}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self._global = HyperKnowledge(*(state[name].numpy() for name in ("sums", "soft_sums", "counts")))
+
 
 SIDES = {"knowledge": Knowledge, "normalised-head": NormalisedHead, "prototypes": Prototypes}
 
@@ -168,7 +197,7 @@ def _guide(means: ClassMeans) -> Guide | None:
     return Guide(_float(means.means), _float(means.present), torch.zeros(means.classes, means.classes))
 
 
-def _float(values: NDArray[np.generic]) -> torch.Tensor:
+def _float(values: NDArray[np.generic]) -> Tensor:
     return torch.from_numpy(values.astype(np.float32))
 
 

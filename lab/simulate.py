@@ -10,6 +10,9 @@ Every round goes the way it goes in the field:
 
 `local_only` is the baseline beside it: the same devices, the same seeds, the same number of epochs, and no global
 state. What is simulated is what is deployed, except for time: devices take turns.
+
+With a checkpoint (`lab/checkpoint.py`) a run that was interrupted goes on after the last round that was kept: past
+rounds are opened and closed again without training, so that the state machine is where it was.
 """
 
 from __future__ import annotations
@@ -17,16 +20,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
+import torch
 
 from aggregator.rounds import Closed, Opened, Policy, Rounds, plan
 from aggregator.rules import ROBUST, Rule, merge
 from aggregator.state import next_global
 from contract.bundle import Bundle
 from contract.errors import UsageError
-from contract.messages import Announcement, Contribution, Encoding
+from contract.messages import Announcement, ClassRows, Contribution, Encoding, RowKind
 from contract.methods import calibration, method
 from contract.state import GlobalState
 from contract.statistics import Statistic
@@ -35,10 +39,12 @@ from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.evaluate import Evaluation
 from edge_client.workbench import Workbench
+from lab.checkpoint import Checkpoint, Resumed
 
 __all__ = ["Course", "RoundRecord", "Simulation", "local_only", "mean_accuracy", "run_id", "simulate"]
 
 SCHEMA = "protofleet.lab/1"
+_ROWS = get_args(RowKind)
 
 
 @dataclass(frozen=True)
@@ -117,27 +123,32 @@ def simulate(
     *,
     on_round: OnRound | None = None,
     on_device: OnDevice | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Simulation:
     """Run a federation of one device for each of `shares`.
 
     Args:
         bundle: every device's, or one for each device, which must be able to form one fleet (`contract.fleet`).
         test: images that every device is asked about; of all classes.
-        on_round: called with each round's record.
+        on_round: called with each round's record, those of before an interruption, too.
         on_device: called before each device's turn with the round and how many have had theirs.
 
     Raises:
         MethodError: when training diverges.
-        UsageError: when the course has no round.
+        UsageError: when the course has no round, or the checkpoint is not of this run.
     """
-    names, devices = _devices(bundle, shares, test)
+    run = run_id(course.seed)
+    names, devices = _devices(bundle, shares, test, run)
     bundle = bundle if isinstance(bundle, Bundle) else bundle[0]
     policy = Policy(min_clients=1, fraction=course.fraction, seed=course.seed)
     machine = Rounds(plan(bundle.manifest.method, course.rounds, course.calibrate), policy)
     for name in names:
         machine.birth(name, name.encode())
-    state, gathered = GlobalState(run_id(course.seed), 0, 0), _Gathered()
+    state, gathered = GlobalState(run, 0, 0), _Gathered()
     records: list[RoundRecord] = []
+    if (resumed := checkpoint.read() if checkpoint else None) is not None:
+        records, state = _resume(resumed, devices, run, on_round)
+        _replay(machine, names, len(records))
     evaluations: list[Evaluation] = []
     while (step := machine.advance(0.0)) is not None:
         if isinstance(step, Opened):
@@ -148,8 +159,7 @@ def simulate(
             due = step.round == len(machine.plan) or step.round % course.evaluate_every == 0
             evaluations = _evaluate(devices, state) if due else evaluations
             records.append(_record(step, gathered, evaluations if due else []))
-            if on_round is not None:
-                on_round(records[-1])
+            _after_round(records, devices, state, on_round, checkpoint)
     return Simulation(records, state, devices, evaluations)
 
 
@@ -164,6 +174,7 @@ def local_only(
     evaluate_every: int = 1,
     on_round: OnRound | None = None,
     on_device: OnDevice | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Simulation:
     """The baseline: each device trains as in `rounds` rounds of the bundle's method, and never hears from the others.
 
@@ -174,15 +185,17 @@ def local_only(
         names: the devices' ids; `device-1` and so on when None.
 
     Raises:
-        UsageError: when the bundle does not train.
+        UsageError: when the bundle does not train, or the checkpoint is not of this run.
     """
-    _, devices = _devices(bundle, shares, test, names)
+    _, devices = _devices(bundle, shares, test, run, names)
     first = bundle if isinstance(bundle, Bundle) else bundle[0]
     if not method(first.manifest.method).trains:
         raise UsageError("local training", expected="a method that trains", got=first.manifest.method)
     records: list[RoundRecord] = []
     evaluations: list[Evaluation] = []
-    for number in range(1, rounds + 1):
+    if (resumed := checkpoint.read() if checkpoint else None) is not None:
+        records, _ = _resume(resumed, devices, run, on_round)
+    for number in range(len(records) + 1, rounds + 1):
         announcement = Announcement(run, number, "open", first.manifest.method, first.sha256)
         losses = []
         for turn, device in enumerate(devices):
@@ -195,8 +208,7 @@ def local_only(
         records.append(
             _record(step, _Gathered([], [x for x in losses if x is not None], []), evaluations if due else [])
         )
-        if on_round is not None:
-            on_round(records[-1])
+        _after_round(records, devices, GlobalState(run, 0, 0), on_round, checkpoint)
     return Simulation(records, GlobalState(run, 0, 0), devices, evaluations)
 
 
@@ -219,14 +231,73 @@ class _Gathered:
     payload_bytes: list[int] = field(default_factory=list)
 
 
+def _after_round(
+    records: list[RoundRecord],
+    devices: Sequence[Device],
+    state: GlobalState,
+    on_round: OnRound | None,
+    checkpoint: Checkpoint | None,
+) -> None:
+    if checkpoint is not None:
+        checkpoint.keep(records, lambda: _plain(devices, state))
+    if on_round is not None:
+        on_round(records[-1])
+
+
+def _plain(devices: Sequence[Device], state: GlobalState) -> dict[str, Any]:
+    """What a simulation needs to go on."""
+    kept: dict[str, Any] = {"version": state.version, "round": state.round}
+    for kind in _ROWS:
+        rows: ClassRows | None = getattr(state, kind)
+        kept[kind] = None if rows is None else (rows.classes.tolist(), torch.tensor(rows.rows))
+    weights = [{name: torch.tensor(value) for name, value in device.state().items()} for device in devices]
+    return {"devices": weights, "global": kept}
+
+
+def _resume(
+    resumed: Resumed, devices: Sequence[Device], run: bytes, on_round: OnRound | None
+) -> tuple[list[RoundRecord], GlobalState]:
+    """Put the devices where they were."""
+    for device, weights in zip(devices, resumed.state["devices"], strict=True):
+        device.restore({name: value.numpy() for name, value in weights.items()})
+    kept = resumed.state["global"]
+    rows = {kind: ClassRows(np.array(kept[kind][0], np.uint16), kept[kind][1].numpy()) for kind in _ROWS if kept[kind]}
+    records = [RoundRecord(**record) for record in resumed.records]
+    for record in records:
+        if on_round is not None:
+            on_round(record)
+    return records, GlobalState(run, kept["version"], kept["round"], **rows)
+
+
+def _replay(machine: Rounds, names: Sequence[str], rounds: int) -> None:
+    """Open and close so many rounds in which everyone who was sampled has answered."""
+    while rounds and (step := machine.advance(0.0)) is not None:
+        if isinstance(step, Opened):
+            for name in filter(machine.is_sampled, names):
+                machine.contributed(name)
+        rounds -= isinstance(step, Closed)
+
+
 def _devices(
-    bundle: Bundle | Sequence[Bundle], shares: Sequence[LocalData], test: LocalData, names: Sequence[str] | None = None
+    bundle: Bundle | Sequence[Bundle],
+    shares: Sequence[LocalData],
+    test: LocalData,
+    run: bytes,
+    names: Sequence[str] | None = None,
 ) -> tuple[list[str], list[Device]]:
     ids = list(names or [f"device-{number}" for number in range(1, len(shares) + 1)])
     theirs = [bundle] * len(shares) if isinstance(bundle, Bundle) else bundle
     benches = {each.sha256: Workbench(each, keep=True) for each in theirs}
     rows = zip(theirs, ids, shares, strict=True)
-    return ids, [Device(each, share, name, test=test, workbench=benches[each.sha256]) for each, name, share in rows]
+    return ids, [
+        Device(each, share, name, test=test, workbench=benches[each.sha256], secret=_secret(run, name))
+        for each, name, share in rows
+    ]
+
+
+def _secret(run: bytes, name: str) -> bytes:
+    """What a simulated device draws its noise from: from the seed, since a simulation has nothing to keep private."""
+    return hashlib.sha256(b"protofleet lab noise" + run + name.encode()).digest()
 
 
 def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) -> Announcement:

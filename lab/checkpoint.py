@@ -1,0 +1,128 @@
+"""A run between two rounds in one file, so that an interrupted run goes on where it was and gives the same numbers.
+
+Everything random in the lab comes from (seed, device, round), so weights, global state and past records are all of it.
+The file is written beside its place and renamed, so that there is always a whole one. Writing takes at most about a
+twentieth of the time; a run loses what it did since the last write.
+
+What is kept is plain: numbers, strings, lists, dictionaries and tensors, read back without running anything from the
+file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from contract.errors import StoreError, UsageError
+
+__all__ = ["Checkpoint", "Resumed"]
+
+SCHEMA = "protofleet.checkpoint/1"
+_EVERY_S = 10.0  # between two writes, at least
+_SHARE = 20  # and so many times what a write takes
+
+
+class _Record(Protocol):
+    def as_json(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run goes on from.
+
+    Attributes:
+        records: fields of each past round's record.
+        state: what the engine gave to `keep`.
+    """
+
+    records: list[dict[str, Any]]
+    state: dict[str, Any]
+
+
+@dataclass
+class Checkpoint:
+    """One run's file.
+
+    Attributes:
+        key: stands for the run's settings; a file with another key is refused.
+        seconds: wall time of the run before this process.
+    """
+
+    path: Path
+    key: str
+    seconds: float = 0.0
+    _began: float = field(default_factory=time.monotonic)
+    _next: float = 0.0
+
+    @classmethod
+    def of(cls, path: Path, settings: object) -> Checkpoint:
+        """The file of a run that `settings`, which must have a full `repr`, describe."""
+        return cls(path, hashlib.sha256(repr(settings).encode()).hexdigest()[:16])
+
+    def read(self) -> Resumed | None:
+        """What the file holds; None when there is none.
+
+        Raises:
+            UsageError: when it is no checkpoint, or one of other settings.
+        """
+        try:
+            kept = torch.load(self.path, weights_only=True)
+        except FileNotFoundError:
+            return None
+        except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
+            raise self._refused(f"{type(error).__name__}") from None
+        if not isinstance(kept, dict) or kept.get("schema") != SCHEMA:
+            raise self._refused("another file")
+        if kept["key"] != self.key:
+            raise self._refused("one of other settings")
+        self.seconds = kept["seconds"]
+        return Resumed(kept["records"], kept["state"])
+
+    def keep(self, records: Sequence[_Record], state: Callable[[], dict[str, Any]]) -> None:
+        """After a round: write, when it is time.
+
+        Args:
+            state: gives what the engine needs to go on; called only when it is time.
+
+        Raises:
+            StoreError: when the disk refuses; the file before is then still there.
+        """
+        began = time.monotonic()
+        if began < max(self._next, self._began + _EVERY_S):
+            return
+        plain = [{name: value for name, value in each.as_json().items() if name != "schema"} for each in records]
+        seconds = self.seconds + began - self._began
+        kept = {"schema": SCHEMA, "key": self.key, "seconds": seconds, "records": plain, "state": state()}
+        part = self.path.with_name(self.path.name + ".part")
+        try:
+            with part.open("wb") as file:
+                torch.save(kept, file)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.path)
+        except (OSError, RuntimeError) as error:
+            part.unlink(missing_ok=True)
+            raise StoreError(f"{self.path}", expected="a file that can be written", got=_reason(error)) from None
+        now = time.monotonic()
+        self._next = now + max(_EVERY_S, _SHARE * (now - began))
+
+    def remove(self) -> None:
+        """The run is over."""
+        self.path.unlink(missing_ok=True)
+
+    def _refused(self, got: str) -> UsageError:
+        return UsageError(
+            f"{self.path}", expected="a checkpoint of this very run", got=got, hint="another path, or remove the file"
+        )
+
+
+def _reason(error: OSError | RuntimeError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
