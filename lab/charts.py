@@ -17,6 +17,7 @@ from html import escape
 __all__ = ["Line", "Mark", "Row", "byte_bars", "curves", "heatmap", "holdings", "scatter", "standalone", "strips"]
 
 WIDTH = 520
+_LETTER = 7.8  # a letter of a label, at most, on average
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,8 @@ def strips(rows: Sequence[Row]) -> str:
 def curves(lines: Sequence[Line], rounds: Sequence[str], title: str) -> str:
     """Accuracy over rounds; `rounds` names the ticks of the x axis, the first being x = 0."""
     low, high = _range([v for line in lines for v in line.values if v is not None])
-    left, right, top, bottom = 44, WIDTH - 96, 28, 262
+    beside = max([96.0, *(14 + _LETTER * len(line.label) for line in lines if not line.faint)])
+    left, right, top, bottom = 44, WIDTH - beside, 28, 262
     parts = [_text(0, 10, "accuracy", "t-axis")]
     for tick in _ticks(low, high):
         y = _scale(tick, low, high, bottom, top)
@@ -220,29 +222,57 @@ def scatter(marks: Sequence[Mark], title: str) -> str:
         x = _scale(power, first, last, left, right)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}"/>')
         parts.append(_text(x, bottom + 20, nice_bytes(10.0**power), "t-axis", "middle"))
-    placed: list[tuple[float, float]] = []
-    for mark in sorted(marks, key=lambda each: -each.value):
-        x = left - 48 if mark.size_bytes < 1 else _scale(math.log10(mark.size_bytes), first, last, left, right)
-        y = _scale(mark.value, low, high, bottom, top)
+    points = [
+        (
+            left - 48 if mark.size_bytes < 1 else _scale(math.log10(mark.size_bytes), first, last, left, right),
+            _scale(mark.value, low, high, bottom, top),
+        )
+        for mark in marks
+    ]
+    rails, dots, labels, taken = [], [], [], [_Box(x - 7, y - 7, x + 7, y + 7) for x, y in points]
+    for mark, (x, y) in sorted(zip(marks, points, strict=True), key=lambda each: each[1][1]):
         # On the side where the label stays nearer to its point: the right one, unless that is crowded.
-        sides = [(_free(placed, x + side * 70, y + 4), side) for side in ((1, -1) if x > left + 140 else (1,))]
-        beside, side = min(sides, key=lambda option: (option[0] - y > 12, option[0]))
-        placed.append((x + side * 70, beside))
-        if beside > y + 8:
-            parts.append(f'<path class="rail" d="M{x:.1f} {y:.1f}L{x + side * 8:.1f} {beside - 4:.1f}"/>')
+        sides = [(_free(taken, mark.label, x, y, side), side) for side in (1, -1)]
+        sides = [option for option in sides if option[0].left > left] or sides[:1]
+        box, side = min(sides, key=lambda option: (option[0].top - y > 12, option[0].top))
+        taken.append(box)
+        if box.top > y:
+            rails.append(f'<path class="rail" d="M{x:.1f} {y:.1f}L{x + side * 9:.1f} {box.middle:.1f}"/>')
         tip = f"{mark.label}: {_percent(mark.value)}, {nice_bytes(mark.size_bytes)}"
-        parts.append(_dot(x, y, 6, f"c-{mark.kind} ring", tip))
+        dots.append(_dot(x, y, 6, f"c-{mark.kind} ring", tip))
         anchor = "start" if side > 0 else "end"
-        parts.append(_text(x + side * 10, beside, mark.label, f"t-line f-{mark.kind}", anchor))
+        labels.append(_text(x + side * 10, box.middle + 4, mark.label, f"t-line f-{mark.kind}", anchor))
+    parts += [*rails, *dots, *labels]
     parts.append(_text(44, bottom + 42, "bytes from one client over the whole run, logarithmic axis", "t-axis"))
     return _svg(parts, bottom + 50, title)
 
 
-def _free(placed: Sequence[tuple[float, float]], x: float, y: float) -> float:
-    """The next height at or below y where a label centred on x overlaps none."""
-    while any(abs(y - other) < 14 and abs(x - near) < 120 for near, other in placed):
-        y += 2
-    return y
+@dataclass(frozen=True)
+class _Box:
+    """What a mark covers."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    @property
+    def middle(self) -> float:
+        return (self.top + self.bottom) / 2
+
+    def meets(self, other: _Box) -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+
+def _free(taken: Sequence[_Box], label: str, x: float, y: float, side: int) -> _Box:
+    """Where a label beside (x, y), or below that, covers nothing that is there."""
+    near, far = sorted((x + side * 9, x + side * (9 + _LETTER * len(label))))
+    height = y
+    while any(_Box(near, height - 7, far, height + 7).meets(box) for box in taken):
+        height += 2
+    return _Box(near, height - 7, far, height + 7)
 
 
 _STYLE = """<style>
@@ -251,8 +281,8 @@ svg { --paper: #ffffff; --ink: #1b1f24; --soft: #5d646d; --rule: #e4e2da; --loca
 @media (prefers-color-scheme: dark) { svg { --paper: #14171b; --ink: #eceef0; --soft: #9aa3ad; --rule: #2f353d;
  --local: #a2abb5; --fed: #6ea2f5; --ffc: #f08f4f; --pooled: #f1f2f4; } }
 .t-axis { font-size: 12.5px; fill: var(--soft); } .t-line { font-size: 13px; font-weight: 600; }
-.grid, .rail { stroke: var(--rule); } polyline { fill: none; stroke-width: 2.2; }
-polyline.dashed { stroke-dasharray: 6 5; }
+.grid { stroke: var(--rule); } .rail { stroke: var(--soft); stroke-width: 0.8; }
+polyline { fill: none; stroke-width: 2.2; } polyline.dashed { stroke-dasharray: 6 5; }
 .c-local, .f-local { fill: var(--local); } .c-fed, .f-fed { fill: var(--fed); }
 .c-ffc, .f-ffc { fill: var(--ffc); } .c-pooled, .f-pooled { fill: var(--pooled); }
 .s-local { stroke: var(--local); } .s-fed { stroke: var(--fed); } .s-ffc { stroke: var(--ffc); }
