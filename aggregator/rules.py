@@ -6,7 +6,8 @@
   Weighted by `count`, sums and counts add up: FedProto eq. 4 without its second division by the number of clients,
   FedHKD's p_ij, and FFC's Gram and cross sums (SphereFed eq. 11, 12). By `client`, each holder counts the same: FedPR
   eq. 3 and FedProto's public code. By `share`, w_ij = n_ij / n_i: FedHP eq. 5, divided by Σ_i w_ij; `printed` divides
-  by the number of devices instead, as that equation stands in the paper, which shrinks every prototype.
+  by the number of devices instead, as that equation stands in the paper, which shrinks every prototype. So does
+  `twice`: by `count`, and once more by the number of devices that hold the class, as FedProto's eq. 4 stands.
 - `median`: for each class and coordinate the median over the devices that hold the class.
 - `trimmed-mean`: the same, with the lowest and the highest tenth of the devices left out and the rest averaged.
 
@@ -86,25 +87,28 @@ def merge(source: Source, rule: Rule = "mean", weighting: Weighting = "count") -
 
 
 def _weighted(statistics: Iterable[Statistic], weighting: Weighting) -> ClassMeans:
-    """The mean of each class's rows by `client`, `share` or `printed` weights; counts are the sums of the counts."""
+    """The mean of each class's rows by weights other than `count` alone; counts are the sums of the counts."""
     stream = iter(statistics)
     first = next(stream, None)
     if first is None:
         raise StatisticError("merge", expected="at least one statistic", got="none")
     nothing = ClassMeans.zero(first.classes, first.width)
     total, counts = np.zeros(nothing.sums.shape), np.zeros_like(nothing.counts)  # (C, D), (C,)
-    weights, devices = np.zeros(first.classes), 0  # (C,)
+    weights, holders, devices = np.zeros(first.classes), np.zeros(first.classes), 0  # (C,), (C,)
     for statistic in chain((first,), stream):
         if not isinstance(statistic, ClassMeans):
             raise StatisticError(f"weighting by {weighting}", expected="class means", got=type(statistic).__name__)
         nothing.merge(statistic)  # raises, and says what differs
+        held = statistic.present.astype(np.float64)
         shares = statistic.counts / max(int(statistic.counts.sum()), 1)
-        own = statistic.present.astype(np.float64) if weighting == "client" else shares  # (C,)
+        own = held if weighting == "client" else statistic.counts if weighting == "twice" else shares  # (C,)
         total += own[:, None] * statistic.means
         weights += own
+        holders += held
         counts += statistic.counts
         devices += 1
     divisor = np.full_like(weights, devices) if weighting == "printed" else np.where(weights > 0, weights, 1.0)
+    divisor *= np.maximum(holders, 1.0) if weighting == "twice" else 1.0
     return ClassMeans.from_means(total / divisor[:, None], counts)
 
 

@@ -22,7 +22,7 @@ __all__ = ["METHODS", "Calibration", "Head", "Hyper", "Kind", "Method", "Value",
 Value = int | float | str
 Head = Literal["local", "frozen", "none"]
 Kind = Literal["class-means", "learned-prototypes", "hyper-knowledge", "participation", "feature-gram"]
-Weighting = Literal["count", "client", "share", "printed"]
+Weighting = Literal["count", "client", "share", "printed", "twice"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,8 @@ class Method:
         rule: how contributions merge; None when there is nothing to merge.
         weighting: the weight w_ij of device i's row of class j in Σ_i w_ij r_ij / Σ_i w_ij, unless the hyper-parameter
             `aggregation` says otherwise: its `count` n_ij, its `share` n_ij / n_i, 1 for each `client` that holds the
-            class; `printed` is the share, divided by the number of clients as FedHP's eq. 5 prints it.
+            class; `printed` is the share, divided by the number of clients as FedHP's eq. 5 prints it, and `twice` the
+            count, divided by the number of clients that hold the class once more, as FedProto's eq. 4 does.
         global_state: what comes back to the devices.
         inference: how a device answers.
         hyper: hyper-parameters by name.
@@ -174,7 +175,11 @@ _TABLE = (
                 "lambda": Hyper(1.0, f"{_FEDPROTO}, eq. 5; 1 for MNIST, 0.1 for CIFAR-10"),
                 "distance": Hyper("squared", f"{_FEDPROTO}, eq. 6 and its public code", ("squared", "l2", "l1")),
                 "reading": Hyper("sample", "public code: distance per sample", ("sample", "class_mean")),
-                "aggregation": Hyper("count", f"{_FEDPROTO}, eq. 4; client: its public code", ("count", "client")),
+                "aggregation": Hyper(
+                    "count",
+                    f"{_FEDPROTO}, eq. 4 without its second division, with it: twice; client: its public code",
+                    ("count", "client", "twice"),
+                ),
                 "pu_weight": Hyper(0.0, f"{_FEDPU}: weight of the risk of unlabelled samples; 0 leaves them out"),
             }
         ),

@@ -22,7 +22,7 @@ from contract.state import GlobalState
 from contract.statistics import ClassMeans, HyperKnowledge, Statistic
 from contract.wire import decode, encode
 
-WEIGHTINGS = ("count", "client", "share", "printed")
+WEIGHTINGS = ("count", "client", "share", "printed", "twice")
 OTHER = bytes(range(32, 64))
 
 
@@ -38,15 +38,16 @@ def _naive(devices: list[ClassMeans], weighting: str) -> list[list[float]]:
     classes, width = devices[0].sums.shape
     rows = []
     for j in range(classes):
-        total, weights = [0.0] * width, 0.0
+        total, weights, holders = [0.0] * width, 0.0, 0
         for device in devices:
             n, n_all = int(device.counts[j]), sum(int(c) for c in device.counts)
             if not n:
                 continue
-            w = {"count": n, "client": 1.0, "share": n / n_all, "printed": n / n_all}[weighting]
+            w = {"count": n, "client": 1.0, "share": n / n_all, "printed": n / n_all, "twice": n}[weighting]
             weights += w
+            holders += 1
             total = [t + w * float(r) for t, r in zip(total, device.means[j], strict=True)]
-        divisor = len(devices) if weighting == "printed" else weights
+        divisor = {"printed": len(devices), "twice": weights * holders}.get(weighting, weights)
         rows.append([t / divisor if weights else 0.0 for t in total])
     return rows
 
@@ -79,10 +80,11 @@ def test_weightings_differ_where_devices_do() -> None:
     assert all(np.abs(a - b).max() > 1e-3 for a, b in itertools.combinations(found, 2))
 
 
-def test_the_printed_equation_shrinks_what_all_agree_on() -> None:
+def test_the_printed_equations_shrink_what_all_agree_on() -> None:
     same = [ClassMeans.from_means([[2.0], [4.0]], [10, 30]) for _ in range(3)]
     np.testing.assert_allclose(merge(lambda: same, weighting="share").means, [[2.0], [4.0]])
     np.testing.assert_allclose(merge(lambda: same, weighting="printed").means, [[0.5], [3.0]])  # times n_j / n
+    np.testing.assert_allclose(merge(lambda: same, weighting="twice").means, [[2 / 3], [4 / 3]])  # three hold each
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS[1:])
@@ -97,6 +99,7 @@ def test_only_class_means_are_weighted(weighting, statistic) -> None:
     [
         ("fedproto", {}, "count"),
         ("fedproto", {"aggregation": "client"}, "client"),
+        ("fedproto", {"aggregation": "twice"}, "twice"),
         ("fedpr", {}, "client"),
         ("fedhp", {}, "share"),
         ("fedhp", {"aggregation": "printed"}, "printed"),
