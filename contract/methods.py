@@ -202,7 +202,7 @@ _TABLE = (
                 **_sgd(f"{_FEDHP}, setting", lr=0.01, momentum=0.9, weight_decay=1e-4, epochs=5),
                 "prototype_lr": Hyper(0.005, f"{_FEDHP}, setting: Adam on the prototypes", low=1e-9, high=100.0),
                 "lambda": Hyper(0.1, f"{_FEDHP}, eq. 4"),
-                "anchor_pull": Hyper("sum", f"{_FEDHP}, eq. 2; mean over classes: fluke's code", ("sum", "mean")),
+                "anchor_pull": Hyper("mean", f"decision 009, fluke's code; sum: {_FEDHP}, eq. 2", ("mean", "sum")),
                 "aggregation": Hyper("share", f"{_FEDHP}, eq. 5, normalised as in fluke's code", ("share", "printed")),
             }
         ),

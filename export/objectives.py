@@ -125,10 +125,10 @@ def fedproto(scene: Scene, hyper: Mapping[str, Value]) -> Tensor:
 
 
 def fedhp(scene: Scene, hyper: Mapping[str, Value]) -> Tensor:
-    """FedHP, eq. 1, 2 and 4: mean of −log softmax_j(−‖f(x) − π_j‖₂)[y] + λ·Σ_j (1 − cos(π̄_j, π_j)).
+    """FedHP, eq. 1, 2 and 4: mean of −log softmax_j(−‖f(x) − π_j‖₂)[y] + λ·(1/C)·Σ_j (1 − cos(π̄_j, π_j)).
 
     Args:
-        hyper: `lambda`; `anchor_pull`, whether the second term is the paper's sum over classes or their mean.
+        hyper: `lambda`; `anchor_pull`, whether the second term is the mean over classes or the printed sum.
     """
     assert scene.learned is not None
     assert scene.anchors is not None
