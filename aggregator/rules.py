@@ -101,15 +101,14 @@ def _weighted(statistics: Iterable[Statistic], weighting: Weighting) -> ClassMea
         nothing.merge(statistic)  # raises, and says what differs
         held = statistic.present.astype(np.float64)
         shares = statistic.counts / max(int(statistic.counts.sum()), 1)
-        own = held if weighting == "client" else statistic.counts if weighting == "twice" else shares  # (C,)
+        own = {"client": held, "twice": statistic.counts.astype(np.float64)}.get(weighting, shares)  # (C,)
         total += own[:, None] * statistic.means
         weights += own
         holders += held
         counts += statistic.counts
         devices += 1
-    divisor = np.full_like(weights, devices) if weighting == "printed" else np.where(weights > 0, weights, 1.0)
-    divisor *= np.maximum(holders, 1.0) if weighting == "twice" else 1.0
-    return ClassMeans.from_means(total / divisor[:, None], counts)
+    divisor = {"printed": np.full_like(weights, devices), "twice": weights * holders}.get(weighting, weights)
+    return ClassMeans.from_means(total / np.where(divisor > 0, divisor, 1.0)[:, None], counts)
 
 
 def _add_up(statistics: Iterable[Statistic]) -> tuple[Statistic, int]:

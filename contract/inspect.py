@@ -23,7 +23,7 @@ from rich.table import Table
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError, WireError
 from contract.messages import ClassRows, Contribution, Message
-from contract.methods import METHODS, Kind, calibration
+from contract.methods import METHODS, calibration
 from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 from contract.wire import MAX_MESSAGE_BYTES, decode, encode
 
@@ -127,24 +127,20 @@ def _members(file: Path, m: Manifest) -> list[dict[str, Any]]:
 
 def _uplink(m: Manifest) -> dict[str, int]:
     """Payload bytes that a device with every class sends for a round of each kind, beside what FedAvg would."""
-    sums = FeatureGram.zero(m.classes, calibration(m.hyper).width(m.features))
-    return {
-        "fedavg": 4 * m.parameter_count,
-        m.method: _payload_bytes(_sent(m), m.method),
-        "ffc": _payload_bytes(_ones(sums), "ffc"),
+    return {"fedavg": 4 * m.parameter_count} | {
+        name: _payload_bytes(_sent(m, name), name) for name in (m.method, "ffc")
     }
 
 
-def _sent(m: Manifest) -> Statistic:
-    """What a device with every class sends in a round of the bundle's own method."""
-    rows: dict[Kind, Statistic] = {
-        "class-means": _ones(ClassMeans.zero(m.classes, m.features)),
-        "learned-prototypes": _ones(ClassMeans.zero(m.classes, m.features)),
-        "hyper-knowledge": _ones(HyperKnowledge.zero(m.classes, m.features)),
-        "participation": ClassMeans.zero(m.classes, m.features),
-        "feature-gram": _ones(FeatureGram.zero(m.classes, calibration(m.hyper).width(m.features))),
-    }
-    return rows[METHODS[m.method].statistic]
+def _sent(m: Manifest, method: str) -> Statistic:
+    """What a device with every class sends in a round of the bundle's own method, or of FFC."""
+    kind = METHODS[method].statistic
+    if kind == "feature-gram":
+        return _ones(FeatureGram.zero(m.classes, calibration(m.hyper).width(m.features)))
+    if kind == "hyper-knowledge":
+        return _ones(HyperKnowledge.zero(m.classes, m.features))
+    rows = ClassMeans.zero(m.classes, m.features)
+    return rows if kind == "participation" else _ones(rows)
 
 
 def _ones(zero: Statistic) -> Statistic:

@@ -16,7 +16,7 @@ from contract.methods import Value
 from edge_client.data import LocalData
 from lab.assess import PERSONAL, AveragingRecord, Tally, ask_trained, assess, close, personalise
 from lab.baselines import Baseline
-from lab.checkpoint import Checkpoint
+from lab.checkpoint import Checkpoint, after_round, past_rounds
 from lab.eager import EagerModel
 from lab.federation import Federation, Gathered
 from lab.simulate import Course, OnDevice, RoundRecord
@@ -85,13 +85,9 @@ def run_baseline(
     # Gram sums and class Gaussians only add up over one extractor.
     wanted = wanted if not baseline.clusters else ()
     federation = Federation(baseline, model, shares, course, hyper, batch=batch)
-    records: list[RoundRecord] = []
-    if (resumed := checkpoint.read() if checkpoint else None) is not None:
-        federation.restore(resumed.state)
-        records = [AveragingRecord(**record) for record in resumed.records]
-        for record in records:
-            if on_round is not None:
-                on_round(record)
+    records, kept = past_rounds(checkpoint, AveragingRecord, on_round)
+    if kept is not None:
+        federation.restore(kept)
     for number in range(len(records) + 1, course.rounds + 1):
         last, tally, sent = number == course.rounds, Tally(), {}
         due = number % course.evaluate_every == 0 or number > course.rounds - max(measures.evaluate_last, 1)
@@ -103,10 +99,7 @@ def run_baseline(
             personalise(federation, held, measures.personal, number + 1, tally)
         federation.load(0)
         records.append(_record(number, gathered, tally, sent))
-        if checkpoint is not None:
-            checkpoint.keep(records, federation.state)
-        if on_round is not None:
-            on_round(records[-1])
+        after_round(records, checkpoint, federation.state, on_round)
     return records
 
 

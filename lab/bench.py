@@ -8,7 +8,6 @@ measured beside what was published. A run that diverges is a result, too: its ce
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +46,9 @@ class Order:
     rows: Sequence[str] = ()
     columns: Sequence[str] = ()
     show: bool = False
+
+    def __post_init__(self) -> None:
+        self.table.choose(self.rows, self.columns)  # an unknown name ends here, before anything is loaded
 
     @property
     def runs(self) -> int:
@@ -146,7 +148,6 @@ def _run(
     words: str,
     progress: Progress,
 ) -> Finished:
-    seed, began = experiment.course.seed, time.monotonic()
     path = ledger.rounds_of(*words.split(", "), key[:8])
     checkpoint = Checkpoint(path.with_suffix(".checkpoint"), key)
     failure = None
@@ -172,8 +173,7 @@ def _run(
         failure = str(error)
         checkpoint.remove()
     lines = [_compact(record) for record in records]
-    seconds = checkpoint.seconds + time.monotonic() - began
-    return Finished(key, seed, msgspec.to_builtins(settings), seconds, lines, failure)
+    return Finished(key, experiment.course.seed, msgspec.to_builtins(settings), checkpoint.elapsed, lines, failure)
 
 
 def _compact(record: RoundRecord) -> dict[str, Any]:

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from contract.errors import StoreError, UsageError
 
-__all__ = ["Checkpoint", "Resumed"]
+__all__ = ["Checkpoint", "Resumed", "after_round", "past_rounds"]
 
 SCHEMA = "protofleet.checkpoint/1"
 _EVERY_S = 10.0  # between two writes, at least
@@ -32,6 +32,9 @@ _SHARE = 20  # and so many times what a write takes
 
 class _Record(Protocol):
     def as_json(self) -> dict[str, Any]: ...
+
+
+_Round = TypeVar("_Round", bound=_Record)
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Checkpoint:
     Attributes:
         key: stands for the run's settings; a file with another key is refused.
         seconds: wall time of the run before this process.
+        elapsed: and until now.
     """
 
     path: Path
@@ -66,6 +70,10 @@ class Checkpoint:
     def of(cls, path: Path, settings: object) -> Checkpoint:
         """The file of a run that `settings`, which must have a full `repr`, describe."""
         return cls(path, hashlib.sha256(repr(settings).encode()).hexdigest()[:16])
+
+    @property
+    def elapsed(self) -> float:
+        return self.seconds + time.monotonic() - self._began
 
     def read(self) -> Resumed | None:
         """What the file holds; None when there is none.
@@ -99,8 +107,7 @@ class Checkpoint:
         if began < max(self._next, self._began + _EVERY_S):
             return
         plain = [{name: value for name, value in each.as_json().items() if name != "schema"} for each in records]
-        seconds = self.seconds + began - self._began
-        kept = {"schema": SCHEMA, "key": self.key, "seconds": seconds, "records": plain, "state": state()}
+        kept = {"schema": SCHEMA, "key": self.key, "seconds": self.elapsed, "records": plain, "state": state()}
         part = self.path.with_name(self.path.name + ".part")
         try:
             with part.open("wb") as file:
@@ -122,6 +129,40 @@ class Checkpoint:
         return UsageError(
             f"{self.path}", expected="a checkpoint of this very run", got=got, hint="another path, or remove the file"
         )
+
+
+def past_rounds(
+    checkpoint: Checkpoint | None, record: Callable[..., _Round], on_round: Callable[[_Round], None] | None
+) -> tuple[list[_Round], dict[str, Any] | None]:
+    """The rounds of before an interruption, handed out again, and the engine's state after them; no round and None for
+    a run that begins.
+
+    Args:
+        record: makes a record of its fields.
+
+    Raises:
+        UsageError: as `Checkpoint.read`.
+    """
+    if checkpoint is None or (resumed := checkpoint.read()) is None:
+        return [], None
+    records = [record(**fields) for fields in resumed.records]
+    for each in records:
+        if on_round is not None:
+            on_round(each)
+    return records, resumed.state
+
+
+def after_round(
+    records: Sequence[_Round],
+    checkpoint: Checkpoint | None,
+    state: Callable[[], dict[str, Any]],
+    on_round: Callable[[_Round], None] | None,
+) -> None:
+    """Keep the run when it is time, then hand out its last record, so that what is handed out is kept first."""
+    if checkpoint is not None:
+        checkpoint.keep(records, state)
+    if on_round is not None:
+        on_round(records[-1])
 
 
 def _reason(error: OSError | RuntimeError) -> str:

@@ -223,7 +223,6 @@ def table_command(
     if seeds is not None and seeds < 1:
         raise UsageError("--seeds", expected="1 or more", got=seeds)
     rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
-    table.choose(rows, wanted)  # an unknown name ends here, before anything is loaded
     order = Order(table, out / stem, data, seeds, quick, rows, wanted, show)
     return _until_stopped(lambda: _fill_table(stem, order, json, tensorboard, threads))
 

@@ -79,11 +79,15 @@ class Demo:
         return len(set(self.backbones)) == 1
 
     @property
+    def own_rounds(self) -> int:
+        """Of the method."""
+        plan = recipe(self.method)
+        return plan.rounds if self.rounds is None else self.rounds
+
+    @property
     def rounds_in_all(self) -> int:
         """The method's own, and FFC's."""
-        plan = recipe(self.method)
-        own = plan.rounds if self.rounds is None else self.rounds
-        return own + (self.calibrates and method(self.method).trains)
+        return self.own_rounds + (self.calibrates and method(self.method).trains)
 
 
 def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
@@ -128,8 +132,7 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
 
 def _check(demo: Demo) -> int:
     """Every option, before anything is begun; returns the number of rounds."""
-    plan = recipe(demo.method)
-    rounds = plan.rounds if demo.rounds is None else demo.rounds
+    rounds = demo.own_rounds
     for name, value, low, high in (
         ("--clients", demo.clients, 1, _MAX_CLIENTS),
         ("--rounds", rounds, 1, 10_000),

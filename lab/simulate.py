@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -39,7 +40,7 @@ from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.evaluate import Evaluation
 from edge_client.workbench import Workbench
-from lab.checkpoint import Checkpoint, Resumed
+from lab.checkpoint import Checkpoint, after_round, past_rounds
 
 __all__ = ["Course", "RoundRecord", "Simulation", "local_only", "mean_accuracy", "run_id", "simulate"]
 
@@ -144,11 +145,9 @@ def simulate(
     machine = Rounds(plan(bundle.manifest.method, course.rounds, course.calibrate), policy)
     for name in names:
         machine.birth(name, name.encode())
-    state, gathered = GlobalState(run, 0, 0), _Gathered()
-    records: list[RoundRecord] = []
-    if (resumed := checkpoint.read() if checkpoint else None) is not None:
-        records, state = _resume(resumed, devices, run, on_round)
-        _replay(machine, names, len(records))
+    records, kept = past_rounds(checkpoint, RoundRecord, on_round)
+    state, gathered = _resume(kept, devices, run), _Gathered()
+    _replay(machine, names, len(records))
     evaluations: list[Evaluation] = []
     while (step := machine.advance(0.0)) is not None:
         if isinstance(step, Opened):
@@ -159,7 +158,7 @@ def simulate(
             due = step.round == len(machine.plan) or step.round % course.evaluate_every == 0
             evaluations = _evaluate(devices, state) if due else evaluations
             records.append(_record(step, gathered, evaluations if due else []))
-            _after_round(records, devices, state, on_round, checkpoint)
+            after_round(records, checkpoint, partial(_plain, devices, state), on_round)
     return Simulation(records, state, devices, evaluations)
 
 
@@ -191,10 +190,9 @@ def local_only(
     first = bundle if isinstance(bundle, Bundle) else bundle[0]
     if not method(first.manifest.method).trains:
         raise UsageError("local training", expected="a method that trains", got=first.manifest.method)
-    records: list[RoundRecord] = []
+    records, kept = past_rounds(checkpoint, RoundRecord, on_round)
+    state = _resume(kept, devices, run)
     evaluations: list[Evaluation] = []
-    if (resumed := checkpoint.read() if checkpoint else None) is not None:
-        records, _ = _resume(resumed, devices, run, on_round)
     for number in range(len(records) + 1, rounds + 1):
         announcement = Announcement(run, number, "open", first.manifest.method, first.sha256)
         losses = []
@@ -208,8 +206,8 @@ def local_only(
         records.append(
             _record(step, _Gathered([], [x for x in losses if x is not None], []), evaluations if due else [])
         )
-        _after_round(records, devices, GlobalState(run, 0, 0), on_round, checkpoint)
-    return Simulation(records, GlobalState(run, 0, 0), devices, evaluations)
+        after_round(records, checkpoint, partial(_plain, devices, state), on_round)
+    return Simulation(records, state, devices, evaluations)
 
 
 def mean_accuracy(evaluations: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, float]]:
@@ -231,19 +229,6 @@ class _Gathered:
     payload_bytes: list[int] = field(default_factory=list)
 
 
-def _after_round(
-    records: list[RoundRecord],
-    devices: Sequence[Device],
-    state: GlobalState,
-    on_round: OnRound | None,
-    checkpoint: Checkpoint | None,
-) -> None:
-    if checkpoint is not None:
-        checkpoint.keep(records, lambda: _plain(devices, state))
-    if on_round is not None:
-        on_round(records[-1])
-
-
 def _plain(devices: Sequence[Device], state: GlobalState) -> dict[str, Any]:
     """What a simulation needs to go on."""
     kept: dict[str, Any] = {"version": state.version, "round": state.round}
@@ -254,19 +239,17 @@ def _plain(devices: Sequence[Device], state: GlobalState) -> dict[str, Any]:
     return {"devices": weights, "global": kept}
 
 
-def _resume(
-    resumed: Resumed, devices: Sequence[Device], run: bytes, on_round: OnRound | None
-) -> tuple[list[RoundRecord], GlobalState]:
-    """Put the devices where they were."""
-    for device, weights in zip(devices, resumed.state["devices"], strict=True):
+def _resume(kept: dict[str, Any] | None, devices: Sequence[Device], run: bytes) -> GlobalState:
+    """Put the devices where `_plain` found them; the global state then. Without anything kept, the first one."""
+    if kept is None:
+        return GlobalState(run, 0, 0)
+    for device, weights in zip(devices, kept["devices"], strict=True):
         device.restore({name: value.numpy() for name, value in weights.items()})
-    kept = resumed.state["global"]
-    rows = {kind: ClassRows(np.array(kept[kind][0], np.uint16), kept[kind][1].numpy()) for kind in _ROWS if kept[kind]}
-    records = [RoundRecord(**record) for record in resumed.records]
-    for record in records:
-        if on_round is not None:
-            on_round(record)
-    return records, GlobalState(run, kept["version"], kept["round"], **rows)
+    found = kept["global"]
+    rows = {
+        kind: ClassRows(np.array(found[kind][0], np.uint16), found[kind][1].numpy()) for kind in _ROWS if found[kind]
+    }
+    return GlobalState(run, found["version"], found["round"], **rows)
 
 
 def _replay(machine: Rounds, names: Sequence[str], rounds: int) -> None:

@@ -73,30 +73,19 @@ def error_line(said: str) -> str:
 
 
 @dataclass
-class Fleet:
-    """A broker, processes around it, and what they leave behind in `folder`."""
+class Processes:
+    """Commands that run at once, each with a log of its own in `folder`."""
 
     folder: Path
-    url: str
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def aggregator(self, bundles: Sequence[Path], *options: object) -> None:
-        chosen = [word for path in bundles for word in ("--bundle", path)]
-        told = ("--store", self.folder / "store.sqlite", "--json", self.folder / "summary.json")
-        self._start("aggregator", "aggregate", *chosen, *told, *options)
-
-    def client(self, name: str, bundle: Path, data: Samples, *options: object) -> None:
-        path = self.folder / f"{name}.npz"
-        np.savez(path, x=data[0], y=data[1])
-        state = ("--state", self.folder / f"state-{name}", "--json", self.folder / f"{name}.json")
-        self._start(name, "client", "--id", name, "--bundle", bundle, "--data", path, *state, *options)
+    def start(self, name: str, *words: object) -> None:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            command = [sys.executable, "-m", "protofleet", *map(str, words)]
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRONMENT)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
-
-    def told(self, name: str) -> dict[str, Any]:
-        """What a process wrote as JSON: `summary` is the aggregator's."""
-        return json.loads((self.folder / f"{name}.json").read_text())
 
     def wait_for(self, name: str, text: str, timeout_s: float = 40.0) -> None:
         deadline = time.monotonic() + timeout_s
@@ -113,6 +102,35 @@ class Fleet:
             except subprocess.TimeoutExpired:
                 pytest.fail(f"{name} did not end:\n" + "\n---\n".join(map(self.log, self.processes)))
         return {name: process.returncode for name, process in self.processes.items()}
+
+    def end(self) -> None:
+        """Kill what still runs."""
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+@dataclass(kw_only=True)
+class Fleet(Processes):
+    """A broker, processes around it, and what they leave behind in `folder`."""
+
+    url: str
+
+    def aggregator(self, bundles: Sequence[Path], *options: object) -> None:
+        chosen = [word for path in bundles for word in ("--bundle", path)]
+        told = ("--store", self.folder / "store.sqlite", "--json", self.folder / "summary.json")
+        self._join("aggregator", "aggregate", *chosen, *told, *options)
+
+    def client(self, name: str, bundle: Path, data: Samples, *options: object) -> None:
+        path = self.folder / f"{name}.npz"
+        np.savez(path, x=data[0], y=data[1])
+        state = ("--state", self.folder / f"state-{name}", "--json", self.folder / f"{name}.json")
+        self._join(name, "client", "--id", name, "--bundle", bundle, "--data", path, *state, *options)
+
+    def told(self, name: str) -> dict[str, Any]:
+        """What a process wrote as JSON: `summary` is the aggregator's."""
+        return json.loads((self.folder / f"{name}.json").read_text())
 
     def payloads(self, round: int) -> dict[str, bytes]:
         """What the store holds of a round, by device."""
@@ -140,11 +158,8 @@ class Fleet:
         with SqliteStore(self.folder / "store.sqlite", identity, FLEET) as store:
             return store.state()
 
-    def _start(self, name: str, command: str, *options: object) -> None:
-        words = [command, "--broker", self.url, "--fleet", FLEET, *map(str, options)]
-        with open(self.folder / f"{name}.log", "ab") as log:
-            started = [sys.executable, "-m", "protofleet", *words]
-            self.processes[name] = subprocess.Popen(started, stdout=log, stderr=log, env=ENVIRONMENT)
+    def _join(self, name: str, command: str, *options: object) -> None:
+        self.start(name, command, "--broker", self.url, "--fleet", FLEET, *options)
 
 
 @contextmanager
@@ -152,12 +167,9 @@ def fleet_in(folder: Path) -> Iterator[Fleet]:
     """A fleet whose broker runs; what still runs at the end is ended."""
     broker = Embedded()
     broker.start()
-    made = Fleet(folder, broker.url)
+    made = Fleet(folder=folder, url=broker.url)
     try:
         yield made
     finally:
-        for process in made.processes.values():
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+        made.end()
         broker.stop()

@@ -8,20 +8,18 @@ the journal of its device, and FFC's head equals ridge regression on the pooled 
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 from brokers import BROKERS, TestBroker, make_broker
+from fleets import Processes
 
 from aggregator.rules import merge
 from aggregator.store import SqliteStore
@@ -33,64 +31,36 @@ from contract.statistics import FeatureGram
 from contract.wire import decode
 
 FLEET, DEVICES, SAMPLES = "e2e", 3, 320
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@dataclass
-class Fleet:
+@dataclass(kw_only=True)
+class Fleet(Processes):
     """Folders, processes and what they were started with."""
 
-    folder: Path
     broker: TestBroker
     bundle_path: Path
     bundle: Bundle
     data: list[tuple[np.ndarray, np.ndarray]]
     options: tuple[str, ...] = ()
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start_aggregator(self) -> None:
         store, summary = self.folder / "store.sqlite", self.folder / "summary.json"
-        self._start("aggregator", "aggregate", "--store", str(store), "--json", str(summary), *self.options)
+        self._join("aggregator", "aggregate", "--store", str(store), "--json", str(summary), *self.options)
 
     def start_client(self, index: int, name: str | None = None) -> None:
         name = name or f"d{index}"
         state, data = self.folder / f"state-{name}", self.folder / f"d{index}.npz"
         if not data.exists():
             np.savez(data, x=self.data[index][0], y=self.data[index][1])
-        self._start(name, "client", "--id", f"d{index}", "--data", str(data), "--state", str(state))
+        self._join(name, "client", "--id", f"d{index}", "--data", str(data), "--state", str(state))
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
         process.send_signal(signal.SIGKILL)
         process.wait()
 
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text()
-
-    def wait_for(self, name: str, text: str, timeout_s: float = 40.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while re.search(text, self.log(name)) is None:
-            assert time.monotonic() < deadline, f"no {text!r} in\n{self.log(name)}"
-            time.sleep(0.02)
-
-    def finish(self, timeout_s: float = 60.0) -> dict[str, int]:
-        deadline = time.monotonic() + timeout_s
-        for name, process in self.processes.items():
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                pytest.fail(f"{name} did not end:\n{self.log(name)}\n--- aggregator\n{self.log('aggregator')}")
-        return {name: process.returncode for name, process in self.processes.items()}
-
-    def _start(self, name: str, command: str, *options: str) -> None:
-        common = ["--bundle", str(self.bundle_path), "--broker", self.broker.url, "--fleet", FLEET]
-        with open(self.folder / f"{name}.log", "ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "protofleet", command, *common, *options],
-                stdout=log,
-                stderr=log,
-                env=ENVIRONMENT,
-            )
+    def _join(self, name: str, command: str, *options: str) -> None:
+        self.start(name, command, "--bundle", self.bundle_path, "--broker", self.broker.url, "--fleet", FLEET, *options)
 
 
 @pytest.fixture(scope="module")
@@ -130,12 +100,9 @@ def fleet(
 ) -> Iterator[Fleet]:
     broker = make_broker(request.param, tmp_path)
     broker.start()
-    made = Fleet(tmp_path, broker, bundle_path, read_bundle(bundle_path), data)
+    made = Fleet(folder=tmp_path, broker=broker, bundle_path=bundle_path, bundle=read_bundle(bundle_path), data=data)
     yield made
-    for process in made.processes.values():
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    made.end()
     broker.stop()
 
 
