@@ -26,13 +26,14 @@ from contract.bundle import SCHEMA, Manifest, write_bundle
 from contract.errors import UsageError
 from contract.methods import Head, Method, calibration, method
 from contract.sphere import orthonormal_frame, uniform_prototypes
+from export.agreement import Agreement
 from export.backbones import Norm, build_backbone, default_statistics
 from export.features import export_features
 from export.graph import OPSET, Graph
 from export.optimizers import LEARNED
 from export.step import Preprocess, StepPlan, TrainingStep, plan_step, trace_step
 from export.trace import to_onnx
-from export.verify import Agreement, verify_features, verify_step
+from export.verify import verify_features, verify_step
 from export.weights import load_weights
 
 __all__ = ["DEFAULT_BATCH", "Exported", "build_bundle", "export_step", "initial_state"]

@@ -61,7 +61,7 @@ def update(
         new[_STEPS] = tensors[_STEPS] + 1.0
         own_rate = {name: float(hyper["prototype_lr"]) if name == LEARNED else tensors["lr"] for name in adam}
         rates = {name: moves * rate for name, rate in own_rate.items()}
-        scale = [1.0 - torch.exp(new[_STEPS] * math.log(beta)) for beta in BETAS]
+        scale = [_bias_correction(beta, new[_STEPS]) for beta in BETAS]
         for name in adam:
             new |= _adam(name, tensors, _decayed(name, tensors, grads, hyper), rates[name], scale)
     rate, momentum = tensors["lr"] * moves, float(hyper.get("momentum", 0.0))
@@ -102,6 +102,16 @@ def _decayed(
 ) -> Tensor:
     decay = 0.0 if name == LEARNED else float(hyper["weight_decay"])
     return grads[name] + decay * tensors[name] if decay else grads[name]
+
+
+def _bias_correction(beta: float, steps: Tensor) -> Tensor:
+    """1 − βᵗ, to the last digits of a float32.
+
+    βᵗ is near 1 at first, and what is left of 1 − βᵗ would be mostly rounding. With h = (t/2)·ln β it is also
+    −tanh(h)·(1 + e²ʰ), where nothing cancels.
+    """
+    half = steps * (math.log(beta) / 2)
+    return -torch.tanh(half) * (1.0 + torch.exp(2.0 * half))
 
 
 def _adam(

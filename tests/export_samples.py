@@ -47,7 +47,7 @@ FAMILIES = {
 OBJECTIVES: dict[str, tuple[str, str, dict[str, object]]] = {
     "fedproto": ("fedproto", "local", {}),
     "fedproto-frozen-l2": ("fedproto", "frozen", {"distance": "l2", "weight_decay": 1e-3}),
-    "fedproto-l1-no-momentum": ("fedproto", "local", {"distance": "l1", "momentum": 0.0}),
+    "fedproto-l1-no-momentum": ("fedproto", "local", {"distance": "l1", "momentum": 0.0, "weight_decay": 1e-4}),
     "fedproto-class-mean": ("fedproto", "local", {"reading": "class_mean", "lambda": 0.5}),
     "fedproto-unlabelled": ("fedproto", "local", {"pu_weight": 0.5}),
     "fedhp": ("fedhp", "none", {}),

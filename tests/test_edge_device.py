@@ -84,9 +84,16 @@ def test_ffc_sums_over_the_bundles_extractor_whatever_was_trained(bundle: Bundle
         z /= np.sqrt((z**2).sum())
         gram += np.outer(z, z)
         cross[label] += z
-    np.testing.assert_allclose(one.statistic(10, width).matrix, gram, rtol=1e-5, atol=1e-7)  # type: ignore[union-attr]
-    np.testing.assert_allclose(one.body.rows, cross[list(OWN)], rtol=1e-5, atol=1e-7)
+    # One image at a time may be added up in another order than a batch: sums of up to 1,152 terms, in float32.
+    _assert_near(one.statistic(10, width).matrix, gram)  # type: ignore[union-attr]
+    _assert_near(one.body.rows, cross[list(OWN)])
     assert fresh.state() == {}
+
+
+def _assert_near(found: np.ndarray | None, wanted: np.ndarray | None) -> None:
+    assert found is not None
+    assert wanted is not None
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max())
 
 
 def test_spherefed_trains_and_sends_only_that_it_did(mnist_like_bundle: Callable[..., Path]) -> None:
@@ -146,7 +153,7 @@ def test_small_classes_are_withheld(bundle: Bundle, data: LocalData) -> None:
     withheld = contribution(device(bundle, thin).run_round(announcement(bundle, 1, "ffc", min_samples=3), None))
     rest = LocalData(data.x[keep], data.y[keep])
     alone = contribution(device(bundle, rest).run_round(announcement(bundle, 1, "ffc"), None))
-    np.testing.assert_allclose(withheld.gram, alone.gram, rtol=1e-6, atol=1e-9)  # type: ignore[arg-type]
+    _assert_near(withheld.gram, alone.gram)  # in batches of other images: see above
 
 
 def test_nothing_to_share_is_an_empty_contribution(bundle: Bundle, data: LocalData) -> None:

@@ -230,7 +230,7 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     for _ in range(12):
         process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
-        lines = [process.stdout.readline()]  # it has started
+        lines = [process.stdout.readline() for _ in range(rng.randint(1, 6))]  # it has started, and written something
         time.sleep(rng.uniform(0.0, 0.05))
         process.kill()
         lines += process.stdout.read().splitlines()

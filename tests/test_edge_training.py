@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 from edge_samples import fashion
@@ -15,6 +14,7 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import BundleError, MethodError
 from edge_client.data import LocalData
 from edge_client.extractor import Extractor
+from edge_client.sessions import open_session
 from edge_client.trainer import Trainer
 
 SEED = 20
@@ -38,9 +38,12 @@ def prototypes(bundle: Bundle) -> tuple[np.ndarray, np.ndarray]:
 
 
 def naive_fit(bundle: Bundle, data: LocalData, epochs: int, lr: float) -> tuple[dict[str, np.ndarray], float]:
-    """The same training through `session.run`: every tensor goes through numpy at every step."""
+    """The same training through `session.run`: every tensor goes through numpy at every step.
+
+    The session is the trainer's, or the two would round differently and, after a few steps, train differently.
+    """
     m = bundle.manifest
-    session = ort.InferenceSession(bundle.train_step, providers=["CPUExecutionProvider"])
+    session, _ = open_session(bundle.train_step, "train_step.onnx", threads=1, training=True)
     state = {t.name: bundle.params.get(t.name, np.zeros(t.shape, np.float32)) for t in m.state}
     proto, mask = prototypes(bundle)
     order, losses = np.random.default_rng(SEED), []
@@ -80,7 +83,7 @@ def test_training_equals_the_naive_loop(bundle: Bundle, data: LocalData) -> None
     state = trainer.export_state()
     assert set(state) == set(expected)
     for name, value in expected.items():
-        np.testing.assert_allclose(state[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
+        np.testing.assert_array_equal(state[name], value, err_msg=name)
         assert not np.array_equal(value, bundle.params[name]), f"{name} was never trained"
 
 
@@ -166,7 +169,8 @@ def test_blocks_are_the_whole_in_order(bundle: Bundle, data: LocalData) -> None:
     for size in (1, 7, 16, 1000):
         parts = list(extractor.blocks(data.x, size))
         assert [rows.start for rows, _ in parts] == list(range(0, len(data), size))
-        np.testing.assert_allclose(np.concatenate([z for _, z in parts]), whole, rtol=1e-5, atol=1e-6)
+        # Another number of images may be added up in another order: sums of up to 1,152 terms, in float32.
+        np.testing.assert_allclose(np.concatenate([z for _, z in parts]), whole, rtol=1e-4, atol=1e-5)
 
 
 def test_graphs_that_do_not_fit_are_refused(bundle: Bundle, mnist_like_bundle: Callable[..., Path]) -> None:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from torch import nn
 
 from contract.errors import ExportError
 from contract.methods import method
+from export.agreement import distances
 from export.backbones import build_backbone
 from export.features import export_features
 from export.graph import WEIGHTS_FILE
 from export.objectives import unit_features
 from export.step import Preprocess, plan_step
+from export.translate import TABLE
+from export.verify import verify_features
 
 CASES = {
     "small_cnn": (None, (16, 16, 1)),
@@ -53,6 +60,19 @@ def _session(graph: bytes, weights: dict[str, np.ndarray], optimised: str = "") 
     return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
+def _assert_equal(got: np.ndarray, net: nn.Module, preprocess: Preprocess, x: np.ndarray, unit: bool = False) -> None:
+    """As near to torch in float64 as torch in float32 is."""
+    wanted = []
+    for dtype in (torch.float64, torch.float32):
+        mean, std = preprocess.mean.to(dtype), preprocess.std.to(dtype)
+        pixels = ((torch.from_numpy(x).to(dtype) / 255 - mean) / std).permute(0, 3, 1, 2)
+        with torch.no_grad():
+            z = copy.deepcopy(net).eval().to(dtype)(pixels)
+        wanted.append({"z": (unit_features(z) if unit else z).numpy()})
+    (found,) = distances({"z": got}, *wanted, {})
+    assert found.holds, found
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_features_equal_torch_for_any_batch(name: str):
     net, preprocess, plan, shape, width, graph = _exported(name)
@@ -61,20 +81,16 @@ def test_features_equal_torch_for_any_batch(name: str):
     assert session.get_outputs()[0].shape == ["batch", width]
     for count in (1, 3, 8):
         x = np.random.default_rng(count).integers(0, 256, (count, *shape), dtype=np.uint8)
-        with torch.no_grad():
-            want = net.eval()(preprocess(torch.from_numpy(x))).numpy()
         (got,) = session.run(["z"], {"x": x})
-        assert got.shape == want.shape
-        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5 * np.abs(want).max())
+        assert got.shape == (count, width)
+        _assert_equal(got, net, preprocess, x)
 
 
 def test_unit_features_are_unit():
     net, preprocess, plan, shape, _, graph = _exported("small_cnn", unit=True)
     x = np.random.default_rng(0).integers(0, 256, (4, *shape), dtype=np.uint8)
     (got,) = _session(graph, _weights(net, plan)).run(["z"], {"x": x})
-    with torch.no_grad():
-        want = unit_features(net.eval()(preprocess(torch.from_numpy(x)))).numpy()
-    np.testing.assert_allclose(got, want, atol=1e-6)
+    _assert_equal(got, net, preprocess, x, unit=True)
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1.0, rtol=1e-5)
 
 
@@ -87,9 +103,45 @@ def test_the_weights_are_the_devices_own():
         net.bn1.running_mean.add_(0.2)
     x = np.random.default_rng(0).integers(0, 256, (2, *shape), dtype=np.uint8)
     (got,) = _session(graph, _weights(net, plan)).run(["z"], {"x": x})
-    with torch.no_grad():
-        want = net.eval()(preprocess(torch.from_numpy(x))).numpy()
-    np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-5 * np.abs(want).max())
+    _assert_equal(got, net, preprocess, x)
+
+
+NORM = torch.ops.aten.native_batch_norm.default
+
+
+@pytest.mark.parametrize("forgotten", ["weight", "bias", "running_mean", "running_var"])
+def test_a_new_networks_ones_and_zeros_hide_nothing(forgotten: str, monkeypatch: pytest.MonkeyPatch):
+    """Scales of 1, shifts and means of 0: a graph that leaves them out would give a new network's features."""
+    right, place = TABLE[NORM], ["weight", "bias", "running_mean", "running_var"].index(forgotten)
+
+    def wrong(e, out, x, *given):
+        own = e.plain(given[place])
+        ones_or_zeros = e.op("Div" if forgotten in ("weight", "running_var") else "Sub", own, own)
+        return right(e, out, x, *given[:place], replace(given[place], plain=ones_or_zeros), *given[place + 1 :])
+
+    monkeypatch.setitem(TABLE, NORM, wrong)
+    net, preprocess, plan, shape, _, graph = _exported("spherefed_convnet")
+    with pytest.raises(ExportError, match=r"features\.onnx disagrees with torch at z"):
+        verify_features(graph, net, preprocess, _weights(net, plan), input_shape=shape, unit=False)
+
+
+class FixedToFloat32(nn.Module):
+    """A backbone that computes in float32 whatever it is given, as many do around a softmax or a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(48, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1)).float() @ torch.ones((6, 4), dtype=torch.float32)
+
+
+def test_a_backbone_that_insists_on_float32_is_verified_too():
+    net, preprocess = FixedToFloat32(), Preprocess((0.5,) * 3, (0.25,) * 3)
+    plan = plan_step(net, method("ffc"), {}, "none", 10, 4)
+    graph = export_features(net, preprocess, plan.state, (4, 4, 3), unit=False)
+    found = verify_features(graph, net, preprocess, _weights(net, plan), input_shape=(4, 4, 3), unit=False)
+    assert found.torch_error > 1e-9  # torch's float64 was not float32 in disguise
 
 
 def test_no_weight_bytes_are_in_the_graph():

@@ -191,9 +191,9 @@ def test_the_topology_holds_every_product_that_the_array_runs():
 def test_the_report_for_forward_and_backward_of_resnet18_is_instant():
     import time
 
-    start = time.perf_counter()
+    start_s = time.process_time()  # this process's alone, however busy the machine; it takes about 0.01 s
     simulate(training_step(read_workload(build_network("spherefed_resnet18"), batch=64), "fedavg", 100), Array())
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start_s < 1.0
 
 
 def test_the_command_writes_json_a_page_and_a_topology(tmp_path, capsys):

@@ -73,9 +73,13 @@ def test_torch_and_the_device_train_alike(tmp_path: Path) -> None:
     seed = round_seed("device-1", run_id(0), 1)
     train_eager(model, share, "fedproto", bundle.manifest.hyper, epochs=1, batch=8, lr=0.02, seed=seed)
     trained = device.state()
-    for name, tensor in model.backbone.state_dict().items():
-        np.testing.assert_allclose(trained[f"backbone.{name}"], tensor.numpy(), rtol=1e-3, atol=1e-5, err_msg=name)
-    np.testing.assert_allclose(trained["head.weight"], model.head_weight.detach().numpy(), rtol=1e-3, atol=1e-5)
+    ended = {f"backbone.{name}": tensor.numpy() for name, tensor in model.backbone.state_dict().items()}
+    ended["head.weight"] = model.head_weight.detach().numpy()
+    for name, wanted in ended.items():
+        # Rounding, and a ReLU that it turns over, change a hundredth of the way at most; another order of the samples,
+        # or training without momentum, most of it.
+        way = np.linalg.norm(wanted - bundle.params[name])
+        assert np.linalg.norm(trained[name] - wanted) < 0.01 * way, name
 
 
 def test_spherefed_never_moves_its_head() -> None:

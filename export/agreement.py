@@ -1,0 +1,119 @@
+"""When does a float32 result equal torch's?
+
+Float32 has no one right answer: every processor adds in another order, and training can amplify what that rounds off
+(BatchNorm over few values, Adam's division of a gradient by its own size). So torch runs twice: in float64, which
+stands for exact, and in float32, which shows what float32 can do with this network and these numbers. Then
+
+    our distance from exact  ≤  16 · (torch's own float32 distance from exact + one float32 epsilon)
+
+for each tensor, relative to its change in the step. Decision 060 derives the 16; no other number is of our choice.
+
+Where rounding turns a ReLU or the choice of a maximum over, one batch may differ by more. A batch that disagrees is
+therefore followed by another, and a graph is wrong where the same tensor disagrees on each of six; a wrong formula
+does. What would hide a wrong formula is kept away by `uneven`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import ExportError
+
+__all__ = ["Agreement", "distances", "settle", "uneven"]
+
+_FACTOR = 16.0  # how much further from exact than torch's float32 a tensor may be
+_EPSILON = float(np.finfo(np.float32).eps)  # what torch counts as being off by, however lucky it was
+_SMALL = 1e-3  # a change below this share of the whole step's is compared with that share
+_ATTEMPTS = 6
+Tensors = Mapping[str, NDArray]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a tensor is from exact arithmetic.
+
+    Attributes:
+        error: relative to the tensor's change, or to the tensor itself where it is no state.
+        torch_error: torch's own in float32, on the same tensor.
+        tensor: which output.
+    """
+
+    error: float
+    torch_error: float
+    tensor: str
+
+    @property
+    def allowed(self) -> float:
+        """The error that rounding explains."""
+        return _FACTOR * (self.torch_error + _EPSILON)
+
+    @property
+    def holds(self) -> bool:
+        """Whether rounding explains the error; never where one of the two is not finite."""
+        return self.error <= self.allowed < np.inf
+
+
+def distances(ours: Tensors, exact: Tensors, torchs: Tensors, before: Tensors) -> list[Agreement]:
+    """How far each tensor is from exact arithmetic, ours and torch's in float32.
+
+    Args:
+        exact: torch's in float64.
+        before: the state that all three changed; a tensor that is not in it is compared as it is.
+    """
+    changes = {name: np.asarray(value, np.float64) - before.get(name, 0.0) for name, value in exact.items()}
+    overall = float(np.sqrt(sum(np.sum(change**2) for name, change in changes.items() if name in before)))
+    found = []
+    for name, value in exact.items():
+        least = _SMALL * overall if name in before else 0.0
+        scale = max(float(np.linalg.norm(changes[name])), least, 1e-30)
+        errors = [float(np.linalg.norm(np.asarray(t[name], np.float64) - value)) / scale for t in (ours, torchs)]
+        found.append(Agreement(errors[0], errors[1], name))
+    return found
+
+
+def settle(attempt: Callable[[], list[Agreement]], name: str) -> Agreement:
+    """Compare batch after batch until no tensor has disagreed on every one; the worst distance on the last.
+
+    Args:
+        attempt: compares one more batch.
+        name: of what is compared, for the error.
+
+    Raises:
+        ExportError: when one tensor disagrees on each of six batches.
+    """
+    suspects: set[str] | None = None
+    for _ in range(_ATTEMPTS):
+        found = attempt()
+        wrong = {each.tensor for each in found if not each.holds}
+        suspects = wrong if suspects is None else suspects & wrong
+        if not suspects:
+            return max(found, key=lambda each: each.error if each.holds else 0.0)
+    worst = max(
+        (each for each in found if each.tensor in suspects),
+        key=lambda each: each.error / each.allowed if np.isfinite(each.error) else np.inf,
+    )
+    raise ExportError(
+        f"{name} disagrees with torch at {worst.tensor}; the bundle was not written",
+        expected=f"a relative difference of at most {worst.allowed:.1e} (torch's own is {worst.torch_error:.1e})",
+        got=f"{worst.error:.1e}",
+        hint="reporting this backbone",
+    )
+
+
+def uneven(state: Tensors, names: Iterable[str], seed: int) -> dict[str, NDArray]:
+    """The state with numbers in which nothing can hide.
+
+    A new network's scales are all ones, its shifts and running means all zeros: a graph that forgets them would pass.
+    Each of these tensors that holds one number only is scaled down unevenly, or moved off zero.
+    """
+    rng, new = np.random.default_rng(seed), dict(state)
+    for name in names:
+        value = state[name]
+        if value.size > 1 and np.ptp(value) == 0.0:
+            moved = value * rng.uniform(0.5, 1.0, value.shape) if value.any() else rng.normal(0.0, 0.1, value.shape)
+            new[name] = moved.astype(value.dtype)
+    return new
