@@ -10,7 +10,8 @@ A bundle is a zip archive, stored and with fixed timestamps, so that the same co
 
 Reading goes in this order, and stops at the first thing that is wrong: is it a zip of our members, is its manifest of
 a schema we know, is the signature that of the trusted key, does every member hash to what the manifest says, are the
-weights those the manifest lists. The identity of a bundle is the sha256 of the whole file. DESIGN section 3.
+weights those the manifest lists, do the graphs read nothing else (`contract/onnx_external.py`). The identity of a
+bundle is the sha256 of the whole file.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 
 from contract.errors import BundleError, MethodError, UsageError
 from contract.methods import Head, Value, method
+from contract.onnx_external import check_external, weight_places
 
 __all__ = [
     "FURTHER_STEP_INPUTS",
@@ -167,6 +169,7 @@ def write_bundle(
         parts["train_step.onnx"] = train_step
     hashes = {name: hashlib.sha256(parts[name]).hexdigest() for name in sorted(parts)}
     header = msgspec.json.encode(msgspec.structs.replace(manifest, members=hashes))
+    _check_graphs(manifest, parts, path)
     members = {"manifest.json": msgspec.json.format(header, indent=1), **parts}
     if private_key is not None:
         members["manifest.sig"] = _sign(members["manifest.json"], private_key)
@@ -199,6 +202,7 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None
     _check_members(manifest, members, path)
     params = _load_params(members["params.safetensors"], path)
     _check_params(manifest, params, path)
+    _check_graphs(manifest, members, path)
     return Bundle(
         manifest=manifest,
         sha256=hashlib.sha256(blob).digest(),
@@ -352,6 +356,15 @@ def _check_params(manifest: Manifest, params: Mapping[str, NDArray[np.float32]],
             raise BundleError(f"{path}: {name}", expected=f"float32 {shape}", got=f"{value.dtype} {value.shape}")
         if not np.isfinite(value).all():
             raise BundleError(f"{path}: {name}", expected="finite weights", got="NaN or infinity")
+
+
+def _check_graphs(manifest: Manifest, members: Mapping[str, bytes], path: object) -> None:
+    """Nothing outside the graphs but the backbone's weights, which a device supplies itself when it opens a session."""
+    places = weight_places(members["params.safetensors"])
+    weights = [name for name in manifest.names("param", "buffer", "frozen") if name.startswith("backbone.")]
+    check_external(members["features.onnx"], f"{path}: features.onnx", {name: places[name] for name in weights})
+    if "train_step.onnx" in members:
+        check_external(members["train_step.onnx"], f"{path}: train_step.onnx", {})
 
 
 def _sign(payload: bytes, private_key: bytes) -> bytes:
