@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import BundleError, MethodError, UsageError
+from contract.files import whole_file
 from contract.methods import Head, Value, method
 from contract.onnx_external import check_external, weight_places
 
@@ -175,12 +176,10 @@ def write_bundle(
         members["manifest.sig"] = _sign(members["manifest.json"], private_key)
     blob = _zip(members)
     target = Path(path)
-    partial = target.with_name(target.name + ".partial")
     try:
-        partial.write_bytes(blob)
-        os.replace(partial, target)
+        with whole_file(target) as file:
+            file.write(blob)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise BundleError(f"cannot write {target}", got=error.strerror, hint="another --out") from None
     return hashlib.sha256(blob).digest()
 
