@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from contract_samples import empty_graph
 
-from contract.bundle import Manifest, StateTensor, write_bundle
+from contract.bundle import SCHEMA, Manifest, StateTensor, write_bundle
 from contract.messages import Contribution
 from contract.methods import method
 from contract.sphere import unit_rows
@@ -42,7 +42,7 @@ def contribution(
 def manifest(*, classes: int = CLASSES, width: int = WIDTH, name: str = "fedproto") -> Manifest:
     row = method(name)
     return Manifest(
-        schema=1,
+        schema=SCHEMA,
         version=1,
         protofleet="0.1.0",
         backbone="opaque",

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from contract.bundle import Manifest, StateTensor
+from contract.bundle import SCHEMA, Manifest, StateTensor
 from contract.messages import (
     Announcement,
     Chunk,
@@ -144,7 +144,7 @@ def small_parts(*, trainable: bool = True) -> dict:
     rng = np.random.default_rng(7)
     params = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in state if t.role != "optimizer"}
     manifest = Manifest(
-        schema=1,
+        schema=SCHEMA,
         version=2,
         protofleet="0.1.0",
         backbone="small_cnn",
