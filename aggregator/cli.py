@@ -17,7 +17,7 @@ from aggregator.broker import EmbeddedBroker, parse_listen
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import RunFinished
 from aggregator.progress import Progress
-from aggregator.report import summary, write_summary
+from aggregator.report import Summary, write_summary
 from aggregator.rounds import Policy
 from aggregator.rules import ROBUST, RULES, check_rule
 from aggregator.server import Server
@@ -90,10 +90,11 @@ def aggregate_command(
             now = time.monotonic()
             coordinator = Coordinator(opened, manifest, hashes[0], settings, now=now, others=hashes[1:])
             progress = Progress(console)
+            summary = Summary(opened, fleet, hashes[0])
 
             def on_round(finished: bool) -> None:
                 version = coordinator.state.version
-                content = summary(opened, fleet=fleet, bundle=hashes[0], finished=finished, global_version=version)
+                content = summary.content(finished=finished, global_version=version)
                 if json is not None:
                     write_summary(json, content)
                 if finished:

@@ -1,42 +1,65 @@
-"""The run as JSON, schema `protofleet.aggregate/1`, from the store alone: the same after any number of restarts."""
+"""The run as JSON, schema `protofleet.aggregate/1`, from the store alone: the same after any number of restarts.
+
+It is written after every round of a run that may go on for months, so a closed round's contributions, which no longer
+change, are read from the store and encoded once; the counters of late and repeated messages, which do, are read anew.
+"""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from aggregator.store import OUTCOMES, RoundRecord, Store
 from contract.errors import StoreError
+from contract.files import whole_file
 
-__all__ = ["SCHEMA", "summary", "write_summary"]
+__all__ = ["SCHEMA", "Summary", "write_summary"]
 
 SCHEMA = "protofleet.aggregate/1"
 
 
-def summary(store: Store, *, fleet: str, bundle: bytes, finished: bool, global_version: int) -> dict[str, Any]:
-    """Every closed round and the totals over all rounds, the open one included. Bytes are payload bytes."""
-    records, unassigned = store.rounds(), store.unassigned()
-    outcomes = {name: unassigned.get(name, 0) + sum(r.tally.get(name, 0) for r in records) for name in OUTCOMES}
-    return {
-        "schema": SCHEMA,
-        "fleet": fleet,
-        "run": store.run.hex(),
-        "bundle": bundle.hex(),
-        "finished": finished,
-        "global_version": global_version,
-        "rounds": [_round(record) for record in records if record.closed],
-        "totals": {
-            "committed": sum(len(r.uplink_bytes) for r in records),
-            "duplicates": outcomes["duplicate"],
-            "late": outcomes["late"],
-            "rejected": outcomes["rejected"],
-            "malformed": outcomes["malformed"],
-            "uplink_bytes": sum(sum(r.uplink_bytes.values()) for r in records),
-        },
-    }
+class Summary:
+    """What a run has come to, again and again.
+
+    Args:
+        fleet: the fleet's id.
+        bundle: sha256 of the fleet's first bundle.
+    """
+
+    def __init__(self, store: Store, fleet: str, bundle: bytes) -> None:
+        self._store, self._head = store, {"fleet": fleet, "run": store.run.hex(), "bundle": bundle.hex()}
+        self._closed: list[dict[str, Any]] = []  # without what may still change
+        self._totals = {"committed": 0, "uplink_bytes": 0}  # of those
+
+    def content(self, *, finished: bool, global_version: int) -> dict[str, Any]:
+        """Every closed round and the totals over all rounds, the open one included. Bytes are payload bytes."""
+        totals = dict(self._totals)
+        for record in self._store.rounds(after=self._closed[-1]["round"] if self._closed else 0):
+            for counted in (totals, self._totals) if record.closed else (totals,):
+                counted["committed"] += len(record.uplink_bytes)
+                counted["uplink_bytes"] += sum(record.uplink_bytes.values())
+            if record.closed:
+                self._closed.append(_round(record))
+        tallies = self._store.tallies()
+        outcomes = {name: sum(n for (_, outcome), n in tallies.items() if outcome == name) for name in OUTCOMES}
+        return {
+            "schema": SCHEMA,
+            **self._head,
+            "finished": finished,
+            "global_version": global_version,
+            "rounds": [_with_outcomes(each, tallies) for each in self._closed],
+            "totals": {
+                "committed": totals["committed"],
+                "duplicates": outcomes["duplicate"],
+                "late": outcomes["late"],
+                "rejected": outcomes["rejected"],
+                "malformed": outcomes["malformed"],
+                "uplink_bytes": totals["uplink_bytes"],
+            },
+        }
 
 
 def write_summary(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
@@ -45,14 +68,12 @@ def write_summary(path: str | os.PathLike[str], content: dict[str, Any]) -> None
     Raises:
         StoreError: when the disk refuses.
     """
-    target = Path(path)
-    partial = target.with_name(target.name + ".partial")
     try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
-        os.replace(partial, target)
+        with whole_file(path) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
     except OSError as error:
         raise StoreError(
-            f"--json {target}", expected="a file that can be written", got=error.strerror, hint="another path"
+            f"--json {path}", expected="a file that can be written", got=error.strerror, hint="another path"
         ) from None
 
 
@@ -62,10 +83,12 @@ def _round(record: RoundRecord) -> dict[str, Any]:
         "method": record.method,
         "participants": len(record.uplink_bytes),
         "committed": len(record.uplink_bytes),
-        "duplicates": record.tally.get("duplicate", 0),
-        "late": record.tally.get("late", 0),
-        "rejected": record.tally.get("rejected", 0),
-        "uplink_bytes": dict(record.uplink_bytes),
+        "uplink_bytes": msgspec.Raw(msgspec.json.encode(record.uplink_bytes)),
         "classes_merged": record.classes_merged,
         "seconds": record.seconds,
     }
+
+
+def _with_outcomes(row: dict[str, Any], tallies: Mapping[tuple[int, str], int]) -> dict[str, Any]:
+    counts = {"duplicates": "duplicate", "late": "late", "rejected": "rejected"}
+    return row | {name: tallies.get((row["round"], outcome), 0) for name, outcome in counts.items()}

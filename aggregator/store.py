@@ -1,58 +1,70 @@
 """The durable store: everything the aggregator must not forget, in one SQLite file.
 
 What is in it: the run's id, drawn when the file is made; which bundle and fleet the run is of; each round with its
-method, seed and counters; each contribution's bytes as they were received, keyed by (round, method, device); each
-version of the global state. A store holds one run, so (run, round, method, device) is the key on the wire.
+method, seed and counters; the key of each contribution, (round, method, device), and while it may still be needed its
+bytes as they were received; the global state. A store holds one run, so (run, round, method, device) is the key on the
+wire.
 
-The order that keeps promises: `commit` makes a whole batch of contributions durable in one transaction (WAL,
-synchronous=FULL: the data is on the disk when it returns); only then do receipts and MQTT acknowledgements go out. The
-key is unique, so the same contribution a second time is a duplicate, never a second count. Closing a round writes its
-result and the new global state in one transaction too: after kill -9 a round is either open with all it was promised,
-or closed with its result.
+The order that keeps promises: `commit` makes a whole batch of contributions durable in one transaction
+(`contract/sqlite.py`: the data is on the disk when it returns); only then do receipts and MQTT acknowledgements go out.
+The key is unique, so the same contribution a second time is a duplicate, never a second count. Closing a round writes
+its result and the new global state in one transaction too: after kill -9 a round is either open with all it was
+promised, or closed with its result.
 
-A lock file beside the store keeps a second aggregator out. `Store` is the protocol that the server is written to.
+What is kept (docs/decisions/085): keys, counters and one line for each round for ever; the newest global state; the
+payloads of the open round and of the last closed round of each method, so that FFC's sums are there until the next
+calibration replaces them; and of older rounds, newest first, up to `KEEP_BYTES`. The transaction that closes a round
+drops what it makes superfluous.
+
+`Store` is the protocol that the server is written to.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
-from contract.errors import StoreError, UsageError
+from contract.errors import UsageError
 from contract.messages import GlobalPart
+from contract.sqlite import Database, Kind
 from contract.state import GlobalCollector, GlobalState
 from contract.wire import decode, encode
 
 __all__ = ["Accepted", "RoundRecord", "SqliteStore", "Store", "Tally"]
 
 OUTCOMES = ("duplicate", "late", "rejected", "malformed")
-_SCHEMA = 1
-_APPLICATION_ID = 0x50464147  # "PFAG"
 PAGE_BYTES = 16_384  # of a new store; see docs/decisions/030, and benchmarks/ingest.py --page-bytes
+KEEP_BYTES = 256 << 20
 _PART_BYTES = 1 << 26
 
-_TABLES = """
+_VERSION_2 = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE round (
     number INTEGER PRIMARY KEY, method TEXT NOT NULL, seed INTEGER NOT NULL, opened_at REAL NOT NULL,
-    closed INTEGER NOT NULL DEFAULT 0, seconds REAL, classes_merged INTEGER
+    closed INTEGER NOT NULL DEFAULT 0, seconds REAL, classes_merged INTEGER,
+    kept_bytes INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE contribution (
     round INTEGER NOT NULL, method TEXT NOT NULL, device TEXT NOT NULL, received_bytes INTEGER NOT NULL,
-    payload BLOB NOT NULL, UNIQUE (round, method, device)
-);
-CREATE TABLE refusal (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device));
+    payload INTEGER NOT NULL, PRIMARY KEY (round, method, device)
+) WITHOUT ROWID;
+CREATE TABLE payload (id INTEGER PRIMARY KEY, round INTEGER NOT NULL, bytes BLOB NOT NULL);
+CREATE INDEX payload_of_round ON payload (round);
+CREATE TABLE refusal (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device)) WITHOUT ROWID;
 CREATE TABLE tally (round INTEGER NOT NULL, outcome TEXT NOT NULL, messages INTEGER NOT NULL,
-    PRIMARY KEY (round, outcome));
+    PRIMARY KEY (round, outcome)) WITHOUT ROWID;
 CREATE TABLE global (version INTEGER NOT NULL, part INTEGER NOT NULL, payload BLOB NOT NULL,
-    PRIMARY KEY (version, part));
+    PRIMARY KEY (version, part))
 """
+KIND = Kind(
+    "store",
+    "--store",
+    application_id=0x50464147,  # "PFAG"
+    steps=(_VERSION_2,),
+    pragmas={"page_size": PAGE_BYTES, "journal_size_limit": 64 << 20},
+)
 
 
 @dataclass(frozen=True)
@@ -103,9 +115,10 @@ class Store(Protocol):
     def contributions(self, round: int, method: str) -> Iterator[bytes]: ...
     def close_round(self, number: int, closed_at: float, classes_merged: int, state: GlobalState) -> None: ...
     def state(self) -> GlobalState: ...
-    def rounds(self) -> list[RoundRecord]: ...
+    def rounds(self, *, after: int = 0) -> list[RoundRecord]: ...
     def record(self, round: int) -> RoundRecord: ...
     def refusals(self, round: int) -> list[str]: ...
+    def tallies(self) -> dict[tuple[int, str], int]: ...
     def unassigned(self) -> dict[str, int]: ...
 
 
@@ -116,23 +129,24 @@ class SqliteStore:
         path: made when it does not exist.
         bundle: sha256 (32 bytes) of the bundle that the run is of.
         fleet: the fleet's id.
+        keep_bytes: payloads of closed rounds that are kept, but for the last round of each method.
 
     Raises:
         StoreError: when another aggregator has it, or the disk refuses.
         UsageError: when the file is a store of another bundle or fleet, or no store.
     """
 
-    def __init__(self, path: str | os.PathLike[str], bundle: bytes, fleet: str) -> None:
-        self._path = Path(path)
-        self._lock = self._take_lock()
-        with contextlib.ExitStack() as undo:
-            undo.callback(os.close, self._lock)
-            with self._disk():
-                self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-                undo.callback(self._db.close)
-                self._prepare(bundle, fleet)
-            undo.pop_all()
-        self._run = bytes(self._meta("run") or b"")
+    def __init__(
+        self, path: str | os.PathLike[str], bundle: bytes, fleet: str, *, keep_bytes: int = KEEP_BYTES
+    ) -> None:
+        self._keep_bytes = keep_bytes
+        self._file = Database(path, KIND)
+        self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
+        try:
+            self._claim({"bundle": bundle, "fleet": fleet.encode()})
+        except BaseException:
+            self._file.close()
+            raise
 
     def __enter__(self) -> SqliteStore:
         return self
@@ -142,8 +156,7 @@ class SqliteStore:
 
     def close(self) -> None:
         """Give the file and the lock back. Nothing is pending: every write was durable when it returned."""
-        self._db.close()
-        os.close(self._lock)
+        self._file.close()
 
     @property
     def run(self) -> bytes:
@@ -172,10 +185,15 @@ class SqliteStore:
         Raises:
             StoreError: when the disk refuses; then nothing of the batch was written.
         """
-        rows = [(a.round, a.method, a.device, a.received_bytes, a.payload) for a in accepted]
         counts = [(round, outcome, messages) for (round, outcome), messages in tally.items()]
         with self._transaction():
-            self._db.executemany("INSERT INTO contribution VALUES (?, ?, ?, ?, ?)", rows)
+            (last,) = self._db.execute("SELECT coalesce(max(id), 0) FROM payload").fetchone()
+            numbered = list(enumerate(accepted, last + 1))
+            self._db.executemany("INSERT INTO payload VALUES (?, ?, ?)", [(n, a.round, a.payload) for n, a in numbered])
+            self._db.executemany(
+                "INSERT INTO contribution VALUES (?, ?, ?, ?, ?)",
+                [(a.round, a.method, a.device, a.received_bytes, n) for n, a in numbered],
+            )
             self._db.executemany(
                 "INSERT INTO tally VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET messages = messages + excluded.messages",
                 counts,
@@ -183,15 +201,17 @@ class SqliteStore:
             self._db.executemany("INSERT OR IGNORE INTO refusal VALUES (?, ?)", refusals)
 
     def contributions(self, round: int, method: str) -> Iterator[bytes]:
-        """The encoded contributions of a round, ordered by device, one at a time."""
+        """The encoded contributions of a round, ordered by device, one at a time; none once they were dropped."""
         with self._disk():
             for (payload,) in self._db.execute(
-                "SELECT payload FROM contribution WHERE round = ? AND method = ? ORDER BY device", (round, method)
+                "SELECT p.bytes FROM contribution c JOIN payload p ON p.id = c.payload"
+                " WHERE c.round = ? AND c.method = ? ORDER BY c.device",
+                (round, method),
             ):
                 yield payload
 
     def close_round(self, number: int, closed_at: float, classes_merged: int, state: GlobalState) -> None:
-        """Record a round's result and the global state that came out of it."""
+        """Record a round's result and the global state that came out of it, and drop what is needed no longer."""
         parts = [(state.version, p.part, encode(p, "f64")) for p in state.parts(_PART_BYTES)]
         with self._transaction():
             self._db.execute(
@@ -200,6 +220,7 @@ class SqliteStore:
             )
             # a round that changed nothing has the state, and the version, of the round before
             self._db.executemany("INSERT OR REPLACE INTO global VALUES (?, ?, ?)", parts)
+            self._drop_old(number)
 
     def state(self) -> GlobalState:
         """The newest global state; version 0 and empty before the first round."""
@@ -213,10 +234,10 @@ class SqliteStore:
                 state = collector.add(part)
         return state or GlobalState(self._run, 0, 0)
 
-    def rounds(self) -> list[RoundRecord]:
-        """Every round that was opened, in order."""
+    def rounds(self, *, after: int = 0) -> list[RoundRecord]:
+        """Every round that was opened, in order; of those with a number above `after`."""
         with self._disk():
-            numbers = self._db.execute("SELECT number FROM round ORDER BY number").fetchall()
+            numbers = self._db.execute("SELECT number FROM round WHERE number > ? ORDER BY number", (after,)).fetchall()
         return [self.record(number) for (number,) in numbers]
 
     def record(self, round: int) -> RoundRecord:
@@ -238,91 +259,55 @@ class SqliteStore:
             rows = self._db.execute("SELECT device FROM refusal WHERE round = ? ORDER BY device", (round,)).fetchall()
         return [device for (device,) in rows]
 
+    def tallies(self) -> dict[tuple[int, str], int]:
+        """Messages by round and outcome; round 0 where they belong to none."""
+        with self._disk():
+            rows = self._db.execute("SELECT round, outcome, messages FROM tally").fetchall()
+        return {(round, outcome): messages for round, outcome, messages in rows}
+
     def unassigned(self) -> dict[str, int]:
         """Messages by outcome that belong to no round of this run."""
         with self._disk():
             return dict(self._db.execute("SELECT outcome, messages FROM tally WHERE round = 0").fetchall())
 
-    def _take_lock(self) -> int:
-        lock_path = self._path.with_name(self._path.name + ".lock")
-        try:
-            lock = os.open(lock_path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise StoreError(f"store {self._path}", expected="a writable directory", got=error.strerror) from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise StoreError(
-                f"store {self._path}",
-                expected="to be its only user",
-                got="another aggregator that runs on it",
-                hint="another --store, or stopping the other one",
-            ) from None
-        return lock
+    def _drop_old(self, closed: int) -> None:
+        """Part of the transaction that closes a round."""
+        self._db.execute(
+            "UPDATE round SET kept_bytes ="
+            " (SELECT coalesce(sum(received_bytes), 0) FROM contribution WHERE round = number) WHERE number = ?",
+            (closed,),
+        )
+        kept = self._db.execute(
+            "SELECT number, method, kept_bytes FROM round WHERE closed AND kept_bytes > 0 ORDER BY number DESC"
+        ).fetchall()
+        total, methods = 0, set[str]()
+        for number, method, kept_bytes in kept:
+            total += kept_bytes
+            if method in methods and total > self._keep_bytes:
+                self._db.execute("DELETE FROM payload WHERE round = ?", (number,))
+                self._db.execute("UPDATE round SET kept_bytes = 0 WHERE number = ?", (number,))
+            methods.add(method)
+        self._db.execute("DELETE FROM global WHERE version < (SELECT max(version) FROM global)")
+        self._db.execute("DELETE FROM refusal WHERE round < ?", (closed,))
 
-    def _prepare(self, bundle: bytes, fleet: str) -> None:
-        self._db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA journal_size_limit = 67108864")
-        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        (application,) = self._db.execute("PRAGMA application_id").fetchone()
-        if tables == 0:
-            with self._transaction():
-                for statement in _TABLES.split(";"):
-                    self._db.execute(statement)
-                meta = {
-                    "schema": str(_SCHEMA).encode(),
-                    "run": os.urandom(4),
-                    "bundle": bundle,
-                    "fleet": fleet.encode(),
-                }
-                self._db.executemany("INSERT INTO meta VALUES (?, ?)", list(meta.items()))
-                self._db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        elif application != _APPLICATION_ID or self._meta("schema") != str(_SCHEMA).encode():
-            raise UsageError(
-                f"--store {self._path}", expected=f"a store of schema {_SCHEMA}", got="another file", hint="a new file"
-            )
-        self._check_meta("bundle", bundle, lambda value: f"sha256 {value.hex()[:12]}…")
-        self._check_meta("fleet", fleet.encode(), lambda value: f"fleet {value.decode()}")
-
-    def _check_meta(self, name: str, given: bytes, show: Callable[[bytes], str]) -> None:
-        known = self._meta(name) or b""
-        if known != given:
-            raise UsageError(
-                f"--store {self._path} is of another {name}",
-                expected=show(known),
-                got=show(given),
-                hint=f"the {name} it was made for, or another --store",
-            )
-
-    def _meta(self, name: str) -> bytes | None:
-        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-        return bytes(row[0]) if row else None
-
-    @contextlib.contextmanager
-    def _disk(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
-                raise
-            raise StoreError(
-                f"store {self._path}",
-                expected="a disk that takes it",
-                got=error,
-                hint="freeing space, or another --store; what was acknowledged is safe",
-            ) from None
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _claim(self, owner: Mapping[str, bytes]) -> None:
+        """Mark a new file as this run's, or find out that it is another's."""
         with self._disk():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+            found = dict(self._db.execute("SELECT name, value FROM meta").fetchall())
+        if not found:
+            found = {"run": os.urandom(4), **owner}
+            with self._transaction():
+                self._db.executemany("INSERT INTO meta VALUES (?, ?)", list(found.items()))
+        self._run = bytes(found["run"])
+        shown: dict[str, Callable[[bytes], str]] = {
+            "bundle": lambda value: f"sha256 {value.hex()[:12]}…",
+            "fleet": lambda value: f"fleet {value.decode()}",
+        }
+        for name, given in owner.items():
+            if found[name] != given:
+                raise UsageError(
+                    f"--store {self._file.path} is of another {name}",
+                    expected=shown[name](found[name]),
+                    got=shown[name](given),
+                    hint=f"the {name} it was made for, or another --store",
+                )

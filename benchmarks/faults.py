@@ -33,6 +33,7 @@ from export.build import build_bundle
 from lab.datasets import load_dataset
 
 DEVICES, SAMPLES, FLEET = 3, 48, "faults"
+PAYLOADS = "SELECT c.round, c.method, c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload"
 
 
 class Part:
@@ -129,7 +130,7 @@ def bring_to_an_end(fleet: dict[str, Part], folder: Path) -> None:
 def compare(folder: Path) -> dict[str, object]:
     """Journals against the store."""
     with sqlite3.connect(folder / "store.sqlite") as db:
-        rows = db.execute("SELECT round, method, device, payload FROM contribution").fetchall()
+        rows = db.execute(PAYLOADS).fetchall()
     db.close()
     stored = {(number, name, device): payload for number, name, device, payload in rows}
     sent: dict[tuple[int, str, str], tuple[bytes | None, int, str]] = {}

@@ -34,10 +34,11 @@ from contract.statistics import ClassMeans
 from contract.wire import decode, encode
 
 CLASSES, WIDTH, FLEET, TARGET_RSS_MB = 10, 512, "many", 150
+EMPTY_GRAPH = b"\x3a\x00"  # an ONNX model with a graph of nothing, in protobuf
 
 
 def bundle_file(path: Path) -> None:
-    """A bundle with opaque graphs: an aggregator reads only the manifest."""
+    """A bundle with empty graphs: an aggregator reads only the manifest."""
     row = method("fedproto")
     manifest = Manifest(
         schema=SCHEMA,
@@ -58,7 +59,9 @@ def bundle_file(path: Path) -> None:
         state=(StateTensor(name="backbone.w", shape=(1,), role="param"),),
         members={},
     )
-    write_bundle(path, manifest, features=b"-", train_step=b"-", params={"backbone.w": np.ones(1, np.float32)})
+    write_bundle(
+        path, manifest, features=EMPTY_GRAPH, train_step=EMPTY_GRAPH, params={"backbone.w": np.ones(1, np.float32)}
+    )
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 A bundle is a zip archive, stored and with fixed timestamps, so that the same contents are the same bytes:
 
-    manifest.json        the `Manifest` below, schema-versioned; names the sha256 of every other member
+    manifest.json        the `Manifest` below, of schema 2; names the sha256 of every other member but the signature
     features.onnx        x u8 (N, H, W, c) → z f32 (N, D)
     train_step.onnx      x, y, sample_weight, prototypes, prototype_mask, lr, further…, state… → loss, state′…
     params.safetensors   initial weights, and the head where it is frozen
@@ -10,7 +10,8 @@ A bundle is a zip archive, stored and with fixed timestamps, so that the same co
 
 Reading goes in this order, and stops at the first thing that is wrong: is it a zip of our members, is its manifest of
 a schema we know, is the signature that of the trusted key, does every member hash to what the manifest says, are the
-weights those the manifest lists. The identity of a bundle is the sha256 of the whole file. DESIGN section 3.
+weights those the manifest lists, do the graphs read nothing else (`contract/onnx_external.py`). The identity of a
+bundle is the sha256 of the whole file.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,7 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import BundleError, MethodError, UsageError
+from contract.files import whole_file
 from contract.methods import Head, Value, method
+from contract.onnx_external import check_external, weight_places
 
 __all__ = [
     "FURTHER_STEP_INPUTS",
@@ -42,16 +46,16 @@ __all__ = [
     "write_bundle",
 ]
 
-SCHEMA = 1
+SCHEMA = 2
 STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
 FURTHER_STEP_INPUTS = ("soft_predictions", "class_priors")  # of the methods that need them
 MAX_MEMBER_BYTES = 2 << 30
-_MEMBERS = ("features.onnx", "train_step.onnx", "params.safetensors")
+_MEMBER_NAME = re.compile(r"[a-z0-9_]{1,64}(\.[a-z0-9_]{1,64}){0,3}")
 _SECURITY = "pip install 'protofleet[security]'"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-class StateTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class StateTensor(msgspec.Struct, frozen=True):
     """One tensor that the training step reads, and, unless it is frozen, writes back as `<name>.next`.
 
     Roles: `param` is trained, `buffer` is running statistics, `optimizer` starts at zero and is not stored,
@@ -63,8 +67,8 @@ class StateTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["param", "buffer", "optimizer", "frozen"]
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a bundle is, as `manifest.json` says it.
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bundle is, as `manifest.json` says it. A reader leaves out fields that it does not know.
 
     Attributes:
         version: grows with each export of the same fleet's bundle.
@@ -167,17 +171,16 @@ def write_bundle(
         parts["train_step.onnx"] = train_step
     hashes = {name: hashlib.sha256(parts[name]).hexdigest() for name in sorted(parts)}
     header = msgspec.json.encode(msgspec.structs.replace(manifest, members=hashes))
+    _check_graphs(manifest, parts, path)
     members = {"manifest.json": msgspec.json.format(header, indent=1), **parts}
     if private_key is not None:
         members["manifest.sig"] = _sign(members["manifest.json"], private_key)
     blob = _zip(members)
     target = Path(path)
-    partial = target.with_name(target.name + ".partial")
     try:
-        partial.write_bytes(blob)
-        os.replace(partial, target)
+        with whole_file(target) as file:
+            file.write(blob)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise BundleError(f"cannot write {target}", got=error.strerror, hint="another --out") from None
     return hashlib.sha256(blob).digest()
 
@@ -199,6 +202,7 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None
     _check_members(manifest, members, path)
     params = _load_params(members["params.safetensors"], path)
     _check_params(manifest, params, path)
+    _check_graphs(manifest, members, path)
     return Bundle(
         manifest=manifest,
         sha256=hashlib.sha256(blob).digest(),
@@ -232,15 +236,16 @@ def _zip(members: Mapping[str, bytes]) -> bytes:
 
 def _unzip(blob: bytes, path: object) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
-    allowed = ("manifest.json", "manifest.sig", *_MEMBERS)
     try:
         with zipfile.ZipFile(io.BytesIO(blob)) as archive:
             for info in archive.infolist():
-                if info.filename not in allowed or info.filename in members:
-                    raise BundleError(f"{path}: unexpected member", expected=", ".join(allowed), got=info.filename)
+                if not _MEMBER_NAME.fullmatch(info.filename) or info.filename in members:
+                    raise BundleError(f"{path}: unexpected member", expected="plain names, once", got=info.filename)
                 if info.compress_type != zipfile.ZIP_STORED or info.file_size > MAX_MEMBER_BYTES:
                     raise BundleError(f"{path}: {info.filename}", expected="a stored member under 2 GiB", got="another")
                 members[info.filename] = archive.read(info)
+                if sum(map(len, members.values())) > len(blob):
+                    raise BundleError(f"{path}", expected="members that fit the file", got="overlapping ones")
     except (zipfile.BadZipFile, EOFError, OSError, ValueError, NotImplementedError, RuntimeError) as error:
         raise BundleError(
             f"{path} is not a whole bundle", expected="a zip archive", got=error, hint="copying it again"
@@ -254,29 +259,38 @@ def _parse_manifest(raw: bytes, path: object) -> Manifest:
     try:
         schema = msgspec.json.decode(raw, type=dict[str, Any]).get("schema")
         if schema != SCHEMA:
+            newer = type(schema) is int and schema > SCHEMA
             raise BundleError(
-                f"{path}: manifest.json", expected=f"schema {SCHEMA}", got=f"schema {schema}", hint="exporting it anew"
+                f"{path}: manifest.json",
+                expected=f"schema {SCHEMA}",
+                got=f"schema {schema}",
+                hint="a newer Protofleet" if newer else "exporting it anew: it is of Protofleet 0.1",
             )
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (ValueError, RecursionError) as error:  # malformed, of other fields, not UTF-8, nested without end
         raise BundleError(f"{path}: manifest.json", expected=f"a manifest of schema {SCHEMA}", got=error) from None
+    try:  # a hyper-parameter that came after the bundle has its default; one that we do not know must not be left out
+        settled = method(manifest.method).settle(manifest.hyper)
+    except MethodError as error:
+        raise BundleError(
+            f"{path}: manifest.json",
+            expected="a method and hyper-parameters that this version knows",
+            got=error,
+            hint="a newer Protofleet",
+        ) from None
+    manifest = msgspec.structs.replace(manifest, hyper=settled)
     _check_manifest(manifest, path)
     return manifest
 
 
 def _check_manifest(manifest: Manifest, path: object) -> None:
     channels = manifest.input_shape[2]
-    try:
-        row = method(manifest.method)
-        row.settle(manifest.hyper)
-    except MethodError as error:
-        raise BundleError(f"{path}: manifest.json", expected="a method this version knows", got=error) from None
+    row = method(manifest.method)
     names = [tensor.name for tensor in manifest.state]
     shapes = {tensor.name: tensor.shape for tensor in manifest.state}
     momenta = [tensor for tensor in manifest.state if tensor.role == "optimizer"]
     rules = (
         (manifest.head in row.heads, f"a head of {row.heads} for {manifest.method}", manifest.head),
-        (set(manifest.hyper) == set(row.hyper), f"values for {', '.join(row.hyper)}", ", ".join(manifest.hyper)),
         (len(shapes) == len(names), "state tensors that differ in name", "a repeated name"),
         (
             all(tensor.shape == _optimizer_shape(tensor.name, shapes) for tensor in momenta),
@@ -305,10 +319,6 @@ def _optimizer_shape(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[
 
 def _check_members(manifest: Manifest, members: Mapping[str, bytes], path: object) -> None:
     for name, expected in manifest.members.items():
-        if name not in _MEMBERS:
-            raise BundleError(
-                f"{path}: manifest.json lists an unknown member", expected="one of " + ", ".join(_MEMBERS), got=name
-            )
         if name not in members:
             raise BundleError(f"{path}: {name} is missing", expected=f"sha256 {expected[:12]}…", got="no such member")
         actual = hashlib.sha256(members[name]).hexdigest()
@@ -352,6 +362,15 @@ def _check_params(manifest: Manifest, params: Mapping[str, NDArray[np.float32]],
             raise BundleError(f"{path}: {name}", expected=f"float32 {shape}", got=f"{value.dtype} {value.shape}")
         if not np.isfinite(value).all():
             raise BundleError(f"{path}: {name}", expected="finite weights", got="NaN or infinity")
+
+
+def _check_graphs(manifest: Manifest, members: Mapping[str, bytes], path: object) -> None:
+    """Nothing outside the graphs but the backbone's weights, which a device supplies itself when it opens a session."""
+    places = weight_places(members["params.safetensors"])
+    weights = [name for name in manifest.names("param", "buffer", "frozen") if name.startswith("backbone.")]
+    check_external(members["features.onnx"], f"{path}: features.onnx", {name: places[name] for name in weights})
+    if "train_step.onnx" in members:
+        check_external(members["train_step.onnx"], f"{path}: train_step.onnx", {})
 
 
 def _sign(payload: bytes, private_key: bytes) -> bytes:

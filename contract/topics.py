@@ -1,10 +1,10 @@
 """MQTT topics and the ids in them. DESIGN section 4.
 
-    pf/v1/{fleet}/round             aggregator → devices   announcement, retained
-    pf/v1/{fleet}/global/{i}        aggregator → devices   part i of the global state, retained
-    pf/v1/{fleet}/up/{device}       device → aggregator    contributions, whole or in chunks
-    pf/v1/{fleet}/down/{device}     aggregator → device    receipts
-    pf/v1/{fleet}/status/{device}   device → aggregator    birth and death, retained, last will
+    pf/v2/{fleet}/round             aggregator → devices   announcement, retained
+    pf/v2/{fleet}/global/{i}        aggregator → devices   part i of the global state, retained
+    pf/v2/{fleet}/up/{device}       device → aggregator    contributions, whole or in chunks
+    pf/v2/{fleet}/down/{device}     aggregator → device    receipts
+    pf/v2/{fleet}/status/{device}   device → aggregator    birth and death, retained, last will
 
 Ids match `[a-z0-9][a-z0-9-]{0,63}`; a wildcard or a slash in an id is refused here, not only by the broker.
 """
@@ -17,7 +17,7 @@ from contract.errors import UsageError, WireError
 
 __all__ = ["PREFIX", "check_id", "device_of", "down", "global_all", "global_part", "round_", "status", "up"]
 
-PREFIX = "pf/v1"
+PREFIX = "pf/v2"
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 

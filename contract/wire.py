@@ -4,6 +4,10 @@
 anything from anyone and either returns a valid message or raises `WireError`, and nothing else; it never allocates
 more than a small multiple of the bytes it was given.
 
+What comes down may gain fields: a device leaves out keys of an announcement, a global part or a receipt that it does
+not know. What goes up is closed: a contribution, a chunk or a status has the keys that `messages.cddl` lists and no
+other, so that nothing else can be sent (docs/decisions/084).
+
 Tensors travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as int8 with one float32 scale for each row
 (value = scale · int8); integers as the narrowest unsigned array that holds them.
 """
@@ -36,7 +40,7 @@ from contract.messages import (
 
 __all__ = ["CONTENT_TYPE", "MAX_MESSAGE_BYTES", "WIRE_VERSION", "decode", "encode"]
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 CONTENT_TYPE: Final = "application/cbor"
 MAX_MESSAGE_BYTES: Final = 1 << 28
 
@@ -190,7 +194,7 @@ def decode(payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Message:
     if decoder is None:
         raise WireError("message", expected="a type from 1 to 6", got=kind)
     message = decoder(fields)
-    fields.finish()
+    fields.finish(closed=kind in _UPLINK)
     return message
 
 
@@ -320,10 +324,11 @@ class _Fields:
     def has(self, key: int) -> bool:
         return key in self._raw
 
-    def finish(self) -> None:
-        left = [key for key in self._raw if type(key) is not int or key not in self._taken]
-        if left:
-            raise WireError("message", expected="no further fields", got=f"field {str(left[0])[:40]}")
+    def finish(self, *, closed: bool) -> None:
+        for key in self._raw:
+            known = type(key) is int and (key in self._taken or (not closed and max(self._taken) < key < 1 << 32))
+            if not known:
+                raise WireError("message", expected="no further fields", got=f"field {str(key)[:40]}")
 
 
 def _dequantise(key: int, pair: Any) -> NDArray[np.floating]:
@@ -419,6 +424,7 @@ def _decode_status(f: _Fields) -> Status:
 
 
 _TYPES: dict[type, int] = {Announcement: 1, GlobalPart: 2, Contribution: 3, Chunk: 4, Receipt: 5, Status: 6}
+_UPLINK = (3, 4, 6)
 _ENCODERS: dict[type, Callable[[Any, Encoding], dict[int, Any]]] = {
     Announcement: _encode_announcement,
     GlobalPart: _encode_global_part,

@@ -8,18 +8,16 @@ contribution stays pending until a receipt settles it: committed, duplicate, lat
 What has been sent is kept for a while after that, newest first up to `KEEP_BYTES`, so that a person can inspect what
 left the device (`protofleet inspect`) and a test can add it up again.
 
-The state directory belongs to one process (flock), one device of one fleet, and one bundle. SQLite runs with a
-write-ahead log and `synchronous=FULL`: a transaction that returned survives a power cut.
+The state directory (0700, the journal 0600: it holds the device's secret) belongs to one process, one device of one
+fleet, and one bundle. `contract/sqlite.py` opens it: a transaction that returned survives a power cut.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,26 +29,33 @@ from safetensors.numpy import load, save
 
 from contract.errors import StoreError
 from contract.messages import Receipt
+from contract.sqlite import Database, Kind
 
 __all__ = ["FINAL", "KEEP_BYTES", "Journal", "Key", "Pending", "Report"]
 
 FINAL = ("committed", "duplicate", "late", "rejected")
 KEEP_BYTES = 16 << 20
-_SCHEMA = 1
 _INSTANCES_KEPT = 64
-_TABLES = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value);
-CREATE TABLE IF NOT EXISTS instances (boot INTEGER PRIMARY KEY, instance BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS weights (id INTEGER PRIMARY KEY CHECK (id = 1), safetensors BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS rounds (
+_VERSION_2 = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value);
+CREATE TABLE instances (boot INTEGER PRIMARY KEY, instance BLOB NOT NULL);
+CREATE TABLE weights (id INTEGER PRIMARY KEY CHECK (id = 1), safetensors BLOB NOT NULL);
+CREATE TABLE rounds (
     run BLOB NOT NULL, round INTEGER NOT NULL, method TEXT NOT NULL, metrics TEXT NOT NULL, reported INTEGER NOT NULL,
     PRIMARY KEY (run, round, method));
-CREATE TABLE IF NOT EXISTS contributions (
+CREATE TABLE contributions (
     serial INTEGER PRIMARY KEY, run BLOB NOT NULL, round INTEGER NOT NULL, method TEXT NOT NULL,
     payload BLOB, payload_bytes INTEGER NOT NULL, limit_bytes INTEGER NOT NULL,
     outcome TEXT, reason TEXT, uplink_bytes INTEGER,
-    UNIQUE (run, round, method));
+    UNIQUE (run, round, method))
 """
+KIND = Kind(
+    "journal",
+    "--state",
+    application_id=0x5046444A,  # "PFDJ"
+    steps=(_VERSION_2,),
+    pragmas={"cache_size": -1024},  # 1 MiB: the page cache is memory that training needs
+)
 
 Key = tuple[bytes, int, str]
 """(run, round, method): what a contribution is for; the device is the directory's."""
@@ -94,14 +99,18 @@ class Journal:
     def __init__(self, directory: Path, *, fleet: str, device: str, bundle: bytes) -> None:
         self.directory = directory
         self._path = directory / "journal.sqlite"
-        self._lock = _lock(directory)
         try:
-            with self._guard():
-                self._db = sqlite3.connect(self._path, isolation_level=None)
-                self._prepare()
-                self._claim({"fleet": fleet, "device": device, "bundle": bundle.hex()})
-        except StoreError:
-            os.close(self._lock)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"cannot use {directory}", expected="a writable directory", got=error.strerror, hint="another --state"
+            ) from None
+        self._file = Database(self._path, KIND)
+        self._db, self._guard, self._transaction = self._file.connection, self._file.guard, self._file.transaction
+        try:
+            self._claim({"fleet": fleet, "device": device, "bundle": bundle.hex()})
+        except BaseException:
+            self._file.close()
             raise
 
     def __enter__(self) -> Journal:
@@ -112,8 +121,7 @@ class Journal:
 
     def close(self) -> None:
         """Release the directory. What was committed is safe whether this is called or not."""
-        self._db.close()
-        os.close(self._lock)
+        self._file.close()
 
     # ── this process ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -250,23 +258,15 @@ class Journal:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _prepare(self) -> None:
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA cache_size = -1024")  # 1 MiB: the page cache is memory that training needs
-        with self._transaction() as db:
-            for statement in _TABLES.split(";"):
-                db.execute(statement)
-
     def _claim(self, owner: Mapping[str, str]) -> None:
         """Mark the directory as this device's, or find out that it is another's."""
-        expected = {"schema": str(_SCHEMA), **owner}
-        found = dict(self._db.execute("SELECT name, value FROM meta"))
+        with self._guard():
+            found = dict(self._db.execute("SELECT name, value FROM meta").fetchall())
         if not found:
             with self._transaction() as db:
-                db.executemany("INSERT INTO meta VALUES (?, ?)", list(expected.items()))
+                db.executemany("INSERT INTO meta VALUES (?, ?)", list(owner.items()))
             return
-        for name, value in expected.items():
+        for name, value in owner.items():
             if found.get(name) != value:
                 short = 12 if name == "bundle" else 64
                 raise StoreError(
@@ -288,49 +288,3 @@ class Journal:
         with self._guard():
             row: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
             return row
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._guard():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._db
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:  # SQLite has rolled back by itself when the disk is full
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise StoreError(
-                f"cannot keep state in {self._path}",
-                expected="a writable disk with room, and a journal of ours",
-                got=error,
-                hint="freeing space, or another --state",
-            ) from None
-
-
-def _lock(directory: Path) -> int:
-    """An exclusive lock on the state directory, held until the descriptor is closed or the process ends."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StoreError(
-            f"cannot use {directory}", expected="a writable directory", got=error.strerror, hint="another --state"
-        ) from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise StoreError(
-            f"{directory} is in use",
-            expected="one process for each state directory",
-            got="another that runs",
-            hint="stopping it, or another --state",
-        ) from None
-    return descriptor

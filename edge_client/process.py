@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from contract.errors import ProtofleetError, UsageError
+from contract.files import whole_file
 from edge_client.config import ClientConfig, read_public_key
 
 if TYPE_CHECKING:  # loaded after `become`, and only when they are needed
@@ -172,9 +173,8 @@ def _signals() -> Iterator[None]:
 
 
 def _write_json(path: str, summary: dict[str, Any]) -> None:
-    partial = f"{path}.partial"
     try:
-        Path(partial).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, path)
+        with whole_file(path) as file:
+            file.write((json.dumps(summary, indent=1) + "\n").encode())
     except OSError as error:
         raise UsageError(f"--json {path}", expected="a writable file", got=error.strerror) from None

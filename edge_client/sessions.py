@@ -7,7 +7,9 @@ Every session of the device is made here, so that threads, memory and errors are
   (docs/decisions/020: the pattern costs 24 MB of peak on the default network and gains no time);
 - no blocked layouts for training: they pay where weights can be packed beforehand, and cost memory where they change;
 - weights are handed over as external initializers when the session is made, so that the graph file holds none and
-  ONNX Runtime still folds, fuses and prepacks them (DESIGN section 3).
+  ONNX Runtime still folds, fuses and prepacks them (DESIGN section 3);
+- a session reads no file: `read_bundle` has refused every graph that would, and should one come another way, it is
+  given a folder that cannot exist. (Without it, a model loaded from bytes may read below the working directory.)
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,  # what binding an input or output raises
 )
 _FATAL_ONLY = 4
+_NO_FOLDER = "/dev/null/no-folder"
 
 
 def open_session(
@@ -65,6 +68,7 @@ def open_session(
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.log_severity_level = _FATAL_ONLY  # what fails is raised; its copy on standard error helps nobody
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", _NO_FOLDER)
     values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)) for value in (weights or {}).values()]
     try:
         if values:

@@ -20,16 +20,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import save
 from torch import nn
 
 from contract.bundle import SCHEMA, Manifest, write_bundle
 from contract.errors import UsageError
 from contract.methods import Head, Method, calibration, method
+from contract.onnx_external import weight_places
 from contract.sphere import orthonormal_frame, uniform_prototypes
 from export.agreement import Agreement
 from export.backbones import Norm, build_backbone, default_statistics
 from export.features import export_features
-from export.graph import OPSET, Graph
+from export.graph import OPSET, Graph, place_weights
 from export.optimizers import LEARNED
 from export.step import Preprocess, StepPlan, TrainingStep, plan_step, trace_step
 from export.trace import to_onnx
@@ -156,6 +158,7 @@ def build_bundle(
         members={},
     )
     stored = {name: state[name] for name in plan.names("param", "buffer", "frozen")}
+    features = place_weights(features, weight_places(save(stored)))
     with clock.stage("write", f"writing {out}"):
         sha256 = write_bundle(out, manifest, features=features, train_step=step, params=stored, private_key=private_key)
     path = Path(out)

@@ -8,7 +8,7 @@ versions) enters the file. Only operators of the standard ONNX domain are used. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,13 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["ANY", "IR_VERSION", "ONNX_TYPE", "OPSET", "WEIGHTS_FILE", "Graph"]
+from contract.onnx_external import WEIGHTS_MEMBER, Place
+
+__all__ = ["ANY", "IR_VERSION", "ONNX_TYPE", "OPSET", "WEIGHTS_FILE", "Graph", "place_weights"]
 
 OPSET = 20
 IR_VERSION = 10
-WEIGHTS_FILE = "params.safetensors"
+WEIGHTS_FILE = WEIGHTS_MEMBER
 ANY = 1_000_003  # a prime that no layer has as an extent: the batch size of a trace for every batch size
 
 ONNX_TYPE = {
@@ -168,3 +170,14 @@ class Graph:
 
     def _public(self, shape: Sequence[int]) -> list[int | str]:
         return ["batch" if self.any_batch and n == ANY else n for n in shape]
+
+
+def place_weights(graph: bytes, places: Mapping[str, Place]) -> bytes:
+    """The graph whose outside weights say where in the weights' file they lie, so that any runtime finds them."""
+    model = onnx.ModelProto.FromString(graph)
+    for tensor in model.graph.initializer:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            place = places[tensor.name]
+            tensor.external_data.add(key="offset", value=str(place.offset))
+            tensor.external_data.add(key="length", value=str(place.length_bytes))
+    return model.SerializeToString(deterministic=True)

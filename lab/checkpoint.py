@@ -11,7 +11,6 @@ file.
 from __future__ import annotations
 
 import hashlib
-import os
 import pickle
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from contract.errors import StoreError, UsageError
+from contract.files import whole_file
 
 __all__ = ["Checkpoint", "Resumed", "after_round", "past_rounds"]
 
@@ -108,15 +108,10 @@ class Checkpoint:
             return
         plain = [{name: value for name, value in each.as_json().items() if name != "schema"} for each in records]
         kept = {"schema": SCHEMA, "key": self.key, "seconds": self.elapsed, "records": plain, "state": state()}
-        part = self.path.with_name(self.path.name + ".part")
         try:
-            with part.open("wb") as file:
+            with whole_file(self.path) as file:
                 torch.save(kept, file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.path)
         except (OSError, RuntimeError) as error:
-            part.unlink(missing_ok=True)
             raise StoreError(f"{self.path}", expected="a file that can be written", got=_reason(error)) from None
         now = time.monotonic()
         self._next = now + max(_EVERY_S, _SHARE * (now - began))

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from contract_samples import empty_graph
 
-from contract.bundle import Manifest, StateTensor, write_bundle
+from contract.bundle import SCHEMA, Manifest, StateTensor, write_bundle
 from contract.messages import Contribution
 from contract.methods import method
 from contract.sphere import unit_rows
@@ -41,7 +42,7 @@ def contribution(
 def manifest(*, classes: int = CLASSES, width: int = WIDTH, name: str = "fedproto") -> Manifest:
     row = method(name)
     return Manifest(
-        schema=1,
+        schema=SCHEMA,
         version=1,
         protofleet="0.1.0",
         backbone="opaque",
@@ -65,4 +66,4 @@ def bundle_file(path: Path, *, version: int = 1, **shape: object) -> bytes:
     """Write a bundle whose graphs are opaque, which is all an aggregator ever sees of them; its sha256."""
     made = msgspec.structs.replace(manifest(**shape), version=version)  # type: ignore[arg-type]
     params = {"backbone.weight": np.ones((2, 2), np.float32)}
-    return write_bundle(path, made, features=b"features", train_step=b"step", params=params)
+    return write_bundle(path, made, features=empty_graph(), train_step=empty_graph(), params=params)

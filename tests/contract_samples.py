@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from contract.bundle import Manifest, StateTensor
+from contract.bundle import SCHEMA, Manifest, StateTensor
 from contract.messages import (
     Announcement,
     Chunk,
@@ -133,8 +133,7 @@ def readable_messages() -> dict[str, Message]:
 
 
 def small_parts(*, trainable: bool = True) -> dict:
-    """Arguments for `write_bundle`: a FedProto bundle of a few kilobytes whose graphs are opaque bytes, since the
-    contract never looks into them."""
+    """Arguments for `write_bundle`: a FedProto bundle of a few kilobytes whose graphs are empty."""
     row = method("fedproto")
     state = (
         StateTensor(name="backbone.weight", shape=(2, 3), role="param"),
@@ -145,7 +144,7 @@ def small_parts(*, trainable: bool = True) -> dict:
     rng = np.random.default_rng(7)
     params = {t.name: rng.standard_normal(t.shape).astype(np.float32) for t in state if t.role != "optimizer"}
     manifest = Manifest(
-        schema=1,
+        schema=SCHEMA,
         version=2,
         protofleet="0.1.0",
         backbone="small_cnn",
@@ -163,5 +162,10 @@ def small_parts(*, trainable: bool = True) -> dict:
         state=state,
         members={},
     )
-    step = b"a training step" if trainable else None
-    return {"manifest": manifest, "features": b"a features graph", "train_step": step, "params": params}
+    step = empty_graph(b"a training step") if trainable else None
+    return {"manifest": manifest, "features": empty_graph(b"a features graph"), "train_step": step, "params": params}
+
+
+def empty_graph(words: bytes = b"") -> bytes:
+    """An ONNX model with a documentation string and a graph without a node, spelt out in protobuf."""
+    return b"\x32" + bytes([len(words)]) + words + b"\x3a\x00"

@@ -28,6 +28,7 @@ from contract.wire import decode
 FLEET, CLASSES, SHAPE = "methods", 5, (14, 14, 1)
 LABELS = tuple(f"class-{index}" for index in range(CLASSES))
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+PAYLOADS = "SELECT c.round, c.method, c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload"
 Samples = tuple[np.ndarray, np.ndarray]
 
 
@@ -135,8 +136,8 @@ class Fleet(Processes):
     def payloads(self, round: int) -> dict[str, bytes]:
         """What the store holds of a round, by device."""
         with sqlite3.connect(self.folder / "store.sqlite") as db:
-            rows = db.execute("SELECT device, payload FROM contribution WHERE round = ? ORDER BY device", (round,))
-            found = {device: bytes(payload) for device, payload in rows}
+            rows = db.execute(f"{PAYLOADS} WHERE c.round = ? ORDER BY c.device", (round,))
+            found = {device: bytes(payload) for *_, device, payload in rows}
         db.close()
         return found
 

@@ -23,7 +23,7 @@ from contract.errors import LinkError
 from contract.link import Address, Disconnected, Link, Received
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
-FLEET = "pf/v1/fleet"
+FLEET = "pf/v2/fleet"
 
 
 def _issue(folder: Path, name: str, authority: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None):

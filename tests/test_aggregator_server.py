@@ -152,7 +152,7 @@ def _wait(condition: object, timeout_s: float = 15.0) -> None:
 def test_hostile_messages_do_not_stop_a_run(broker: TestBroker, tmp_path: Path) -> None:
     bundle = bundle_file(tmp_path / "f.bundle")
     rng = np.random.default_rng(0)
-    hostile = Link(Address.parse(broker.url), "hostile", subscriptions=[f"pf/v1/{FLEET}/down/+"]).open()
+    hostile = Link(Address.parse(broker.url), "hostile", subscriptions=[f"pf/v2/{FLEET}/down/+"]).open()
     hostile.wait_connected(10)
     with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle, SETTINGS)
@@ -162,9 +162,9 @@ def test_hostile_messages_do_not_stop_a_run(broker: TestBroker, tmp_path: Path) 
             noise = bytearray(good)
             noise[rng.integers(len(noise))] ^= 1 << rng.integers(8)
             for topic in (f"up/x{i % 5}", f"status/x{i}", "global/9", "global/not-a-number", "up/UPPER"):
-                hostile.publish(f"pf/v1/{FLEET}/{topic}", bytes(noise[: rng.integers(1, len(noise) + 1)]))
-        hostile.publish(f"pf/v1/{FLEET}/round", b"noise")
-        hostile.publish(f"pf/v1/{FLEET}/status/d0", b"", retain=True)
+                hostile.publish(f"pf/v2/{FLEET}/{topic}", bytes(noise[: rng.integers(1, len(noise) + 1)]))
+        hostile.publish(f"pf/v2/{FLEET}/round", b"noise")
+        hostile.publish(f"pf/v2/{FLEET}/status/d0", b"", retain=True)
         talkers = _talkers(broker.url)
         server.join(40)
         hostile.close()
@@ -192,7 +192,7 @@ def test_what_a_larger_state_or_another_run_left_retained_is_cleared(broker: Tes
         assert server.error is None
         assert set(talkers[0].states) >= {1, 2, 3}
         run = store.run
-    after = Link(Address.parse(broker.url), "after", subscriptions=[f"pf/v1/{FLEET}/#"]).open()
+    after = Link(Address.parse(broker.url), "after", subscriptions=[f"pf/v2/{FLEET}/#"]).open()
     after.wait_connected(10)
     retained = {}
     while (event := after.receive(0.5)) is not None:

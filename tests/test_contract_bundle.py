@@ -236,22 +236,21 @@ def test_a_name_that_is_not_utf8_is_refused(bundle):
 # ── of another kind ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 MANIFESTS = {
-    "another schema": ({"schema": 2}, "expected schema 1, got schema 2, try exporting it anew"),
-    "no schema": ({"schema": None}, "expected schema 1"),
-    "an unknown field": ({"surprise": 1}, "surprise"),
+    "schema 1": ({"schema": 1}, "expected schema 2, got schema 1, try exporting it anew: it is of Protofleet 0.1"),
+    "a later schema": ({"schema": 3}, "expected schema 2, got schema 3, try a newer Protofleet"),
+    "no schema": ({"schema": None}, "expected schema 2"),
     "a method of the future": ({"method": "fedlater"}, "fedlater"),
     "a head the method does not have": ({"head": "none"}, "a head of"),
     "a hyper-parameter too many": ({"hyper": {"lr": 0.1, "gamma": 1}}, "gamma"),
     "a hyper-parameter out of range": ({"hyper": {"lr": -1.0}}, "lr"),
-    "a hyper-parameter too few": ({"hyper": {"lr": 0.1}}, "momentum"),
     "one label twice": ({"labels": ["cat", "dog", "cat"]}, "labels that differ"),
     "no label": ({"labels": []}, "1 to 65535 labels"),
     "no features": ({"features": 0}, "positive feature width"),
     "an empty image": ({"input_shape": [4, 0, 1]}, "positive input shape"),
     "colours without means": ({"input_shape": [4, 4, 3]}, "3 channels"),
     "a batch of none": ({"batch": 0}, "positive batch"),
-    "text for a number": ({"features": "two"}, "manifest of schema 1"),
-    "members of another name": ({"members": {"setup.py": "00"}}, "unknown member"),
+    "text for a number": ({"features": "two"}, "manifest of schema 2"),
+    "members that are not there": ({"members": {"setup.py": "00"}}, "setup.py is missing"),
     "no members": ({"members": {}}, "features.onnx"),
 }
 
@@ -261,6 +260,45 @@ def test_a_manifest_that_is_wrong_is_refused_with_what_was_expected(bundle, name
     changes, words = MANIFESTS[name]
     with pytest.raises(BundleError, match=words):
         read_bundle(forge(bundle, **changes))
+
+
+def test_fields_members_and_options_that_came_later_are_no_obstacle(bundle):
+    """What a later 0.x adds: this reader leaves it out, but its bytes are in the hash and under the signature."""
+    whole, members = read_bundle(bundle), members_of(bundle)
+    manifest = msgspec.json.decode(members["manifest.json"])
+    hashes = manifest["members"] | {"int8.onnx": hashlib.sha256(b"later").hexdigest()}
+    later = manifest | {"members": hashes, "energy": {"mj": 3}, "hyper": {"lr": 0.05}}
+    later["state"] = [tensor | {"precision": "int8"} for tensor in manifest["state"]]
+    rewrite(bundle, members | {"manifest.json": msgspec.json.encode(later), "int8.onnx": b"later"})
+    got = read_bundle(bundle)
+    assert got.sha256 != whole.sha256
+    assert msgspec.structs.replace(got.manifest, members={}) == msgspec.structs.replace(whole.manifest, members={})
+    rewrite(bundle, members | {"manifest.json": msgspec.json.encode(later), "int8.onnx": b"forged"})
+    with pytest.raises(BundleError, match=r"int8\.onnx was changed"):
+        read_bundle(bundle)
+
+
+def test_a_later_field_is_under_the_signature(signed):
+    members = members_of(signed)
+    later = msgspec.json.decode(members["manifest.json"]) | {"energy": 3}
+    rewrite(signed, members | {"manifest.json": msgspec.json.encode(later)})
+    with pytest.raises(BundleError, match="another signature"):
+        read_bundle(signed, public_key=PUBLIC)
+
+
+def test_members_that_overlap_are_refused(bundle):
+    """Two directory entries of one member: a few of them would make a small file fill the memory."""
+    blob = bytearray(bundle.read_bytes())
+    end = blob.rindex(b"PK\x05\x06")
+    start = int.from_bytes(blob[end + 16 : end + 20], "little")
+    count = int.from_bytes(blob[end + 10 : end + 12], "little")
+    big = blob.rindex(b"PK\x01\x02", start, end)
+    copies = b"".join(bytes(blob[big:end]).replace(b"train_step", b"train_ste%d" % n) for n in range(9))
+    size = (end - start + len(copies)).to_bytes(4, "little")
+    tail = bytes(blob[end : end + 8]) + (count + 9).to_bytes(2, "little") * 2 + size + bytes(blob[end + 16 :])
+    bundle.write_bytes(bytes(blob[:end]) + copies + tail)
+    with pytest.raises(BundleError, match=r"overlapping|whole bundle"):
+        read_bundle(bundle)
 
 
 def test_optimizer_state_must_be_its_parameters_momentum(bundle):

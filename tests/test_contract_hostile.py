@@ -103,7 +103,7 @@ def test_any_well_formed_cbor_in_any_field_raises_only_wire_errors(kind, fields,
 def contribution(**changes) -> bytes:
     fields = {
         0: 3,
-        1: 1,
+        1: 2,
         2: b"run1",
         3: 1,
         4: "fedproto",
@@ -127,7 +127,8 @@ def shaped(dims: list[int], flat: object) -> cbor2.CBORTag:
 NAN, INF = float("nan"), float("inf")
 INT8 = shaped([1, 2], cbor2.CBORTag(72, b"\x7f\x01"))
 CRAFTED = {
-    "another wire version": (contribution(_1=2), "wire version 1"),
+    "wire version 1": (contribution(_1=1), "expected wire version 2, got 1, try the same release on both ends"),
+    "a later wire version": (contribution(_1=3), "expected wire version 2, got 3"),
     "an unknown type": (contribution(_0=7), "type from 1 to 6"),
     "a missing field": (contribution(_7=None), "field 7"),
     "an extra field": (contribution(_12=1), "no further fields"),
@@ -233,7 +234,7 @@ def test_no_message_makes_decoding_allocate_more_than_it_was_given():
 
 
 def test_a_deep_or_wide_message_costs_time_in_proportion():
-    wide = cbor2.dumps({0: 6, 1: 1, 2: True, 3: bytes(8), 4: 1, 5: "", 6: {str(i): "" for i in range(50_000)}, 7: {}})
+    wide = cbor2.dumps({0: 6, 1: 2, 2: True, 3: bytes(8), 4: 1, 5: "", 6: {str(i): "" for i in range(50_000)}, 7: {}})
     began_s = time.process_time()  # this process's alone, however busy the machine; it takes about 0.02 s
     with pytest.raises(WireError, match="at most 32 entries"):
         decode(wide)

@@ -13,13 +13,13 @@ ids = st.from_regex(r"[a-z0-9][a-z0-9-]{0,63}", fullmatch=True)
 
 
 def test_the_five_topics_are_those_of_the_specification():
-    assert topics.round_("shop") == "pf/v1/shop/round"
-    assert topics.global_part("shop", 3) == "pf/v1/shop/global/3"
-    assert topics.up("shop", "pi-7") == "pf/v1/shop/up/pi-7"
-    assert topics.down("shop", "pi-7") == "pf/v1/shop/down/pi-7"
-    assert topics.status("shop", "pi-7") == "pf/v1/shop/status/pi-7"
+    assert topics.round_("shop") == "pf/v2/shop/round"
+    assert topics.global_part("shop", 3) == "pf/v2/shop/global/3"
+    assert topics.up("shop", "pi-7") == "pf/v2/shop/up/pi-7"
+    assert topics.down("shop", "pi-7") == "pf/v2/shop/down/pi-7"
+    assert topics.status("shop", "pi-7") == "pf/v2/shop/status/pi-7"
     filters = [topics.global_all("shop"), topics.up("shop"), topics.down("shop"), topics.status("shop")]
-    assert filters == [f"pf/v1/shop/{kind}/+" for kind in ("global", "up", "down", "status")]
+    assert filters == [f"pf/v2/shop/{kind}/+" for kind in ("global", "up", "down", "status")]
 
 
 @given(fleet=ids, device=ids)
@@ -43,7 +43,7 @@ def test_an_id_with_a_wildcard_a_slash_or_worse_is_refused_by_us(of, wrong):
 
 @pytest.mark.parametrize(
     "topic",
-    ["", "pf/v1/shop/up", "pf/v2/shop/up/a", "pf/v1/shop/up/a/b", "pf/v1/shop/up/+", "pf/v1/shop/up/A", "x" * 9000],
+    ["", "pf/v2/shop/up", "pf/v1/shop/up/a", "pf/v2/shop/up/a/b", "pf/v2/shop/up/+", "pf/v2/shop/up/A", "x" * 9000],
 )
 def test_a_topic_that_is_none_of_ours_names_no_device(topic):
     with pytest.raises(WireError, match="topic, expected"):

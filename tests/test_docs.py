@@ -160,7 +160,7 @@ def test_the_bytes_decoded_by_hand_are_the_golden_ones():
     text = (ROOT / "docs" / "wire.md").read_text().split("## By hand")[1]
     lines = [line for line in shell_blocks(text) if ";" in line]
     by_hand = "".join(line.split(";")[0] for line in lines).replace(" ", "")
-    golden = json.loads((ROOT / "tests" / "golden" / "wire_v1.json").read_text())
+    golden = json.loads((ROOT / "tests" / "golden" / "wire_v2.json").read_text())
     assert by_hand == golden["messages"]["contribution-means"]["bytes"]["f32"]
 
 
@@ -171,7 +171,7 @@ def test_the_topics_of_the_wire_page_are_those_of_the_code():
     for topic in (topics.round_("f"), topics.up("f", "d"), topics.down("f", "d"), topics.status("f", "d")):
         pattern = topic.replace("/f/", "/{fleet}/").removesuffix("/d") + ("/{device}" if topic.endswith("/d") else "")
         assert f"`{pattern}`" in text
-    assert "`pf/v1/{fleet}/global/{i}`" in text
+    assert "`pf/v2/{fleet}/global/{i}`" in text
 
 
 def test_every_field_and_member_of_a_bundle_is_on_its_page():

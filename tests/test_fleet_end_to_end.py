@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from brokers import BROKERS, TestBroker, make_broker
-from fleets import Processes
+from fleets import PAYLOADS, Processes
 
 from aggregator.rules import merge
 from aggregator.store import SqliteStore
@@ -121,7 +121,7 @@ def _sent(fleet: Fleet) -> dict[tuple[int, str, str], tuple[bytes, str]]:
 
 def _stored(fleet: Fleet) -> dict[tuple[int, str, str], bytes]:
     with sqlite3.connect(fleet.folder / "store.sqlite") as db:
-        rows = db.execute("SELECT round, method, device, payload FROM contribution").fetchall()
+        rows = db.execute(PAYLOADS).fetchall()
     db.close()
     return {(round, name, device): payload for round, name, device, payload in rows}
 

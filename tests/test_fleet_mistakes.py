@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from aggregator_samples import manifest
+from contract_samples import empty_graph
 from fleets import Fleet, bundle, error_line, fleet_in, run, share
 
 from contract.bundle import read_bundle, write_bundle
@@ -58,7 +59,7 @@ def _bundle(path: Path, name: str = "fedproto", *, hyper: dict[str, object] | No
     settled = method(name).settle(hyper or {})
     parts = msgspec.structs.replace(manifest(name=name), hyper=settled, **changes)
     params = {"backbone.weight": np.ones((2, 2), np.float32)}
-    write_bundle(path, parts, features=b"features", train_step=b"step", params=params)
+    write_bundle(path, parts, features=empty_graph(), train_step=empty_graph(), params=params)
     return path
 
 

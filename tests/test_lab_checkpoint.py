@@ -131,7 +131,7 @@ def test_a_file_that_would_run_something_is_not_read(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_leaves_the_file_before(tmp_path: Path) -> None:
     path = tmp_path / "run.checkpoint"
     Checkpoint(path, "it").keep([], lambda: {"a": 1})
-    (tmp_path / "run.checkpoint.part").symlink_to("/dev/full")
+    (tmp_path / "run.checkpoint.partial").symlink_to("/dev/full")
     with pytest.raises(StoreError, match=r"expected a file that can be written, got .*[Nn]o space left"):
         Checkpoint(path, "it").keep([], lambda: {"a": 2})
     kept = Checkpoint(path, "it").read()

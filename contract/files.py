@@ -1,0 +1,75 @@
+"""Files that are written whole or not at all, and files that one process may use at a time.
+
+`whole_file` gives a file to write to and puts it in its place when it is complete: written beside it, forced to the
+disk, then renamed, so that a reader finds the old file or the new one, whatever is interrupted. A target that is no
+regular file (`/dev/stdout`, a pipe) is written to as it is; a symbolic link is followed, not replaced.
+
+`lock` takes a file for this process until the descriptor is closed. It locks the inode, not the name, so that a second
+name (a symbolic link, a hard link) leads to the same lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+__all__ = ["lock", "whole_file"]
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write bytes to, which takes the place of `path` at the end of the block.
+
+    Raises:
+        OSError: when the disk refuses; then what was at `path` is still there, and nothing else is left.
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            yield file
+        return
+    partial = target.with_name(target.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+        _sync_directory(target.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def lock(path: str | os.PathLike[str]) -> int:
+    """A descriptor of the file, made for its owner alone when it is not there, and locked until it is closed.
+
+    Raises:
+        BlockingIOError: another process has it.
+        OSError: it cannot be opened for writing, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(0, "no regular file")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename durable, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

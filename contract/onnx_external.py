@@ -1,0 +1,240 @@
+"""What an ONNX graph would read from outside its own bytes, found without the onnx package.
+
+An ONNX tensor can say that its numbers lie in a file, at any path, and a runtime then reads that file: a graph that a
+device trusts could turn the device's files into features. So every graph of a bundle is walked before anything opens
+it. `check_external` goes through the protobuf bytes and looks at every tensor there is: initializers, sparse ones,
+attributes of nodes, nested subgraphs, functions, training information. A tensor may lie outside only where the caller
+lists it, as a top-level initializer of the listed shape, in the bundle's own `params.safetensors`, at its own place.
+
+The walk knows the few fields of onnx.proto3 that lead to tensors and skips the rest by its length. It is stricter than
+protobuf: no group, no nesting beyond `MAX_DEPTH`, exactly one graph, and either mark of an outside tensor (its location
+flag, or an entry of external data) is enough. Time grows with the number of fields, memory with the depth alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from contract.errors import BundleError
+
+__all__ = ["WEIGHTS_MEMBER", "Place", "check_external", "weight_places"]
+
+WEIGHTS_MEMBER = "params.safetensors"
+MAX_DEPTH = 64
+_MAX_ENTRIES = 64
+_MAX_TEXT_BYTES = 4096
+
+# message → field number → message that stands there; only what can lead to a tensor (onnx.proto3, IR versions 3 to 12)
+_LEADS: Mapping[str, Mapping[int, str]] = {
+    "model": {7: "graph", 20: "training", 25: "function"},
+    "graph": {1: "node", 5: "tensor", 15: "sparse"},
+    "training": {1: "graph", 2: "graph"},
+    "function": {7: "node", 11: "attribute"},
+    "node": {5: "attribute"},
+    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
+    "sparse": {1: "tensor", 2: "tensor"},
+}
+_DIMS, _DATA_TYPE, _TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14
+_FLOAT = 1
+_INITIALIZER = ("model", "graph", "tensor")  # the one place where a tensor may lie outside
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor's shape, and where its bytes are in `params.safetensors`."""
+
+    shape: tuple[int, ...]
+    offset: int
+    length_bytes: int
+
+
+def weight_places(safetensors: bytes) -> dict[str, Place]:
+    """Where each tensor of a `params.safetensors` lies: the header says it, after 8 bytes of the header's length."""
+    header_bytes = int.from_bytes(safetensors[:8], "little")
+    header = json.loads(safetensors[8 : 8 + header_bytes])
+    return {
+        name: Place(tuple(entry["shape"]), 8 + header_bytes + start, end - start)
+        for name, entry in header.items()
+        if name != "__metadata__"
+        for start, end in [entry["data_offsets"]]
+    }
+
+
+class _Malformed(ValueError):
+    """The bytes are no protobuf message."""
+
+
+def check_external(graph: bytes, what: str, allowed: Mapping[str, Place]) -> None:
+    """Refuse a graph that would read anything but the listed tensors.
+
+    Args:
+        graph: an ONNX model.
+        what: what an error calls it, e.g. `a.bundle: features.onnx`.
+        allowed: float32 initializers that may lie in `params.safetensors`, by name.
+
+    Raises:
+        BundleError: naming the first tensor that lies elsewhere, or saying that the bytes are no ONNX model.
+    """
+    if graph[4:8] == b"ORTM":  # ONNX Runtime would take these bytes for its own format, which is not walked here
+        raise BundleError(what, expected="an ONNX model", got="ONNX Runtime's own format")
+    try:
+        _walk(graph, what, allowed)
+    except _Malformed as error:
+        raise BundleError(what, expected="an ONNX model", got=error) from None
+
+
+def _walk(graph: bytes, what: str, allowed: Mapping[str, Place]) -> None:
+    graphs, seen = 0, set[str]()
+    path = ["model"]  # the messages that we are in, and beside it how far each of them has been read
+    left = [_fields(memoryview(graph))]
+    while left:  # a stack of its own: a graph of a million levels must not be a recursion of as many
+        found = next(left[-1], None)
+        if found is None:
+            left.pop()
+            path.pop()
+            continue
+        number, value = found
+        lead = _LEADS[path[-1]].get(number)
+        if lead is None or not isinstance(value, memoryview):
+            continue
+        graphs += len(path) == 1 and lead == "graph"
+        if lead == "tensor":
+            _check_tensor((*path, lead), value, what, allowed, seen)
+        elif len(path) == MAX_DEPTH:
+            raise _Malformed(f"messages nested more than {MAX_DEPTH} deep")
+        else:
+            path.append(lead)
+            left.append(_fields(value))
+    if graphs != 1:  # protobuf merges several into one
+        raise _Malformed(f"{graphs} graphs where one belongs")
+
+
+def _check_tensor(
+    path: tuple[str, ...], message: memoryview, what: str, allowed: Mapping[str, Place], seen: set[str]
+) -> None:
+    tensor = _tensor(message)
+    if not tensor.outside:
+        return
+    where = f"{what}: {_kind(path)} {tensor.name!r}"
+    place = allowed.get(tensor.name) if path == _INITIALIZER else None
+    told = dict(tensor.entries)
+    if place is None:
+        _refuse(where, "no tensor outside the bundle", f"external data at {told.get('location', 'no location')!r}")
+    if tensor.name in seen:
+        _refuse(where, "each initializer once", "it twice")
+    seen.add(tensor.name)
+    if told.get("location") != WEIGHTS_MEMBER:
+        _refuse(where, f"location {WEIGHTS_MEMBER}", repr(told.get("location", "none")))
+    right = {"location": WEIGHTS_MEMBER, "offset": str(place.offset), "length": str(place.length_bytes)}
+    if len(tensor.entries) != len(told) or told != right:
+        _refuse(where, f"offset {place.offset} and length {place.length_bytes}", sorted(tensor.entries))
+    if tuple(tensor.dims) != place.shape or tensor.data_type != _FLOAT:
+        _refuse(where, f"float32 {place.shape}", f"data type {tensor.data_type} {tuple(tensor.dims)}")
+
+
+@dataclass
+class _Tensor:
+    """What a TensorProto says of itself, but for its numbers."""
+
+    name: str = ""
+    data_type: int = 0
+    dims: list[int] = field(default_factory=list)
+    entries: list[tuple[str, str]] = field(default_factory=list)
+    flagged: bool = False
+
+    @property
+    def outside(self) -> bool:
+        return self.flagged or bool(self.entries)
+
+
+def _tensor(message: memoryview) -> _Tensor:
+    tensor = _Tensor()
+    for number, value in _fields(message):
+        if number == _DIMS:
+            tensor.dims += _integers(value)
+        elif number == _DATA_TYPE and isinstance(value, int):
+            tensor.data_type = value
+        elif number == _DATA_LOCATION and isinstance(value, int):
+            tensor.flagged |= value != 0
+        elif number == _TENSOR_NAME and isinstance(value, memoryview):
+            tensor.name = _text(value)
+        elif number == _EXTERNAL_DATA and isinstance(value, memoryview):
+            entry = {n: _text(text) for n, text in _fields(value) if isinstance(text, memoryview)}
+            tensor.entries.append((entry.get(1, ""), entry.get(2, "")))
+        if max(len(tensor.dims), len(tensor.entries)) > _MAX_ENTRIES:
+            raise _Malformed(f"a tensor of more than {_MAX_ENTRIES} dimensions or entries")
+    return tensor
+
+
+def _text(value: memoryview) -> str:
+    return bytes(value[:_MAX_TEXT_BYTES]).decode("utf-8", "replace")
+
+
+def _refuse(where: str, expected: object, got: object) -> NoReturn:
+    raise BundleError(where, expected=expected, got=got, hint="a bundle from a source that you trust")
+
+
+def _kind(path: tuple[str, ...]) -> str:
+    """What a reader would call the tensor at the end of this path."""
+    if path == _INITIALIZER:
+        return "initializer"
+    if "sparse" in path:
+        return "sparse initializer" if path[-3] == "graph" else "sparse attribute"
+    if path[-2] == "attribute":
+        return "attribute of a function" if "function" in path else "attribute"
+    return "initializer of a nested graph"
+
+
+# ── protobuf ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Each field in turn: its number and its value, an integer, or a view of its bytes."""
+    at, end = 0, len(message)
+    while at < end:
+        key, at = _varint(message, at)
+        number, wire = key >> 3, key & 7
+        if not 0 < number < 1 << 29:
+            raise _Malformed(f"field number {number}")
+        if wire == 0:
+            value, at = _varint(message, at)
+            yield number, value
+            continue
+        if wire == 2:
+            size, at = _varint(message, at)
+        elif wire in (1, 5):
+            size = 8 if wire == 1 else 4
+        else:
+            raise _Malformed(f"wire type {wire}")
+        if size > end - at:
+            raise _Malformed("a field that is longer than what is left")
+        yield number, message[at : at + size]
+        at += size
+
+
+def _varint(message: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        if at >= len(message):
+            raise _Malformed("the end within a number")
+        byte = message[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & (1 << 64) - 1, at
+    raise _Malformed("a number of more than 64 bits")
+
+
+def _integers(value: int | memoryview) -> list[int]:
+    """One integer, or several that are packed."""
+    if isinstance(value, int):
+        return [value]
+    found: list[int] = []
+    at = 0
+    while at < len(value) and len(found) <= _MAX_ENTRIES:
+        number, at = _varint(value, at)
+        found.append(number)
+    return found

@@ -1,0 +1,202 @@
+"""One way to open, lock, migrate and write a SQLite file: the aggregator's store and the device's journal.
+
+What opening does, in this order:
+
+1. Take the file for this process. It is made, if need be, for its owner alone (0600; SQLite gives its companions
+   `-wal` and `-shm` the same), and locked by inode, so that a link to it is no way past the lock.
+2. Look at its first 100 bytes, without SQLite: a file that is not ours, or of another version, is refused untouched.
+3. Open it; `synchronous=FULL` and a write-ahead log, so that what a transaction has committed survives a power cut.
+4. Bring it to the present version: `steps` are scripts, the first makes the file of version `FIRST_VERSION` and each
+   further one takes it to the next version; those that are missing run in one transaction.
+
+`application_id` says whose a file is and never changes; `user_version` counts up. A transaction ends with a look at
+the disk: a file that was deleted or replaced meanwhile took what was written with it, and that is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from contract.errors import StoreError, UsageError
+from contract.files import lock
+
+__all__ = ["FIRST_VERSION", "Database", "Kind"]
+
+FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
+_HEADER = b"SQLite format 3\x00"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a file is for.
+
+    Attributes:
+        name: `store` or `journal`.
+        option: what names it on the command line.
+        application_id: 4 letters as a number.
+        steps: SQL scripts; see this file's beginning. None of them is ever changed once released.
+        pragmas: SQLite's settings of a connection, or, like the page size, of a new file.
+    """
+
+    name: str
+    option: str
+    application_id: int
+    steps: tuple[str, ...]
+    pragmas: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        """The version that this program writes."""
+        return FIRST_VERSION + len(self.steps) - 1
+
+
+class Database:
+    """An open file.
+
+    Args:
+        path: made when it does not exist.
+
+    Raises:
+        StoreError: when another process has it, or the disk refuses.
+        UsageError: when it is another kind of file, or of a version that this program does not know.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], kind: Kind) -> None:
+        self.path, self._kind, self._logged = os.path.realpath(path), kind, False
+        self._lock = self._take()
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, self._lock)
+            self._check_header()
+            with self.guard():
+                self.connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+                undo.callback(self.connection.close)
+                self._prepare()
+            undo.pop_all()
+
+    def close(self) -> None:
+        """Give the file and the lock back. Nothing is pending: every transaction was durable when it ended."""
+        self.connection.close()  # before the lock: closing any descriptor of the file drops SQLite's own locks
+        os.close(self._lock)
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """What the disk refuses becomes a `StoreError`."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
+                raise
+            raise self._refused(error) from None
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All of the block is on the disk when it ends, or none of it.
+
+        Raises:
+            StoreError: when the disk refuses, or the file is no longer there.
+        """
+        with self.guard():
+            self._check_there()
+            self.connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self.connection
+                self.connection.execute("COMMIT")
+            except BaseException:
+                if self.connection.in_transaction:  # SQLite has rolled back by itself when the disk is full
+                    self.connection.execute("ROLLBACK")
+                raise
+            self._check_there(after=True)
+
+    def _take(self) -> int:
+        what = f"{self._kind.name} {self.path}"
+        try:
+            return lock(self.path)
+        except BlockingIOError:
+            raise StoreError(
+                what,
+                expected="to be its only user",
+                got="another process that runs on it",
+                hint=f"stopping that one, or another {self._kind.option}",
+            ) from None
+        except OSError as error:
+            raise StoreError(
+                what,
+                expected="a file that can be written",
+                got=error.strerror,
+                hint=f"another {self._kind.option}",
+            ) from None
+
+    def _check_header(self) -> None:
+        """Refuse a file that is not ours before SQLite touches it."""
+        header = os.pread(self._lock, 100, 0)
+        if not header or os.path.exists(self.path + "-journal"):  # new, or cut off while it was made: SQLite sees to it
+            return
+        application = int.from_bytes(header[68:72], "big")
+        if len(header) < 100 or not header.startswith(_HEADER) or application != self._kind.application_id:
+            raise self._wrong("another file, or one of Protofleet 0.1")
+        self._check_version(int.from_bytes(header[60:64], "big"))
+
+    def _check_version(self, version: int) -> None:
+        if version > self._kind.version:
+            raise self._wrong(f"version {version}, of a newer Protofleet")
+        if version < FIRST_VERSION:
+            raise self._wrong("one of Protofleet 0.1")
+
+    def _prepare(self) -> None:
+        execute = self.connection.execute
+        for name, value in self._kind.pragmas.items():
+            execute(f"PRAGMA {name} = {value}")
+        execute("PRAGMA synchronous = FULL")
+        (pages,) = execute("SELECT count(*) FROM sqlite_master").fetchone()
+        (application,) = execute("PRAGMA application_id").fetchone()
+        (version,) = execute("PRAGMA user_version").fetchone()
+        if pages and application != self._kind.application_id:
+            raise self._wrong("another file, or one of Protofleet 0.1")
+        if pages:
+            self._check_version(version)  # the header's may be older: the log is read only now
+        if not pages or version < self._kind.version:
+            with self.transaction():
+                for step in self._kind.steps[version - FIRST_VERSION + 1 if pages else 0 :]:
+                    for statement in step.split(";"):
+                        execute(statement)
+                execute(f"PRAGMA application_id = {self._kind.application_id}")
+                execute(f"PRAGMA user_version = {self._kind.version}")
+        execute("PRAGMA journal_mode = WAL")  # only now, so that a new file's header is in the file and not in the log
+        self._logged = True
+
+    def _check_there(self, *, after: bool = False) -> None:
+        try:
+            there = os.path.samestat(os.stat(self.path), os.fstat(self._lock))
+        except OSError:
+            there = False
+        if after and self._logged:
+            there = there and os.path.exists(self.path + "-wal")
+        if not there:
+            raise StoreError(
+                f"{self._kind.name} {self.path}",
+                expected="the file that was opened",
+                got="a name without it: it was deleted or replaced",
+                hint=f"starting again; nothing since was kept, or another {self._kind.option}",
+            )
+
+    def _refused(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"{self._kind.name} {self.path}",
+            expected="a disk that takes it",
+            got=error,
+            hint=f"freeing space, or another {self._kind.option}; what was confirmed is safe",
+        )
+
+    def _wrong(self, got: str) -> UsageError:
+        first, last = FIRST_VERSION, self._kind.version
+        versions = f"version {last}" if first == last else f"versions {first} to {last}"
+        return UsageError(
+            f"{self._kind.option} {self.path}",
+            expected=f"a {self._kind.name} of {versions}",
+            got=got,
+            hint=f"another {self._kind.option}, which is then made",
+        )

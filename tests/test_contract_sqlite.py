@@ -1,0 +1,341 @@
+"""Store and journal are files of one kind: private, locked, versioned, synced; and never another's, nor nobody's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aggregator import store as store_module
+from aggregator.store import Accepted, SqliteStore
+from contract.errors import StoreError, UsageError
+from contract.sqlite import FIRST_VERSION, Database, Kind
+from edge_client import journal as journal_module
+from edge_client.journal import Journal
+
+ROOT = Path(__file__).parent.parent
+BUNDLE = bytes(range(32))
+
+
+def open_store(folder: Path) -> SqliteStore:
+    return SqliteStore(folder / "file.sqlite", BUNDLE, "fleet")
+
+
+def write_store(store: SqliteStore, number: int, payload: bytes = b"payload") -> None:
+    store.commit([Accepted(number, "fedproto", "pi-1", payload, len(payload))], {(number, "late"): 1})
+
+
+def open_journal(folder: Path) -> Journal:
+    return Journal(folder, fleet="fleet", device="pi-1", bundle=BUNDLE)
+
+
+def write_journal(journal: Journal, number: int, payload: bytes = b"payload") -> None:
+    weights = {"w": np.zeros(3, np.float32)}
+    journal.commit_round((b"run1", number, "m"), weights=weights, payload=payload, limit_bytes=1, metrics={})
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One of the two, and what is the same to do with both."""
+
+    name: str
+    file: str
+    kind: Kind
+    open: Callable[[Path], Any]
+    write: Callable[..., None]
+
+    def count(self, folder: Path) -> int:
+        """Payloads that another SQLite connection finds."""
+        table = "contribution" if self.name == "store" else "contributions"
+        db = sqlite3.connect(folder / self.file)
+        (found,) = db.execute(f"SELECT count(*) FROM {table}").fetchone()
+        db.close()
+        return int(found)
+
+
+SUBJECTS = [
+    Subject("store", "file.sqlite", store_module.KIND, open_store, write_store),
+    Subject("journal", "journal.sqlite", journal_module.KIND, open_journal, write_journal),
+]
+both = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+
+
+# ── durable ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@both
+def test_the_connection_that_writes_waits_for_the_disk(subject: Subject, tmp_path: Path) -> None:
+    for _ in range(2):  # a new file, and one that is there
+        with subject.open(tmp_path) as opened:
+            assert opened._db.execute("PRAGMA synchronous").fetchone() == (2,)
+            assert opened._db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@both
+def test_every_commit_is_forced_to_the_disk_before_it_returns(subject: Subject, tmp_path: Path) -> None:
+    """Counted by strace between marks that the process writes: what the kernel was asked, and not what SQLite says."""
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed")
+    script = textwrap.dedent(
+        """
+        import os, sys
+        from pathlib import Path
+        sys.path.insert(0, "tests")
+        from test_contract_sqlite import SUBJECTS
+        subject = next(s for s in SUBJECTS if s.name == sys.argv[1])
+        with subject.open(Path(sys.argv[2])) as opened:
+            for number in range(1, 6):
+                os.write(2, b"begin")
+                subject.write(opened, number)
+                os.write(2, b"end")
+        """
+    )
+    trace = tmp_path / "trace"
+    (tmp_path / "d").mkdir()
+    asked = ["strace", "-f", "-e", "trace=write,fsync,fdatasync", "-o", str(trace), sys.executable, "-c", script]
+    done = subprocess.run([*asked, subject.name, str(tmp_path / "d")], cwd=ROOT, capture_output=True, timeout=120)
+    if done.returncode and b"ptrace" in done.stderr:
+        pytest.skip("no process may be traced here")
+    assert not done.returncode, done.stderr.decode()[-2000:]
+    within = re.findall(r'write\(2, "begin"(.*?)write\(2, "end"', trace.read_text(), re.DOTALL)
+    assert len(within) == 5
+    assert all(re.search(r"f(data)?sync\(\d+\)\s+= 0", calls) for calls in within)
+
+
+# ── private ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@both
+def test_nobody_else_can_read_what_is_in_it_whatever_the_umask(subject: Subject, tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with subject.open(tmp_path / "made" if subject.name == "journal" else tmp_path) as opened:
+            subject.write(opened, 1)
+            modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob(f"{subject.file}*")}
+    finally:
+        os.umask(before)
+    assert modes == {subject.file + end: 0o600 for end in ("", "-wal", "-shm")}
+    if subject.name == "journal":
+        assert (tmp_path / "made").stat().st_mode & 0o777 == 0o700
+
+
+# ── locked ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@both
+@pytest.mark.parametrize("link", ["none", "soft", "hard", "folder"])
+def test_one_process_at_a_time_under_whatever_name(subject: Subject, tmp_path: Path, link: str) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    with subject.open(there) as opened:
+        if link in ("soft", "hard"):
+            here.mkdir()
+            (os.symlink if link == "soft" else os.link)(there / subject.file, here / subject.file)
+        elif link == "folder":
+            here.symlink_to(there)
+        with pytest.raises(StoreError, match="expected to be its only user, got another process"):
+            subject.open(there if link == "none" else here)
+        subject.write(opened, 1)
+    subject.open(there).close()
+
+
+# ── deleted, full, read-only ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@both
+@pytest.mark.parametrize("how", ["deleted", "deleted with its log", "replaced", "moved", "log deleted"])
+def test_a_file_that_is_gone_takes_no_further_commit(subject: Subject, tmp_path: Path, how: str) -> None:
+    path = tmp_path / subject.file
+    opened = subject.open(tmp_path)
+    subject.write(opened, 1)
+    if how == "moved":
+        path.rename(tmp_path / "elsewhere")
+    elif how != "log deleted":
+        path.unlink()
+    if "log" in how:
+        Path(f"{path}-wal").unlink()
+    if how == "replaced":
+        path.write_bytes(b"")
+    for number in (2, 3):
+        with pytest.raises(StoreError, match="expected the file that was opened, got a name without it"):
+            subject.write(opened, number)
+    opened.close()
+
+
+@both
+def test_a_file_that_goes_while_a_transaction_runs_is_noticed_before_anyone_is_told(
+    subject: Subject, tmp_path: Path
+) -> None:
+    deleted = pytest.raises(StoreError, match="deleted or replaced")
+    with subject.open(tmp_path) as opened, deleted, opened._file.transaction():
+        (tmp_path / subject.file).unlink()
+
+
+@both
+def test_a_full_disk_is_one_line_and_what_was_written_stays(subject: Subject, tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import resource, signal, sys
+        from pathlib import Path
+        sys.path.insert(0, "tests")
+        from contract.errors import StoreError
+        from test_contract_sqlite import SUBJECTS
+        subject = next(s for s in SUBJECTS if s.name == sys.argv[1])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]),) * 2)
+        written = 0
+        try:
+            opened = subject.open(Path(sys.argv[2]))
+            for number in range(1, 1000):
+                subject.write(opened, number, bytes(20_000))
+                written += 1
+        except StoreError as error:
+            print(written, error)
+        """
+    )
+    for limit in (2_000_000, 1_000):  # and one that is full from the beginning
+        folder = tmp_path / str(limit)
+        folder.mkdir()
+        asked = [sys.executable, "-c", script, subject.name, str(folder), str(limit)]
+        done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=120)
+        written, line = done.stdout.split(" ", 1)
+        assert "expected a disk that takes it, got disk I/O error, try freeing space, or another --s" in line
+        assert line.count("\n") == 1
+        assert (int(written) > 10) is (limit > 10_000)
+        with subject.open(folder) as opened:  # with room again
+            subject.write(opened, 1000)
+        assert subject.count(folder) == int(written) + 1
+
+
+@both
+def test_a_file_that_may_only_be_read_is_one_line(subject: Subject, tmp_path: Path) -> None:
+    subject.open(tmp_path).close()
+    (tmp_path / subject.file).chmod(0o444)
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)
+    script = textwrap.dedent(
+        """
+        import os, sys
+        from pathlib import Path
+        sys.path.insert(0, "tests")
+        from contract.errors import StoreError
+        from test_contract_sqlite import SUBJECTS
+        subject = next(s for s in SUBJECTS if s.name == sys.argv[1])
+        if os.getuid() == 0:
+            os.setgid(65534); os.setuid(65534)  # the file's mode binds everyone but root
+        try:
+            subject.open(Path(sys.argv[2]))
+        except StoreError as error:
+            print(error)
+        """
+    )
+    asked = [sys.executable, "-c", script, subject.name, str(tmp_path)]
+    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "expected a file that can be written, got Permission denied" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("\n") == 1
+
+
+# ── another's ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def other_file(path: Path, what: str) -> str:
+    """Make a file that is not to be opened; the words that say why."""
+    if what == "text":
+        path.write_text("this is no database " * 40)
+        return "got another file"
+    if what == "short":
+        path.write_bytes(b"SQLite format 3\x00")
+        return "got another file"
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE t (x)")
+    application, version, words = {
+        "another program's": (0, 0, "got another file, or one of Protofleet 0.1"),
+        "another program's by its number": (0x0F055111, 2, "got another file"),
+        "of 0.1": (None, 0, "got one of Protofleet 0.1"),
+        "of a newer version": (None, 99, "got version 99, of a newer Protofleet"),
+        "the other of the two": ("other", 2, "got another file"),
+    }[what]
+    own = next(s.kind.application_id for s in SUBJECTS if s.file == path.name)
+    other = next(s.kind.application_id for s in SUBJECTS if s.file != path.name)
+    number = {None: own, "other": other}.get(application, application)
+    db.execute(f"PRAGMA application_id = {number}")
+    db.execute(f"PRAGMA user_version = {version}")
+    db.commit()
+    db.close()
+    return words
+
+
+@both
+@pytest.mark.parametrize(
+    "what",
+    [
+        "text",
+        "short",
+        "another program's",
+        "another program's by its number",
+        "of 0.1",
+        "of a newer version",
+        "the other of the two",
+    ],
+)
+def test_a_file_that_is_not_ours_is_refused_in_one_line_and_not_touched(
+    subject: Subject, tmp_path: Path, what: str
+) -> None:
+    words = other_file(tmp_path / subject.file, what)
+    before = (tmp_path / subject.file).read_bytes()
+    with pytest.raises(UsageError, match=f"{subject.kind.option} .*expected a {subject.name} of version.*{words}"):
+        subject.open(tmp_path)
+    assert (tmp_path / subject.file).read_bytes() == before
+    assert os.listdir(tmp_path) == [subject.file]
+
+
+# ── of another version ──────────────────────────────────────────────────────────────────────────────────────────────
+
+FIRST = Kind("notes", "--notes", 0x7E57, ("CREATE TABLE note (words TEXT NOT NULL)",))
+SECOND = replace(FIRST, steps=(*FIRST.steps, "ALTER TABLE note ADD COLUMN stars INTEGER NOT NULL DEFAULT 3"))
+THIRD = replace(SECOND, steps=(*SECOND.steps, "CREATE TABLE a (x); INSERT INTO a SELECT stars FROM note"))
+
+
+def test_a_file_is_brought_forward_step_by_step_and_never_back(tmp_path: Path) -> None:
+    first = Database(tmp_path / "f", FIRST)
+    with first.transaction() as db:
+        db.execute("INSERT INTO note VALUES ('kept')")
+    first.close()
+    third = Database(tmp_path / "f", THIRD)
+    assert third.connection.execute("SELECT words, stars, x FROM note, a").fetchall() == [("kept", 3, 3)]
+    assert third.connection.execute("PRAGMA user_version").fetchone() == (FIRST_VERSION + 2,)
+    third.close()
+    for older in (FIRST, SECOND):
+        with pytest.raises(UsageError, match="got version 4, of a newer Protofleet, try another --notes"):
+            Database(tmp_path / "f", older)
+    fresh = Database(tmp_path / "new", THIRD)
+    assert fresh.connection.execute("SELECT count(*) FROM note, a").fetchone() == (0,)
+    fresh.close()
+
+
+def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    Database(tmp_path / "f", FIRST).close()
+    broken = replace(THIRD, steps=(*THIRD.steps, "CREATE TABLE b (x); INSERT INTO nowhere VALUES (1)"))
+    with pytest.raises(StoreError, match="nowhere"):
+        Database(tmp_path / "f", broken)
+    again = Database(tmp_path / "f", FIRST)
+    assert again.connection.execute("SELECT name FROM sqlite_master").fetchall() == [("note",)]
+    again.close()
+
+
+@both
+def test_a_file_whose_making_was_cut_off_is_made_anew(subject: Subject, tmp_path: Path) -> None:
+    (tmp_path / subject.file).write_bytes(b"")
+    with subject.open(tmp_path) as opened:
+        subject.write(opened, 1)
+    assert subject.count(tmp_path) == 1

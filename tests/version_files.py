@@ -1,0 +1,76 @@
+"""Sample files of the present version, as `tests/files/v2` holds them: `python tests/version_files.py FOLDER`.
+
+Run it only for a version that is not released yet; a released version's files are never written again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from unittest import mock
+
+import cbor2
+import numpy as np
+from contract_samples import readable_messages, small_parts
+
+from aggregator.store import Accepted, SqliteStore
+from contract.bundle import read_bundle, write_bundle
+from contract.messages import ClassRows, Receipt
+from contract.state import GlobalState
+from contract.wire import encode
+from edge_client.journal import Journal
+
+BUNDLE, RUN, PRIVATE = bytes(range(32)), b"run1", b"k" * 32
+ROWS = ClassRows(np.array([0, 2], np.uint16), np.array([[0.5, -1.0], [3.0, 4.0]]))
+LATER = {40: "a field of later", 41: [1.5, {"a": b"b"}]}
+
+
+def make(folder: Path) -> None:
+    """Write a bundle, a store, a journal and messages into `folder`, which must be empty."""
+    write_bundle(folder / "small.bundle", **small_parts(), private_key=PRIVATE)
+    read_bundle(folder / "small.bundle")
+    with mock.patch("os.urandom", lambda count: bytes(range(count))):
+        _store(folder / "store.sqlite")
+        _journal(folder / "state")
+    (folder / "state" / "journal.sqlite").rename(folder / "journal.sqlite")
+    (folder / "state").rmdir()
+    (folder / "messages.json").write_text(json.dumps(_messages(), indent=1) + "\n")
+
+
+def _store(path: Path) -> None:
+    with SqliteStore(path, BUNDLE, "fleet") as store:
+        store.open_round(1, "fedproto", 42, 100.0)
+        tally = {(1, "late"): 2, (0, "malformed"): 1}
+        store.commit(
+            [Accepted(1, "fedproto", device, b"of " + device.encode(), 9) for device in "ab"], tally, [(1, "z")]
+        )
+        store.close_round(1, 107.5, 2, GlobalState(store.run, 1, 1, ROWS))
+        store.open_round(2, "ffc", 43, 108.0)
+        store.commit([Accepted(2, "ffc", "a", b"sums", 4)], {})
+
+
+def _journal(state: Path) -> None:
+    with Journal(state, fleet="fleet", device="pi-1", bundle=BUNDLE) as journal:
+        journal.begin(b"instance")
+        journal.secret()
+        for number in (1, 2):
+            weights = {"backbone.weight": np.full((2, 3), number, np.float32)}
+            key, payload = (RUN, number, "fedproto"), b"payload %d" % number
+            journal.commit_round(key, weights=weights, payload=payload, limit_bytes=1024, metrics={"loss": 0.5})
+        journal.settle(Receipt(RUN, 1, "fedproto", "committed"), 9)
+
+
+def _messages() -> dict[str, dict[str, str]]:
+    """Each message as it is written, and, of those that come down, with fields that a later release may add."""
+    found = {}
+    for name, message in readable_messages().items():
+        plain = cbor2.loads(encode(message, "f64"))
+        found[name] = {"plain": encode(message, "f64").hex()}
+        if plain[0] in (1, 2, 5):
+            found[name]["later"] = cbor2.dumps(plain | LATER, canonical=True).hex()
+    return found
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
