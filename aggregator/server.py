@@ -77,7 +77,7 @@ class Server:
             f"pf-{fleet}-aggregator-{coordinator.run.hex()}",
             subscriptions=[topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)],
             receive_maximum=RECEIVE_MAXIMUM,
-            fresh_start=True,
+            echo_topic=self._round_topic,
         )
         self._limit_bytes = coordinator.limit_bytes
         self._echoed_on = 0  # the connection on which our own announcement has come back
