@@ -2,10 +2,10 @@
 
 Two processes with one id would mix their contributions under one key. They tell each other apart by `instance`, 8
 random bytes in the MQTT client id, so that neither throws the other out, and in every birth and death on the device's
-own status topic, which each also reads. Once a process has seen its own birth there, a birth of an instance that is neither
-its own nor that of an earlier process of its state directory is a second process, and the one that notices stops. That
-is the older one: it waits after a reconnection for what the broker retains before it says anything, so that the newer
-one, which spoke last, never sees an answer.
+own status topic, which each also reads. Once a process has seen its own birth there, a birth of an instance that is
+neither its own nor that of an earlier process of its state directory is a second process, and the one that notices
+stops. That is the older one: it waits after a reconnection for what the broker retains before it says anything, so that
+the newer one, which spoke last, never sees an answer.
 
 A death of another instance is the last will of a process that is gone, such as our own before a power cut, which the
 broker has only now found missing: we say again that we are here.
