@@ -9,8 +9,9 @@ Each turn:
    published, and after it the announcement that names its version. Both are retained.
 
 Nothing is published that is not durable, and nothing is acknowledged before its receipt was handed over. When the
-broker is away, nothing is kept for it: on every connection the retained messages are published again, and devices send
-again what they have no receipt for. So kill -9 at any instruction, of any part, loses and doubles nothing.
+broker is away, nothing is kept for it: on every connection we announce again, and once that has come back we publish
+what the broker has lost of the global state; devices send again what they have no receipt for. So kill -9 at any
+instruction, of any part, loses and doubles nothing.
 
 The client id holds the run's id: an aggregator of another run (another store) on the same fleet has a session of its
 own, is seen by its announcements, and ends the older of the two with a clear line, instead of both taking the
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from aggregator import events
 from aggregator.coordinator import Coordinator
 from aggregator.ingest import Decision
+from aggregator.retained import Retained
 from aggregator.rounds import Closed, Extended, Finished, Opened, Step
 from contract import topics
 from contract.errors import LinkError, WireError
@@ -77,9 +79,10 @@ class Server:
             f"pf-{fleet}-aggregator-{coordinator.run.hex()}",
             subscriptions=[topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)],
             receive_maximum=RECEIVE_MAXIMUM,
-            fresh_start=True,
+            echo_topic=self._round_topic,
         )
         self._limit_bytes = coordinator.limit_bytes
+        self._retained = Retained()
         self._echoed_on = 0  # the connection on which our own announcement has come back
         self._waiting: tuple[int, int] | None = None
         self._ending: _Ending | None = None
@@ -174,15 +177,16 @@ class Server:
     def _connected(self, event: Connected) -> None:
         self._limit_bytes = min(event.limit_bytes, self._core.limit_bytes)
         self._listener(events.LinkUp(str(self._address), self._limit_bytes))
-        self._publish_state()
         self._announce()
 
     def _announce(self) -> None:
         self._link.publish(self._round_topic, encode(self._core.announcement()), retain=True)
 
     def _publish_state(self) -> None:
-        for part in self._core.state.parts(self._limit_bytes):
-            self._link.publish(topics.global_part(self._fleet, part.part), encode(part, "f32"), retain=True)
+        """Publish what the broker is not known to retain of the global state."""
+        parts = [encode(part, "f32") for part in self._core.state.parts(self._limit_bytes)]
+        for part in self._retained.missing(self._echoed_on, parts):
+            self._link.publish(topics.global_part(self._fleet, part), parts[part], retain=True)
 
     def _clear_stale_part(self, message: Received) -> None:
         """A part beyond those of the state we publish, left by a larger state or another run, must not stay."""
@@ -192,6 +196,8 @@ class Server:
             self._core.malformed()
         elif message.payload and int(index) >= parts:
             self._link.publish(message.topic, b"", retain=True)
+        elif message.payload:
+            self._retained.heard(message.connection, int(index), message.payload)
 
     def _check_rival(self, message: Received) -> None:
         """Another run's announcement, live and after ours has come back, is of an aggregator that runs now."""
@@ -205,7 +211,9 @@ class Server:
         if not isinstance(announcement, Announcement):
             self._core.malformed()
         elif announcement.run == self._core.run:
-            self._echoed_on = message.connection
+            if self._echoed_on != message.connection:  # what is retained has come before it
+                self._echoed_on = message.connection
+                self._publish_state()
         elif message.connection == self._echoed_on:
             raise LinkError(
                 f"another aggregator serves fleet {self._fleet}",

@@ -103,7 +103,7 @@ class Client:
         }
         self._link = Link(
             address,
-            f"pf-{fleet}-{device_id}",
+            f"pf-{fleet}-{device_id}-{self._instance.hex()}",
             subscriptions=[
                 topics.round_(fleet),
                 topics.global_all(fleet),
@@ -111,7 +111,7 @@ class Client:
                 self._status,
             ],
             will=(self._status, encode(self._state_of_health(online=False))),
-            fresh_start=True,
+            echo_topic=self._status,
         )
 
     def run(self) -> None:

@@ -1,11 +1,14 @@
 """One process for each device id: when to announce a birth, and how to notice a second process. No I/O.
 
-Two processes with one id share its MQTT session, and each connection throws the other out; Mosquitto 2.0 does not even
-say why. They tell each other apart by `instance`, 8 random bytes in every birth and death on the device's own status
-topic, which each also reads. Once a process has seen its own birth there, a status of an instance that is neither
-its own nor that of an earlier process of its state directory belongs to a second process, and the one that notices
-stops. That is the older one: it waits after a reconnection for what the broker retains before it says anything, so
-that the newer one, which spoke last, never sees an answer.
+Two processes with one id would mix their contributions under one key. They tell each other apart by `instance`, 8
+random bytes in the MQTT client id, so that neither throws the other out, and in every birth and death on the device's
+own status topic, which each also reads. Once a process has seen its own birth there, a birth of an instance that is
+neither its own nor that of an earlier process of its state directory is a second process, and the one that notices
+stops. That is the older one: it waits after a reconnection for what the broker retains before it says anything, so that
+the newer one, which spoke last, never sees an answer.
+
+A death of another instance is the last will of a process that is gone, such as our own before a power cut, which the
+broker has only now found missing: we say again that we are here.
 """
 
 from __future__ import annotations
@@ -64,6 +67,8 @@ class Presence:
             self._seen_self = True
             if not status.online or self._birth_due_s is not None:
                 self._birth_due_s = now_s  # our own last will, or what is retained of us: nobody else spoke
+        elif self._seen_self and not status.online:
+            self._birth_due_s = now_s
         elif self._seen_self and not self._is_own(status.instance):
             raise LinkError(
                 f"another process runs as device {self._device_id}",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -87,6 +92,67 @@ class Mosquitto:
             self._process.send_signal(how)
             self._process.wait(timeout=10)
             self._process = None
+
+
+class Proxy:
+    """A TCP proxy in front of a broker, that cuts what goes through it.
+
+    Args:
+        url: the broker's.
+        cut_after: every connection is cut, both ways, after so many pieces of data; the next entry holds for the next
+            connection, and those after the last are never cut by themselves.
+
+    Attributes:
+        connections: how many were made.
+        swallows: while true, what comes goes nowhere, and neither end knows.
+    """
+
+    def __init__(self, url: str, cut_after: Sequence[int] = ()) -> None:
+        self._target = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
+        self._cut_after, self.connections, self.swallows = list(cut_after), 0, False
+        self._open: set[socket.socket] = set()
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def cut(self) -> None:
+        """End every connection that is open now, with a reset, as a NAT box or a cable does."""
+        for one in list(self._open):
+            _reset(one)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self.cut()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = self._server.accept()
+                there = socket.create_connection(self._target)
+                pieces = itertools.count(1)
+                limit = self._cut_after[self.connections] if self.connections < len(self._cut_after) else None
+                self.connections += 1
+                self._open |= {here, there}
+                for one, other in ((here, there), (there, here)):
+                    threading.Thread(target=self._pass, args=(one, other, pieces, limit), daemon=True).start()
+
+    def _pass(self, one: socket.socket, other: socket.socket, pieces: Iterator[int], limit: int | None) -> None:
+        with contextlib.suppress(OSError):
+            while (data := one.recv(65_536)) and (limit is None or next(pieces) < limit):
+                if not self.swallows:
+                    other.sendall(data)
+        for end in (one, other):
+            self._open.discard(end)
+            _reset(end)
+
+
+def _reset(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()
 
 
 def require_mosquitto() -> None:

@@ -85,7 +85,7 @@ def _address(broker: tuple[str, Path], name: str | None) -> Address:
 
 
 def _link(broker: tuple[str, Path], name: str, *topics: str) -> Link:
-    link = Link(_address(broker, name), f"test-{name}", subscriptions=topics, fresh_start=True).open()
+    link = Link(_address(broker, name), f"test-{name}", subscriptions=topics).open()
     link.wait_connected(8)
     return link
 

@@ -13,12 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import paho.mqtt.client
+import paho.mqtt.publish
 import pytest
 from aggregator_samples import bundle_file, gram, manifest, means
-from brokers import BROKERS, TestBroker, free_port, make_broker
+from brokers import BROKERS, Proxy, TestBroker, free_port, make_broker
 from talker import Talker
 
 from aggregator.coordinator import Coordinator, Settings
+from aggregator.events import LinkDown, LinkUp, RoundClosed
 from aggregator.rounds import Policy
 from aggregator.rules import merge
 from aggregator.server import Server
@@ -205,6 +208,83 @@ def test_what_a_larger_state_or_another_run_left_retained_is_cleared(broker: Tes
     assert sorted(parts) == [topics.global_part(FLEET, i) for i in range(len(parts))]
     assert {m.run for m in parts.values()} == {run}
     assert (retained[topics.round_(FLEET)].run, retained[topics.round_(FLEET)].phase) == (run, "finished")
+
+
+def test_a_retained_message_at_qos_0_disturbs_no_round(broker: TestBroker, tmp_path: Path) -> None:
+    """An ACL lets a device publish so on its own status: the aggregator was thrown out of Mosquitto for ever."""
+    host, port = broker.url.removeprefix("mqtt://").split(":")
+    for payload in (encode(Status(False, b"instance", 1)), b"garbage"):
+        topic = topics.status(FLEET, f"loose-{len(payload)}")
+        v5 = {"protocol": paho.mqtt.client.MQTTv5, "client_id": "loose"}
+        paho.mqtt.publish.single(topic, payload, qos=0, retain=True, hostname=host, port=int(port), **v5)
+    settings = Settings(rounds=2, calibrate=False, policy=Policy(min_clients=3, deadline_s=1.0))
+    bundle = bundle_file(tmp_path / "f.bundle")
+    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+        server = Running(broker.url, store, bundle, settings)
+        talkers = _talkers(broker.url)
+        server.join()
+        for talker in talkers:
+            talker.join(5)
+    assert server.error is None
+    assert not [event for event in server.events if isinstance(event, LinkDown)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_after_any_cuts_the_rounds_go_on(broker: TestBroker, tmp_path: Path, seed: int) -> None:
+    """A connection that is lost anywhere is made again, and hears what it must: a kept session on rumqttd did not."""
+    rng = np.random.default_rng(seed)
+    proxies = [Proxy(broker.url, cut_after=rng.integers(1, 25, size=2).tolist()) for _ in range(4)]
+    settings = Settings(rounds=3, calibrate=False, policy=Policy(min_clients=3))
+    bundle = bundle_file(tmp_path / "f.bundle")
+    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+        server = Running(proxies[0].url, store, bundle, settings)
+        talkers = [Talker(p.url, FLEET, f"d{i}", lambda a, i=i: _make(i, a)) for i, p in enumerate(proxies[1:])]
+        for talker in talkers:
+            talker.start()
+        server.join(60)
+        assert server.error is None
+        for talker in talkers:
+            assert set(talker.sent) == {(1, "fedproto"), (2, "fedproto"), (3, "fedproto")}
+            talker.stop()
+    for proxy in proxies:
+        assert proxy.connections >= 2
+        proxy.close()
+
+
+def test_a_reconnection_sends_no_device_a_state_that_the_broker_still_has(broker: TestBroker, tmp_path: Path) -> None:
+    """Whoever could make the aggregator reconnect would otherwise have it send megabytes to every device."""
+    proxy, bundle, go = Proxy(broker.url), bundle_file(tmp_path / "f.bundle"), threading.Event()
+    settings = Settings(rounds=2, calibrate=False, policy=Policy(min_clients=1))
+    observer = Link(Address.parse(broker.url), "observer", subscriptions=[topics.global_all(FLEET)]).open()
+    observer.wait_connected(8)
+    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+        server = Running(proxy.url, store, bundle, settings)
+        talker = Talker(broker.url, FLEET, "d0", lambda a: means() if a.round == 1 or go.is_set() else None)
+        talker.start()
+        _wait(lambda: any(isinstance(event, RoundClosed) for event in server.events))
+        assert _parts(observer) >= 1
+        for cuts in (1, 2, 3):
+            proxy.cut()
+            _wait(lambda cuts=cuts: sum(isinstance(event, LinkUp) for event in server.events) > cuts)
+            time.sleep(0.3)  # until the announcement has come back, and what would follow it
+        assert _parts(observer) == 0
+        go.set()
+        proxy.cut()  # so that the open round is announced again
+        server.join()
+        assert server.error is None
+        assert _parts(observer) >= 1
+        talker.stop()
+    observer.close()
+    proxy.close()
+
+
+def _parts(observer: Link) -> int:
+    """How many parts of a global state have come."""
+    events = list(iter(lambda: observer.receive(0.5), None))
+    for event in events:
+        assert isinstance(event, Received)
+        observer.acknowledge(event)
+    return len(events)
 
 
 def test_the_older_of_two_aggregators_on_one_fleet_ends_with_a_clear_line(broker: TestBroker, tmp_path: Path) -> None:

@@ -294,21 +294,19 @@ def test_a_connection_that_is_accepted_and_lost_at_once_does_not_start_the_waits
     assert waits[3] >= 2.0
 
 
-@pytest.mark.parametrize("fresh_start", [True, False])
-def test_only_the_first_connection_of_a_fresh_start_asks_for_a_clean_session(fake, link, fresh_start):
-    """paho's default asks for one on every first connection of a process, and loses what waited for it."""
+def test_every_connection_asks_for_a_clean_session_that_ends_with_it(fake, link):
     asked = []
 
     def note_and_drop(connection: socket.socket) -> None:
         _, body = packet(connection)
-        asked.append(bool(body[7] & 2))  # after the protocol's name and version: the connect flags
+        asked.append((bool(body[7] & 2), b"\x11" in body[10:16]))  # clean start; a session expiry among the properties
         connection.sendall(CONNACK)
         packet(connection)
 
-    device = link(fake(note_and_drop).url, fresh_start=fresh_start)
+    device = link(fake(note_and_drop).url)
     for _ in range(3):
         until(device, Disconnected)
-    assert asked[:3] == [fresh_start, False, False]
+    assert asked[:3] == [(True, False)] * 3
 
 
 def test_messages_that_come_before_the_subscription_is_confirmed_are_handed_over_after_connected(fake, link):

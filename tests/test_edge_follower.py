@@ -158,10 +158,17 @@ def test_what_is_retained_of_others_before_our_birth_is_history() -> None:
     assert mine.birth_due(0.0)
 
 
-@pytest.mark.parametrize("online", [True, False])
-def test_another_instance_after_our_birth_is_a_second_process(online: bool) -> None:
+def test_another_instance_after_our_birth_is_a_second_process() -> None:
     with pytest.raises(LinkError, match=r"another process runs as device pi-1, expected one process for each id"):
-        born().heard(status(THEM, online=online), 1.0)
+        born().heard(status(THEM), 1.0)
+
+
+@pytest.mark.parametrize("instance", [THEM, EARLIER])
+def test_the_late_death_of_another_process_is_answered_with_a_birth(instance: bytes) -> None:
+    """The broker found out only now that a process is gone, and retains its death where our birth stood."""
+    mine = born()
+    mine.heard(status(instance, online=False), 1.0)
+    assert mine.birth_due(1.0)
 
 
 def test_an_earlier_process_of_this_directory_is_no_stranger() -> None:

@@ -1,0 +1,101 @@
+"""Where the broker is, and the certificates that go with it.
+
+Everything about them that can be wrong is found when a command starts, in one line. They are read again for each
+connection, so that a certificate can be renewed under a process that runs.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from contract.errors import UsageError
+
+__all__ = ["Address"]
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the broker is, from `mqtt://[user[:password]@]host[:port]` or `mqtts://…`.
+
+    Attributes:
+        ca_file, cert_file, key_file: PEM files for TLS; the system's authorities when ca_file is None. The key may
+            stand in cert_file.
+    """
+
+    host: str
+    port: int
+    tls: bool = False
+    user: str | None = None
+    password: str | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+    @classmethod
+    def parse(
+        cls, url: str, *, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None
+    ) -> Address:
+        """The address that `url` names.
+
+        Raises:
+            UsageError: when it is not such a URL, or a certificate file is missing, unreadable, of no use without
+                another, or given for a connection that is not encrypted.
+        """
+        expected = "mqtt://host[:port] or mqtts://host[:port]"
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise UsageError("broker", expected=expected, got=url) from None
+        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or parts.path not in ("", "/"):
+            raise UsageError("broker", expected=expected, got=url, hint="mqtt://127.0.0.1:1883")
+        tls = parts.scheme == "mqtts"
+        user, password = (unquote(text) if text else None for text in (parts.username, parts.password))
+        port = port or (8883 if tls else 1883)
+        address = cls(parts.hostname, port, tls, user, password, ca_file, cert_file, key_file)
+        if tls:
+            address.tls_context()
+        elif ca_file or cert_file or key_file:
+            raise UsageError(
+                "a certificate file", expected="mqtts://", got=str(address), hint=f"mqtts://{parts.hostname}"
+            )
+        return address
+
+    def tls_context(self) -> ssl.SSLContext:
+        """What a TLS connection to this address is made with: its files, as they are now.
+
+        Raises:
+            UsageError: when a file is missing or not what it should be.
+        """
+        for name in (self.ca_file, self.cert_file, self.key_file):
+            if name is not None and not os.path.isfile(name):
+                raise UsageError("TLS", expected="a PEM file", got=f"no file {name}")
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            raise _unusable("CA", "certificates of an authority in PEM", self.ca_file, error) from None
+        if self.cert_file is not None:
+            key_file = self.key_file or self.cert_file
+            try:  # without a password, openssl would ask the terminal for that of an encrypted key
+                context.load_cert_chain(self.cert_file, key_file, password="")
+            except OSError as error:
+                expected = f"a certificate in PEM and its key without a password in {key_file}"
+                raise _unusable("certificate", expected, self.cert_file, error) from None
+        elif self.key_file is not None:
+            raise UsageError("TLS key", expected="its certificate, too", got=f"{self.key_file} alone", hint="--cert")
+        return context
+
+    def __str__(self) -> str:
+        return f"mqtt{'s' if self.tls else ''}://{self.host}:{self.port}"
+
+
+def _unusable(what: str, expected: str, name: str | None, error: OSError) -> UsageError:
+    """One line for what ssl says of a file; its own words name the source line of openssl's caller."""
+    if isinstance(error, ssl.SSLError):
+        reason = (error.reason or "what openssl cannot read").replace("_", " ").lower()
+    else:
+        reason = error.strerror or type(error).__name__
+    return UsageError(f"TLS {what} {name}", expected=expected, got=reason)

@@ -1,0 +1,195 @@
+"""One connection of paho-mqtt, driven from one thread by `select`: bytes here, packets to `contract.connection`.
+
+Every connection gets a new paho client, and none of what paho would do by itself happens: it resends what it holds in
+memory after a reconnect, for ever when the message is too large for the broker, and blocks what is queued behind it;
+its own thread dies in a callback while the connection looks alive. Whatever it raises, at a malformed packet any
+class, goes through `step` and the others to the caller, for whom the connection is then lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import threading
+import time
+from typing import Any
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from contract.actions import Send, Terms
+from contract.address import Address
+from contract.connection import Connection
+from contract.wire import CONTENT_TYPE, WIRE_VERSION
+
+__all__ = ["Transport"]
+
+_CONNECT_S, _FAREWELL_S = 5.0, 1.0
+_UNSPECIFIED, _NOT_AUTHORIZED, _KEEPALIVE = 128, 135, 141
+
+
+class Transport:
+    """One paho client, for one connection.
+
+    Args:
+        core: is told what the broker says, under `lock`.
+        will: topic and payload that the broker publishes, retained, when we vanish.
+        receive_maximum: how many unacknowledged messages the broker may have delivered.
+
+    Raises:
+        UsageError: when a certificate file cannot be used.
+    """
+
+    def __init__(
+        self,
+        core: Connection,
+        lock: threading.RLock,
+        address: Address,
+        client_id: str,
+        *,
+        will: tuple[str, bytes] | None,
+        keepalive_s: int,
+        receive_maximum: int,
+    ) -> None:
+        self._core, self._lock, self._address = core, lock, address
+        self._keepalive_s, self._receive_maximum = keepalive_s, receive_maximum
+        self._tickets: dict[int, int] = {}  # paho's packet id of what was sent → the ticket of `Send`
+        client = self._client = mqtt.Client(
+            mqtt.CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            protocol=mqtt.MQTTv5,
+            reconnect_on_failure=False,
+            manual_ack=True,
+        )
+        client.connect_timeout = _CONNECT_S
+        client.max_inflight_messages_set(0)  # no bound there: the core has one
+        if address.user is not None:
+            client.username_pw_set(address.user, address.password)
+        if address.tls:
+            client.tls_set_context(address.tls_context())
+        if will is not None:
+            client.will_set(*will, qos=1, retain=True)
+        client.on_connect, client.on_subscribe, client.on_message = self._accepted, self._subscribed, self._received
+        client.on_publish, client.on_disconnect = self._published, self._ended
+
+    # ── what the core wants ─────────────────────────────────────────────────────────────────────────────────────────
+
+    def dial(self) -> None:
+        """Connect and send CONNECT: a session that ends with the connection. Blocks for seconds at most."""
+        properties = Properties(PacketTypes.CONNECT)
+        properties.ReceiveMaximum = self._receive_maximum
+        address = self._address
+        self._client.connect(address.host, address.port, self._keepalive_s, clean_start=True, properties=properties)
+
+    def subscribe(self, topics: tuple[str, ...]) -> None:
+        """Subscribe at QoS 1."""
+        self._client.subscribe([(topic, SubscribeOptions(qos=1)) for topic in topics])
+
+    def send(self, what: Send) -> None:
+        """Publish at QoS 1."""
+        properties = Properties(PacketTypes.PUBLISH)
+        properties.ContentType = CONTENT_TYPE
+        properties.UserProperty = ("pf", str(WIRE_VERSION))
+        info = self._client.publish(what.topic, what.payload, qos=1, retain=what.retain, properties=properties)
+        self._tickets[info.mid] = what.ticket
+
+    def acknowledge(self, mid: int) -> None:
+        """Send a PUBACK."""
+        self._client.ack(mid, 1)
+
+    def hang_up(self, *, polite: bool) -> None:
+        """End the connection, with a DISCONNECT when `polite`. Nothing that comes of it is told."""
+        client, sock = self._client, self._client.socket()
+        client.on_connect = client.on_subscribe = client.on_message = client.on_publish = client.on_disconnect = None
+        if sock is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            if polite:
+                client.disconnect()
+                deadline = time.monotonic() + _FAREWELL_S
+                while client.want_write() and (left := deadline - time.monotonic()) > 0:
+                    select.select([], [sock], [], left)
+                    client.loop_write()
+        sock.close()
+
+    # ── bytes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def step(self, wake: socket.socket, timeout_s: float) -> None:
+        """Wait until there is something to read or to write, or a byte in `wake`, and do it."""
+        client = self._client
+        sock = client.socket()
+        if sock is None:
+            self._tell_ended("the broker or the network is gone")
+            return
+        pending = isinstance(sock, ssl.SSLSocket) and sock.pending() > 0
+        readable, writable, _ = select.select(
+            [sock, wake], [sock] if client.want_write() else [], [], 0.0 if pending else timeout_s
+        )
+        status = client.loop_read() if sock in readable or pending else mqtt.MQTT_ERR_SUCCESS
+        if status == mqtt.MQTT_ERR_SUCCESS and sock in writable:
+            status = client.loop_write()
+        if status == mqtt.MQTT_ERR_SUCCESS:
+            status = client.loop_misc()
+        if status != mqtt.MQTT_ERR_SUCCESS:
+            self._tell_ended(mqtt.error_string(status))  # of no effect when a callback has told more
+
+    # ── what the broker says ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _accepted(
+        self, client: mqtt.Client, _: Any, flags: Any, reason: ReasonCode, properties: Properties | None
+    ) -> None:
+        with self._lock:
+            if reason.is_failure:
+                self._core.refused(reason.value, str(reason), time.monotonic())
+            else:
+                self._core.accepted(_terms(properties), time.monotonic())
+
+    def _subscribed(self, client: mqtt.Client, _: Any, mid: int, reasons: list[ReasonCode], properties: Any) -> None:
+        with self._lock:
+            refusals = [str(reason) if reason.is_failure else None for reason in reasons]
+            self._core.subscribed(refusals, time.monotonic())
+
+    def _received(self, client: mqtt.Client, _: Any, message: mqtt.MQTTMessage) -> None:
+        topic, payload = message.topic, bytes(message.payload)
+        with self._lock:
+            self._core.received(
+                topic, payload, qos=message.qos, retained=message.retain, mid=message.mid, now=time.monotonic()
+            )
+
+    def _published(self, client: mqtt.Client, _: Any, mid: int, reason: ReasonCode, properties: Any) -> None:
+        refusal = str(reason) if reason.is_failure else None
+        with self._lock:
+            ticket = self._tickets.pop(mid, 0)
+            self._core.published(ticket, refusal, reason.value == _NOT_AUTHORIZED, time.monotonic())
+
+    def _ended(self, client: mqtt.Client, _: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
+        from_broker = flags.is_disconnect_packet_from_server
+        accepted = self._core.phase in ("subscribing", "up")
+        self._tell_ended(_why(reason, from_broker, accepted), code=reason.value if from_broker else None)
+
+    def _tell_ended(self, reason: str, code: int | None = None) -> None:
+        with self._lock:
+            self._core.ended(reason, time.monotonic(), code=code)
+
+
+def _terms(properties: Properties | None) -> Terms:
+    """Of a CONNACK. Its Server Keep Alive is obeyed by paho; a session expiry is of no interest without a session."""
+    names = {"ReceiveMaximum": "receive_maximum", "MaximumQoS": "maximum_qos", "MaximumPacketSize": "packet_bytes"}
+    given = {ours: getattr(properties, name) for name, ours in names.items() if hasattr(properties, name)}
+    return Terms(**given, retains=bool(getattr(properties, "RetainAvailable", 1)))
+
+
+def _why(reason: ReasonCode, from_broker: bool, accepted: bool) -> str:
+    """Why a connection ended, for a person; paho calls all that comes without a packet "Unspecified error"."""
+    if from_broker:
+        return f"the broker ended it: {reason}"
+    if reason.value == _KEEPALIVE:
+        return "the broker does not answer"
+    if reason.value == _UNSPECIFIED:
+        return "the broker or the network is gone" if accepted else "a peer that hangs up without an answer"
+    return str(reason)
