@@ -6,6 +6,9 @@ topic, which each also reads. Once a process has seen its own birth there, a sta
 its own nor that of an earlier process of its state directory belongs to a second process, and the one that notices
 stops. That is the older one: it waits after a reconnection for what the broker retains before it says anything, so
 that the newer one, which spoke last, never sees an answer.
+
+A death in our name is answered with a birth. It is our own last will that came late, or the aggregator, which has heard
+nothing of us through a whole deadline and asks in this way whether we are there.
 """
 
 from __future__ import annotations
@@ -63,8 +66,12 @@ class Presence:
         if status.instance == self._instance:
             self._seen_self = True
             if not status.online or self._birth_due_s is not None:
-                self._birth_due_s = now_s  # our own last will, or what is retained of us: nobody else spoke
-        elif self._seen_self and not self._is_own(status.instance):
+                # our own last will, what is retained of us, or the aggregator that asks whether we are still there
+                self._birth_due_s = now_s
+        elif self._is_own(status.instance):
+            if self._seen_self and not status.online:
+                self._birth_due_s = now_s  # the will of our own earlier process came after our birth
+        elif self._seen_self:
             raise LinkError(
                 f"another process runs as device {self._device_id}",
                 expected="one process for each id",
