@@ -45,6 +45,7 @@ class _Item:
     parts: list[Chunk] = field(default_factory=list)  # empty when it fits one message
     queue: deque[int] = field(default_factory=deque)  # indices of what to send next
     attempt: int = 0  # times that the queue ran empty, that is: times sent
+    waits: int = 0  # times that it was waited for a receipt, since it was last worth asking at once
     wait_s: float = 0.0
     due_s: float = float("-inf")  # when to send again; only meaningful while the queue is empty
     sent_bytes: int = 0
@@ -83,7 +84,7 @@ class Outbox:
         self._limit_bytes = limit_bytes
         for item in self._items.values():
             item.queue.clear()
-            item.attempt, item.due_s = min(item.attempt, 1), float("-inf")
+            item.attempt, item.waits, item.due_s = min(item.attempt, 1), min(item.waits, 1), float("-inf")
             self._cut(item)
 
     def announced(self, run: bytes, limit_bytes: int, now_s: float) -> None:
@@ -96,7 +97,7 @@ class Outbox:
             if recut or limit_bytes < item.pending.limit_bytes:
                 self._recut(item)
             if item.attempt and not item.queue:
-                item.attempt = 1
+                item.attempt, item.waits = 1, 0
                 item.due_s = min(item.due_s, now_s + self._rng.uniform(0.0, _SOON_S))
 
     def disconnected(self) -> None:
@@ -151,7 +152,7 @@ class Outbox:
             return
         missing = [part.index for part in item.parts if in_bitmap(part.index, receipt.missing)]
         item.queue.extend(missing or self._indices(item))
-        item.attempt = 0
+        item.attempt, item.waits = 0, 0
 
     def sent_bytes(self, key: Key) -> int:
         """Payload bytes handed out for `key` so far, repetitions included; 0 for what is not here."""
@@ -186,7 +187,7 @@ class Outbox:
         self._cut(item)
         if [len(part.data) for part in item.parts] != before:
             item.queue.clear()
-            item.attempt, item.due_s = 0, float("-inf")
+            item.attempt, item.waits, item.due_s = 0, 0, float("-inf")
 
     def _fill(self, item: _Item) -> None:
         indices = self._indices(item)
@@ -202,8 +203,8 @@ class Outbox:
         return encode(item.parts[index]) if item.parts else item.pending.payload
 
     def _await_receipt(self, item: _Item, now_s: float) -> None:
-        longest = min(self._first_wait_s * 2.0 ** min(item.attempt, 16), self._max_wait_s)
-        item.attempt += 1
+        longest = min(self._first_wait_s * 2.0 ** min(item.waits, 16), self._max_wait_s)
+        item.attempt, item.waits = item.attempt + 1, item.waits + 1
         item.wait_s = longest * self._rng.uniform(0.5, 1.0)
         item.due_s = now_s + item.wait_s
 
