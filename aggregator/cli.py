@@ -18,7 +18,7 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import RunFinished
 from aggregator.progress import Progress
 from aggregator.report import Summary, write_summary
-from aggregator.rounds import Policy
+from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.rules import ROBUST, RULES, check_rule
 from aggregator.server import Server
 from aggregator.store import SqliteStore
@@ -54,7 +54,9 @@ def aggregate_command(
         ),
     ] = None,
     min_clients: Annotated[int, typer.Option(help="Devices that open a round, contributions that close it.")] = 1,
-    deadline: Annotated[float, typer.Option(help="Seconds a round waits for silent devices; 0 for no limit.")] = 0.0,
+    deadline: Annotated[
+        float, typer.Option(help="Seconds a round waits for devices that say nothing; 0 for as long as it takes.")
+    ] = DEADLINE_S,
     fraction: Annotated[float, typer.Option(help="Share of the devices sampled in each round.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     min_samples: Annotated[int, typer.Option(help="Devices withhold classes with fewer examples.")] = 1,
@@ -66,6 +68,12 @@ def aggregate_command(
     ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the broker.")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of our certificate.")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of our key.")] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="End another aggregator that serves this fleet, instead of refusing.")
+    ] = False,
+    new_run: Annotated[
+        bool, typer.Option("--new-run", help="Go on from this store as a new run: for a store from a backup.")
+    ] = False,
     json: Annotated[Path | None, typer.Option(help="Write the run's summary here after every round.")] = None,
     quiet: Annotated[bool, typer.Option(help="No progress lines.")] = False,
 ) -> int:
@@ -87,6 +95,8 @@ def aggregate_command(
 
     def run() -> None:
         with SqliteStore(store, _together(hashes), fleet) as opened:
+            if new_run:
+                opened.begin_new_run()
             now = time.monotonic()
             coordinator = Coordinator(opened, manifest, hashes[0], settings, now=now, others=hashes[1:])
             progress = Progress(console)
@@ -101,7 +111,15 @@ def aggregate_command(
                     totals = content["totals"]
                     progress(RunFinished(len(content["rounds"]), totals["committed"], totals["uplink_bytes"]))
 
-            Server(coordinator, address, fleet, listener=progress, on_round=on_round, patience_s=patience).run()
+            Server(
+                coordinator,
+                address,
+                fleet,
+                listener=progress,
+                on_round=on_round,
+                patience_s=patience,
+                take_over=take_over,
+            ).run()
 
     return _until_stopped(run, console, f"the run goes on with the same --store {store}")
 

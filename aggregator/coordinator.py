@@ -102,6 +102,16 @@ class Coordinator:
         """The largest message taken and sent."""
         return self._settings.limit_bytes
 
+    @property
+    def least_limit_bytes(self) -> int:
+        """The smallest message limit that leaves room for a class row."""
+        return _least_limit_bytes(self._manifest)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the store already holds all that is planned."""
+        return self.rounds.phase == "waiting" and self.rounds.number >= len(self.rounds.plan)
+
     def record(self, round: int) -> RoundRecord:
         """What the store knows of a round that was opened."""
         return self._store.record(round)
@@ -111,8 +121,12 @@ class Coordinator:
         """The kind of statistic that the current round gathers."""
         return method_row(self.rounds.method).statistic
 
-    def announcement(self) -> Announcement:
-        """What every device should know now."""
+    def announcement(self, limit_bytes: int | None = None) -> Announcement:
+        """What every device should know now.
+
+        Args:
+            limit_bytes: the largest message that the broker and we take; ours when None.
+        """
         rounds, settings = self.rounds, self._settings
         gram = self.statistic == "feature-gram"
         return Announcement(
@@ -127,11 +141,11 @@ class Coordinator:
             global_version=self.state.version,
             encoding=settings.ffc_encoding if gram else settings.encoding,
             min_samples=settings.min_samples,
-            limit_bytes=settings.limit_bytes,
+            limit_bytes=settings.limit_bytes if limit_bytes is None else limit_bytes,
             others=self._others,
         )
 
-    def status(self, device: str, payload: bytes) -> bool:
+    def status(self, device: str, payload: bytes, now: float) -> bool:
         """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
         try:
             message = decode(payload, limit_bytes=self._settings.limit_bytes)
@@ -141,7 +155,7 @@ class Coordinator:
             self.malformed()
             return False
         if message.online:
-            return self.rounds.birth(device, message.instance)
+            return self.rounds.birth(device, message.instance, now)
         return self.rounds.death(device, message.instance)
 
     def malformed(self) -> None:
@@ -163,6 +177,9 @@ class Coordinator:
             self._store.commit(accepted, tally, [(d.round, d.device) for d in refused])
         self._uncounted.clear()
         self._ingest.forget_accepted()
+        for decision in made:
+            if decision.outcome != "malformed":
+                self.rounds.heard(decision.device, now)
         for contribution in accepted:
             self.rounds.contributed(contribution.device)
         for decision in refused:
@@ -171,7 +188,7 @@ class Coordinator:
 
     def stalled(self, now: float) -> list[Decision]:
         """What to ask devices for whose chunks have stopped coming."""
-        return self._ingest.stalled(now)
+        return self._ingest.stalled(now, self._view(), self.rounds.is_online)
 
     def advance(self, now: float, wall: float) -> Step | None:
         """The next step that is due, done and durable; None when nothing is.
@@ -252,13 +269,13 @@ def _answers(decision: Decision, view: View) -> bool:
     return view.open and decision.round == view.round and receipt is not None and receipt.method == view.method
 
 
-def _check_limit(manifest: Manifest, settings: Settings) -> None:
+def _least_limit_bytes(manifest: Manifest) -> int:
     soft = method_row(manifest.method).statistic == "hyper-knowledge"  # rows of C numbers come back, too
     width = max(manifest.features, manifest.classes) if soft else manifest.features
-    row_bytes = 4 * width + 128  # one class row must fit a message: rows are not cut
-    if not max(1024, row_bytes) <= settings.limit_bytes <= 1 << 28:
-        raise UsageError(
-            "--limit-bytes",
-            expected=f"at least {max(1024, row_bytes)} for class rows of width {width}",
-            got=settings.limit_bytes,
-        )
+    return max(1024, 4 * width + 128)  # one class row must fit a message: rows are not cut
+
+
+def _check_limit(manifest: Manifest, settings: Settings) -> None:
+    least = _least_limit_bytes(manifest)
+    if not least <= settings.limit_bytes <= 1 << 28:
+        raise UsageError("--limit-bytes", expected=f"at least {least} for class rows", got=settings.limit_bytes)

@@ -6,16 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 __all__ = [
+    "Answering",
     "ContributionsIn",
     "Event",
     "LinkDown",
     "LinkUp",
     "Listener",
+    "Nobody",
     "Refused",
     "RoundClosed",
     "RoundExtended",
     "RoundOpened",
     "RunFinished",
+    "Silent",
+    "StillAwaited",
     "Waiting",
 ]
 
@@ -64,6 +68,43 @@ class ContributionsIn:
 
 
 @dataclass(frozen=True)
+class StillAwaited:
+    """Nothing has changed for a while: some of the `awaited` devices by name, and what the round has and needs."""
+
+    round: int
+    committed: int
+    needed: int
+    awaited: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Silent:
+    """`silent` devices, some of them by name, said nothing through a whole deadline: they are not awaited any more."""
+
+    round: int
+    silent: int
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Nobody:
+    """The round lacks contributions and nobody is left to send one; `online` devices are here all the same."""
+
+    round: int
+    committed: int
+    needed: int
+    online: int
+
+
+@dataclass(frozen=True)
+class Answering:
+    """The run was finished before we started: receipts are answered for `seconds`, for whoever still lacks one."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Refused:
     """A device's message was not taken."""
 
@@ -100,6 +141,18 @@ class RunFinished:
 
 
 Event = (
-    LinkUp | LinkDown | Waiting | RoundOpened | ContributionsIn | Refused | RoundExtended | RoundClosed | RunFinished
+    LinkUp
+    | LinkDown
+    | Waiting
+    | RoundOpened
+    | ContributionsIn
+    | StillAwaited
+    | Silent
+    | Nobody
+    | Answering
+    | Refused
+    | RoundExtended
+    | RoundClosed
+    | RunFinished
 )
 Listener = Callable[[Event], None]

@@ -2,13 +2,18 @@
 
 For each message on an `up` topic, in this order:
 
-1. decode: not a message of this wire, or not one that goes up → malformed;
+1. decode: not a message of this wire, or not one that goes up → rejected, with the key that can still be read of it
+   (`tie`), or malformed when there is none;
 2. standing, which the key (run, round, method, device) alone decides: of another run, of a round or method that is not
    open, or from a device that was not sampled → rejected; already held → duplicate; of a round that is over → late;
 3. chunks are put together; when the last of them is here and others are not, or nothing came for a while, the device
-   is told which are missing;
+   is told which are missing. It is asked less and less often, only while it is online, and only for the open round:
+   chunks of other rounds are dropped. Chunks that do not hash to what they say are asked for once more, then rejected;
 4. content: the bundle, the kind of statistic, classes, width, counts, finite numbers, plausible sizes → rejected if
    wrong, else accepted.
+
+Whatever came on a device's own topic gets an answer, but it must not end another contribution than the one that it
+speaks of: a rejection carries that one's digest, and a device heeds no other. See docs/decisions/081.
 
 An accepted contribution is not yet committed: the store does that, and only then may its receipt be sent. Within a
 batch `decide` remembers what it has accepted, so a duplicate that follows in the same batch is seen as one.
@@ -18,12 +23,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from aggregator.store import Accepted
+from aggregator.tie import Tie, digest_of, tie
 from contract.chunks import Assembler
 from contract.errors import WireError
 from contract.messages import MAX_MAGNITUDE, Chunk, Contribution, Receipt, ReceiptStatus
@@ -38,7 +44,8 @@ __all__ = ["Decision", "Ingest", "Outcome", "View", "largest_contribution_bytes"
 Outcome = Literal["committed", "duplicate", "late", "rejected", "malformed", "need-chunks", "partial"]
 
 MAX_IN_PROGRESS = 4_096
-STALL_S = 5.0
+STALL_S = 5.0  # before the first question after missing chunks; doubled each time
+MAX_QUESTIONS = 6  # in 5 minutes; then the device must speak first, as it does when it sends again
 _MIN_CHUNK_BYTES = 512  # the smallest limit that can be announced leaves more than that for data
 _LARGEST_MEAN = 0.99 * MAX_MAGNITUDE  # rounding in the merge must not take a mean past what a message may hold
 _SLACK = 1.01  # half precision rounds by 0.05 %
@@ -78,8 +85,7 @@ class Decision:
     Attributes:
         outcome: `committed` once the store has taken `accepted`; `partial` for a chunk that is kept, without receipt.
         round: which round it counts for; 0 when none can be named.
-        receipt: what to tell the device, after the commit. None for a message that is none of ours: it names no
-            contribution, and a receipt guessed for one would end a good contribution of the device it claims to be.
+        receipt: what to tell the device, after the commit. None for a kept chunk, and before the first round.
         reason: why it was not taken, in words.
     """
 
@@ -96,6 +102,7 @@ class _InProgress:
     chunk: Chunk
     received_bytes: int
     touched_at: float
+    questions: int = 0
 
 
 @dataclass
@@ -111,6 +118,7 @@ class Ingest:
     assembler: Assembler = field(default_factory=Assembler)
     _accepted: set[tuple[int, str, str]] = field(default_factory=set)
     _in_progress: OrderedDict[tuple[str, str], _InProgress] = field(default_factory=OrderedDict)
+    _damaged: OrderedDict[tuple[str, str, bytes], None] = field(default_factory=OrderedDict)
 
     def decide(self, device: str, payload: bytes, view: View, now: float) -> Decision:
         """What is to become of `payload`, which came from `device`.
@@ -118,30 +126,38 @@ class Ingest:
         Args:
             now: seconds of a steady clock.
         """
+        # a device may have made its contribution for a larger limit than ours is since a restart: what a round's
+        # contribution can take at most is taken whole
+        limit_bytes = max(view.limit_bytes, largest_contribution_bytes(view))
         try:
-            message = decode(payload, limit_bytes=view.limit_bytes)
+            message = decode(payload, limit_bytes=limit_bytes)
             if not isinstance(message, Contribution | Chunk):
                 raise WireError("message", expected="a contribution", got=type(message).__name__.lower())
         except WireError as error:
-            return Decision(device, "malformed", 0, reason=str(error))
+            return self._answer(device, payload, str(error), view)
         standing = self._standing(device, message, view)
-        if standing is not None:
-            return standing
         if isinstance(message, Chunk):
-            return self._take_chunk(device, message, len(payload), view, now)
-        return self._take(device, message, payload, len(payload), view)
+            taken = standing or self._take_chunk(device, message, len(payload), view, now)
+            return _signed(taken, message.digest)
+        return _signed(standing or self._take(device, message, payload, len(payload), view), digest_of(payload))
 
-    def stalled(self, now: float) -> list[Decision]:
-        """For contributions of which nothing came for a while: what is missing. Asks again only after as long again."""
+    def stalled(self, now: float, view: View, is_online: Callable[[str], bool]) -> list[Decision]:
+        """For contributions of which nothing came for a while: what is missing.
+
+        Asks again after twice as long each time, `MAX_QUESTIONS` times at most, and only devices that are online.
+        Forgets what belongs to another round than the open one.
+        """
+        self._forget_others(view)
         asked = []
         for (device, method), pending in list(self._in_progress.items()):
-            if now - pending.touched_at < STALL_S:
+            wait_s = STALL_S * 2.0**pending.questions
+            if pending.questions >= MAX_QUESTIONS or now - pending.touched_at < wait_s or not is_online(device):
                 continue
             missing = self.assembler.missing(device, method)
             if missing is None:
                 del self._in_progress[(device, method)]
                 continue
-            pending.touched_at = now
+            pending.touched_at, pending.questions = now, pending.questions + 1
             asked.append(_decision(device, pending.chunk, "need-chunks", missing=missing))
         return asked
 
@@ -149,7 +165,26 @@ class Ingest:
         """The store has committed what was accepted, and `holds` knows of it."""
         self._accepted.clear()
 
-    def _standing(self, device: str, message: Contribution | Chunk, view: View) -> Decision | None:
+    def _answer(self, device: str, payload: bytes, reason: str, view: View) -> Decision:
+        """For what cannot be decoded: a rejection of what it speaks of, or of whatever it was for the open round."""
+        known = tie(payload)
+        if known is not None:
+            standing = self._standing(device, known, view)
+            return _signed(standing or _decision(device, known, "rejected", reason=reason), known.digest)
+        if view.round < 1:
+            return Decision(device, "malformed", 0, reason=reason)
+        guess = Tie(view.run, view.round, view.method, digest_of(payload))
+        guessed = _signed(_decision(device, guess, "rejected", reason=reason, round=0), guess.digest)
+        return replace(guessed, outcome="malformed")
+
+    def _forget_others(self, view: View) -> None:
+        """Drop chunks of rounds that are not open: they can only be late."""
+        for (device, method), pending in list(self._in_progress.items()):
+            if not view.open or (pending.chunk.round, method) != (view.round, view.method):
+                del self._in_progress[(device, method)]
+                self.assembler.forget(device, method)
+
+    def _standing(self, device: str, message: Contribution | Chunk | Tie, view: View) -> Decision | None:
         """The decision that the key alone calls for, or None when its content must decide."""
         if message.run != view.run:
             reason = f"of run {message.run.hex()}, this aggregator's is {view.run.hex()}"
@@ -180,8 +215,14 @@ class Ingest:
         pending.received_bytes += received_bytes
         try:
             whole = self.assembler.add(device, chunk)
-        except WireError:  # contradicting chunks, one of them forged or damaged: all of them once more
+        except WireError as error:  # one of them is forged or damaged: all of them once more, and only once
             self._in_progress.pop((device, chunk.method), None)
+            key = (device, chunk.method, chunk.digest)
+            if key in self._damaged:
+                return _decision(device, chunk, "rejected", reason=str(error))
+            self._damaged[key] = None
+            if len(self._damaged) > MAX_IN_PROGRESS:
+                self._damaged.popitem(last=False)
             everything = np.packbits(np.ones(chunk.count, np.uint8), bitorder="little").tobytes()
             return _decision(device, chunk, "need-chunks", missing=everything)
         if whole is None:
@@ -210,7 +251,7 @@ class Ingest:
         while len(self._in_progress) >= MAX_IN_PROGRESS:
             oldest, _ = self._in_progress.popitem(last=False)
             self.assembler.forget(*oldest)
-        pending.touched_at = now
+        pending.touched_at, pending.questions = now, 0
         self._in_progress[key] = pending
         return pending
 
@@ -286,7 +327,7 @@ def _check_unit_sums(statistic: FeatureGram, *, projected: bool) -> None:
 
 def _decision(
     device: str,
-    message: Contribution | Chunk,
+    message: Contribution | Chunk | Tie,
     outcome: ReceiptStatus,
     *,
     reason: str = "",
@@ -296,3 +337,11 @@ def _decision(
 ) -> Decision:
     receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing)
     return Decision(device, outcome, message.round if round is None else round, receipt, accepted, reason)
+
+
+def _signed(decision: Decision, digest: bytes) -> Decision:
+    """A rejection says which contribution it speaks of."""
+    receipt = decision.receipt
+    if receipt is None or receipt.status != "rejected":
+        return decision
+    return replace(decision, receipt=replace(receipt, digest=digest))

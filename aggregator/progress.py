@@ -31,7 +31,8 @@ class Progress:
         self._show(event)
 
     def _line(self, text: str) -> None:
-        self._console.print(text, highlight=False, soft_wrap=True)
+        shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+        self._console.print(shown, highlight=False, soft_wrap=True)
 
     def _often(self, kind: type) -> bool:
         """Whether a line of this kind was printed less than a second ago."""
@@ -73,6 +74,35 @@ class Progress:
         self._line(f"  round {event.round}: contributions {event.committed}/{expected}")
 
     @_show.register
+    def _(self, event: events.StillAwaited) -> None:
+        self._line(
+            f"  round {event.round}: {event.committed} of {event.needed} needed contributions, "
+            f"still awaited: {_names(event.names, event.awaited)}"
+        )
+
+    @_show.register
+    def _(self, event: events.Silent) -> None:
+        self._line(
+            f"  [yellow]silent through a whole deadline[/yellow], not awaited any more: "
+            f"{_names(event.names, event.silent)}"
+        )
+
+    @_show.register
+    def _(self, event: events.Nobody) -> None:
+        here = f"; {event.online} devices are online and have nothing to send" if event.online else ""
+        self._line(
+            f"  [yellow]round {event.round} awaits nobody[/yellow] and has {event.committed} of {event.needed} "
+            f"contributions: waiting for further devices{here}"
+        )
+
+    @_show.register
+    def _(self, event: events.Answering) -> None:
+        self._line(
+            f"this run is finished: answering devices that still lack a receipt, for {event.seconds:g} s; "
+            "more --rounds go on with it"
+        )
+
+    @_show.register
     def _(self, event: events.Refused) -> None:
         if not self._often(events.Refused):
             self._line(f"  [yellow]refused[/yellow] {escape(event.device)}: {escape(event.reason)}")
@@ -97,3 +127,8 @@ class Progress:
             f"[bold green]finished[/bold green]: {event.rounds} rounds, {event.committed} contributions committed, "
             f"{event.uplink_bytes:,} bytes up"
         )
+
+
+def _names(names: tuple[str, ...], all_of_them: int) -> str:
+    more = f" and {all_of_them - len(names)} more" if all_of_them > len(names) else ""
+    return escape(", ".join(names)) + more

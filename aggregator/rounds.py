@@ -10,6 +10,14 @@ contributions are in and no device that is online and sampled is still awaited, 
 that finds fewer than K extends the round by as much again. A device that was refused is not awaited: it will not send
 that contribution a second time, and it does not count.
 
+Presence expires. A device that was awaited through a whole deadline and said nothing may be a birth without its will
+(a broker that was killed publishes none): it is no longer online, and `take_lost` names it, so that the owner can ask.
+If it is there after all it says so. It then counts as online, but is not awaited before it has sent something or
+started anew: one that is connected but silent costs a single deadline, not one in each round.
+
+So a round with K contributions closes within a deadline, whatever the others do. One that cannot get K, because nobody
+is left to send one, cannot close; `nobody` says so.
+
 Sampling is stateless (`contract.sampling`): the announced seed decides, and each round's seed is the first from the
 configured one on that samples at least K of the devices online. Otherwise a small fleet could open a round that nobody
 takes part in, and wait for ever.
@@ -27,9 +35,10 @@ from contract.errors import UsageError
 from contract.methods import method as method_row
 from contract.sampling import sampled
 
-__all__ = ["MAX_DEVICES", "Closed", "Extended", "Finished", "Opened", "Policy", "Rounds", "Step", "plan"]
+__all__ = ["DEADLINE_S", "MAX_DEVICES", "Closed", "Extended", "Finished", "Opened", "Policy", "Rounds", "Step", "plan"]
 
 MAX_DEVICES = 100_000  # births beyond that are not followed: a flood of status messages must not eat the memory
+DEADLINE_S = 600.0  # a Pi trains a round of photos in less; see docs/decisions/080
 _SEED_TRIALS = 200_000
 
 
@@ -39,12 +48,13 @@ class Policy:
 
     Attributes:
         min_clients: K, how many sampled devices open a round and how many contributions close it.
-        deadline_s: how long a round stays open for devices that are online but silent; 0 for as long as it takes.
+        deadline_s: how long a round stays open for devices that are online but silent; 0 for as long as it takes,
+            which is for ever when one of them is not there.
         fraction, seed: see `contract.sampling`.
     """
 
     min_clients: int = 1
-    deadline_s: float = 0.0
+    deadline_s: float = DEADLINE_S
     fraction: float = 1.0
     seed: int = 0
 
@@ -120,7 +130,10 @@ class Rounds:
     settled_at: float = 0.0
     contributions: set[str] = field(default_factory=set)
     _online: dict[str, bytes] = field(default_factory=dict)
-    _awaited: set[str] = field(default_factory=set)
+    _awaited: dict[str, float] = field(default_factory=dict)  # since when nothing was heard of it
+    _silent: set[str] = field(default_factory=set)  # silent through a whole deadline, and not heard since
+    _lost: dict[str, bytes] = field(default_factory=dict)  # of those, the ones that have not answered yet
+    _newly_lost: list[tuple[str, bytes]] = field(default_factory=list)
     _refused: set[str] = field(default_factory=set)
     _deadline: float = 0.0
     _presence_changed: bool = True
@@ -144,6 +157,11 @@ class Rounds:
     @property
     def awaited_count(self) -> int:
         return len(self._awaited)
+
+    @property
+    def nobody(self) -> bool:
+        """Whether the open round needs more contributions and there is nobody to send one."""
+        return self.phase == "open" and not self._awaited and len(self.contributions) < self.policy.min_clients
 
     def is_sampled(self, device: str) -> bool:
         """Whether `device` takes part in round `number`."""
@@ -175,14 +193,18 @@ class Rounds:
             self._open(number, method, seed, set(contributions), now)
             self._refused = set(refused)
 
-    def birth(self, device: str, instance: bytes) -> bool:
+    def birth(self, device: str, instance: bytes, now: float) -> bool:
         """A device is online, as process `instance`. False when it was known to be, or there are too many."""
-        if self._online.get(device) == instance or (device not in self._online and len(self._online) >= MAX_DEVICES):
+        known = len(self._online) + len(self._lost)
+        before = self._online.get(device)
+        if before == instance or (before is None and device not in self._lost and known >= MAX_DEVICES):
             return False
+        if self._lost.pop(device, before) != instance:
+            self._silent.discard(device)  # started anew, and may do what the process before it did not
         self._online[device] = instance
         self._presence_changed = True
         if self.phase == "open":
-            self._await((device,))
+            self._await((device,), now)
         return True
 
     def death(self, device: str, instance: bytes) -> bool:
@@ -190,20 +212,33 @@ class Rounds:
         if self._online.get(device) != instance:
             return False
         del self._online[device]
-        self._awaited.discard(device)
+        self._awaited.pop(device, None)
         self._presence_changed = True
         return True
+
+    def heard(self, device: str, now: float) -> None:
+        """Something of this device's for the run came, so it is there and at work."""
+        if device in self._awaited:
+            self._awaited[device] = now
+        self._silent.discard(device)
+        instance = self._lost.pop(device, None)
+        if instance is not None:
+            self.birth(device, instance, now)
 
     def contributed(self, device: str) -> None:
         """The open round has this device's contribution, durably."""
         self.contributions.add(device)
-        self._awaited.discard(device)
+        self._awaited.pop(device, None)
 
     def refused(self, device: str) -> None:
         """This device's contribution to the open round was rejected for good."""
-        if device in self._awaited:
-            self._awaited.discard(device)
+        if self._awaited.pop(device, None) is not None:
             self._refused.add(device)
+
+    def take_lost(self) -> list[tuple[str, bytes]]:
+        """Device and instance of those that were silent through a whole deadline since the last call."""
+        lost, self._newly_lost = self._newly_lost, []
+        return lost
 
     def advance(self, now: float) -> Step | None:
         """The next thing that is due, done to the machine; None when nothing is."""
@@ -233,6 +268,8 @@ class Rounds:
 
     def _advance_open(self, now: float) -> Step | None:
         overdue = self.policy.deadline_s > 0 and now >= self._deadline
+        if overdue and now >= self.settled_at:
+            self._lose_the_silent(now)
         if len(self.contributions) >= self.policy.min_clients:
             if now >= self.settled_at and (overdue or not self._awaited):
                 self.phase, self._presence_changed = "waiting", True
@@ -243,15 +280,24 @@ class Rounds:
             return Extended(self.number, len(self.contributions))
         return None
 
+    def _lose_the_silent(self, now: float) -> None:
+        for device, since in list(self._awaited.items()):
+            if now - since >= self.policy.deadline_s:
+                del self._awaited[device]
+                self._silent.add(device)
+                self._lost[device] = self._online.pop(device)
+                self._newly_lost.append((device, self._lost[device]))
+                self._presence_changed = True
+
     def _open(self, number: int, method: str, seed: int, contributions: set[str], now: float) -> None:
         self.number, self.method, self.seed, self.phase = number, method, seed, "open"
-        self.contributions, self._awaited, self._refused = contributions, set(), set()
+        self.contributions, self._awaited, self._refused = contributions, {}, set()
         self._deadline = now + self.policy.deadline_s
-        self._await(self._online)
+        self._await(self._online, now)
 
-    def _await(self, devices: Iterable[str]) -> None:
-        done = self.contributions | self._refused if self._refused else self.contributions
-        self._awaited.update(d for d in devices if d not in done and self.is_sampled(d))
+    def _await(self, devices: Iterable[str], now: float) -> None:
+        done = self.contributions | self._refused | self._silent
+        self._awaited.update((d, now) for d in devices if d not in done and self.is_sampled(d))
 
     def _choose_seed(self, number: int) -> int | None:
         trials = 1 if self.policy.fraction >= 1 else max(1, min(1000, _SEED_TRIALS // len(self._online)))

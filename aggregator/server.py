@@ -13,26 +13,32 @@ broker is away, nothing is kept for it: on every connection we announce again, a
 what the broker has lost of the global state; devices send again what they have no receipt for. So kill -9 at any
 instruction, of any part, loses and doubles nothing.
 
-The client id holds the run's id: an aggregator of another run (another store) on the same fleet has a session of its
-own, is seen by its announcements, and ends the older of the two with a clear line, instead of both taking the
-connection from each other for ever.
+Only one aggregator speaks for a fleet (`seat`): until the seat is taken nothing but status messages is looked at,
+nothing opens, and nothing is acknowledged.
+
+A device that was silent through a whole deadline may be a birth whose will was never published. A death is published
+in its name; one that is alive answers with a birth, and what is retained of the others is true again.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aggregator import events
 from aggregator.coordinator import Coordinator
 from aggregator.ingest import Decision
+from aggregator.pace import Pace
 from aggregator.retained import Retained
-from aggregator.rounds import Closed, Extended, Finished, Opened, Step
+from aggregator.rounds import Closed, Finished
+from aggregator.seat import AGGREGATOR, Seat
+from aggregator.teller import Teller
 from contract import topics
-from contract.errors import LinkError, WireError
+from contract.errors import LinkError, StoreError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
-from contract.messages import Announcement
+from contract.messages import Announcement, Status
 from contract.wire import decode, encode
 
 __all__ = ["BATCH", "Server"]
@@ -40,16 +46,27 @@ __all__ = ["BATCH", "Server"]
 BATCH = 256
 RECEIVE_MAXIMUM = 1_024
 TURN_S = 1.0
-GRACE_S = 10.0  # after the last round: devices that are still here get receipts for what they send again
+GRACE_S = 40.0  # after the last round: a device without a receipt asks at once, then after 5 to 10 s, then 10 to 20
 QUIET_S = 1.0
+LATECOMERS_S = 60.0  # a store that was finished before: as long as the client's --patience
+_ASKED_EACH_TURN = 100
 
 
 @dataclass
 class _Ending:
-    """When the run finished, and when the last message came since."""
+    """How the run ends.
+
+    Attributes:
+        since: when it finished, or we started and it had.
+        least_s: stay that long at least.
+        heard_at: when the last message came.
+        missing: contributors of the last round that were offline when it ended: they may come back for a receipt.
+    """
 
     since: float
+    least_s: float
     heard_at: float
+    missing: set[str] = field(default_factory=set)
 
 
 class Server:
@@ -59,6 +76,7 @@ class Server:
         listener: is told what happens.
         on_round: called with whether the run is finished, after each round and at the end.
         patience_s: how long the broker may be absent at the start.
+        take_over: end another aggregator that serves this fleet, instead of refusing to start.
     """
 
     def __init__(
@@ -70,21 +88,28 @@ class Server:
         listener: events.Listener,
         on_round: Callable[[bool], None],
         patience_s: float = 60.0,
+        take_over: bool = False,
     ) -> None:
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round, self._patience_s = listener, on_round, patience_s
-        self._round_topic = topics.round_(fleet)
+        self._teller = Teller(coordinator, listener)
+        self._seat = Seat(fleet, coordinator.run, started=int(time.time()), take_over=take_over)
+        self._pace = Pace()
+        self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, AGGREGATOR)
         self._link = Link(
             address,
             f"pf-{fleet}-aggregator-{coordinator.run.hex()}",
             subscriptions=[topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)],
+            will=(self._seat_topic, encode(self._seat.death)),
             receive_maximum=RECEIVE_MAXIMUM,
             echo_topic=self._round_topic,
         )
         self._limit_bytes = coordinator.limit_bytes
         self._retained = Retained()
         self._echoed_on = 0  # the connection on which our own announcement has come back
-        self._waiting: tuple[int, int] | None = None
+        self._held: list[Received] = []  # what came before the seat was taken
+        self._ask: deque[tuple[str, bytes]] = deque()
+        self._was_finished = coordinator.is_finished
         self._ending: _Ending | None = None
 
     def run(self) -> None:
@@ -97,33 +122,42 @@ class Server:
         self._link.open()
         try:
             self._connected(self._link.wait_connected(self._patience_s))
-            self._tell_resumed()
+            self._teller.resumed()
             while not self._over():
                 self._turn()
         finally:
+            if self._seat.taken:
+                self._link.publish(self._seat_topic, encode(self._seat.death), retain=True)
             self._link.close()
 
     # ── one turn ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _turn(self) -> None:
         received = self._gather()
-        batch = [message for message in received if self._is_contribution(message)]
-        decisions = self._core.take([(topics.device_of(m.topic), m.payload) for m in batch], time.monotonic())
-        decisions += self._core.stalled(time.monotonic())
-        self._send_receipts(decisions)
+        contributions = [message for message in received if self._is_contribution(message)]
+        self._take_seat()
+        if not self._seat.taken:
+            self._held += received
+            return
+        held = [message for message in self._held if _kind(message) in ("up", "global")]
+        contributions = [message for message in held if self._is_contribution(message)] + contributions
+        received, self._held = self._held + received, []
+        now = time.monotonic()
+        decisions = self._core.take([(topics.device_of(m.topic), m.payload) for m in contributions], now)
+        decisions += self._core.stalled(now)
+        self._send_receipts(decisions, now)
         for message in received:
             self._link.acknowledge(message)
         if any(decision.outcome == "committed" for decision in decisions):
-            rounds = self._core.rounds
-            contributions, awaited = len(rounds.contributions), rounds.awaited_count
-            self._listener(events.ContributionsIn(rounds.number, contributions, awaited))
-        while (step := self._core.advance(time.monotonic(), time.time())) is not None:
-            self._tell(step)
-        self._tell_waiting()
+            self._teller.committed()
+        self._advance()
+        self._ask_the_silent()
+        self._teller.waits(time.monotonic())
 
     def _gather(self) -> list[Received]:
-        due = self._core.rounds.due_in_s(time.monotonic())
-        event = self._link.receive(TURN_S if due is None else min(TURN_S, due + 0.001))
+        now = time.monotonic()
+        waits = (self._core.rounds.due_in_s(now), self._seat.wait_s(now))
+        event = self._link.receive(min((TURN_S, *(wait + 0.001 for wait in waits if wait is not None))))
         received: list[Received] = []
         while event is not None:
             if isinstance(event, Received):
@@ -135,6 +169,8 @@ class Server:
             elif isinstance(event, Connected):
                 self._connected(event)
             elif isinstance(event, Disconnected):
+                self._held.clear()  # they come again, and could not be acknowledged any more
+                self._seat.disconnected()
                 self._listener(events.LinkDown(event.reason, event.retry_s))
             elif isinstance(event, Failed):
                 raise event.error
@@ -143,11 +179,12 @@ class Server:
 
     def _is_contribution(self, message: Received) -> bool:
         """Whether it came on an `up` topic; messages on the other topics take effect here."""
-        kind = message.topic.split("/")[3]
+        kind = _kind(message)
         if kind == "round":
-            self._check_rival(message)
+            self._hear_announcement(message)
         elif kind == "global":
-            self._clear_stale_part(message)
+            if self._seat.taken:
+                self._clear_stale_part(message)
         elif message.payload:
             try:
                 device = topics.device_of(message.topic)
@@ -155,11 +192,19 @@ class Server:
                 self._core.malformed()
                 return False
             if kind == "up":
-                return True
-            self._core.status(device, message.payload)
+                return self._seat.taken
+            if device == AGGREGATOR:
+                self._hear_rival(message)
+            else:
+                self._hear_status(device, message)
         return False
 
-    def _send_receipts(self, decisions: list[Decision]) -> None:
+    def _hear_status(self, device: str, message: Received) -> None:
+        self._core.status(device, message.payload, time.monotonic())
+        if self._ending is not None and self._core.rounds.is_online(device):
+            self._ending.missing.discard(device)
+
+    def _send_receipts(self, decisions: list[Decision], now: float) -> None:
         sent = set()
         for decision in decisions:
             receipt = decision.receipt
@@ -168,19 +213,88 @@ class Server:
             if receipt is None:
                 continue
             key = (decision.device, receipt.run, receipt.round, receipt.method, receipt.status, receipt.missing)
-            if key not in sent:  # many chunks of one contribution may call for the same receipt
-                sent.add(key)
+            if key in sent:  # many chunks of one contribution may call for the same receipt
+                continue
+            sent.add(key)
+            if receipt.status != "rejected" or self._pace.allows(decision.device, now):
                 self._link.publish(topics.down(self._fleet, decision.device), encode(receipt))
+
+    def _ask_the_silent(self) -> None:
+        lost = self._core.rounds.take_lost()
+        self._teller.silent([device for device, _ in lost])
+        self._ask.extend(lost)
+        for _ in range(min(len(self._ask), _ASKED_EACH_TURN)):
+            device, instance = self._ask.popleft()
+            death = Status(False, instance, 0)
+            self._link.publish(topics.status(self._fleet, device), encode(death), retain=True)
+
+    # ── the seat ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take_seat(self) -> None:
+        had = self._seat.taken
+        said = self._seat.due(time.monotonic())
+        if said is not None:
+            self._link.publish(self._seat_topic, encode(said), retain=True)
+        if self._seat.taken and not had:
+            self._announce()
+
+    def _hear_rival(self, message: Received) -> None:
+        try:
+            status = decode(message.payload)
+        except WireError:
+            self._core.malformed()
+            return
+        if isinstance(status, Status):
+            self._seat.heard(status, time.monotonic())
+        else:
+            self._core.malformed()
+
+    def _hear_announcement(self, message: Received) -> None:
+        """Of another run, live: its aggregator runs, or ran just now. Of our own run, live: the broker hears us, and
+        has told what it retains. Of our own run, but later: our store is old."""
+        try:
+            announcement = decode(message.payload) if message.payload else None
+        except WireError:
+            announcement = None
+        if not isinstance(announcement, Announcement):
+            self._core.malformed()
+        elif announcement.run == self._core.run:
+            if message.retained and not self._seat.was_taken:
+                self._check_age(announcement)
+            elif not message.retained and self._echoed_on != message.connection:  # what is retained has come before it
+                self._echoed_on = message.connection
+                self._publish_state()
+        elif self._seat.taken and not message.retained:
+            self._seat.rival_spoke(time.monotonic())
+            self._announce()
+
+    def _check_age(self, announcement: Announcement) -> None:
+        known, version = self._core.rounds.number, self._core.state.version
+        if announcement.round > known or announcement.global_version > version:
+            raise StoreError(
+                f"the store is older than what run {self._core.run.hex()} has announced",
+                expected=f"round {announcement.round} and global version {announcement.global_version}",
+                got=f"round {known} and version {version}, as of a backup",
+                hint="the newest copy of the store, or --new-run to go on from this one",
+            )
 
     # ── what is retained ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _connected(self, event: Connected) -> None:
         self._limit_bytes = min(event.limit_bytes, self._core.limit_bytes)
+        least = self._core.least_limit_bytes
+        if self._limit_bytes < least:
+            raise LinkError(
+                f"broker {self._address} takes messages of {event.limit_bytes} bytes",
+                expected=f"at least {least} for the bundle's class rows",
+                got="less",
+                hint="its maximum packet size",
+            )
         self._listener(events.LinkUp(str(self._address), self._limit_bytes))
-        self._announce()
+        self._seat.connected(time.monotonic())
 
     def _announce(self) -> None:
-        self._link.publish(self._round_topic, encode(self._core.announcement()), retain=True)
+        self._link.publish(self._round_topic, encode(self._core.announcement(self._limit_bytes)), retain=True)
 
     def _publish_state(self) -> None:
         """Publish what the broker is not known to retain of the global state."""
@@ -199,79 +313,36 @@ class Server:
         elif message.payload:
             self._retained.heard(message.connection, int(index), message.payload)
 
-    def _check_rival(self, message: Received) -> None:
-        """Another run's announcement, live and after ours has come back, is of an aggregator that runs now."""
-        if message.retained:
-            return
-        try:
-            announcement = decode(message.payload)
-        except WireError:
-            self._core.malformed()
-            return
-        if not isinstance(announcement, Announcement):
-            self._core.malformed()
-        elif announcement.run == self._core.run:
-            if self._echoed_on != message.connection:  # what is retained has come before it
-                self._echoed_on = message.connection
-                self._publish_state()
-        elif message.connection == self._echoed_on:
-            raise LinkError(
-                f"another aggregator serves fleet {self._fleet}",
-                expected=f"only run {self._core.run.hex()}",
-                got=f"an announcement of run {announcement.run.hex()}",
-                hint="another --fleet, or one aggregator at a time",
-            )
-
     # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _tell(self, step: Step) -> None:
-        rounds, policy = self._core.rounds, self._core.rounds.policy
-        if isinstance(step, Opened):
-            total = max(len(rounds.plan), step.round)
-            self._listener(events.RoundOpened(step.round, total, step.method, rounds.awaited_count))
-        elif isinstance(step, Extended):
-            self._listener(events.RoundExtended(step.round, step.contributions, policy.min_clients, policy.deadline_s))
-        elif isinstance(step, Closed):
-            self._publish_state()
-            record = self._core.record(step.round)
-            self._listener(
-                events.RoundClosed(
-                    step.round,
-                    step.method,
-                    len(record.uplink_bytes),
-                    record.classes_merged or 0,
-                    sum(record.uplink_bytes.values()),
-                    record.seconds or 0.0,
-                    self._core.state.version,
-                )
-            )
-        self._announce()
-        if isinstance(step, Closed):
-            self._on_round(False)
-        elif isinstance(step, Finished):
-            self._on_round(True)
-            self._ending = _Ending(time.monotonic(), time.monotonic())
+    def _advance(self) -> None:
+        while (step := self._core.advance(time.monotonic(), time.time())) is not None:
+            if isinstance(step, Closed):
+                self._publish_state()
+            self._teller.step(step)
+            self._announce()
+            if isinstance(step, Closed):
+                self._on_round(False)
+            elif isinstance(step, Finished):
+                self._on_round(True)
+                self._finish()
 
-    def _tell_resumed(self) -> None:
-        rounds = self._core.rounds
-        if rounds.phase == "open":
-            total, here = max(len(rounds.plan), rounds.number), len(rounds.contributions)
-            self._listener(events.RoundOpened(rounds.number, total, rounds.method, rounds.awaited_count, here))
-
-    def _tell_waiting(self) -> None:
-        rounds = self._core.rounds
-        if rounds.phase != "waiting":
-            self._waiting = None
-            return
-        seen = (rounds.number, rounds.online)
-        if seen != self._waiting:
-            self._waiting = seen
-            self._listener(events.Waiting(rounds.number + 1, rounds.online, rounds.policy.min_clients))
+    def _finish(self) -> None:
+        """The plan is done; whoever lacks a receipt is waited for."""
+        now, rounds = time.monotonic(), self._core.rounds
+        missing = {device for device in rounds.contributions if not rounds.is_online(device)}
+        self._ending = _Ending(now, LATECOMERS_S if self._was_finished else 0.0, now, missing)
+        if self._was_finished:
+            self._listener(events.Answering(LATECOMERS_S))
 
     def _over(self) -> bool:
         """Whether everybody has gone, or has had time enough."""
-        if self._ending is None:
+        ending, now = self._ending, time.monotonic()
+        if ending is None or now - ending.since < ending.least_s:
             return False
-        now = time.monotonic()
-        gone = self._core.rounds.online == 0 and now - self._ending.heard_at >= QUIET_S
-        return gone or now - self._ending.since >= GRACE_S
+        gone = not ending.missing and self._core.rounds.online == 0 and now - ending.heard_at >= QUIET_S
+        return gone or now - ending.since >= ending.least_s + GRACE_S
+
+
+def _kind(message: Received) -> str:
+    return message.topic.split("/")[3]

@@ -55,7 +55,7 @@ def run_once(devices: int, directory: str) -> dict[str, float]:
         core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
         birth = encode(Status(True, b"instance", 1))
         for i in range(devices):
-            core.status(f"device-{i:06d}", birth)
+            core.status(f"device-{i:06d}", birth, 0.0)
         assert isinstance(core.advance(0.0, 0.0), Opened)
         messages = payloads(store.run)
         began, cpu_began = time.perf_counter(), time.process_time()

@@ -294,6 +294,8 @@ class Receipt:
     Attributes:
         reason: why it was rejected, in words; empty otherwise.
         missing: for `need-chunks`, a bitmap of the chunks not yet here, lowest bit first.
+        digest: for `rejected`, the first 8 bytes of the SHA-256 of the encoded contribution that it speaks of, else
+            empty: a device whose contribution has another digest sent that one in vain, but not this one.
     """
 
     run: bytes
@@ -302,10 +304,12 @@ class Receipt:
     status: ReceiptStatus
     reason: str = ""
     missing: bytes = b""
+    digest: bytes = b""
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round)
         _text(self.method, "method", 32)
+        _require(len(self.digest) in (0, 8), "digest", "8 bytes or none", len(self.digest))
         known = ("committed", "duplicate", "late", "rejected", "need-chunks")
         _require(self.status in known, "status", ", ".join(known), self.status)
         _require(len(self.reason) <= MAX_TEXT, "reason", f"at most {MAX_TEXT} characters", len(self.reason))

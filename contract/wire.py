@@ -125,7 +125,8 @@ def _encode_chunk(m: Chunk, encoding: Encoding) -> dict[int, Any]:
 
 
 def _encode_receipt(m: Receipt, encoding: Encoding) -> dict[int, Any]:
-    return {2: m.run, 3: m.round, 4: m.method, 5: _STATUSES.index(m.status), 6: m.reason, 7: m.missing}
+    told = {2: m.run, 3: m.round, 4: m.method, 5: _STATUSES.index(m.status), 6: m.reason, 7: m.missing}
+    return told | ({8: m.digest} if m.digest else {})
 
 
 def _encode_status(m: Status, encoding: Encoding) -> dict[int, Any]:
@@ -302,6 +303,13 @@ class _Fields:
             raise WireError(f"field {key}", expected=f"text to {kind.__name__}", got="other entries")
         return dict(value)
 
+    def figures(self, key: int) -> dict[str, float]:
+        """Text to numbers; a whole number may have been written as an integer."""
+        value = self.take(key, "a map of text", dict)
+        if not all(type(name) is str and type(entry) in (float, int) for name, entry in value.items()):
+            raise WireError(f"field {key}", expected="text to numbers", got="other entries")
+        return {name: _as_float(key, entry) for name, entry in value.items()}
+
     def unsigned(self, key: int) -> NDArray[Any]:
         value = self.take(key, "an unsigned array", np.ndarray)
         if value.ndim != 1 or value.dtype.kind != "u":
@@ -329,6 +337,12 @@ class _Fields:
             known = type(key) is int and (key in self._taken or (not closed and max(self._taken) < key < 1 << 32))
             if not known:
                 raise WireError("message", expected="no further fields", got=f"field {str(key)[:40]}")
+
+
+def _as_float(key: int, value: float) -> float:
+    if type(value) is int and not -(1 << 64) <= value < 1 << 64:
+        raise WireError(f"field {key}", expected="a number", got="one of more than 64 bits")
+    return float(value)
 
 
 def _dequantise(key: int, pair: Any) -> NDArray[np.floating]:
@@ -409,6 +423,7 @@ def _decode_receipt(f: _Fields) -> Receipt:
         status=f.one_of(5, _STATUSES),
         reason=f.text(6),
         missing=f.binary(7),
+        digest=f.binary(8) if f.has(8) else b"",
     )
 
 
@@ -419,7 +434,7 @@ def _decode_status(f: _Fields) -> Status:
         boot=f.integer(4),
         profile=f.text(5),
         versions=f.entries(6, str),
-        metrics=f.entries(7, float),
+        metrics=f.figures(7),
     )
 
 

@@ -11,6 +11,8 @@ What happens, in order:
 4. When the round's global state has come back, test the device with it and append a line to `history.jsonl`.
 5. When the run is finished and nothing waits for a receipt: publish a death and return.
 
+A person is told what is waited for, once for each change (`waits`).
+
 Everything that arrives is taken in before anything is begun, so that what is worked on is the newest there is. A
 malformed message is counted, logged and acknowledged, so that it does not come again; it stops nothing. At any moment
 the process may be killed: the journal then holds either all of a round or nothing of it.
@@ -39,6 +41,7 @@ from edge_client.journal import FINAL, Journal, Pending, Report
 from edge_client.outbox import Outbox, fitting
 from edge_client.presence import Presence
 from edge_client.privacy import Accountant
+from edge_client.waits import Waits
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
 
@@ -92,6 +95,7 @@ class Client:
         self._malformed = 0
         self._connections = 0
         self._note = ""
+        self._waits = Waits()
         self._last_progress_s = time.monotonic()
         self._up = topics.up(fleet, device_id)
         self._status = topics.status(fleet, device_id)
@@ -168,6 +172,7 @@ class Client:
                 if self._over():
                     return
                 self._check_patience()
+                self._tell_what_is_waited_for()
 
     def _wait_s(self) -> float:
         now_s = time.monotonic()
@@ -254,13 +259,11 @@ class Client:
 
     def _on_announcement(self, announcement: Announcement) -> None:
         self._follower.announced(announcement)
-        what = f"round {announcement.round} ({announcement.method})"
+        self._outbox.announced(announcement.run, announcement.limit_bytes, time.monotonic())
         if self._follower.stale:
             self._say(f"run {announcement.run.hex()} was over before this device came, waiting for the next")
         elif announcement.phase == "finished":
             self._say(f"run {announcement.run.hex()} is finished")
-        elif announcement.phase == "open" and not self._follower.is_called:
-            self._say(f"{what}: not sampled, or done before")
 
     def _on_global_part(self, part: GlobalPart) -> None:
         m = self._bundle.manifest
@@ -273,6 +276,9 @@ class Client:
         key = (receipt.run, receipt.round, receipt.method)
         if receipt.status not in FINAL:
             self._outbox.need_chunks(receipt)
+            return
+        if receipt.status == "rejected" and not self._outbox.is_refused(receipt):
+            self._log(f"round {receipt.round} ({receipt.method}): other bytes than ours were refused: {receipt.reason}")
             return
         if self._journal.settle(receipt, self._outbox.sent_bytes(key)):
             reason = f" ({receipt.reason})" if receipt.reason else ""
@@ -370,6 +376,12 @@ class Client:
         if self._step_ms is not None:
             metrics["train_step_ms"] = self._step_ms
         return Status(True, self._instance, self._boot, measure.board_name(), measure.versions(), metrics)
+
+    def _tell_what_is_waited_for(self) -> None:
+        waited_for = self._follower.waits_for() if self._connections and not self._outbox else self._outbox.waits_for()
+        line = self._waits.line(waited_for, time.monotonic())
+        if line:
+            self._log(line)
 
     def _say(self, line: str) -> None:
         """Log a line unless it is what was said last."""

@@ -136,5 +136,27 @@ class Follower:
         state = self.state(a.run)
         return Task(a, state) if state is not None and state.version == a.global_version else None
 
+    def waits_for(self) -> str:
+        """What this device waits for, for a person; empty when it has something to do, or nothing to wait for."""
+        a = self._announcement
+        if a is None:
+            return "waiting for an aggregator: no round has been announced"
+        what = f"round {a.round} ({a.method})"
+        if a.phase == "finished":
+            return ""
+        if a.phase == "closed" or a.round < 1:
+            return f"waiting for round {a.round + 1} to open"
+        if self._is_done((a.run, a.round, a.method)):
+            return f"{what} is open and done here: waiting for the next round"
+        if not self.is_called:
+            return f"{what} is open, this device was not sampled: waiting for the next round"
+        state = self.state(a.run)
+        if state is not None and state.version > a.global_version:
+            return (
+                f"{what} starts from global version {a.global_version}, this device has version {state.version} "
+                "already: was the aggregator's store restored from a backup? Its --new-run goes on"
+            )
+        return "" if self.task() is not None else f"{what} is open: waiting for global version {a.global_version}"
+
     def _belongs(self, run: bytes) -> bool:
         return run in self._seen_open or self._took_part(run)

@@ -10,12 +10,17 @@ alone is sent as a question, since its arrival makes the aggregator answer with 
 everything. Chunked contributions go one after the other, the oldest first, because the other side puts together one
 at a time for a device and method.
 
+An announcement of its run says that the aggregator is here, perhaps again: what was sent before and has no receipt is
+sent anew soon, instead of after a wait that may be longer than the aggregator stays. It also names the largest message
+that is taken now, which after a restart may be smaller than when the contribution was made.
+
 The wait for a receipt begins when the link has handed everything to the broker: on a slow uplink that may be minutes
 after `due` returned the bytes, and sending them again meanwhile would only make it slower.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections import deque
 from dataclasses import dataclass, field
@@ -31,6 +36,7 @@ __all__ = ["MAX_CHUNK_BYTES", "Outbox", "fitting"]
 MAX_CHUNK_BYTES = 64 << 10
 _WINDOW_BYTES = 256 << 10  # handed to the link at a time
 _EVERYTHING_EACH = 3
+_SOON_S = 2.0  # a fleet does not answer an announcement in step
 
 
 @dataclass
@@ -39,6 +45,7 @@ class _Item:
     parts: list[Chunk] = field(default_factory=list)  # empty when it fits one message
     queue: deque[int] = field(default_factory=deque)  # indices of what to send next
     attempt: int = 0  # times that the queue ran empty, that is: times sent
+    waits: int = 0  # times that it was waited for a receipt, since it was last worth asking at once
     wait_s: float = 0.0
     due_s: float = float("-inf")  # when to send again; only meaningful while the queue is empty
     sent_bytes: int = 0
@@ -57,6 +64,7 @@ class Outbox:
         self._rng, self._first_wait_s, self._max_wait_s = rng, first_wait_s, max_wait_s
         self._items: dict[Key, _Item] = {}
         self._limit_bytes: int | None = None  # what the broker takes; None while there is no connection
+        self._announced: dict[bytes, int] = {}  # run → what its aggregator takes now
 
     def __len__(self) -> int:
         return len(self._items)
@@ -76,8 +84,21 @@ class Outbox:
         self._limit_bytes = limit_bytes
         for item in self._items.values():
             item.queue.clear()
-            item.attempt, item.due_s = min(item.attempt, 1), float("-inf")
+            item.attempt, item.waits, item.due_s = min(item.attempt, 1), min(item.waits, 1), float("-inf")
             self._cut(item)
+
+    def announced(self, run: bytes, limit_bytes: int, now_s: float) -> None:
+        """The aggregator of `run` is here and takes messages of `limit_bytes`."""
+        recut = self._announced.get(run, limit_bytes) != limit_bytes
+        self._announced = {run: limit_bytes}
+        for item in self._items.values():
+            if item.pending.key[0] != run:
+                continue
+            if recut or limit_bytes < item.pending.limit_bytes:
+                self._recut(item)
+            if item.attempt and not item.queue:
+                item.attempt, item.waits = 1, 0
+                item.due_s = min(item.due_s, now_s + self._rng.uniform(0.0, _SOON_S))
 
     def disconnected(self) -> None:
         """The connection is gone."""
@@ -116,6 +137,14 @@ class Outbox:
             return None
         return min(0.0 if item.queue else max(0.0, item.due_s - now_s) for item in self._active())
 
+    def waits_for(self) -> str:
+        """What the oldest contribution here waits for, for a person; empty when nothing is here."""
+        if not self._items or self._limit_bytes is None:
+            return ""
+        _, number, method = next(iter(self._items))
+        more = f" and {len(self._items) - 1} more" if len(self._items) > 1 else ""
+        return f"waiting for the receipt of round {number} ({method}){more}"
+
     def need_chunks(self, receipt: Receipt) -> None:
         """The aggregator lacks some chunks: send those at once. Of no effect for what is not here."""
         item = self._items.get((receipt.run, receipt.round, receipt.method))
@@ -123,12 +152,17 @@ class Outbox:
             return
         missing = [part.index for part in item.parts if in_bitmap(part.index, receipt.missing)]
         item.queue.extend(missing or self._indices(item))
-        item.attempt = 0
+        item.attempt, item.waits = 0, 0
 
     def sent_bytes(self, key: Key) -> int:
         """Payload bytes handed out for `key` so far, repetitions included; 0 for what is not here."""
         item = self._items.get(key)
         return 0 if item is None else item.sent_bytes
+
+    def is_refused(self, receipt: Receipt) -> bool:
+        """Whether a rejection speaks of the contribution that is here, and not of other bytes under its key."""
+        item = self._items.get((receipt.run, receipt.round, receipt.method))
+        return item is None or receipt.digest in (b"", hashlib.sha256(item.pending.payload).digest()[:8])
 
     def settled(self, key: Key) -> None:
         """A final receipt for `key` is in the journal: forget it."""
@@ -143,9 +177,17 @@ class Outbox:
         if self._limit_bytes is None:
             return
         run, number, method = item.pending.key
-        limit = min(self._limit_bytes, item.pending.limit_bytes, MAX_CHUNK_BYTES)
+        limit = min(self._limit_bytes, self._announced.get(run, item.pending.limit_bytes), MAX_CHUNK_BYTES)
         whole = len(item.pending.payload) <= limit
         item.parts = [] if whole else split(item.pending.payload, limit, run=run, round=number, method=method)
+
+    def _recut(self, item: _Item) -> None:
+        """Cut for another limit; what was on its way in the old size starts anew, if the size has changed."""
+        before = [len(part.data) for part in item.parts]
+        self._cut(item)
+        if [len(part.data) for part in item.parts] != before:
+            item.queue.clear()
+            item.attempt, item.waits, item.due_s = 0, 0, float("-inf")
 
     def _fill(self, item: _Item) -> None:
         indices = self._indices(item)
@@ -161,8 +203,8 @@ class Outbox:
         return encode(item.parts[index]) if item.parts else item.pending.payload
 
     def _await_receipt(self, item: _Item, now_s: float) -> None:
-        longest = min(self._first_wait_s * 2.0 ** min(item.attempt, 16), self._max_wait_s)
-        item.attempt += 1
+        longest = min(self._first_wait_s * 2.0 ** min(item.waits, 16), self._max_wait_s)
+        item.attempt, item.waits = item.attempt + 1, item.waits + 1
         item.wait_s = longest * self._rng.uniform(0.5, 1.0)
         item.due_s = now_s + item.wait_s
 

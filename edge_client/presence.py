@@ -8,7 +8,8 @@ stops. That is the older one: it waits after a reconnection for what the broker 
 the newer one, which spoke last, never sees an answer.
 
 A death of another instance is the last will of a process that is gone, such as our own before a power cut, which the
-broker has only now found missing: we say again that we are here.
+broker has only now found missing: we say again that we are here. So we do to a death in our own name: the aggregator,
+which has heard nothing of us through a whole deadline, asks in this way whether we are there.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Presence:
         if status.instance == self._instance:
             self._seen_self = True
             if not status.online or self._birth_due_s is not None:
-                self._birth_due_s = now_s  # our own last will, or what is retained of us: nobody else spoke
+                # our own last will, what is retained of us, or the aggregator that asks whether we are still there
+                self._birth_due_s = now_s
         elif self._seen_self and not status.online:
             self._birth_due_s = now_s
         elif self._seen_self and not self._is_own(status.instance):

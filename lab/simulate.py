@@ -144,7 +144,7 @@ def simulate(
     policy = Policy(min_clients=1, fraction=course.fraction, seed=course.seed)
     machine = Rounds(plan(bundle.manifest.method, course.rounds, course.calibrate), policy)
     for name in names:
-        machine.birth(name, name.encode())
+        machine.birth(name, name.encode(), 0.0)
     records, kept = past_rounds(checkpoint, RoundRecord, on_round)
     state, gathered = _resume(kept, devices, run), _Gathered()
     _replay(machine, names, len(records))

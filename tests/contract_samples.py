@@ -92,6 +92,7 @@ receipts = st.builds(
     status=st.sampled_from(["committed", "duplicate", "late", "rejected", "need-chunks"]),
     reason=st.text(max_size=200),
     missing=st.binary(max_size=64),
+    digest=st.just(b"") | st.binary(min_size=8, max_size=8),
 )
 statuses = st.builds(
     Status,

@@ -31,7 +31,7 @@ def _birth(online: bool = True, instance: bytes = b"instance") -> bytes:
 def _core(store: SqliteStore, settings: Settings = SETTINGS, now: float = 0.0) -> Coordinator:
     core = Coordinator(store, manifest(), BUNDLE, settings, now=now)
     for device in DEVICES:
-        core.status(device, _birth())
+        core.status(device, _birth(), now)
     return core
 
 
@@ -144,7 +144,7 @@ def test_counts_by_round_and_in_all(tmp_path: Path) -> None:
         core.take([first["b"], first["c"]], 1.0)
         _steps(core, 1.0)
         core.take([first["a"], ("z", first["a"][1])], 2.0)
-        core.status("a", b"garbage")
+        core.status("a", b"garbage", 0.0)
         core.take([], 2.0)
         content = Summary(store, "f", BUNDLE).content(finished=False, global_version=1)
         told = msgspec.json.decode(msgspec.json.encode(content))
@@ -192,10 +192,10 @@ def test_a_refused_device_is_not_awaited_even_after_a_restart(tmp_path: Path) ->
 
 def test_settings_that_do_not_fit_the_bundle(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
-        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 5248 for class rows of width 1280"):
+        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 5248 for class rows"):
             Coordinator(store, manifest(width=1280), BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
         many = manifest(name="fedhkd", classes=1000)  # soft predictions are rows of 1000 numbers, whatever the width
-        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 4128 for class rows of width 1000"):
+        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 4128 for class rows"):
             Coordinator(store, many, BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
         with pytest.raises(UsageError, match="--rounds"):
             Coordinator(store, manifest(), BUNDLE, Settings(rounds=0, calibrate=False), now=0.0)

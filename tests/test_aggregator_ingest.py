@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from contract.chunks import in_bitmap, split
 from contract.messages import Announcement, Chunk, ClassRows, Contribution
 from contract.sampling import sampled
 from contract.statistics import ClassMeans, FeatureGram
-from contract.wire import encode
+from contract.wire import decode, encode
 
 VIEW = View(RUN, BUNDLE, CLASSES, WIDTH, round=1, method="fedproto", open=True)
 FFC = dataclasses.replace(VIEW, method="ffc")
@@ -24,6 +25,10 @@ FFC = dataclasses.replace(VIEW, method="ffc")
 
 def _ingest(held: set[tuple[int, str, str]] | None = None) -> Ingest:
     return Ingest(lambda *key: key in (held or set()))
+
+
+def _everyone(device: str) -> bool:
+    return True
 
 
 def _decide(message: object, view: View = VIEW, ingest: Ingest | None = None, device: str = "d1") -> Decision:
@@ -110,8 +115,8 @@ def test_a_device_that_was_not_sampled_is_rejected() -> None:
         assert _decide(contribution(), view, device=device).outcome == expected
 
 
-def test_garbage_is_malformed_and_gets_no_receipt() -> None:
-    """Anyone may have sent it: a receipt for the round would end the good contribution of the device it names."""
+def test_garbage_is_answered_with_a_digest_that_no_good_contribution_has() -> None:
+    """Anyone may have sent it: the answer is for the open round, and only for whoever sent these very bytes."""
     announcement = encode(Announcement(RUN, 0, "open", "fedproto", BUNDLE))
     for payload, reason in (
         (b"", "CBOR"),
@@ -120,8 +125,25 @@ def test_garbage_is_malformed_and_gets_no_receipt() -> None:
         (bytes(70_000), "at most 65536 bytes"),
     ):
         decision = _decide(payload)
-        assert (decision.outcome, decision.receipt, decision.round) == ("malformed", None, 0)
+        assert (decision.outcome, decision.round) == ("malformed", 0)
         assert reason in decision.reason
+        receipt = decision.receipt
+        assert (receipt.run, receipt.round, receipt.method, receipt.status) == (RUN, 1, "fedproto", "rejected")
+        assert receipt.digest == hashlib.sha256(payload).digest()[:8]
+
+
+def test_garbage_before_the_first_round_gets_no_receipt_since_none_can_name_a_round() -> None:
+    decision = _decide(b"garbage", dataclasses.replace(VIEW, round=0, open=False))
+    assert (decision.outcome, decision.receipt) == ("malformed", None)
+
+
+def test_a_contribution_made_for_a_larger_limit_is_taken_whole() -> None:
+    """A restart with a smaller limit must not strand what a device holds already."""
+    statistic = ClassMeans.from_means(np.ones((CLASSES, 400)), [1, 2, 3])
+    view = dataclasses.replace(VIEW, width=400, limit_bytes=1024)
+    payload = encode(contribution(statistic), "f64")
+    assert len(payload) > 4 * view.limit_bytes
+    assert _decide(payload, view).outcome == "committed"
 
 
 def _chunks(limit_bytes: int = 1024, view: View = FFC) -> tuple[bytes, list[bytes], View]:
@@ -167,13 +189,55 @@ def test_a_stall_asks_for_what_is_missing_and_not_again_at_once() -> None:
     _, chunks, view = _chunks()
     ingest = _ingest()
     ingest.decide("d1", chunks[0], view, now=0.0)
-    assert ingest.stalled(4.9) == []
-    (asked,) = ingest.stalled(5.0)
+    assert ingest.stalled(4.9, view, _everyone) == []
+    (asked,) = ingest.stalled(5.0, view, _everyone)
     assert (asked.device, asked.outcome) == ("d1", "need-chunks")
     assert not in_bitmap(0, asked.receipt.missing)
     assert in_bitmap(1, asked.receipt.missing)
-    assert ingest.stalled(6.0) == []
-    assert len(ingest.stalled(10.0)) == 1
+    assert ingest.stalled(10.0, view, _everyone) == []
+    assert len(ingest.stalled(15.0, view, _everyone)) == 1
+
+
+def test_a_day_of_silence_is_asked_about_a_few_times_and_not_at_all_when_offline() -> None:
+    _, chunks, view = _chunks()
+    ingest = _ingest()
+    ingest.decide("d1", chunks[0], view, now=0.0)
+    offline = [ingest.stalled(float(second), view, lambda device: False) for second in range(0, 86_400, 5)]
+    assert not any(offline)
+    assert sum(len(ingest.stalled(float(second), view, _everyone)) for second in range(0, 86_400, 5)) == 6
+    ingest.decide("d1", chunks[1], view, now=90_000.0)  # it speaks again, so it is worth asking again
+    assert len(ingest.stalled(90_005.0, view, _everyone)) == 1
+
+
+@pytest.mark.parametrize("change", [{"open": False}, {"round": 2}])
+def test_chunks_of_a_round_that_is_not_open_are_dropped_and_not_asked_for(change: dict[str, object]) -> None:
+    _, chunks, view = _chunks()
+    ingest = _ingest()
+    ingest.decide("d1", chunks[0], view, now=0.0)
+    assert ingest.assembler.held_bytes > 0
+    assert ingest.stalled(60.0, dataclasses.replace(view, **change), _everyone) == []
+    assert (ingest.assembler.held_bytes, len(ingest.assembler)) == (0, 0)
+
+
+@pytest.mark.parametrize("wrong", ["digest", "length"])
+def test_a_wrong_hash_or_length_is_asked_for_once_more_and_then_rejected_with_a_reason(wrong: str) -> None:
+    _, chunks, view = _chunks()
+    decoded = [decode(chunk) for chunk in chunks]
+    if wrong == "digest":
+        sent = [dataclasses.replace(chunk, digest=bytes(8)) for chunk in decoded]
+    else:
+        sent = [dataclasses.replace(chunk, total_bytes=chunk.total_bytes - 100) for chunk in decoded]
+    ingest, outcomes, reason = _ingest(), [], ""
+    for _ in range(2):
+        for chunk in sent:
+            decision = ingest.decide("d1", encode(chunk), view, 0.0)
+            if decision.outcome not in ("partial",):
+                outcomes.append(decision.outcome)
+                reason = decision.receipt.reason
+                assert decision.outcome != "rejected" or decision.receipt.digest == chunk.digest
+    assert outcomes[0] == "need-chunks"
+    assert "rejected" in outcomes
+    assert ("digest" in reason) if wrong == "digest" else ("bytes" in reason)
 
 
 def test_a_damaged_chunk_makes_all_of_them_be_sent_again() -> None:
@@ -209,7 +273,7 @@ def test_contributions_in_progress_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     ingest = _ingest()
     for i in range(100):
         ingest.decide(f"d{i}", chunks[0], view, now=float(i))
-    waiting = [d.device for d in ingest.stalled(1e6)]
+    waiting = [d.device for d in ingest.stalled(1e6, view, _everyone)]
     assert waiting == [f"d{i}" for i in range(92, 100)]
     assert ingest.assembler.missing("d0", "ffc") is None
 

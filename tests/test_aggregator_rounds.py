@@ -18,7 +18,7 @@ ONE = b"instance"
 def _open(policy: Policy, *devices: str, rounds: int = 2) -> Rounds:
     machine = Rounds(("fedproto",) * rounds, policy)
     for device in devices:
-        machine.birth(device, ONE)
+        machine.birth(device, ONE, 0.0)
     assert isinstance(machine.advance(0.0), Opened)
     return machine
 
@@ -37,10 +37,10 @@ def test_plans() -> None:
 
 def test_a_round_waits_for_enough_devices_then_for_each_of_them() -> None:
     machine = Rounds(("fedproto", "ffc"), Policy(min_clients=2))
-    machine.birth("a", ONE)
+    machine.birth("a", ONE, 0.0)
     assert machine.advance(0.0) is None
-    machine.birth("b", ONE)
-    machine.birth("c", ONE)
+    machine.birth("b", ONE, 0.0)
+    machine.birth("c", ONE, 0.0)
     assert machine.advance(1.0) == Opened(1, "fedproto", 0)
     machine.contributed("a")
     machine.contributed("b")
@@ -69,7 +69,7 @@ def test_a_device_that_dies_or_was_refused_is_not_awaited() -> None:
 def test_a_refused_device_that_is_born_again_is_still_not_awaited() -> None:
     machine = _open(Policy(), "a", "b")
     machine.refused("b")
-    machine.birth("b", b"another1")
+    machine.birth("b", b"another1", 0.0)
     machine.contributed("a")
     assert isinstance(machine.advance(1.0), Closed)
 
@@ -81,15 +81,69 @@ def test_a_deadline_closes_with_enough_and_extends_with_too_few() -> None:
     assert machine.advance(9.9) is None
     assert machine.advance(10.0) == Extended(1, 1)
     assert machine.advance(10.0) is None
+    machine.birth("late", ONE, 12.0)
     machine.contributed("b")
-    assert machine.advance(19.0) is None
+    assert machine.advance(19.0) is None  # b and c were silent through a deadline, the one that came since was not
     assert machine.advance(20.0) == Closed(1, "fedproto")
+
+
+def test_a_birth_without_its_will_expires_with_the_deadline_and_is_asked_for() -> None:
+    machine = _open(Policy(deadline_s=10.0), "real", "ghost")
+    machine.contributed("real")
+    assert machine.advance(10.0) == Closed(1, "fedproto")
+    assert machine.take_lost() == [("ghost", ONE)]
+    assert machine.take_lost() == []
+    assert machine.online == 1
+    assert isinstance(machine.advance(10.0), Opened)
+    assert machine.awaited == {"real"}
+
+
+def test_a_device_that_is_connected_but_silent_costs_one_deadline_and_not_one_in_each_round() -> None:
+    machine = _open(Policy(deadline_s=10.0), "real", "mute", rounds=4)
+    machine.contributed("real")
+    assert isinstance(machine.advance(10.0), Closed)
+    machine.birth("mute", ONE, 10.0)  # its answer to being asked
+    assert isinstance(machine.advance(10.0), Opened)
+    assert (machine.online, machine.awaited) == (2, {"real"})
+    machine.heard("mute", 11.0)  # what it worked at for longer than a deadline
+    machine.contributed("real")
+    assert isinstance(machine.advance(11.0), Closed)
+    assert isinstance(machine.advance(11.0), Opened)
+    assert machine.awaited == {"real", "mute"}
+
+
+def test_what_is_heard_of_a_device_brings_it_back_online_without_a_birth() -> None:
+    machine = _open(Policy(min_clients=2, deadline_s=10.0), "a", "slow")
+    machine.contributed("a")
+    assert machine.advance(10.0) == Extended(1, 1)
+    assert machine.nobody
+    machine.heard("slow", 15.0)
+    assert machine.awaited == {"slow"}
+    assert not machine.nobody
+    machine.contributed("slow")
+    assert isinstance(machine.advance(15.0), Closed)
+
+
+def test_a_device_that_goes_on_sending_chunks_is_not_silent() -> None:
+    machine = _open(Policy(min_clients=1, deadline_s=10.0), "a")
+    for now in (4.0, 8.0, 12.0, 16.0):
+        machine.heard("a", now)
+        machine.advance(now)
+    assert machine.awaited == {"a"}
+
+
+def test_a_process_that_starts_anew_is_awaited_again() -> None:
+    machine = _open(Policy(min_clients=2, deadline_s=10.0), "a", "b")
+    machine.contributed("a")
+    assert machine.advance(10.0) == Extended(1, 1)
+    machine.birth("b", b"another1", 11.0)
+    assert machine.awaited == {"b"}
 
 
 def test_a_late_will_of_an_older_process_does_not_take_a_device_offline() -> None:
     machine = Rounds(("fedproto",), Policy())
-    machine.birth("a", b"older-01")
-    machine.birth("a", b"newer-02")
+    machine.birth("a", b"older-01", 0.0)
+    machine.birth("a", b"newer-02", 0.0)
     assert not machine.death("a", b"older-01")
     assert machine.is_online("a")
     assert machine.death("a", b"newer-02")
@@ -100,8 +154,8 @@ def test_a_resumed_round_awaits_births_before_it_closes() -> None:
     machine = Rounds(("fedproto",), Policy())
     machine.resume(1, "fedproto", 0, contributions=["a"], refused=["c"], now=100.0, settle_s=2.0)
     assert machine.advance(100.0) is None  # nobody is known to be online yet, so nobody is awaited
-    machine.birth("b", ONE)
-    machine.birth("c", ONE)
+    machine.birth("b", ONE, 0.0)
+    machine.birth("c", ONE, 0.0)
     assert machine.advance(102.0) is None
     machine.contributed("b")
     assert machine.advance(102.0) == Closed(1, "fedproto")
@@ -110,7 +164,7 @@ def test_a_resumed_round_awaits_births_before_it_closes() -> None:
 def test_a_resumed_round_keeps_its_own_method_when_the_plan_changed() -> None:
     machine = Rounds(("fedproto",) * 8, Policy())
     machine.resume(6, "ffc", 0, contributions=[], now=0.0, settle_s=0.0)
-    machine.birth("a", ONE)
+    machine.birth("a", ONE, 0.0)
     machine.contributed("a")
     assert machine.advance(1.0) == Closed(6, "ffc")
     assert machine.advance(1.0) == Opened(7, "fedproto", 0)
@@ -121,7 +175,7 @@ def test_sampling_takes_the_first_seed_that_gives_enough() -> None:
     machine = Rounds(("fedproto",), policy)
     devices = [f"device-{i}" for i in range(5)]
     for device in devices:
-        machine.birth(device, ONE)
+        machine.birth(device, ONE, 0.0)
     opened = machine.advance(0.0)
     enough = [s for s in range(7, 1000) if sum(sampled(d, 1, s, 0.3) for d in devices) >= 2]
     assert opened == Opened(1, "fedproto", enough[0])
@@ -132,9 +186,9 @@ def test_a_flood_of_births_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds_module, "MAX_DEVICES", 50)
     machine = Rounds(("fedproto",), Policy())
     for i in range(500):
-        machine.birth(f"d{i}", ONE)
+        machine.birth(f"d{i}", ONE, 0.0)
     assert machine.online == 50
-    assert machine.birth("d3", b"reborn-1")  # those that are followed still are
+    assert machine.birth("d3", b"reborn-1", 0.0)  # those that are followed still are
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -155,7 +209,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(device=st.sampled_from(DEVICES), instance=st.sampled_from([b"one", b"two"]))
     def birth(self, device: str, instance: bytes) -> None:
-        self.machine.birth(device, instance)
+        self.machine.birth(device, instance, self.now)
         self.online[device] = instance
 
     @rule(device=st.sampled_from(DEVICES), instance=st.sampled_from([b"one", b"two"]))
@@ -168,6 +222,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(device=st.sampled_from(DEVICES))
     def contribute(self, device: str) -> None:
         if self.machine.is_sampled(device):
+            self.machine.heard(device, self.now)
             self.machine.contributed(device)
             self.sent.add(device)
 
@@ -210,5 +265,117 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.finished
 
 
+class Liveness(RuleBasedStateMachine):
+    """Ghosts, mutes, refusals, restarts and time, in any order: a round closes as soon as it can, or says that nobody
+    is left to send; and no device is awaited for longer than it took to find out that it does not answer."""
+
+    DEVICES = tuple(f"d{i}" for i in range(5))
+    K = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = Policy(min_clients=self.K)  # the default deadline: what is promised holds without an option
+        self.machine = Rounds(("fedproto",) * 1000, self.policy)
+        self.now, self.opened_at, self.enough_at = 0.0, 0.0, float("inf")
+        self.heard_at: dict[str, float] = {}
+
+    @rule(device=st.sampled_from(DEVICES), instance=st.sampled_from([b"one", b"two"]))
+    def birth(self, device: str, instance: bytes) -> None:
+        if self.machine.birth(device, instance, self.now):
+            self.heard_at[device] = self.now
+
+    @rule(device=st.sampled_from(DEVICES), instance=st.sampled_from([b"one", b"two"]))
+    def death(self, device: str, instance: bytes) -> None:
+        self.machine.death(device, instance)
+
+    @precondition(lambda self: self.machine.phase == "open")
+    @rule(device=st.sampled_from(DEVICES))
+    def contribute(self, device: str) -> None:
+        self.machine.heard(device, self.now)
+        self.machine.contributed(device)
+        self.heard_at[device] = self.now
+        self._settle()
+
+    @precondition(lambda self: self.machine.phase == "open")
+    @rule(device=st.sampled_from(DEVICES))
+    def refuse(self, device: str) -> None:
+        self.machine.heard(device, self.now)
+        self.machine.refused(device)
+        self.heard_at[device] = self.now
+
+    @rule()
+    def restart(self) -> None:
+        """The process dies; what was committed stands, who was online is learned anew."""
+        old, self.machine = self.machine, Rounds(("fedproto",) * 1000, self.policy)
+        if old.number:
+            kept = set(old.contributions) if old.phase == "open" else None
+            self.machine.resume(old.number, old.method, old.seed, contributions=kept, now=self.now, settle_s=2.0)
+        self.enough_at = float("inf")
+        self._settle()
+
+    @rule(share=st.sampled_from([0.0, 0.004, 0.4, 1.0]))
+    def time_passes(self, share: float) -> None:
+        self.now += share * self.policy.deadline_s
+        while (step := self.machine.advance(self.now)) is not None:
+            if isinstance(step, Opened):
+                self.opened_at, self.enough_at = self.now, float("inf")
+                self.heard_at = dict.fromkeys(self.DEVICES, self.now)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Since when the open round has had enough contributions."""
+        if self.machine.phase != "open" or len(self.machine.contributions) < self.K:
+            self.enough_at = float("inf")
+        else:
+            self.enough_at = min(self.enough_at, self.now)
+
+    @invariant()
+    def who_is_awaited_is_online(self) -> None:
+        assert all(self.machine.is_online(device) for device in self.machine.awaited)
+
+    @invariant()
+    def an_open_round_that_cannot_close_says_so_or_awaits_someone(self) -> None:
+        machine = self.machine
+        if machine.phase == "open" and len(machine.contributions) < self.K:
+            assert machine.nobody or machine.awaited
+            assert machine.due_in_s(self.now) is not None  # somebody looks again, without anything happening
+
+    @rule()
+    def enough_is_enough(self) -> None:
+        """Whoever is awaited and never speaks: with K contributions a round is over within one more deadline."""
+        if self.enough_at < float("inf"):
+            closed, self.now = self.machine.number, max(self.now, self.enough_at + self.policy.deadline_s + 2.0)
+            self.time_passes(0.0)
+            assert self.machine.number > closed or self.machine.phase == "waiting"
+
+    @rule()
+    def silence(self) -> None:
+        """Two deadlines in which nobody says a word: nobody is awaited any more."""
+        for _ in range(3):
+            self.time_passes(1.0)
+        if self.machine.phase == "open":
+            assert self.machine.nobody
+            assert not self.machine.awaited
+
+    def teardown(self) -> None:
+        """From any state K devices that come and contribute bring every further round to its end, each within
+        two deadlines, beside any number of ghosts."""
+        for ghost in ("ghost-1", "ghost-2", "ghost-3"):
+            self.birth(ghost, b"dead")
+        for _ in range(3):
+            self.time_passes(0.004)
+            for device in self.DEVICES[: self.K]:
+                self.birth(device, b"last")
+            number = self.machine.number
+            for _ in range(2):
+                if self.machine.phase == "open":
+                    for device in self.DEVICES[: self.K]:
+                        self.contribute(device)
+                self.time_passes(1.0)
+            assert self.machine.number > number
+
+
+Liveness.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLiveness = Liveness.TestCase
 AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestAnyOrder = AnyOrder.TestCase

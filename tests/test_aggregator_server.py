@@ -17,6 +17,7 @@ import paho.mqtt.client
 import paho.mqtt.publish
 import pytest
 from aggregator_samples import bundle_file, gram, manifest, means
+from aggregator_server_samples import FLEET, SETTINGS, WIDTH, Running, wait
 from brokers import BROKERS, Proxy, TestBroker, free_port, make_broker
 from talker import Talker
 
@@ -24,10 +25,9 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import LinkDown, LinkUp, RoundClosed
 from aggregator.rounds import Policy
 from aggregator.rules import merge
-from aggregator.server import Server
 from aggregator.store import SqliteStore
 from contract import topics
-from contract.errors import ProtofleetError, StoreError
+from contract.errors import StoreError
 from contract.link import Address, Link, Received
 from contract.messages import Announcement, ClassRows, Contribution, Status
 from contract.ridge import solve_head
@@ -35,9 +35,6 @@ from contract.sphere import unit_rows
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, Statistic
 from contract.wire import decode, encode
-
-FLEET, WIDTH = "test", 4
-SETTINGS = Settings(rounds=2, calibrate=True, policy=Policy(min_clients=3))
 
 
 @pytest.fixture(params=BROKERS)
@@ -58,37 +55,6 @@ def _talkers(url: str, count: int = 3, resend_s: float = 1.0) -> list[Talker]:
     for talker in made:
         talker.start()
     return made
-
-
-class Running:
-    """A server in a thread of this process; `error` is what ended it."""
-
-    def __init__(
-        self, url: str, store: SqliteStore, bundle: bytes, settings: Settings = SETTINGS, width: int = WIDTH
-    ) -> None:
-        self.events: list[object] = []
-        self.error: Exception | None = None
-        self.core = Coordinator(store, manifest(width=width), bundle, settings, now=time.monotonic())
-        self._server = Server(
-            self.core,
-            Address.parse(url),
-            FLEET,
-            listener=self.events.append,
-            on_round=lambda finished: None,
-            patience_s=10,
-        )
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._server.run()
-        except ProtofleetError as error:
-            self.error = error
-
-    def join(self, timeout_s: float = 30.0) -> None:
-        self._thread.join(timeout_s)
-        assert not self._thread.is_alive(), "the server did not end"
 
 
 def _stored(store: SqliteStore, round: int, method: str) -> Statistic:
@@ -128,7 +94,7 @@ def test_the_broker_dies_between_rounds_and_comes_back(broker: TestBroker, tmp_p
     with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle)
         talkers = _talkers(broker.url, 2)
-        _wait(lambda: server.core.rounds.online == 2)
+        wait(lambda: server.core.rounds.online == 2)
         broker.kill()
         time.sleep(0.3)
         broker.start()
@@ -145,13 +111,6 @@ def _talkers_from(url: str, index: int) -> list[Talker]:
     return [talker]
 
 
-def _wait(condition: object, timeout_s: float = 15.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
-
-
 def test_hostile_messages_do_not_stop_a_run(broker: TestBroker, tmp_path: Path) -> None:
     bundle = bundle_file(tmp_path / "f.bundle")
     rng = np.random.default_rng(0)
@@ -159,7 +118,7 @@ def test_hostile_messages_do_not_stop_a_run(broker: TestBroker, tmp_path: Path) 
     hostile.wait_connected(10)
     with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle, SETTINGS)
-        _wait(lambda: server.events)
+        wait(lambda: server.events)
         good = encode(Contribution.of(means(), run=store.run, round=1, method="fedproto", bundle=bundle))
         for i in range(300):
             noise = bytearray(good)
@@ -261,11 +220,11 @@ def test_a_reconnection_sends_no_device_a_state_that_the_broker_still_has(broker
         server = Running(proxy.url, store, bundle, settings)
         talker = Talker(broker.url, FLEET, "d0", lambda a: means() if a.round == 1 or go.is_set() else None)
         talker.start()
-        _wait(lambda: any(isinstance(event, RoundClosed) for event in server.events))
+        wait(lambda: any(isinstance(event, RoundClosed) for event in server.events))
         assert _parts(observer) >= 1
         for cuts in (1, 2, 3):
             proxy.cut()
-            _wait(lambda cuts=cuts: sum(isinstance(event, LinkUp) for event in server.events) > cuts)
+            wait(lambda cuts=cuts: sum(isinstance(event, LinkUp) for event in server.events) > cuts)
             time.sleep(0.3)  # until the announcement has come back, and what would follow it
         assert _parts(observer) == 0
         go.set()
@@ -285,22 +244,6 @@ def _parts(observer: Link) -> int:
         assert isinstance(event, Received)
         observer.acknowledge(event)
     return len(events)
-
-
-def test_the_older_of_two_aggregators_on_one_fleet_ends_with_a_clear_line(broker: TestBroker, tmp_path: Path) -> None:
-    bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "a", bundle, FLEET) as one, SqliteStore(tmp_path / "b", bundle, FLEET) as other:
-        older = Running(broker.url, one, bundle)
-        _wait(lambda: older.events)
-        time.sleep(0.3)
-        newer = Running(broker.url, other, bundle)
-        older.join(10)
-        assert f"another aggregator serves fleet {FLEET}" in str(older.error)
-        assert f"run {other.run.hex()}" in str(older.error)
-        talkers = _talkers(broker.url)
-        newer.join()
-        assert newer.error is None
-        assert all(len(t.receipts) == 3 for t in talkers)
 
 
 def test_a_full_disk_gets_no_receipt_and_the_run_goes_on_once_there_is_room(broker: TestBroker, tmp_path: Path) -> None:
@@ -451,10 +394,10 @@ def test_a_status_flood_is_bounded_and_a_birth_is_believed(tmp_path: Path) -> No
     with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
         core = Coordinator(store, manifest(), bundle, SETTINGS, now=0.0)
         birth = encode(Status(True, b"instance", 1))
-        assert core.status("d1", birth)
-        assert not core.status("d1", birth)
-        assert core.status("d1", encode(Status(False, b"instance", 1)))
-        assert not core.status("d2", encode(contribution_of(store, bundle)))
+        assert core.status("d1", birth, 0.0)
+        assert not core.status("d1", birth, 0.0)
+        assert core.status("d1", encode(Status(False, b"instance", 1)), 0.0)
+        assert not core.status("d2", encode(contribution_of(store, bundle)), 0.0)
         core.take([], 0.0)
         assert store.unassigned() == {"malformed": 1}
 

@@ -211,7 +211,7 @@ def bulk_of(node: ast.CDDLNode, rule: str, rules: dict[str, ast.Rule] = RULES) -
             return {node.name} if inside and node.name in set.union(*BULK.values()) else inside
         if node.name in ("bstr", "bytes", "tstr", "text", "any"):
             return {rule}
-        assert node.name in ("uint", "bool", "float"), f"{rule}: {node.name}"
+        assert node.name in ("uint", "int", "bool", "float"), f"{rule}: {node.name}"
         return set()
     found: set[str] = set()
     for child in node.getChildren():
@@ -235,7 +235,7 @@ def test_no_message_has_room_for_weights_gradients_or_samples(message):
         ("status", "4: uint .size 4,            ; boot counter", "4: uint .size 4, * 8..4294967295 => any,"),
         ("chunk", "9: contribution-slice", "9: contribution-slice, * 10..4294967295 => any"),
         ("contribution", "? 9: gram-triangle", "? 9: gram-triangle, * 11..4294967295 => any"),
-        ("status", "{ 0*32 entry-name => float }", "{ * tstr => float }"),
+        ("status", "{ 0*32 entry-name => float / int }", "{ * tstr => float }"),
         ("receipt", "7: bstr .size (0..8192),", "7: any,"),
         ("announcement", "9: uint .size 4,            ; sampling seed", "9: real-array,"),
         ("announcement", "? 14: bundle-hashes,", "? 14: class-rows,"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import signal
 import sqlite3
@@ -293,6 +294,72 @@ def test_of_two_clients_with_one_id_the_older_stops(
         ended(newer, 0)
 
 
+def test_a_waiting_client_says_what_it_waits_for_once(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
+    with Peer(mosquitto.url, bundle) as peer:
+        client = start(mosquitto.url)
+        peer.status(online=True)
+        time.sleep(2.5)  # no aggregator has spoken
+        peer.announce(1)
+        sent = peer.contribution(1)
+        time.sleep(2.5)  # no receipt
+        peer.answer(1)
+        time.sleep(2.5)  # others have not sent yet
+        peer.give(1, sent)
+        peer.announce(1, phase="closed")
+        time.sleep(2.5)
+        peer.announce(2, fraction=1e-9, seed=1)
+        time.sleep(2.5)
+        finish(peer, 2)
+        lines = [line.removeprefix("pi-1: ") for line in ended(client, 0).splitlines()]
+    assert [line for line in lines if "waiting" in line] == [
+        "waiting for an aggregator: no round has been announced",
+        "waiting for the receipt of round 1 (fedproto)",
+        "round 1 (fedproto) is open and done here: waiting for the next round",
+        "waiting for round 2 to open",
+        "round 2 (fedproto) is open, this device was not sampled: waiting for the next round",
+    ]
+
+
+def test_a_refusal_of_other_bytes_under_its_key_does_not_end_a_contribution(
+    mosquitto: TestBroker, bundle: Bundle, start: Start
+) -> None:
+    with Peer(mosquitto.url, bundle) as peer:
+        client = start(mosquitto.url)
+        peer.announce(1)
+        peer.contribution(1)
+        peer.answer(1, status="rejected", reason="noise", digest=bytes(8))
+        peer.contribution(1, timeout_s=30)  # it comes again, as without an answer
+        peer.answer(1, status="rejected", reason="yours", digest=hashlib.sha256(peer.uplink[0]).digest()[:8])
+        finish(peer, 1)
+        said = ended(client, 0)
+    assert "other bytes than ours were refused: noise" in said
+    assert "round 1 (fedproto): rejected (yours)" in said
+
+
+def test_a_client_answers_a_death_in_its_name_with_a_birth(broker: TestBroker, bundle: Bundle, start: Start) -> None:
+    """So an aggregator that has heard nothing of it through a whole deadline learns that it is there."""
+    with Peer(broker.url, bundle) as peer:
+        start(broker.url)
+        born = peer.status(online=True)
+        peer.publish(topics.status(FLEET, "pi-1"), encode(Status(False, born.instance, 0)), retain=True)
+        peer.status(online=False)
+        assert peer.status(online=True).instance == born.instance
+
+
+def test_a_smaller_limit_after_a_restart_strands_nothing(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
+    with Peer(mosquitto.url, bundle) as peer:
+        start(mosquitto.url)
+        peer.announce(1, limit_bytes=60_000)
+        whole = peer.contribution(1)
+        assert len(peer.uplink) == 1
+        peer.uplink.clear()
+        peer.announce(1, limit_bytes=1_024)
+        again = peer.contribution(1)
+        assert encode(again) == encode(whole)
+        assert len(peer.uplink) > 1
+        assert max(map(len, peer.uplink)) <= 1_024
+
+
 def test_the_same_state_directory_twice_is_refused(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
     with Peer(mosquitto.url, bundle) as peer:
         start(mosquitto.url)
@@ -339,7 +406,10 @@ def test_no_receipt_after_the_end_is_said_and_kept(
         peer.announce(1)
         peer.contribution(1)
         finish(peer, 1)
-        assert "the run is over, contributions without a receipt: 1" in ended(client, 1)
+        said = ended(client, 1)
+        assert "the run is over, contributions without a receipt: 1" in said
+        assert said.count("waiting for the receipt of round 1 (fedproto)") == 1
+        wait_for(lambda: peer.receive(0.3) is None)  # what it had sent again
         client = start(mosquitto.url, patience=10)
         peer.contribution(1)
         peer.answer(1, status="late")

@@ -198,3 +198,31 @@ def test_its_own_last_will_while_alive_is_contradicted() -> None:
     mine = born()
     mine.heard(status(ME, online=False), 3.0)
     assert mine.birth_due(3.0)
+
+
+def test_a_death_in_our_name_is_answered_and_so_is_the_late_will_of_our_earlier_process() -> None:
+    for instance in (ME, EARLIER):
+        presence = born()
+        presence.heard(Status(False, instance, 0), 5.0)
+        assert presence.birth_due(5.0)
+
+
+def test_what_is_waited_for_is_named() -> None:
+    done: set[Key] = set()
+    fleet = follower(done)
+    assert "no round has been announced" in fleet.waits_for()
+    fleet.announced(announced(0, "closed"))
+    assert fleet.waits_for() == "waiting for round 1 to open"
+    fleet.announced(announced(1))
+    assert fleet.waits_for() == ""  # there is something to do
+    done.add((RUN, 1, "fedproto"))
+    assert fleet.waits_for() == "round 1 (fedproto) is open and done here: waiting for the next round"
+    fleet.announced(announced(2, fraction=1e-9))
+    assert "not sampled" in fleet.waits_for()
+    fleet.announced(announced(2, global_version=3))
+    assert fleet.waits_for() == "round 2 (fedproto) is open: waiting for global version 3"
+    for part in parts(5):
+        fleet.part(part)
+    assert "this device has version 5 already: was the aggregator's store restored" in fleet.waits_for()
+    fleet.announced(announced(2, "finished"))
+    assert fleet.waits_for() == ""

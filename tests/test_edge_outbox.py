@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from aggregator.server import GRACE_S, LATECOMERS_S
 from contract.chunks import Assembler, bitmap
 from contract.errors import WireError
 from contract.messages import Chunk, Contribution, Receipt
@@ -17,6 +19,7 @@ from contract.statistics import ClassMeans
 from contract.wire import decode
 from edge_client.journal import Pending
 from edge_client.outbox import MAX_CHUNK_BYTES, Outbox, fitting
+from edge_client.waits import Waits
 
 RUN = b"run1"
 BIG = 1 << 20
@@ -312,3 +315,65 @@ Fleet.TestCase.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestFleet = Fleet.TestCase
+
+
+def test_an_announcement_of_its_run_asks_again_soon_and_not_only_after_a_long_wait() -> None:
+    box, now = ready(pending()), 0.0
+    for _ in range(6):  # silence: the waits have grown to minutes
+        box.due(now, idle=True)
+        now += box.wait_s(now) or 0.0
+    box.due(now, idle=True)
+    assert (box.wait_s(now) or 0.0) > 100
+    box.announced(b"run2", BIG, now)
+    assert (box.wait_s(now) or 0.0) > 100  # of another run
+    box.announced(RUN, BIG, now)
+    assert (box.wait_s(now) or 0.0) <= 2.0
+    assert box.due(now + 2.0, idle=True) == [pending().payload]
+    assert (box.wait_s(now + 2.0) or 0.0) <= 20.0  # and it waits as at the beginning, not as at the end
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_three_lost_receipts_at_the_end_of_a_run_fit_the_aggregators_grace(seed: int) -> None:
+    """Asked on the announcement and twice more before the aggregator leaves; the client's patience is longer still."""
+    box = outbox(seed)
+    box.connected(BIG)
+    box.add(pending())
+    box.due(0.0, idle=True)
+    box.announced(RUN, BIG, 1.0)
+    now, asked = 1.0, []
+    while now < 60.0:
+        now += box.wait_s(now) or 0.0
+        asked += [now] * len(box.due(now, idle=True))
+    assert sum(at <= 1.0 + GRACE_S - 2.0 for at in asked) >= 3
+    assert GRACE_S < 60.0 <= LATECOMERS_S
+
+
+def test_what_was_never_sent_is_not_held_back_by_an_announcement() -> None:
+    box = ready(pending())
+    box.announced(RUN, BIG, 0.0)
+    assert box.wait_s(0.0) == 0.0
+
+
+@pytest.mark.parametrize("size", [900, 100_000])
+def test_a_smaller_announced_limit_cuts_anew_and_sends_at_once(size: int) -> None:
+    box = ready(pending(size=size, limit=60_000))
+    box.due(0.0, idle=True)
+    box.announced(RUN, 1_024, 1.0)
+    messages = box.due(1.0, idle=True) if size > 1_024 else box.due(3.0, idle=True)
+    assert max(map(len, messages)) <= 1_024
+    assert (len(messages) > 1) == (size > 1_024)
+    whole = messages[0] if size < 1_024 else b"".join(decode(m).data for m in messages)  # type: ignore[union-attr]
+    assert whole == pending(size=size).payload
+
+
+def test_a_rejection_is_of_these_bytes_or_of_none_in_particular() -> None:
+    box = ready(pending())
+    own = hashlib.sha256(pending().payload).digest()[:8]
+    for digest, expected in ((own, True), (b"", True), (bytes(8), False)):
+        assert box.is_refused(Receipt(RUN, 1, "fedproto", "rejected", digest=digest)) == expected
+
+
+def test_what_is_waited_for_is_told_once_for_each_change_and_only_when_it_lasts() -> None:
+    waits = Waits()
+    told = [waits.line(what, float(now)) for now, what in enumerate(["a", "a", "a", "b", "a", "", "b", "b", "a", "a"])]
+    assert told == ["", "a", "", "", "", "", "", "b", "", "a"]

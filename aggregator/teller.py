@@ -1,0 +1,100 @@
+"""What the server tells whoever follows it: each step, and what it waits for, once for each change."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from aggregator import events
+from aggregator.coordinator import Coordinator
+from aggregator.rounds import Closed, Extended, Opened, Step
+
+__all__ = ["Teller"]
+
+_NAMES = 5
+_SLOW_S = 30.0  # nothing changed for so long: say who is awaited; then after twice as long each time
+
+
+class Teller:
+    """Turns what the coordinator holds into events.
+
+    Args:
+        listener: takes each event.
+    """
+
+    def __init__(self, coordinator: Coordinator, listener: events.Listener) -> None:
+        self._core, self._listener = coordinator, listener
+        self._waiting: tuple[int, int] | None = None
+        self._nobody: tuple[int, int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
+        self._remind_at, self._remind_s = 0.0, _SLOW_S
+
+    def resumed(self) -> None:
+        """The round that the store holds open is open again."""
+        rounds = self._core.rounds
+        if rounds.phase == "open":
+            total, here = max(len(rounds.plan), rounds.number), len(rounds.contributions)
+            self._listener(events.RoundOpened(rounds.number, total, rounds.method, rounds.awaited_count, here))
+
+    def committed(self) -> None:
+        """Contributions have become durable."""
+        rounds = self._core.rounds
+        self._listener(events.ContributionsIn(rounds.number, len(rounds.contributions), rounds.awaited_count))
+
+    def step(self, step: Step) -> None:
+        """A step was done and is durable; the end of the run is told by who writes its summary."""
+        rounds, policy = self._core.rounds, self._core.rounds.policy
+        if isinstance(step, Opened):
+            total = max(len(rounds.plan), step.round)
+            self._listener(events.RoundOpened(step.round, total, step.method, rounds.awaited_count))
+        elif isinstance(step, Extended):
+            self._listener(events.RoundExtended(step.round, step.contributions, policy.min_clients, policy.deadline_s))
+        elif isinstance(step, Closed):
+            record = self._core.record(step.round)
+            self._listener(
+                events.RoundClosed(
+                    step.round,
+                    step.method,
+                    len(record.uplink_bytes),
+                    record.classes_merged or 0,
+                    sum(record.uplink_bytes.values()),
+                    record.seconds or 0.0,
+                    self._core.state.version,
+                )
+            )
+
+    def silent(self, devices: Sequence[str]) -> None:
+        """These are not awaited any more."""
+        if devices:
+            self._listener(events.Silent(self._core.rounds.number, len(devices), _some(devices)))
+
+    def waits(self, now: float) -> None:
+        """What is waited for, if that has changed, or has not for long."""
+        rounds = self._core.rounds
+        online, here, needed = rounds.online, len(rounds.contributions), rounds.policy.min_clients
+        waiting = (rounds.number, online) if rounds.phase == "waiting" else None
+        if waiting is not None and waiting != self._waiting:
+            self._listener(events.Waiting(rounds.number + 1, online, needed))
+        self._waiting = waiting
+        nobody = (rounds.number, here, online) if rounds.nobody and now >= rounds.settled_at else None
+        if nobody is not None and nobody != self._nobody:
+            self._listener(events.Nobody(rounds.number, here, needed, online))
+        self._nobody = nobody
+        self._remind(now)
+
+    def _remind(self, now: float) -> None:
+        rounds = self._core.rounds
+        seen = (rounds.number, len(rounds.contributions), rounds.awaited_count)
+        if seen != self._seen or rounds.phase != "open" or not rounds.awaited_count:
+            self._seen, self._remind_s = seen, _SLOW_S
+            self._remind_at = now + _SLOW_S
+        elif now >= self._remind_at:
+            self._remind_s *= 2.0
+            self._remind_at = now + self._remind_s
+            number, here, awaited = seen
+            needed = rounds.policy.min_clients
+            self._listener(events.StillAwaited(number, here, needed, awaited, _some(rounds.awaited)))
+
+
+def _some(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(itertools.islice(sorted(names), _NAMES))

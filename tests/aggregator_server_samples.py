@@ -1,0 +1,102 @@
+"""A server in a thread of the test's own process, and what its tests ask of a broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from aggregator_samples import manifest
+
+from aggregator.coordinator import Coordinator, Settings
+from aggregator.rounds import Policy
+from aggregator.server import Server
+from aggregator.store import Store
+from contract.errors import ProtofleetError
+from contract.link import Address, Link, Received
+from contract.messages import Message
+from contract.wire import decode
+
+FLEET, WIDTH = "test", 4
+SETTINGS = Settings(rounds=2, calibrate=True, policy=Policy(min_clients=3))
+
+
+class Running:
+    """A server in a thread of this process; `error` is what ended it."""
+
+    def __init__(
+        self,
+        url: str,
+        store: Store,
+        bundle: bytes,
+        settings: Settings = SETTINGS,
+        width: int = WIDTH,
+        *,
+        take_over: bool = False,
+    ) -> None:
+        self.events: list[object] = []
+        self.error: Exception | None = None
+        self.core = Coordinator(store, manifest(width=width), bundle, settings, now=time.monotonic())
+        self.server = Server(
+            self.core,
+            Address.parse(url),
+            FLEET,
+            listener=self.events.append,
+            on_round=lambda finished: None,
+            patience_s=10,
+            take_over=take_over,
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.server.run()
+        except ProtofleetError as error:
+            self.error = error
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self, timeout_s: float = 30.0) -> None:
+        self._thread.join(timeout_s)
+        assert self.ended, "the server did not end"
+
+    def told(self, kind: type) -> list[object]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def wait(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+
+
+class Listener:
+    """A bystander on some topics; `heard` keeps (topic, message), newest last. It may publish anything."""
+
+    def __init__(self, url: str, *topics: str, name: str = "bystander") -> None:
+        self.heard: list[tuple[str, Message]] = []
+        self.link = Link(Address.parse(url), name, subscriptions=list(topics)).open()
+        self.link.wait_connected(10)
+
+    def __enter__(self) -> Listener:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.link.close()
+
+    def until(self, condition: Callable[[Message], bool], timeout_s: float = 15.0) -> Message:
+        """The next message for which `condition` holds."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            event = self.link.receive(0.1)
+            if isinstance(event, Received):
+                self.link.acknowledge(event)
+                if event.payload:
+                    self.heard.append((event.topic, decode(event.payload)))
+                    if condition(self.heard[-1][1]):
+                        return self.heard[-1][1]
+        raise AssertionError(f"it was not heard: {self.heard[-5:]}")
