@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contract.errors import ExportError
+from contract.runtime import ort, ort_errors
 from export.objectives import OBJECTIVES, Scene, unit_features
 from export.optimizers import torch_optimizers
 from export.step import Preprocess, StepPlan, quiet
@@ -35,7 +35,7 @@ _TOLERANCE = 1e-4  # relative to a tensor's change in one step
 _FACTOR = 20.0  # how much further from exact arithmetic than torch's float32 a tensor may be
 _SMALL = 1e-3  # a change below this share of the whole step's is compared with that share
 _ATTEMPTS = 6
-_ORT_ERRORS = (ort.capi.onnxruntime_pybind11_state.Fail, RuntimeError)
+_ORT_ERRORS = (ort_errors.Fail, RuntimeError)
 State = Mapping[str, NDArray[np.float32]]
 Outputs = Mapping[str, NDArray]
 

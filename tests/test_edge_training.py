@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 from edge_samples import fashion
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import BundleError, MethodError
+from contract.runtime import ort
 from edge_client.data import LocalData
 from edge_client.extractor import Extractor
 from edge_client.trainer import Trainer

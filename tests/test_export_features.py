@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 
 from contract.errors import ExportError
 from contract.methods import method
+from contract.runtime import ort
 from export.backbones import build_backbone
 from export.features import export_features
 from export.graph import WEIGHTS_FILE
