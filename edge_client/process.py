@@ -152,7 +152,15 @@ def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal) ->
                 hint="export --method fedhkd --set noise=…",
             )
         return None
-    return Accountant(mechanism, float(manifest.hyper["delta"]), settings.epsilon, journal.rounds_done(manifest.method))
+    done = journal.rounds_done(manifest.method)
+    return Accountant(
+        mechanism,
+        float(manifest.hyper["delta"]),
+        settings.epsilon,
+        done,
+        method=manifest.method,
+        bare=journal.rounds_done() - done,
+    )
 
 
 @contextmanager
