@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from aggregator.store import OUTCOMES, RoundRecord, Store
-from contract.errors import StoreError
 
-__all__ = ["SCHEMA", "summary", "write_summary"]
+__all__ = ["SCHEMA", "summary"]
 
 SCHEMA = "protofleet.aggregate/1"
 
@@ -37,23 +32,6 @@ def summary(store: Store, *, fleet: str, bundle: bytes, finished: bool, global_v
             "uplink_bytes": sum(sum(r.uplink_bytes.values()) for r in records),
         },
     }
-
-
-def write_summary(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
-    """Write it whole or not at all.
-
-    Raises:
-        StoreError: when the disk refuses.
-    """
-    target = Path(path)
-    partial = target.with_name(target.name + ".partial")
-    try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
-        os.replace(partial, target)
-    except OSError as error:
-        raise StoreError(
-            f"--json {target}", expected="a file that can be written", got=error.strerror, hint="another path"
-        ) from None
 
 
 def _round(record: RoundRecord) -> dict[str, Any]:

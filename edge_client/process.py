@@ -11,18 +11,19 @@ without what parsed the command line. Typer, rich and pydantic take 12 MB that a
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from contract.errors import ProtofleetError, UsageError
+from contract.report import is_stdout, write_json
+from contract.terminal import forgive_streams, printable
 from edge_client.config import ClientConfig, read_public_key
 
 if TYPE_CHECKING:  # loaded after `become`, and only when they are needed
@@ -66,6 +67,7 @@ def become(settings: ClientConfig) -> NoReturn:
 
 def main(arguments: list[str]) -> int:
     """The process that `become` starts: `arguments` are the device id, for who looks at `ps`, and a descriptor."""
+    forgive_streams()
     with os.fdopen(int(arguments[1]), "rb") as file:
         settings = msgspec.json.decode(file.read(), type=ClientConfig)
     try:
@@ -84,7 +86,7 @@ def run(settings: ClientConfig) -> int:
 
     def log(line: str) -> None:
         if not settings.quiet:
-            print(f"{settings.id}: {line}", file=sys.stderr, flush=True)
+            print(f"{settings.id}: {printable(line)}", file=sys.stderr, flush=True)
 
     try:
         with _signals():
@@ -127,13 +129,12 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
             accountant=accountant,
             log=log,
         )
-        if settings.json is not None:
-            _write_json(settings.json, client.summary())  # now, so that a path that cannot be written is known now
+        if not is_stdout(settings.json):
+            write_json(settings.json, client.summary())  # now, so that a path that cannot be written is known now
         try:
             client.run()
         finally:
-            if settings.json is not None:
-                _write_json(settings.json, client.summary())
+            write_json(settings.json, client.summary())
         ended = journal.outcomes()
         log(f"done: {ended['sent']} contributions, {ended['committed']} committed")
 
@@ -177,12 +178,3 @@ def _signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _write_json(path: str, summary: dict[str, Any]) -> None:
-    partial = f"{path}.partial"
-    try:
-        Path(partial).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise UsageError(f"--json {path}", expected="a writable file", got=error.strerror) from None
