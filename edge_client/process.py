@@ -109,8 +109,8 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
     address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
     trusted = None if settings.trust is None else read_public_key(settings.trust)
     bundle = read_bundle(settings.bundle, public_key=trusted)
-    data = load_data(settings.data, bundle.manifest)
-    test = None if settings.test is None else load_data(settings.test, bundle.manifest, purpose="test")
+    data = load_data(settings.data, bundle.manifest, log=log)
+    test = None if settings.test is None else load_data(settings.test, bundle.manifest, purpose="test", log=log)
     state = Path(settings.state)
     with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
         device = Device(bundle, data, settings.id, test=test, threads=settings.threads, secret=journal.secret())
