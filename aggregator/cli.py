@@ -17,7 +17,7 @@ from aggregator.broker import EmbeddedBroker, parse_listen
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import RunFinished
 from aggregator.progress import Progress
-from aggregator.report import Summary, write_summary
+from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.rules import ROBUST, RULES, check_rule
 from aggregator.server import Server
@@ -27,6 +27,7 @@ from contract.errors import LinkError, UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
 from contract.messages import Encoding
+from contract.report import JSON_HELP, is_stdout, write_json
 from contract.topics import check_id
 
 __all__ = ["aggregate_command", "broker_command"]
@@ -74,7 +75,7 @@ def aggregate_command(
     new_run: Annotated[
         bool, typer.Option("--new-run", help="Go on from this store as a new run: for a store from a backup.")
     ] = False,
-    json: Annotated[Path | None, typer.Option(help="Write the run's summary here after every round.")] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the run's summary, after every round,"))] = None,
     quiet: Annotated[bool, typer.Option(help="No progress lines.")] = False,
 ) -> int:
     """Run rounds: announce, receive, commit, merge."""
@@ -105,8 +106,8 @@ def aggregate_command(
             def on_round(finished: bool) -> None:
                 version = coordinator.state.version
                 content = summary.content(finished=finished, global_version=version)
-                if json is not None:
-                    write_summary(json, content)
+                if finished or not is_stdout(json):
+                    write_json(json, content)
                 if finished:
                     totals = content["totals"]
                     progress(RunFinished(len(content["rounds"]), totals["committed"], totals["uplink_bytes"]))

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from aggregator import events
+from contract.terminal import printable
 
 __all__ = ["Progress"]
 
@@ -31,8 +32,8 @@ class Progress:
         self._show(event)
 
     def _line(self, text: str) -> None:
-        shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
-        self._console.print(shown, highlight=False, soft_wrap=True)
+        """The one way to the terminal: what a device calls itself, its method or its reason cannot style or move it."""
+        self._console.print(printable(text), highlight=False, soft_wrap=True)
 
     def _often(self, kind: type) -> bool:
         """Whether a line of this kind was printed less than a second ago."""

@@ -6,17 +6,14 @@ change, are read from the store and encoded once; the counters of late and repea
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from aggregator.store import OUTCOMES, RoundRecord, Store
-from contract.errors import StoreError
-from contract.files import whole_file
 
-__all__ = ["SCHEMA", "Summary", "write_summary"]
+__all__ = ["SCHEMA", "Summary"]
 
 SCHEMA = "protofleet.aggregate/1"
 
@@ -60,21 +57,6 @@ class Summary:
                 "uplink_bytes": totals["uplink_bytes"],
             },
         }
-
-
-def write_summary(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
-    """Write it whole or not at all.
-
-    Raises:
-        StoreError: when the disk refuses.
-    """
-    try:
-        with whole_file(path) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
-    except OSError as error:
-        raise StoreError(
-            f"--json {path}", expected="a file that can be written", got=error.strerror, hint="another path"
-        ) from None
 
 
 def _round(record: RoundRecord) -> dict[str, Any]:

@@ -134,8 +134,9 @@ def measure(folder: Path, backbone: str, batch: int, rounds: int) -> Result:
 
 STEPS = """
 import sys, time
-import numpy as np, onnxruntime as ort
+import numpy as np
 from contract.bundle import read_bundle
+from contract.runtime import ort
 from edge_client.measure import peak_rss_bytes
 
 pattern, arena, blocked = (word == "on" for word in sys.argv[2:5])

@@ -177,14 +177,14 @@ def _coefficients() -> dict[str, float]:
 
 
 def _machine() -> dict[str, str]:
-    import onnxruntime
+    from contract.runtime import ort
 
     return {
         "machine": platform.machine(),
         "system": platform.system(),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "onnxruntime": onnxruntime.__version__,
+        "onnxruntime": ort.__version__,
     }
 
 

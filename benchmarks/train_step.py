@@ -21,11 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from torch import nn
 
 from contract.methods import method
+from contract.runtime import ort
 from export.backbones import build_backbone
 from export.build import export_step, initial_state
 from export.objectives import OBJECTIVES, Scene

@@ -21,6 +21,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from contract.terminal import printable
+
 __all__ = [
     "BundleError",
     "DataError",
@@ -116,5 +118,5 @@ def near_names(name: str, known: Iterable[str]) -> str:
 
 
 def _one_line(text: object, limit: int = 300) -> str:
-    line = " ".join(str(text).split())
+    line = printable(" ".join(str(text).split()))
     return line if len(line) <= limit else line[: limit - 1] + "…"

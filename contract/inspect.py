@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
-import json
+import math
 import zipfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,12 +19,15 @@ import numpy as np
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError, WireError
 from contract.messages import ClassRows, Contribution, Message
 from contract.methods import METHODS, calibration
+from contract.report import JSON_HELP, beside, write_json
 from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+from contract.terminal import printable
 from contract.wire import MAX_MESSAGE_BYTES, decode, encode
 
 __all__ = ["describe_bundle", "describe_message", "inspect_command"]
@@ -36,16 +39,16 @@ _SHOWN_LABELS = 12
 
 def inspect_command(
     file: Annotated[Path, typer.Argument(help="A .bundle file, or the payload of one message, saved as it came.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the facts as JSON instead of tables.")] = False,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the facts"))] = None,
 ) -> None:
     """Show what a bundle or a message holds, after checking it as a device would."""
     facts = _facts(file)
-    if as_json:
-        print(json.dumps(facts, indent=1, ensure_ascii=False))
-    elif facts["kind"] == "bundle":
-        _show_bundle(facts)
+    console = beside(json, highlight=False)
+    if facts["kind"] == "bundle":
+        _show_bundle(facts, console)
     else:
-        _show_message(facts)
+        _show_message(facts, console)
+    write_json(json, facts)
 
 
 def _facts(file: Path) -> dict[str, Any]:
@@ -125,11 +128,20 @@ def _members(file: Path, m: Manifest) -> list[dict[str, Any]]:
     return [{"name": name, "sha256": sha256, "bytes": sizes[name]} for name, sha256 in sorted(m.members.items())]
 
 
-def _uplink(m: Manifest) -> dict[str, int]:
-    """Payload bytes that a device with every class sends for a round of each kind, beside what FedAvg would."""
-    return {"fedavg": 4 * m.parameter_count} | {
-        name: _payload_bytes(_sent(m, name), name) for name in (m.method, "ffc")
-    }
+def _uplink(m: Manifest) -> dict[str, int | None]:
+    """Payload bytes that a device with every class sends for a round of each kind, beside what FedAvg would; None for
+    what no message can hold."""
+    return {"fedavg": 4 * m.parameter_count} | {name: _sent_bytes(m, name) for name in (m.method, "ffc")}
+
+
+def _sent_bytes(m: Manifest, method: str) -> int | None:
+    """By encoding such a contribution, once it is known not to be absurd: a manifest may claim any width."""
+    width = calibration(m.hyper).width(m.features) if method == "ffc" else m.features
+    triangle = width * (width + 1) // 2 if METHODS[method].statistic == "feature-gram" else 0
+    soft = m.classes**2 if METHODS[method].statistic == "hyper-knowledge" else 0
+    if (8 if triangle else 4) * (m.classes * width + triangle + soft) > MAX_MESSAGE_BYTES:
+        return None
+    return _payload_bytes(_sent(m, method), method)
 
 
 def _sent(m: Manifest, method: str) -> Statistic:
@@ -189,11 +201,12 @@ def _array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
 # ── shown to a person ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _show_bundle(facts: dict[str, Any]) -> None:
+def _show_bundle(facts: dict[str, Any], console: Console) -> None:
     height, width, channels = facts["input_shape"]
     counts = facts["parameters"]
     signed = "yes (the signature is checked where a key is trusted)" if facts["signed"] else "no"
     _show_facts(
+        console,
         f"bundle of {facts['backbone']} for {facts['method']}",
         {
             "sha256": facts["sha256"],
@@ -213,6 +226,7 @@ def _show_bundle(facts: dict[str, Any]) -> None:
         },
     )
     _show_table(
+        console,
         "hyper-parameters",
         ("name", "value", "", "source of the default"),
         [
@@ -221,26 +235,30 @@ def _show_bundle(facts: dict[str, Any]) -> None:
         ],
     )
     _show_table(
+        console,
         "members, each as its hash says",
         ("name", "bytes", "sha256"),
         [(m["name"], f"{m['bytes']:,}", m["sha256"][:16] + "…") for m in facts["members"]],
     )
     fedavg = facts["uplink_bytes_per_round"]["fedavg"]
     _show_table(
+        console,
         "up per device and round, with every class present",
         ("round", "payload bytes", "of FedAvg"),
         [
-            (name, f"{size:,}", f"{size / fedavg:.2%}" if fedavg else "")
-            for name, size in sorted(facts["uplink_bytes_per_round"].items(), key=lambda item: item[1])
+            (name, "more than a message holds", "")
+            if size is None
+            else (name, f"{size:,}", f"{size / fedavg:.2%}" if fedavg else "")
+            for name, size in sorted(facts["uplink_bytes_per_round"].items(), key=lambda item: item[1] or math.inf)
         ],
     )
 
 
-def _show_message(facts: dict[str, Any]) -> None:
+def _show_message(facts: dict[str, Any], console: Console) -> None:
     shown = {"sha256": facts["sha256"], "size": f"{facts['bytes']:,} bytes"}
     for name, value in facts["fields"].items():
         shown[name] = _array_line(value) if isinstance(value, dict) and "dtype" in value else str(value)
-    _show_facts(f"message: {facts['type']}", shown)
+    _show_facts(console, f"message: {facts['type']}", shown)
 
 
 def _array_line(array: dict[str, Any]) -> str:
@@ -253,25 +271,25 @@ def _some(labels: list[str]) -> str:
     return ", ".join(labels[:_SHOWN_LABELS]) + (f", and {more} more" if more > 0 else "")
 
 
-def _show_facts(title: str, facts: dict[str, str]) -> None:
+def _show_facts(console: Console, title: str, facts: dict[str, str]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts.items():
         table.add_row(name, _plain(value))
-    Console(highlight=False).print(f"[bold]{_plain(title)}[/bold]", table, sep="\n")
+    console.print(Text(printable(title), style="bold"), table, sep="\n")
 
 
-def _show_table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _show_table(console: Console, title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
     table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="right" if "bytes" in column or column == "of FedAvg" else "left")
     for row in rows:
         table.add_row(*(_plain(cell) for cell in row))
     if rows:
-        Console(highlight=False).print(f"\n[bold]{title}[/bold]", table, sep="\n")
+        console.print(f"\n[bold]{title}[/bold]", table, sep="\n")
 
 
-def _plain(text: str) -> str:
+def _plain(text: str) -> Text:
     """Text from a file, so that it cannot style or move the terminal."""
-    return "".join(c if c.isprintable() else "�" for c in text).replace("[", r"\[")
+    return Text(printable(text))

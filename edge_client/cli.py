@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from contract.report import JSON_HELP
 from edge_client.config import settle_config
 from edge_client.process import become, run
 
@@ -39,7 +40,7 @@ def client_command(
         typer.Option(help="Privacy budget: no round after which ε would be larger.  [default: none]"),
     ] = None,
     config: Annotated[str | None, typer.Option(help="TOML file with any of these options by name.")] = None,
-    json: Annotated[str | None, typer.Option(help="Write a summary here at the end.")] = None,
+    json: Annotated[str | None, typer.Option(help=JSON_HELP.format("a summary at the end"))] = None,
     quiet: Annotated[bool | None, typer.Option("--quiet", help="Print errors only.")] = None,
 ) -> int:
     """Run one device: take part in the fleet's rounds until its run is finished."""

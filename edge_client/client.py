@@ -63,7 +63,7 @@ class Client:
         fleet, device_id: as in the topics.
         patience_s: how long to wait for the first connection, and, after the end of a run, for a receipt.
         measured: figures of `profile --measure` that go into every birth.
-        accountant: of the rounds that add noise, where the bundle says that they do.
+        accountant: of noise, where the bundle says that its method adds it.
         log: takes one line for a person.
     """
 
@@ -126,7 +126,7 @@ class Client:
             UsageError: the fleet runs another bundle.
             StoreError: the disk refused; what was committed is safe.
             MethodError: training diverged.
-            PrivacyError: another round would exceed the budget.
+            PrivacyError: another round would exceed the budget, or release something without noise.
         """
         for pending in self._journal.pending():
             self._outbox.add(pending)
@@ -289,8 +289,8 @@ class Client:
 
     def _take_part(self, task: Task) -> None:
         a, key = task.announcement, task.key
-        if self._accountant is not None and self._is_private(a.method):
-            self._accountant.check()
+        if self._accountant is not None:
+            self._accountant.check(a.method)
         clock, began_s = measure.StepClock(), time.monotonic()
         result = self._device.run_round(a, task.state, on_step=lambda done, steps: clock.tick(time.perf_counter()))
         seconds = time.monotonic() - began_s
@@ -312,14 +312,13 @@ class Client:
         self._unreported.append(Report(key, metrics))
         measure.release_memory()
         loss = "" if result.loss is None else f"loss {result.loss:.3f}, "
-        cost = "" if self._accountant is None or not self._is_private(a.method) else f", {self._accountant.spent()}"
+        cost = ""
+        if self._accountant is not None:
+            self._accountant.count(a.method)
+            cost = f", {self._accountant.told()}"
         sent = f"{len(payload):,} bytes to send"
         self._log(f"round {a.round} ({a.method}): {loss}{result.samples:,} samples, {seconds:.1f} s, {sent}{cost}")
         self._measured(clock.step_ms)
-
-    def _is_private(self, method: str) -> bool:
-        """Whether a round of this method adds noise, and is counted by the accountant."""
-        return method == self._bundle.manifest.method
 
     def _is_complete(self, report: Report) -> bool:
         """Whether the round's outcome and the global state that came out of it are here."""

@@ -9,6 +9,7 @@ uint8 into normalised floats is the graph's work (DESIGN section 3).
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -52,12 +53,19 @@ class LocalData:
         return self if known.all() else LocalData(self.x[known], self.y[known])
 
 
-def load_data(path: str | Path, manifest: Manifest, *, purpose: Purpose = "train") -> LocalData:
+def load_data(
+    path: str | Path,
+    manifest: Manifest,
+    *,
+    purpose: Purpose = "train",
+    log: Callable[[str], None] = lambda line: None,
+) -> LocalData:
     """The samples at `path`, as the bundle's shape and classes ask for them.
 
     Args:
         path: an image folder with one subfolder for each class; a `.npz` with `x` uint8 (N, H, W, c) and `y`; a
             `.parquet` file, or a directory of them.
+        log: takes a line about each of the first images that cannot be read and are left out.
         purpose: `train` also asks for two classes when the bundle trains; it picks the split of a parquet directory.
 
     Raises:
@@ -69,11 +77,11 @@ def load_data(path: str | Path, manifest: Manifest, *, purpose: Purpose = "train
     if source.is_dir() and not any(source.glob("*.parquet")):
         from edge_client.images import read_image_folder
 
-        data = read_image_folder(source, manifest)
+        data = read_image_folder(source, manifest, log)
     elif source.is_dir() or source.suffix == ".parquet":
         from edge_client.parquet import read_parquet
 
-        data = read_parquet(source, manifest, purpose)
+        data = read_parquet(source, manifest, purpose, log)
     elif source.suffix == ".npz":
         data = _read_npz(source, manifest)
     else:

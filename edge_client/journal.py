@@ -183,9 +183,9 @@ class Journal:
         """Whether this round was committed."""
         return self._row("SELECT 1 FROM rounds WHERE run = ? AND round = ? AND method = ?", *key) is not None
 
-    def rounds_done(self, method: str) -> int:
-        """How many rounds of a method were committed, of whatever run."""
-        row = self._row("SELECT count(*) FROM rounds WHERE method = ?", method)
+    def rounds_done(self, method: str | None = None) -> int:
+        """How many rounds of a method, or of all, were committed, of whatever run."""
+        row = self._row("SELECT count(*) FROM rounds WHERE method = ? OR ? IS NULL", method, method)
         return 0 if row is None else int(row[0])
 
     def secret(self) -> bytes:

@@ -9,6 +9,7 @@ A directory may hold several files, and several splits told apart by the beginni
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from contract.bundle import Manifest
 from contract.errors import DataError
 from edge_client.data import UNLABELLED, LocalData, Purpose, class_number
-from edge_client.images import decode_image
+from edge_client.images import Skipped, check_channels, decode_image
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -29,11 +30,13 @@ _ROWS_AT_ONCE = 256
 _SPLITS = {"train": ("train",), "test": ("test", "validation", "valid")}
 
 
-def read_parquet(path: Path, manifest: Manifest, purpose: Purpose) -> LocalData:
+def read_parquet(
+    path: Path, manifest: Manifest, purpose: Purpose, log: Callable[[str], None] = lambda line: None
+) -> LocalData:
     """All rows of a parquet file, or of a directory's files of the split that `purpose` names.
 
     Raises:
-        DataError: pyarrow missing, not parquet, no image or label column, a null, an unknown class, a broken image.
+        DataError: pyarrow missing, not parquet, no image or label column, a null, an unknown class, no readable image.
     """
     try:
         import pyarrow as pa
@@ -46,13 +49,14 @@ def read_parquet(path: Path, manifest: Manifest, purpose: Purpose) -> LocalData:
             hint="pip install 'protofleet[parquet]', or a .npz",
         ) from None
     files = [path] if path.is_file() else _of_split(sorted(path.glob("*.parquet")), purpose)
-    parts = []
+    parts, skipped = [], Skipped(path, log)
     for file in files:
         try:
             with pq.ParquetFile(file) as source:
-                parts.append(_read_file(source, file, manifest))
+                parts.append(_read_file(source, file, manifest, skipped))
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{file} is not a whole parquet file", expected="the Hub's layout", got=error) from None
+    skipped.end()
     return LocalData(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
 
 
@@ -70,22 +74,28 @@ def _of_split(files: list[Path], purpose: Purpose) -> list[Path]:
     return chosen
 
 
-def _read_file(source: pq.ParquetFile, file: Path, manifest: Manifest) -> LocalData:
+def _read_file(source: pq.ParquetFile, file: Path, manifest: Manifest, skipped: Skipped) -> LocalData:
+    check_channels(manifest.input_shape, file)
     image, label = _columns(source, file)
     numbers = _numbering(source, label, manifest, file)
     rows = source.metadata.num_rows
     x, y = np.empty((rows, *manifest.input_shape), np.uint8), np.empty(rows, np.int64)
-    row = 0
+    row = kept = 0
     for batch in source.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[image, label]):
         cells, labels = batch.column(image).to_pylist(), batch.column(label).to_pylist()
         for cell, number in zip(cells, labels, strict=True):
             where = f"{file} row {row}"
             if not cell or not cell.get("bytes") or number is None:
                 raise DataError(where, expected="image bytes and a label", got="a null")
-            x[row] = decode_image(cell["bytes"], manifest.input_shape, where)
-            y[row] = _number(number, numbers, manifest, where)
+            y[kept] = _number(number, numbers, manifest, where)
             row += 1
-    return LocalData(x, y)
+            try:
+                x[kept] = decode_image(cell["bytes"], manifest.input_shape, where)
+                kept += 1
+            except DataError as error:
+                skipped.add(error)
+    skipped.seen(row)
+    return LocalData(x[:kept], y[:kept])
 
 
 def _columns(source: pq.ParquetFile, file: Path) -> tuple[str, str]:

@@ -10,6 +10,10 @@ Wang, ICML 2018, for ε(δ).
 The noise comes from a secret that never leaves the device: a round that is repeated after a crash gives the same bytes,
 and who knows the device's name and the round cannot subtract it.
 
+ε holds only for what was noised. With a budget, a round that adds no noise (FFC's sums, above all) is refused, and so
+is a state directory that ever released anything without; without a budget such a round takes place, and from then on
+no ε is stated.
+
 The accountant is `dp-accounting`. It draws in 80 MB of libraries, so it runs in a process of its own, once at the
 start. Run as `python -m edge_client.privacy`, this module is that process.
 """
@@ -94,32 +98,65 @@ class Accountant:
         mechanism: with noise.
         delta: δ.
         budget: the largest ε the device may come to, or None.
-        rounds: done before.
+        rounds: done before, with noise.
+        method: the one whose rounds add noise.
+        bare: rounds done before without noise.
 
     Raises:
-        UsageError: when `dp-accounting` is not installed.
+        UsageError: `dp-accounting` is not installed, or there is a budget and the mechanism does not noise everything.
+        PrivacyError: there is a budget, and something was released without noise before.
     """
 
-    def __init__(self, mechanism: Mechanism, delta: float, budget: float | None, rounds: int) -> None:
+    def __init__(
+        self, mechanism: Mechanism, delta: float, budget: float | None, rounds: int, *, method: str, bare: int = 0
+    ) -> None:
+        if budget is not None and not mechanism.predictions:
+            raise UsageError(
+                f"--epsilon {budget:g}",
+                expected="a bundle that adds noise to all that it sends",
+                got="noise_on=features, so soft predictions go out as they are",
+                hint="export --set noise_on=all",
+            )
+        if budget is not None and bare:  # perhaps still in the outbox, to be sent before any round
+            raise PrivacyError(
+                f"--epsilon {budget:g} cannot hold",
+                expected="a state directory from which nothing was released without noise",
+                got=f"{bare} such rounds",
+                hint="a new --state, which counts from now on, or no --epsilon",
+            )
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
-        self._rounds = rounds
+        self._rounds, self._method, self._bare = rounds, method, bare
         self._first, self._table = rounds, _epsilons(mechanism, delta, rounds)
 
     def epsilon(self, more: int = 0) -> float:
-        """ε at δ after the rounds done so far and `more`; 0 before the first."""
+        """ε at δ of the noised rounds done so far and `more`; 0 before the first. Holds only where `holds` says so."""
         index = self._rounds + more - self._first
         if index >= len(self._table):
             self._first, self._table = self._rounds, _epsilons(self._mechanism, self._delta, self._rounds)
             index = more
         return self._table[index]
 
-    def check(self) -> None:
-        """Refuse a round that would exceed the budget.
+    @property
+    def holds(self) -> bool:
+        """Whether ε covers all that was released: nothing went out without noise."""
+        return self._mechanism.predictions and not self._bare
+
+    def check(self, method: str) -> None:
+        """Refuse a round that the budget does not allow: without noise, or one too many.
 
         Raises:
             PrivacyError: one line; the device's contributions so far stand.
         """
-        if self._budget is not None and self.epsilon(1) > self._budget:
+        if self._budget is None:
+            return
+        if method != self._method:
+            raise PrivacyError(
+                f"--epsilon {self._budget:g}: nothing is released without noise",
+                expected=f"a round of {self._method}, which adds it",
+                got=f"a round of {method}, which adds none",
+                hint="aggregate --no-calibrate, or this client without --epsilon",
+            )
+        if self.epsilon(1) > self._budget:
             raise PrivacyError(
                 f"the privacy budget is spent: ε = {self.epsilon():.3g}, δ = {self._delta:g}, {self._rounds} rounds",
                 expected=f"at most ε = {self._budget:g}",
@@ -128,12 +165,28 @@ class Accountant:
             )
 
     def facts(self) -> dict[str, float | int | None]:
-        """What `--json` says of it."""
-        return {"epsilon": self.epsilon(), "delta": self._delta, "budget": self._budget, "rounds": self._rounds}
+        """What `--json` says of it; `epsilon` is null where none holds."""
+        return {
+            "epsilon": self.epsilon() if self.holds else None,
+            "delta": self._delta,
+            "budget": self._budget,
+            "rounds": self._rounds,
+            "rounds_without_noise": self._bare,
+        }
 
-    def spent(self) -> str:
-        """Count a round, and say what all of them have cost."""
-        self._rounds += 1
+    def count(self, method: str) -> None:
+        """A round of `method` was done."""
+        if method == self._method:
+            self._rounds += 1
+        else:
+            self._bare += 1
+
+    def told(self) -> str:
+        """What all rounds so far have cost, for a person."""
+        if self._bare:
+            return f"no ε holds: without noise went out {self._bare} rounds"
+        if not self.holds:
+            return "no ε holds: soft predictions go out without noise"
         of = "" if self._budget is None else f" of {self._budget:g}"
         return f"ε = {self.epsilon():.3g}{of} at δ = {self._delta:g} after {self._rounds} rounds"
 

@@ -11,19 +11,19 @@ without what parsed the command line. Typer, rich and pydantic take 12 MB that a
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from contract.errors import ProtofleetError, UsageError
-from contract.files import whole_file
+from contract.report import is_stdout, write_json
+from contract.terminal import forgive_streams, printable
 from edge_client.config import ClientConfig, read_public_key
 
 if TYPE_CHECKING:  # loaded after `become`, and only when they are needed
@@ -67,6 +67,7 @@ def become(settings: ClientConfig) -> NoReturn:
 
 def main(arguments: list[str]) -> int:
     """The process that `become` starts: `arguments` are the device id, for who looks at `ps`, and a descriptor."""
+    forgive_streams()
     with os.fdopen(int(arguments[1]), "rb") as file:
         settings = msgspec.json.decode(file.read(), type=ClientConfig)
     try:
@@ -85,7 +86,7 @@ def run(settings: ClientConfig) -> int:
 
     def log(line: str) -> None:
         if not settings.quiet:
-            print(f"{settings.id}: {line}", file=sys.stderr, flush=True)
+            print(f"{settings.id}: {printable(line)}", file=sys.stderr, flush=True)
 
     try:
         with _signals():
@@ -108,8 +109,8 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
     address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
     trusted = None if settings.trust is None else read_public_key(settings.trust)
     bundle = read_bundle(settings.bundle, public_key=trusted)
-    data = load_data(settings.data, bundle.manifest)
-    test = None if settings.test is None else load_data(settings.test, bundle.manifest, purpose="test")
+    data = load_data(settings.data, bundle.manifest, log=log)
+    test = None if settings.test is None else load_data(settings.test, bundle.manifest, purpose="test", log=log)
     state = Path(settings.state)
     with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
         device = Device(bundle, data, settings.id, test=test, threads=settings.threads, secret=journal.secret())
@@ -128,13 +129,12 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
             accountant=accountant,
             log=log,
         )
-        if settings.json is not None:
-            _write_json(settings.json, client.summary())  # now, so that a path that cannot be written is known now
+        if not is_stdout(settings.json):
+            write_json(settings.json, client.summary())  # now, so that a path that cannot be written is known now
         try:
             client.run()
         finally:
-            if settings.json is not None:
-                _write_json(settings.json, client.summary())
+            write_json(settings.json, client.summary())
         ended = journal.outcomes()
         log(f"done: {ended['sent']} contributions, {ended['committed']} committed")
 
@@ -153,7 +153,15 @@ def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal) ->
                 hint="export --method fedhkd --set noise=…",
             )
         return None
-    return Accountant(mechanism, float(manifest.hyper["delta"]), settings.epsilon, journal.rounds_done(manifest.method))
+    done = journal.rounds_done(manifest.method)
+    return Accountant(
+        mechanism,
+        float(manifest.hyper["delta"]),
+        settings.epsilon,
+        done,
+        method=manifest.method,
+        bare=journal.rounds_done() - done,
+    )
 
 
 @contextmanager
@@ -170,11 +178,3 @@ def _signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _write_json(path: str, summary: dict[str, Any]) -> None:
-    try:
-        with whole_file(path) as file:
-            file.write((json.dumps(summary, indent=1) + "\n").encode())
-    except OSError as error:
-        raise UsageError(f"--json {path}", expected="a writable file", got=error.strerror) from None

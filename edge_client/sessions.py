@@ -17,23 +17,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
-from onnxruntime.capi import onnxruntime_pybind11_state as _ort_errors
 
 from contract.errors import BundleError
+from contract.runtime import ort, ort_errors
 
 __all__ = ["ORT_ERRORS", "open_session"]
 
 ORT_ERRORS: tuple[type[Exception], ...] = (
-    _ort_errors.EPFail,
-    _ort_errors.Fail,
-    _ort_errors.InvalidArgument,
-    _ort_errors.InvalidGraph,
-    _ort_errors.InvalidProtobuf,
-    _ort_errors.NoModel,
-    _ort_errors.NotImplemented,
-    _ort_errors.RuntimeException,
+    ort_errors.EPFail,
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NoModel,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
     RuntimeError,  # what binding an input or output raises
 )
 _FATAL_ONLY = 4

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from contract.bundle import Bundle
 from contract.errors import BundleError, MethodError
+from contract.runtime import ort
 from edge_client.data import LocalData
 from edge_client.sessions import ORT_ERRORS, open_session
 

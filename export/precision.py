@@ -18,14 +18,16 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-from onnxruntime.quantization.shape_inference import quant_pre_process
-from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from contract.bundle import Bundle
 from contract.errors import DataError
+from contract.runtime import ort_part
 
 __all__ = ["features_fp16", "features_fp32", "features_int8"]
+
+_quantization = ort_part("quantization")
+_shape_inference = ort_part("quantization.shape_inference")
+_float16 = ort_part("transformers.float16")
 
 _CALIBRATION_BATCH = 32
 # What stays in fp32: taking a uint8 image apart is exact there and costs little.
@@ -44,7 +46,7 @@ def features_fp32(bundle: Bundle) -> onnx.ModelProto:
 
 def features_fp16(bundle: Bundle) -> onnx.ModelProto:
     """features.onnx in fp16: weights and activations; x stays uint8, z float32."""
-    return convert_float_to_float16(features_fp32(bundle), keep_io_types=True)
+    return _float16.convert_float_to_float16(features_fp32(bundle), keep_io_types=True)
 
 
 def features_int8(bundle: Bundle, images: NDArray[np.uint8]) -> onnx.ModelProto:
@@ -62,16 +64,16 @@ def features_int8(bundle: Bundle, images: NDArray[np.uint8]) -> onnx.ModelProto:
     with tempfile.TemporaryDirectory() as folder:
         whole, folded, out = (Path(folder) / name for name in ("whole.onnx", "folded.onnx", "int8.onnx"))
         onnx.save(features_fp32(bundle), whole)
-        quant_pre_process(whole, folded, skip_symbolic_shape=True)
-        quantize_static(
+        _shape_inference.quant_pre_process(whole, folded, skip_symbolic_shape=True)
+        _quantization.quantize_static(
             folded,
             out,
             _Images(images),
-            quant_format=QuantFormat.QDQ,
+            quant_format=_quantization.QuantFormat.QDQ,
             op_types_to_quantize=_INTEGER_OPERATORS,
             per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
+            activation_type=_quantization.QuantType.QUInt8,
+            weight_type=_quantization.QuantType.QInt8,
             # x is uint8 already and its conversion to float must stay; without this the normalisation is quantised too
             nodes_to_exclude=_before_first_product(onnx.load(folded)),
         )
@@ -88,7 +90,7 @@ def _before_first_product(model: onnx.ModelProto) -> list[str]:
     return names
 
 
-class _Images(CalibrationDataReader):
+class _Images(_quantization.CalibrationDataReader):
     """Hands images to the calibrator, a batch at a time."""
 
     def __init__(self, images: NDArray[np.uint8]) -> None:

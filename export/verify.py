@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -28,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from contract.errors import ExportError
+from contract.runtime import ort, ort_errors
 from export.agreement import Agreement, distances, settle, uneven
 from export.objectives import OBJECTIVES, Scene, unit_features
 from export.optimizers import torch_optimizers
@@ -35,7 +35,7 @@ from export.step import Preprocess, StepPlan, quiet
 
 __all__ = ["EagerStep", "Images", "random_images", "run_step", "verify_features", "verify_step"]
 
-_ORT_ERRORS = (ort.capi.onnxruntime_pybind11_state.Fail, RuntimeError)
+_ORT_ERRORS = (ort_errors.Fail, RuntimeError)
 State = Mapping[str, NDArray[np.float32]]
 Outputs = Mapping[str, NDArray]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from contract.errors import StoreError, UsageError
+from contract.errors import UsageError
+from contract.report import JSON_HELP, beside, write_json, write_text
 from hw_profiles.array import Array
 from hw_profiles.cost_page import cost_page, size, time_text
 from hw_profiles.cost_report import cost_report, load_subject, step_cost
@@ -40,7 +40,7 @@ def cost_command(
     mhz: Annotated[float | None, typer.Option(help="in place of the device's clock")] = None,
     samples: Annotated[int, typer.Option(help="local samples N in a round")] = 5_000,
     epochs: Annotated[int, typer.Option(help="local epochs in a round")] = 10,
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help=JSON_HELP.format("the report"))] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="write the report as one HTML page")] = None,
     scalesim_csv: Annotated[Path | None, typer.Option(help="write SCALE-Sim's topology of the step's products")] = None,
 ) -> None:
@@ -55,13 +55,13 @@ def cost_command(
     subject = load_subject(target, classes=classes, side=side, batch=batch)
     setting = Setting(samples, epochs, subject.batch)
     report = cost_report(subject, array, device=device, setting=setting, capacity_bytes=board.memory.usable_bytes)
-    _show(report, Console())
-    if json_file is not None:
-        _write(json_file, json.dumps(report, indent=1) + "\n")
+    _show(report, beside(json_file))
+    write_json(json_file, report)
     if html_file is not None:
-        _write(html_file, cost_page(report))
+        write_text(html_file, cost_page(report), option="--html")
     if scalesim_csv is not None:
-        _write(scalesim_csv, topology_text(topology_rows(step_cost(subject, array).layers)))
+        text = topology_text(topology_rows(step_cost(subject, array).layers))
+        write_text(scalesim_csv, text, option="--scalesim-csv")
 
 
 def array_of(device: Device, **choices: str) -> Array:
@@ -164,10 +164,3 @@ def _show_claims(report: dict[str, Any], console: Console) -> None:
             )
         last = row["claim_text"]
         console.print(f"  {row['percent']:7.2f} %  {row['assumption']} ({row['kind']})", highlight=False)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"cannot write {path}", got=error.strerror, hint="another file") from None

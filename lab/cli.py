@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.errors import UsageError
+from contract.report import JSON_HELP, add_json_line, beside, write_json, write_text
 from lab.partition import PARTITIONS, Partition
 
 __all__ = ["demo_command", "lab_app"]
@@ -59,7 +59,7 @@ def demo_command(
 
 
 @lab_app.command("list")
-def list_command(json: Annotated[Path | None, typer.Option(help="Write the names here.")] = None) -> int:
+def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the names"))] = None) -> int:
     """Methods, baselines, backbones, data sets and partitions that `lab run` knows, and tables."""
     from export.backbones import BACKBONES
     from lab.datasets import SHIPPED
@@ -79,9 +79,8 @@ def list_command(json: Annotated[Path | None, typer.Option(help="Write the names
         for index, (name, text) in enumerate(names.items()):
             table.add_row(group if index == 0 else "", f"[cyan]{name}[/cyan]", text)
         table.add_row()
-    Console().print(table)
-    if json is not None:
-        _write(json, json_module.dumps(groups, indent=1) + "\n")
+    beside(json).print(table)
+    write_json(json, groups)
     return 0
 
 
@@ -123,7 +122,7 @@ def run_command(
     checkpoint: Annotated[
         Path | None, typer.Option(help="Keep the run here between rounds, and go on from it; removed at the end.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Write one JSON line for each round here.")] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("each round, a line each,"))] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
 ) -> int:
     """Run one federation in this process and print a line for each round."""
@@ -169,8 +168,8 @@ def run_command(
         measures=Measures(("ccvr",) if ccvr else (), tuple(personal or ())),
     )
     if json is not None:
-        _write(json, "")
-    console = Console()
+        write_text(json, "")
+    console = beside(json)
     board = open_board(tensorboard) if tensorboard is not None else None
 
     def run() -> None:
@@ -178,8 +177,7 @@ def run_command(
 
             def on_round(record: RoundRecord) -> None:
                 console.print(round_line(record), highlight=False, soft_wrap=True)
-                if json is not None:
-                    _write(json, json_module.dumps(record.as_json()) + "\n", append=True)
+                add_json_line(json, record.as_json())
                 if board is not None:
                     log_round(board, method, record)
 
@@ -211,7 +209,7 @@ def table_command(
     out: Annotated[Path, typer.Option(help="Where runs and results are kept; a stopped table goes on there.")] = Path(
         "protofleet-tables"
     ),
-    json: Annotated[Path | None, typer.Option(help="Write the results here, too.")] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the results"))] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
     threads: Annotated[int, typer.Option(help="Of torch within an operator.")] = 1,
 ) -> int:
@@ -237,7 +235,7 @@ def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | No
 
     torch.set_num_threads(max(threads, 1))
     board = open_board(tensorboard) if tensorboard is not None else None
-    console = Console()
+    console = beside(json)
     with stage(console) as shown, shown.part("table", stem) as part:
         progress = Progress(
             on_run=lambda done, of, words: part.at(done, words or f"{of} runs", of=of),
@@ -251,7 +249,7 @@ def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | No
     console.print(show(stem, order, cells))
     console.print(*paths, sep="\n", highlight=False, soft_wrap=True)
     if json is not None:
-        _write(json, paths[0].read_text(encoding="utf-8"))
+        write_text(json, paths[0].read_text(encoding="utf-8"))
 
 
 def _command_line(stem: str, order: Any) -> str:
@@ -278,14 +276,6 @@ def _at_least_one(value: int) -> int:
     if value < 1:
         raise UsageError("--evaluate-every", expected="1 or more", got=value)
     return value
-
-
-def _write(path: Path, text: str, *, append: bool = False) -> None:
-    try:
-        with path.open("a" if append else "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"--json {path}", expected="a file that can be written", got=error.strerror) from None
 
 
 class _Terminated(KeyboardInterrupt):

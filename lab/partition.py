@@ -16,8 +16,11 @@ left unused.
 
 from __future__ import annotations
 
+import importlib
+import sys
 import warnings
 from dataclasses import dataclass
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -147,11 +150,11 @@ def _draw(labels: NDArray[np.int64], spec: Partition, seed: int) -> list[Indices
     if spec.scheme == "shots":
         return _draw_shots(labels, spec, np.random.default_rng(seed))
     import datasets
-    from flwr_datasets import partitioner as flwr
 
+    flwr = _flower()
     table = datasets.Dataset.from_dict({"index": np.arange(len(labels)), "label": labels})
     if spec.scheme == "iid":
-        chosen: flwr.Partitioner = flwr.IidPartitioner(spec.clients)
+        chosen = flwr.IidPartitioner(spec.clients)
         table = table.shuffle(seed=seed)
     elif spec.scheme == "pathological":
         chosen = flwr.PathologicalPartitioner(spec.clients, "label", spec.classes_per_client, seed=seed)
@@ -163,6 +166,20 @@ def _draw(labels: NDArray[np.int64], spec: Partition, seed: int) -> list[Indices
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns at each draw it makes again; an impossible one is an error below
         return [np.asarray(chosen.load_partition(client)["index"], dtype=np.int64) for client in range(spec.clients)]
+
+
+def _flower() -> ModuleType:
+    """Flower's partitioners, without the charts that the package loads beside them: those bring matplotlib, which
+    takes seconds and writes a list of fonts into the user's home."""
+    charts = "flwr_datasets.visualization"
+    if "flwr_datasets" in sys.modules:
+        return importlib.import_module("flwr_datasets.partitioner")
+    sys.modules[charts] = ModuleType(charts)
+    try:
+        return importlib.import_module("flwr_datasets.partitioner")
+    finally:
+        del sys.modules[charts]
+        vars(sys.modules["flwr_datasets"]).pop("visualization", None)  # whoever wants the charts can still have them
 
 
 def _draw_shots(labels: NDArray[np.int64], spec: Partition, rng: np.random.Generator) -> list[Indices]:

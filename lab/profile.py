@@ -6,7 +6,6 @@ is imported follows what is asked for, so that `--measure` works on a board with
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.bundle import read_bundle
-from contract.errors import StoreError, UsageError, near_names
+from contract.errors import UsageError, near_names
+from contract.report import JSON_HELP, beside, write_json, write_text
 from hw_profiles.device import Device, find_device, load_devices
 from hw_profiles.measure import read_measurement
 from hw_profiles.rows import OWN_DEVICE
@@ -48,12 +48,12 @@ def profile_command(
     threads: Annotated[
         str, typer.Option(help="numbers, comma-separated, for --measure; 1 or all for predictions")
     ] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="write the report as JSON")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help=JSON_HELP.format("the report"))] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="write the report as one HTML page")] = None,
 ) -> None:
     """Latency, memory and energy of a bundle on devices, predicted; with --measure, on this machine."""
     known = load_devices(devices_file or ())
-    console = Console()
+    console = beside(json_file)
     if list_devices:
         console.print(_device_table(known.values()))
         return
@@ -72,18 +72,16 @@ def profile_command(
     if measure and not _has_onnx():
         _show_measured(record or {}, console)
         console.print("predictions need the onnx package: pip install 'protofleet[export]'", style="dim", markup=False)
-        if json_file is not None:
-            _write(json_file, json.dumps(record, indent=1) + "\n")
+        write_json(json_file, record)
         return
     choice = {"batch": batch, "samples": samples, "runtime": runtime or None, "precision": precision or None}
     report = _report(bundle, chosen, choice | {"threads": "1" if threads == "1" else "all"}, record)
     _show(report, console)
-    if json_file is not None:
-        _write(json_file, json.dumps(report, indent=1) + "\n")
+    write_json(json_file, report)
     if html_file is not None:
         from hw_profiles.profile_page import profile_page
 
-        _write(html_file, profile_page(report))
+        write_text(html_file, profile_page(report), option="--html")
 
 
 def _check_options(batch: int, samples: int, seconds: float, precision: str) -> None:
@@ -225,10 +223,3 @@ def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequ
             f"{predicted:.3g} ({line['low_ms']:.2g} – {line['high_ms']:.2g})" if predicted else "–",
         )
     console.print(table)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"cannot write {path}", expected="a writable path", got=error.strerror) from None

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import onnxruntime as ort
 import torch
 from torch import nn
 
 from contract.methods import method
+from contract.runtime import ort
 from export.backbones import build_backbone
 from export.build import export_step, initial_state
 from export.step import Preprocess, StepPlan, plan_step

@@ -6,6 +6,8 @@ import builtins
 import io
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,7 +201,7 @@ def _unknown_class(root: Path) -> Path:
 
 
 def _broken_image(root: Path) -> Path:
-    write_folder(root, X[:2], Y[:2], ("ant", "bee", "cat"))
+    (root / "bee").mkdir(parents=True)
     (root / "bee" / "torn.png").write_bytes(png(X[0])[:60])
     return root
 
@@ -244,7 +246,7 @@ BAD_PATHS: dict[Callable[[Path], Path], str] = {
     _empty_class: r"is empty, expected images in its class folders",
     _loose_images: r"has no class folders, expected one subfolder",
     _unknown_class: r"unknown class, expected a class of the bundle's 3, got 'be', try one of bee",
-    _broken_image: r"torn\.png is not a readable image, expected a whole image file",
+    _broken_image: r"data: no image of 1 can be read, got .*torn\.png is not a readable image, expected a whole",
     _torn_npz: r"is not a whole \.npz",
     _torn_parquet: r"is not a whole parquet file",
     _other_columns: r"expected a column of image structs .* got text string",
@@ -287,3 +289,64 @@ def test_no_float_copy_of_the_set_is_made(tmp_path: Path) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 2 * x.nbytes
+
+
+# ── broken and enormous images ──
+
+
+def _torn(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize((64, 64)).save(buffer, "JPEG")
+    return buffer.getvalue()[: len(buffer.getvalue()) // 2]
+
+
+def _with_torn_ones(root: Path, source: str, torn: int) -> Path:
+    """Nine good images, and `torn` that lost power while they were written."""
+    x, y = samples()
+    if source == "folder":
+        write_folder(root, x, y, ("ant", "bee", "cat"))
+        for index in range(torn):
+            (root / "bee" / f"0000-torn-{index}.jpg").write_bytes(_torn(x[0]))
+        return root
+    cells = [png(pixels) for pixels in x] + [_torn(x[0])] * torn
+    labels = [*y.tolist(), *[1] * torn]
+    order = np.random.default_rng(0).permutation(len(cells))
+    image = pa.array([{"bytes": cells[i], "path": None} for i in order])
+    pq.write_table(pa.table({"image": image, "label": pa.array([labels[i] for i in order])}), root / "d.parquet")
+    return root
+
+
+@pytest.mark.parametrize("source", ["folder", "parquet"])
+@pytest.mark.parametrize("torn", [1, 40])
+def test_broken_images_are_skipped_told_and_counted(source: str, torn: int, tmp_path: Path) -> None:
+    said: list[str] = []
+    data = load_data(_with_torn_ones(tmp_path, source, torn), manifest(), log=said.append)
+    assert sorted_rows(*vars_of(data)) == sorted_rows(*samples())
+    assert len(said) == min(torn, 5) + 1
+    assert all(line.startswith("skipped: ") and "is not a readable image" in line for line in said[:-1])
+    assert said[-1] == f"skipped {torn} of {9 + torn} images of {tmp_path}, which cannot be read"
+
+
+def _large(path: Path, width: int, height: int, kind: str) -> Path:
+    Image.new("L", (width, height), 200).save(path, kind)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "megapixels", "taken"), [("JPEG", 40, True), ("PNG", 40, False), ("PNG", 200, False)])
+def test_an_enormous_image_takes_little_memory(kind: str, megapixels: int, taken: bool, tmp_path: Path) -> None:
+    file = _large(tmp_path / "large", 10_000, megapixels * 100, kind)
+    code = (
+        "import resource, sys, warnings\n"
+        "from edge_client.images import decode_image\n"
+        "from contract.errors import DataError\n"
+        "warnings.simplefilter('error')\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: print(decode_image(__import__('pathlib').Path(sys.argv[1]), (32, 32, 3), 'large').mean())\n"
+        "except DataError as error: print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    said, more_kb = done.stdout.splitlines()
+    assert int(more_kb) < 30_000
+    assert said == "200.0" if taken else "pixels" in said

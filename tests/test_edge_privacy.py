@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.bundle import Bundle, read_bundle
-from contract.errors import PrivacyError
+from contract.errors import PrivacyError, UsageError
 from contract.methods import method
 from contract.statistics import HyperKnowledge
 from contract.wire import encode
@@ -158,7 +158,7 @@ def test_the_accountant_agrees_with_composed_privacy_loss_distributions(
     noise: float, predictions: bool, delta: float
 ) -> None:
     mechanism = Mechanism(1.0, noise, predictions)
-    accountant = Accountant(mechanism, delta, None, 0)
+    accountant = Accountant(mechanism, delta, None, 0, method="fedhkd")
     assert accountant.epsilon() == 0.0
     for rounds in (1, 20):
         other = PLDAccountant().compose(SelfComposedDpEvent(GaussianDpEvent(noise), rounds * mechanism.releases))
@@ -167,17 +167,22 @@ def test_the_accountant_agrees_with_composed_privacy_loss_distributions(
 
 def test_a_round_that_would_exceed_the_budget_is_refused_before_it_is_done() -> None:
     mechanism, budget = Mechanism(1.0, 12.0, True), 2.5
-    accountant, done = Accountant(mechanism, 1e-5, budget, 0), 0
+    accountant, done = Accountant(mechanism, 1e-5, budget, 0, method="fedhkd"), 0
     while accountant.epsilon(1) <= budget:
-        accountant.check()
-        assert accountant.spent().startswith(f"ε = {accountant.epsilon():.3g} of 2.5 at δ = 1e-05 after {done + 1} ")
+        accountant.check("fedhkd")
+        accountant.count("fedhkd")
+        assert accountant.told().startswith(f"ε = {accountant.epsilon():.3g} of 2.5 at δ = 1e-05 after {done + 1} ")
         done += 1
     assert done > 1
     assert 0 < accountant.epsilon() <= budget
-    assert accountant.facts() == {"epsilon": accountant.epsilon(), "delta": 1e-5, "budget": budget, "rounds": done}
-    for spent in (accountant, Accountant(mechanism, 1e-5, budget, done)):  # and by a process that starts later
+    facts = {"epsilon": accountant.epsilon(), "delta": 1e-5, "budget": budget, "rounds": done}
+    assert accountant.facts() == {**facts, "rounds_without_noise": 0}
+    for spent in (
+        accountant,
+        Accountant(mechanism, 1e-5, budget, done, method="fedhkd"),
+    ):  # and by a process that starts later
         with pytest.raises(PrivacyError) as refused:
-            spent.check()
+            spent.check("fedhkd")
         line = str(refused.value)
         assert line.startswith(f"the privacy budget is spent: ε = {accountant.epsilon():.3g}, δ = 1e-05, {done} rounds")
         assert f"expected at most ε = 2.5, got {accountant.epsilon(1):.3g} with another round" in line
@@ -186,12 +191,37 @@ def test_a_round_that_would_exceed_the_budget_is_refused_before_it_is_done() -> 
 
 
 def test_the_accountant_goes_on_beyond_its_first_table() -> None:
-    accountant = Accountant(Mechanism(1.0, 200.0, True), 1e-5, None, 0)
+    accountant = Accountant(Mechanism(1.0, 200.0, True), 1e-5, None, 0, method="fedhkd")
     before = accountant.epsilon(999)  # the last that was computed at the start
     for _ in range(999):
-        accountant.spent()
+        accountant.count("fedhkd")
     assert accountant.epsilon() == before
     assert accountant.epsilon(1) == pytest.approx(get_epsilon_gaussian(200.0 / math.sqrt(1000 * 2), 1e-5))
+
+
+def test_with_a_budget_a_round_without_noise_is_refused() -> None:
+    accountant = Accountant(Mechanism(1.0, 12.0, True), 1e-5, 2.5, 0, method="fedhkd")
+    for other in ("ffc", "fedproto", "anything"):
+        with pytest.raises(PrivacyError) as refused:
+            accountant.check(other)
+        assert str(refused.value) == (
+            "--epsilon 2.5: nothing is released without noise, expected a round of fedhkd, which adds it, "
+            f"got a round of {other}, which adds none, try aggregate --no-calibrate, or this client without --epsilon"
+        )
+    accountant.check("fedhkd")
+
+
+@pytest.mark.parametrize(("predictions", "bare"), [(True, 1), (False, 0)])
+def test_no_epsilon_is_stated_where_something_went_out_without_noise(predictions: bool, bare: int) -> None:
+    mechanism = Mechanism(1.0, 12.0, predictions)
+    accountant = Accountant(mechanism, 1e-5, None, 1, method="fedhkd", bare=bare)
+    accountant.count("fedhkd")
+    assert accountant.told().startswith("no ε holds: ")
+    assert accountant.facts()["epsilon"] is None
+    assert (accountant.facts()["rounds"], accountant.facts()["rounds_without_noise"]) == (2, bare)
+    with pytest.raises(PrivacyError if bare else UsageError) as refused:
+        Accountant(mechanism, 1e-5, 2.5, 1, method="fedhkd", bare=bare)
+    assert str(refused.value).startswith("--epsilon 2.5")
 
 
 # ── the journal ──
@@ -218,3 +248,4 @@ def test_rounds_done_counts_each_method_over_all_runs(tmp_path: Path) -> None:
             journal.commit_round(key, weights={}, payload=b"x", limit_bytes=1000, metrics={})
     with _journal(tmp_path) as journal:
         assert (journal.rounds_done("fedhkd"), journal.rounds_done("ffc")) == (3, 1)
+        assert journal.rounds_done() == 4

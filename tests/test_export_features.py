@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 import torch
 from torch import nn
 
 from contract.errors import ExportError
 from contract.methods import method
+from contract.runtime import ort
 from export.agreement import distances
 from export.backbones import build_backbone
 from export.features import export_features

@@ -129,6 +129,24 @@ def test_hyper_knowledge_with_noise_and_a_budget_that_one_device_spends(fleet: F
     _check_rows(state.soft, soft)
 
 
+def test_a_device_with_a_budget_sends_no_ffc_sums(fleet: Fleet) -> None:
+    """They carry no noise: the device with a budget ends before that round, and nothing of it leaves."""
+    path = bundle(fleet.folder / "a.bundle", "fedhkd", hyper={"epochs": 1, "noise": 8.0})
+    for index, options in enumerate((("--epsilon", 5), ())):
+        fleet.client(f"d{index}", path, share(index, HELD[index]), *options)
+        fleet.wait_for(f"d{index}", "connected")
+    fleet.aggregator([path], "--rounds", 1, "--min-clients", 1, "--calibrate")
+    assert fleet.finish() == {"aggregator": 0, "d0": 1, "d1": 0}, fleet.log("d0")
+    line = error_line(fleet.log("d0"))
+    assert "--epsilon 5: nothing is released without noise" in line
+    assert "got a round of ffc, which adds none, try aggregate --no-calibrate" in line
+    assert set(fleet.payloads(2)) == {"d1"}
+    assert set(fleet.sent("d0")) == {1}
+    assert fleet.told("d0")["privacy"]["epsilon"] == pytest.approx(0.634, abs=1e-3)
+    assert (fleet.told("d1")["privacy"]["epsilon"], fleet.told("d1")["privacy"]["rounds_without_noise"]) == (None, 1)
+    assert "no ε holds" in fleet.log("d1")
+
+
 def _ridge(z: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
     """Ridge regression on the pooled rows by least squares, never a Gram matrix; a class nobody holds has no row."""
     width = z.shape[1]

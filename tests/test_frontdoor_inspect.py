@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 from contract_samples import ENCODINGS, readable_messages, small_parts
 from lab_samples import lab_bundle, shipped, some
+from test_contract_hostile import VALID, mutate
 from test_frontdoor import one_error_line, run
 
+import protofleet
 from contract.bundle import read_bundle, write_bundle
 from contract.messages import Announcement
 from contract.methods import METHODS
@@ -25,7 +32,7 @@ def bundle(tmp_path):
 
 
 def facts(file) -> dict:
-    done = run("inspect", str(file), "--json")
+    done = run("inspect", str(file), "--json", "-")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -163,3 +170,96 @@ def test_inspecting_needs_neither_torch_nor_onnx(bundle):
     )
     done = run("inspect", str(bundle), code=blocked)
     assert done.returncode == 0, done.stderr
+
+
+# ── hostile files ──
+
+
+def inspected(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """`inspect FILE` in this process: 0 and something shown, or 2 and one line."""
+    code = protofleet.main(["inspect", str(file)])
+    out, err = capsys.readouterr()
+    if code == 0:
+        assert out
+        assert err == ""
+    else:
+        assert code == 2, err
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert out == ""
+    return out + err
+
+
+def with_manifest(bundle: Path, changed: Callable[[dict], object], out: Path) -> Path:
+    """The bundle with its manifest changed; the manifest holds the hashes, so none of them tells."""
+    with zipfile.ZipFile(bundle) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    manifest = json.loads(members["manifest.json"])
+    manifest = changed(manifest) or manifest
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, content in (members | {"manifest.json": json.dumps(manifest).encode()}).items():
+            archive.writestr(name, content)
+    return out
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedhkd", "ffc"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"features": 10**9},
+        {"features": 65_535},
+        {"features": 2**63 - 1},
+        {"labels": [f"class {j}" for j in range(65_535)]},
+        {"batch": 2**62},
+        {"input_shape": [2**40, 2**40, 1]},
+    ],
+    ids=lambda changed: "-".join(f"{key}" for key in changed),
+)
+def test_a_crafted_width_allocates_nothing(bundle, tmp_path, capsys, changed, method):
+    row = METHODS[method]
+    hyper = row.settle({})
+    file = with_manifest(
+        bundle, lambda m: m | {"method": method, "hyper": hyper, "head": row.heads[0]} | changed, tmp_path / "b.bundle"
+    )
+    tracemalloc.start()
+    inspected(file, capsys)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 300e6
+
+
+ODD = [0, -1, 10**6, 2**31, 2**63 - 1, 2**64, 10**400, 1e308, "", "x" * 5000, "\x1b[2J", [], {}, None, True, [[]], [0]]
+
+
+def test_a_bundle_with_an_odd_manifest_is_shown_or_refused_in_one_line(bundle, tmp_path, capsys):
+    with zipfile.ZipFile(bundle) as archive:
+        keys = list(json.loads(archive.read("manifest.json")))
+    shown = 0
+    for key in keys:
+        for odd in ODD:
+            text = inspected(with_manifest(bundle, lambda m, k=key, o=odd: m | {k: o}, tmp_path / "odd"), capsys)
+            shown += not text.startswith("error: ")
+            assert "\x1b" not in text
+    for key in ("state", "labels", "mean", "std", "input_shape"):
+        for odd in ODD:
+
+            def change(m, key=key, odd=odd):
+                m[key][0] = odd
+
+            inspected(with_manifest(bundle, change, tmp_path / "odd"), capsys)
+    assert shown > 10
+
+
+def test_mutated_messages_are_shown_or_refused_in_one_line(tmp_path, capsys):
+    rng, file, shown = random.Random(3), tmp_path / "m", 0
+    for _ in range(400):
+        file.write_bytes(mutate(rng.choice(VALID), rng))
+        shown += not inspected(file, capsys).startswith("error: ")
+    assert shown > 10
+
+
+def test_mutated_bundles_are_shown_or_refused_in_one_line(bundle, tmp_path, capsys):
+    rng, file, blob = random.Random(4), tmp_path / "m.bundle", bundle.read_bytes()
+    for _ in range(400):
+        file.write_bytes(mutate(blob, rng))
+        inspected(file, capsys)

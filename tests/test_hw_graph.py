@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from contract.errors import BundleError, UsageError
+from contract.runtime import ort
 from hw_profiles.graph import read_workload
 from hw_profiles.networks import NETWORKS, build_network
 from hw_profiles.workload import KINDS

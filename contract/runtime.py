@@ -1,0 +1,39 @@
+"""ONNX Runtime, and the only place that loads it: `from contract.runtime import ort`.
+
+Its telemetry is off by then (`contract/telemetry.py`). A program that had imported onnxruntime before Protofleet has
+started that telemetry by itself; nothing that we can do later stops it, so such a program is warned. A test finds any
+other file that imports onnxruntime.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from types import ModuleType
+
+import onnxruntime as ort
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from contract.telemetry import loaded_before
+
+__all__ = ["ort", "ort_errors", "ort_part"]
+
+
+def ort_part(name: str) -> ModuleType:
+    """A part of the package that is not loaded with it, e.g. `ort_part("quantization")`."""
+    return importlib.import_module(f"onnxruntime.{name}")
+
+
+def _warn_if_late() -> None:
+    if not loaded_before("onnxruntime"):
+        return
+    ort.disable_telemetry_events()  # what it still can do: fewer events
+    warnings.warn(
+        "onnxruntime was imported before protofleet, so its telemetry has started and may send; "
+        "import protofleet's modules first, or set ORT_DISABLE_TELEMETRY=1 before Python starts",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+_warn_if_late()
