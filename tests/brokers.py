@@ -111,13 +111,16 @@ class Proxy:
         self._target = ("127.0.0.1", int(url.rsplit(":", 1)[1]))
         self._cut_after, self.connections, self.swallows = list(cut_after), 0, False
         self._open: set[socket.socket] = set()
+        self._clients: set[socket.socket] = set()
         self._server = socket.create_server(("127.0.0.1", 0))
         self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
-    def cut(self) -> None:
-        """End every connection that is open now, with a reset, as a NAT box or a cable does."""
-        for one in list(self._open):
+    def cut(self, *, client_only: bool = False) -> None:
+        """End every connection that is open now, with a reset; `client_only`, and the broker does not notice."""
+        for one in list(self._clients if client_only else self._open):
+            self._open.discard(one)
+            self._clients.discard(one)
             _reset(one)
 
     def close(self) -> None:
@@ -135,6 +138,7 @@ class Proxy:
                 limit = self._cut_after[self.connections] if self.connections < len(self._cut_after) else None
                 self.connections += 1
                 self._open |= {here, there}
+                self._clients.add(here)
                 for one, other in ((here, there), (there, here)):
                     threading.Thread(target=self._pass, args=(one, other, pieces, limit), daemon=True).start()
 
@@ -143,9 +147,11 @@ class Proxy:
             while (data := one.recv(65_536)) and (limit is None or next(pieces) < limit):
                 if not self.swallows:
                     other.sendall(data)
-        for end in (one, other):
-            self._open.discard(end)
-            _reset(end)
+        if one in self._open:  # else `cut` has ended it, and what the other end learns of that is its affair
+            for end in (one, other):
+                self._open.discard(end)
+                self._clients.discard(end)
+                _reset(end)
 
 
 def _reset(one: socket.socket) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from aggregator_samples import bundle_file
-from brokers import free_port, require_mosquitto, wait_for_port
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from aggregator_samples import bundle_file, means
+from brokers import Proxy, free_port, require_mosquitto, wait_for_port
+from certificates import issue
+from edge_samples import fashion
+from talker import Talker
 
 from aggregator.broker import EmbeddedBroker
+from contract.bundle import read_bundle
 from contract.errors import LinkError
 from contract.link import Address, Disconnected, Link, Received
 
@@ -26,39 +26,15 @@ DEPLOY = Path(__file__).parent.parent / "deploy"
 FLEET = "pf/v2/fleet"
 
 
-def _issue(folder: Path, name: str, authority: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None):
-    """A certificate and key in PEM files; signed by itself when there is no authority yet."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(authority[0].subject if authority else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-    )
-    certificate = builder.sign(authority[1] if authority else key, hashes.SHA256())
-    (folder / f"{name}.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return certificate, key
-
-
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
     """The shipped files with nothing changed but the paths and the port; its URL and the folder of certificates."""
     require_mosquitto()
     folder, port = tmp_path_factory.mktemp("deploy"), free_port()
-    authority = _issue(folder, "ca", None)
+    authority = issue(folder, "ca")
     for name in ("broker", "aggregator", "d1", "d2"):
-        _issue(folder, name, authority)
-    _issue(folder, "stranger", _issue(folder, "other-authority", None))
+        issue(folder, name, authority)
+    issue(folder, "stranger", issue(folder, "other-authority"))
     config = (DEPLOY / "mosquitto.conf").read_text()
     assert len(re.findall(r"^[a-z_]*file ", config, flags=re.M)) == 4
     config = config.replace("/etc/mosquitto/protofleet/acl", str(DEPLOY / "acl"))
@@ -148,11 +124,6 @@ def test_the_limit_of_the_configuration_reaches_the_link(broker: tuple[str, Path
 
 def test_a_run_over_tls(broker: tuple[str, Path], tmp_path: Path) -> None:
     """The command with its certificate, and two devices with theirs."""
-    import sys
-
-    from aggregator_samples import means
-    from talker import Talker
-
     url, folder = broker
     bundle_file(tmp_path / "f.bundle")
     command = [sys.executable, "-m", "protofleet", "aggregate", "--bundle", str(tmp_path / "f.bundle"), "--broker", url]
@@ -178,6 +149,53 @@ def test_a_run_over_tls(broker: tuple[str, Path], tmp_path: Path) -> None:
     for talker in talkers:
         talker.join(5)
         assert talker.receipts == {(1, "fedproto"): ["committed"]}
+
+
+def test_a_client_whose_certificate_does_not_fit_its_id_gives_up_in_one_line(
+    broker: tuple[str, Path], mnist_like_bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Mosquitto lets it in and denies each of its births: it reconnected for ever, and nobody was told why."""
+    url, folder = broker
+    bundle = mnist_like_bundle()
+    data = fashion(read_bundle(bundle), 20, (0, 1))
+    np.savez(tmp_path / "train.npz", x=data.x, y=data.y)
+    command = [sys.executable, "-m", "protofleet", "client", "--broker", url, "--id", "d1", "--bundle", str(bundle)]
+    command += ["--data", str(tmp_path / "train.npz"), "--state", str(tmp_path / "state")]
+    command += ["--ca", f"{folder}/ca.pem", "--cert", f"{folder}/d2.pem", "--key", f"{folder}/d2.key"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "3 times now, got publish refused on" in last
+    assert "try a certificate or user that fits the id" in last
+
+
+def test_a_certificate_that_is_renewed_under_a_link_that_runs_is_used(broker: tuple[str, Path], tmp_path: Path) -> None:
+    """And while it is being written the connection is lost, not the link."""
+    _, folder = broker
+    files = {name: tmp_path / name for name in ("ca.pem", "d1.pem", "d1.key")}
+    for name, path in files.items():
+        path.write_bytes((folder / name).read_bytes())
+    proxy = Proxy(broker[0])
+    url = proxy.url.replace("mqtt:", "mqtts:")
+    named = {"ca_file": files["ca.pem"], "cert_file": files["d1.pem"], "key_file": files["d1.key"]}
+    address = Address.parse(url, **{key: str(path) for key, path in named.items()})
+    link = Link(address, "renewed", subscriptions=[f"{FLEET}/round"]).open()
+    link.wait_connected(8)
+    files["ca.pem"].write_bytes((folder / "ca.pem").read_bytes()[:100])
+    proxy.cut()
+    reasons = []
+    for event in iter(lambda: link.receive(10), None):
+        assert isinstance(event, Disconnected)
+        reasons.append(event.reason)
+        if "ca.pem" in event.reason:
+            break
+    assert "expected certificates of an authority in PEM" in reasons[-1]
+    files["ca.pem"].write_bytes((folder / "ca.pem").read_bytes())
+    link.wait_connected(20)
+    link.close()
+    proxy.close()
 
 
 def test_a_plain_broker_is_not_taken_for_a_tls_one() -> None:

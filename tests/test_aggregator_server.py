@@ -358,6 +358,8 @@ def test_no_broker_is_one_line_and_exit_1(tmp_path: Path) -> None:
         (["--rounds", "0", "--no-calibrate"], "--rounds, expected 1 or more, got 0"),
         (["--limit-bytes", "100"], "--limit-bytes, expected at least 1024"),
         (["--broker", "http://x"], "broker, expected mqtt://host[:port]"),
+        (["--ca", __file__], "a certificate file, expected mqtts://, got mqtt://127.0.0.1:1, try mqtts://127.0.0.1"),
+        (["--broker", "mqtts://h", "--ca", __file__], "expected certificates of an authority in PEM"),
         (["--bundle", "missing.bundle"], "cannot read bundle missing.bundle"),
         (["--no-such-option"], "unknown option, expected an option of protofleet aggregate, got --no-such-option"),
     ],

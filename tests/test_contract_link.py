@@ -17,7 +17,7 @@ import paho.mqtt.publish
 import pytest
 from brokers import BROKERS, Mosquitto, Proxy, TestBroker, make_broker, require_mosquitto
 
-from contract.errors import LinkError, UsageError
+from contract.errors import LinkError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
 
 ROOT = Path(__file__).parent.parent
@@ -441,31 +441,3 @@ def test_no_broker_is_an_error_within_the_patience_that_says_what_to_do(links):
     ):
         links("mqtt://127.0.0.1:1", "nobody").wait_connected(1.0)
     assert time.monotonic() - began < 20  # a busy machine is slow, but does not wait for ever
-
-
-# ── addresses ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_an_address_is_read_from_its_url():
-    assert Address.parse("mqtt://broker") == Address("broker", 1883)
-    assert Address.parse("mqtts://broker") == Address("broker", 8883, tls=True)
-    assert Address.parse("mqtt://10.0.0.1:99/") == Address("10.0.0.1", 99)
-    assert Address.parse("mqtt://[::1]:99") == Address("::1", 99)
-    assert Address.parse("mqtt://me:p%40ss@h") == Address("h", 1883, user="me", password="p@ss")
-
-
-def test_a_password_is_not_in_the_address_that_is_shown():
-    assert "secret" not in str(Address.parse("mqtt://me:secret@h:1"))
-
-
-@pytest.mark.parametrize(
-    "url", ["", "broker", "http://broker", "mqtt://", "mqtt://h:0x1", "mqtt://h:99999", "mqtt://h/topic", "mqtt://h:-1"]
-)
-def test_what_is_no_broker_url_is_refused(url):
-    with pytest.raises(UsageError, match="broker, expected mqtt://host"):
-        Address.parse(url)
-
-
-def test_a_certificate_file_that_is_missing_is_refused_at_once():
-    with pytest.raises(UsageError, match=r"no file /nowhere/ca\.pem"):
-        Address.parse("mqtts://h", ca_file="/nowhere/ca.pem")

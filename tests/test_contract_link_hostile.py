@@ -11,7 +11,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from contract import connection as connection_rules
+from contract.connection import Connection
+from contract.errors import UsageError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
+from contract.transport import Transport
 
 CONNACK = bytes.fromhex("2003000000")
 
@@ -64,10 +68,10 @@ def read(connection: socket.socket, count: int) -> bytes:
     return data
 
 
-def accept(connection: socket.socket) -> None:
+def accept(connection: socket.socket, connack: bytes = CONNACK) -> None:
     """CONNECT and SUBSCRIBE, both answered well."""
     packet(connection)
-    connection.sendall(CONNACK)
+    connection.sendall(connack)
     _, body = packet(connection)
     connection.sendall(b"\x90\x04" + body[:2] + b"\x00\x01")
 
@@ -349,3 +353,168 @@ def test_nothing_is_acknowledged_before_its_owner_says_so(fake, link):
     while not acknowledged and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(acknowledged) == 1
+
+
+# ── terms of the broker, and brokers that do nothing ────────────────────────────────────────────────────────────────
+
+
+def test_no_more_is_sent_unacknowledged_than_the_broker_takes(fake, link):
+    """Receive Maximum 10 in its CONNACK; we sent 20, and such a broker ends the connection for it."""
+    got: list[int] = []
+
+    def ten(connection: socket.socket) -> None:
+        accept(connection, bytes.fromhex("2006000003") + b"\x21\x00\x0a")
+        connection.settimeout(0.7)
+        unanswered: list[bytes] = []
+        with contextlib.suppress(TimeoutError):
+            while True:
+                unanswered.append(_packet_id(packet(connection)[1]))
+        got.append(len(unanswered))
+        connection.settimeout(10)
+        while len(got) < 30:
+            connection.sendall(b"\x40\x02" + (unanswered.pop(0) if unanswered else _packet_id(packet(connection)[1])))
+            got.append(0)
+        time.sleep(5)
+
+    device = link(fake(ten).url)
+    until(device, Connected)
+    for _ in range(29):
+        device.publish("t", b"x")
+    deadline = time.monotonic() + 10
+    while not device.idle and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert device.idle
+    assert got[0] == 10
+
+
+def _packet_id(publish: bytes) -> bytes:
+    """Of a PUBLISH packet's body: it stands behind the topic."""
+    end = 2 + int.from_bytes(publish[:2])
+    return publish[end : end + 2]
+
+
+@pytest.mark.parametrize(
+    ("connack", "said"),
+    [
+        ("2005000002" + "2400", "expected QoS 1, got QoS 0 only"),
+        ("2005000002" + "2500", "expected retained messages, got none"),
+        ("2008000005" + "2700000064", "expected packets of 1024 bytes, got at most 100"),
+    ],
+)
+def test_a_broker_that_cannot_carry_us_is_one_line(fake, link, connack, said):
+    def unfit(connection: socket.socket) -> None:
+        packet(connection)
+        connection.sendall(bytes.fromhex(connack))
+        time.sleep(0.5)
+
+    assert said in str(until(link(fake(unfit).url), Failed).error)
+
+
+def test_the_keepalive_is_the_brokers_when_it_names_one(fake, link):
+    pinged: list[float] = []
+
+    def every_second(connection: socket.socket) -> None:
+        accept(connection, bytes.fromhex("2006000003") + b"\x13\x00\x01")
+        while True:
+            if packet(connection)[0] == 0xC0:
+                pinged.append(time.monotonic())
+                connection.sendall(b"\xd0\x00")
+
+    until(link(fake(every_second).url, keepalive_s=600), Connected)
+    deadline = time.monotonic() + 10
+    while len(pinged) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(pinged) >= 2
+
+
+def test_a_broker_that_answers_everything_and_delivers_nothing_is_left(fake, link, monkeypatch):
+    """Pings are answered, publications acknowledged; only what we listen to does not come."""
+    monkeypatch.setattr(connection_rules, "ECHO_S", 0.5)
+
+    def deaf(connection: socket.socket) -> None:
+        accept(connection)
+        while True:
+            first, body = packet(connection)
+            connection.sendall(b"\xd0\x00" if first == 0xC0 else b"\x40\x02" + _packet_id(body))
+
+    def echoing(connection: socket.socket) -> None:
+        accept(connection)
+        while True:
+            first, body = packet(connection)
+            if first & 0xF0 == 0x30:
+                connection.sendall(b"\x40\x02" + _packet_id(body) + publish(b"to/device", b"here"))
+
+    device = link(fake(deaf, echoing).url, echo_topic="to/device")
+    until(device, Connected)
+    device.publish("to/device", b"here")
+    assert until(device, Disconnected).reason.startswith("nothing came back on to/device")
+    until(device, Connected)
+    device.publish("to/device", b"here")
+    device.acknowledge(until(device, Received))
+    assert device.receive(1.5) is None
+
+
+def test_a_broker_that_acknowledges_nothing_is_left(fake, link, monkeypatch):
+    monkeypatch.setattr(connection_rules, "STALL_S", 0.5)
+    device = link(fake(say(), good).url)
+    until(device, Connected)
+    device.publish("t", b"x")
+    assert "acknowledged nothing" in until(device, Disconnected).reason
+    until(device, Connected)
+
+
+def test_a_slow_broker_gets_everything_in_order_and_the_connection_stays(fake, link):
+    got: list[bytes] = []
+
+    def slow(connection: socket.socket) -> None:
+        accept(connection)
+        while True:
+            time.sleep(0.02)
+            _, body = packet(connection)
+            got.append(body[-1:])
+            connection.sendall(b"\x40\x02" + _packet_id(body))
+
+    device = link(fake(slow).url)
+    until(device, Connected)
+    for n in range(100):
+        device.publish("t", bytes([n]))
+    deadline = time.monotonic() + 20
+    while not device.idle and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert got == [bytes([n]) for n in range(100)]
+    assert device.receive(0) is None
+
+
+@pytest.mark.parametrize("first", [0x34, 0x32])
+def test_a_message_that_no_broker_may_send_ends_the_connection(fake, link, first):
+    """At QoS 2, which nobody asked for, and at QoS 1 with packet id 0, which no acknowledgement may name."""
+    mid = 0 if first == 0x32 else 5
+    qos2 = say(publish(b"to/device", b"x", mid, first), b"\x62\x02" + struct.pack(">H", mid))
+    device = link(fake(qos2, good).url)
+    assert "nobody asked for" in until(device, Disconnected).reason
+    assert until(device, Received).payload == b"hello"
+
+
+# ── faults of our own ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_connection_that_cannot_be_begun_is_tried_again(fake, link, monkeypatch):
+    """A certificate file that is being written, for one: the network thread died of it without a word."""
+    begin, failures = Transport.__init__, iter([UsageError("TLS CA ca.pem", expected="PEM"), ZeroDivisionError("why")])
+
+    def failing(self: Transport, *given: object, **options: object) -> None:
+        error = next(failures, None)
+        if error is not None:
+            raise error
+        begin(self, *given, **options)
+
+    monkeypatch.setattr(Transport, "__init__", failing)
+    device = link(fake(good).url)
+    assert until(device, Disconnected).reason == "TLS CA ca.pem, expected PEM"
+    assert until(device, Disconnected).reason == "ZeroDivisionError: why"
+    until(device, Connected)
+
+
+def test_a_fault_of_the_link_itself_is_told(fake, link, monkeypatch):
+    monkeypatch.setattr(Connection, "due_in_s", lambda self, now: 1 / 0)
+    assert "the link broke, got ZeroDivisionError" in str(until(link(fake(good).url), Failed).error)

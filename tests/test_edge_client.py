@@ -14,14 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from brokers import BROKERS, TestBroker, free_port, make_broker
+from brokers import BROKERS, Proxy, TestBroker, free_port, make_broker
 from edge_peer import FLEET, Peer
 from edge_samples import fashion
 
 from contract import topics
 from contract.bundle import Bundle, read_bundle
 from contract.chunks import bitmap
-from contract.messages import Chunk, Status
+from contract.messages import Chunk, Contribution, Status
 from contract.wire import decode, encode
 
 OWN = (0, 3, 8)
@@ -274,6 +274,29 @@ def test_a_broker_that_dies_and_forgets_loses_nothing(
         said = ended(client, 0)
     assert "connection lost" in said
     assert history(tmp_path)[0]["outcome"] == "committed"
+
+
+@pytest.mark.parametrize("client_only", [False, True])
+def test_a_round_goes_on_after_every_cut(broker: TestBroker, bundle: Bundle, start: Start, client_only: bool) -> None:
+    """A client that said "connected" and heard nothing more: one cut before each thing that it waits for."""
+    proxy = Proxy(broker.url)
+    with Peer(broker.url, bundle) as peer:
+        client = start(proxy.url)
+        peer.status(online=True)
+        proxy.cut(client_only=client_only)
+        peer.announce(1)
+        sent = peer.contribution(1)
+        proxy.cut(client_only=client_only)
+        peer.answer(1)
+        peer.give(1, sent)
+        proxy.cut(client_only=client_only)
+        finish(peer, 1)
+        while client.poll() is None:  # without the receipt it sends again, and is answered again
+            if isinstance(peer.receive(0.2), Contribution):
+                peer.answer(1)
+        ended(client, 0)
+    assert proxy.connections >= 3
+    proxy.close()
 
 
 def test_of_two_clients_with_one_id_the_older_stops(
