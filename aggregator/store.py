@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from contract.errors import UsageError
@@ -163,6 +163,16 @@ class SqliteStore:
         """4 bytes, drawn when the store was made."""
         return self._run
 
+    def begin_new_run(self) -> None:
+        """Draw another id: for devices it is a run that they have not seen, which goes on from what is held here.
+
+        A store that came from a backup knows less than its devices, who would wait for what they have had already.
+        """
+        run = os.urandom(4)
+        with self._transaction():
+            self._db.execute("UPDATE meta SET value = ? WHERE name = 'run'", (run,))
+        self._run = run
+
     def holds(self, round: int, method: str, device: str) -> bool:
         """Whether this contribution was committed."""
         with self._disk():
@@ -232,7 +242,7 @@ class SqliteStore:
                 part = decode(payload)
                 assert isinstance(part, GlobalPart)
                 state = collector.add(part)
-        return state or GlobalState(self._run, 0, 0)
+        return GlobalState(self._run, 0, 0) if state is None else replace(state, run=self._run)
 
     def rounds(self, *, after: int = 0) -> list[RoundRecord]:
         """Every round that was opened, in order; of those with a number above `after`."""
