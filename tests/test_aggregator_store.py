@@ -9,10 +9,12 @@ import sys
 import textwrap
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE
 
+from aggregator.report import Summary
 from aggregator.store import Accepted, SqliteStore
 from contract.errors import StoreError, UsageError
 from contract.messages import ClassRows
@@ -209,3 +211,37 @@ def test_the_file_stops_growing_with_the_payloads(tmp_path: Path) -> None:
             (pages,) = store._db.execute("PRAGMA page_count").fetchone()
             sizes.append(pages)
     assert sizes[-1] <= sizes[5] + 2
+
+
+def test_a_summary_reads_only_what_is_new(tmp_path: Path) -> None:
+    """Rounds that were told before are not asked for again, and the file says the same as a summary from the start."""
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        told, asked = Summary(store, "fleet", BUNDLE), []
+        store._db.set_trace_callback(asked.append)
+        for number in range(1, 6):
+            store.open_round(number, "fedproto", 0, 0.0)
+            store.commit([_accepted(f"d{i}", number) for i in range(3)], {(number, "duplicate"): 1, (1, "late"): 1})
+            store.close_round(number, 2.0, 2, _state(store, number))
+            asked.clear()
+            content = told.content(finished=False, global_version=number)
+            assert sum("FROM contribution" in query for query in asked) == 1
+            fresh = Summary(store, "fleet", BUNDLE).content(finished=False, global_version=number)
+            assert msgspec.json.encode(content) == msgspec.json.encode(fresh)
+        store._db.set_trace_callback(None)
+        assert (content["rounds"][0]["late"], content["totals"]["committed"], content["totals"]["late"]) == (5, 15, 5)
+        store.open_round(6, "fedproto", 0, 0.0)
+        store.commit([_accepted("d0", 6)], {})
+        for _ in range(2):  # the open round counts, and only once
+            content = told.content(finished=False, global_version=5)
+            assert (len(content["rounds"]), content["totals"]["committed"]) == (5, 16)
+
+
+def test_a_new_run_goes_on_from_what_is_held(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        store.open_round(1, "fedproto", 0, 0.0)
+        store.close_round(1, 1.0, 2, _state(store, 1))
+        before = store.run
+        store.begin_new_run()
+        assert store.run != before
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        assert (store.run != before, store.state().run, store.state().version) == (True, store.run, 1)
