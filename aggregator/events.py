@@ -16,7 +16,9 @@ __all__ = [
     "RoundExtended",
     "RoundOpened",
     "RunFinished",
+    "Screened",
     "Waiting",
+    "Warned",
 ]
 
 
@@ -93,6 +95,24 @@ class RoundClosed:
 
 
 @dataclass(frozen=True)
+class Screened:
+    """A device's contribution does not count in the round that has just closed, or not in full."""
+
+    round: int
+    device: str
+    left_out: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something about a round's result that a person should know."""
+
+    round: int
+    words: str
+
+
+@dataclass(frozen=True)
 class RunFinished:
     rounds: int
     committed: int
@@ -100,6 +120,16 @@ class RunFinished:
 
 
 Event = (
-    LinkUp | LinkDown | Waiting | RoundOpened | ContributionsIn | Refused | RoundExtended | RoundClosed | RunFinished
+    LinkUp
+    | LinkDown
+    | Waiting
+    | RoundOpened
+    | ContributionsIn
+    | Refused
+    | RoundExtended
+    | Screened
+    | Warned
+    | RoundClosed
+    | RunFinished
 )
 Listener = Callable[[Event], None]
