@@ -32,7 +32,7 @@ from contract.errors import WireError
 from contract.messages import Contribution, Encoding
 from contract.methods import Kind
 from contract.methods import method as method_row
-from contract.plausible import LARGEST_NORM, DeclaredNoise
+from contract.plausible import INT8_STEPS, LARGEST_NORM, DeclaredNoise, improbable
 from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 
 __all__ = ["MAX_SAMPLES", "Terms", "check_content", "check_sums"]
@@ -41,7 +41,6 @@ MAX_SAMPLES = 1_000_000
 _ARITHMETIC = 1e-6  # of the samples: what a device that computes features in float32 may be off by
 _ROUNDING: dict[Encoding, float] = {"f64": 0.0, "f32": 2.0**-24, "f16": 2.0**-11, "int8": 0.0}
 _SUBNORMAL_F16 = 2.0**-25  # half the distance of the smallest numbers of float16
-_INT8_STEPS = 254.0  # half a step of int8 is this part of the row's largest number
 
 _KINDS: dict[Kind, type] = {
     "class-means": ClassMeans,
@@ -140,7 +139,7 @@ def _check_norms(message: Contribution, terms: Terms) -> None:
     limits = np.full(len(rows), LARGEST_NORM)
     if terms.noise is not None:
         limits = np.minimum(limits, terms.noise.largest_norm(message.counts, width))
-    limits *= 1.001 + np.sqrt(width) / _INT8_STEPS
+    limits *= 1.001 + np.sqrt(width) / INT8_STEPS
     if (norms > limits).any():
         worst = int((norms / limits).argmax())
         raise WireError(
@@ -151,20 +150,14 @@ def _check_norms(message: Contribution, terms: Terms) -> None:
 
 
 def _check_soft(message: Contribution, terms: Terms) -> None:
-    """Mean soft predictions (K, C): probabilities, after rounding to float16 or int8, and after declared noise."""
     assert message.soft is not None
-    soft = message.soft.astype(np.float64)
-    if not soft.size:
-        return
-    noise = np.zeros(len(soft)) if terms.noise is None else terms.noise.soft_slack(message.counts)  # (K,)
-    step = 1e-3 + np.abs(soft).max(axis=1) / _INT8_STEPS  # (K,)
-    classes = soft.shape[1]
-    beyond = np.maximum(-soft.min(axis=1), soft.max(axis=1) - 1.0) > step + noise
-    off = np.abs(soft.sum(axis=1) - 1.0) > classes * step + np.sqrt(classes) * noise
-    if (beyond | off).any():
-        number = int(message.body.classes[int((beyond | off).argmax())])
+    noise = np.zeros(len(message.soft)) if terms.noise is None else terms.noise.soft_slack(message.counts)  # (K,)
+    wrong = improbable(message.soft, noise)
+    if wrong.any():
         raise WireError(
-            f"soft predictions of class {number}", expected="probabilities that sum to 1", got="other numbers"
+            f"soft predictions of class {int(message.body.classes[int(wrong.argmax())])}",
+            expected="probabilities that sum to 1",
+            got="other numbers",
         )
 
 
@@ -189,7 +182,7 @@ def _slack(statistic: FeatureGram, encoding: Encoding) -> float:
     if encoding == "int8":
         largest = float(np.abs(statistic.gram).max(initial=0.0))
         by_class = np.abs(statistic.cross).max(axis=1, initial=0.0)  # (C,)
-        slack += (width * largest + np.sqrt(width * (by_class**2).sum())) / _INT8_STEPS
+        slack += (width * largest + np.sqrt(width * (by_class**2).sum())) / INT8_STEPS
     return float(slack)
 
 

@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 
 from contract.methods import Value
 
-__all__ = ["LARGEST_NORM", "DeclaredNoise", "largest_norm", "usual_norm"]
+__all__ = ["INT8_STEPS", "LARGEST_NORM", "DeclaredNoise", "improbable", "largest_norm", "usual_norm"]
 
 LARGEST_NORM = 1e6
+INT8_STEPS = 254.0  # half a step of int8 is this part of the row's largest number
 _DEVIATIONS = 10.0
 
 
@@ -63,6 +64,22 @@ class DeclaredNoise:
 def largest_norm(rows: NDArray[np.floating]) -> float:
     """The norm of the longest of rows (K, D); 0 when there is none, infinity or NaN when a number is."""
     return float(np.linalg.norm(rows.astype(np.float64), axis=1).max(initial=0.0))
+
+
+def improbable(soft: NDArray[np.floating], slack: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """(K,) which of mean soft predictions (K, C) are no probabilities: not from 0 to 1, or not summing to 1.
+
+    Args:
+        slack: (K,) that noise may have added to a number; what float16 and int8 round is allowed for beside it.
+    """
+    rows = soft.astype(np.float64)
+    if not rows.size:
+        return np.zeros(len(rows), dtype=bool)
+    step = 1e-3 + np.abs(rows).max(axis=1) / INT8_STEPS  # (K,)
+    classes = rows.shape[1]
+    beyond = np.maximum(-rows.min(axis=1), rows.max(axis=1) - 1.0) > step + slack
+    off = np.abs(rows.sum(axis=1) - 1.0) > classes * step + np.sqrt(classes) * slack
+    return np.asarray(beyond | off, dtype=bool)
 
 
 def usual_norm(norms: list[float]) -> float:

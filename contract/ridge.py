@@ -25,7 +25,7 @@ __all__ = ["doubt", "solve_head"]
 
 Float64 = NDArray[np.float64]
 NEAR = 4  # so many times more, or fewer, samples than features are near as many
-SAFE_RIDGE = 0.01  # below it, accuracy falls near N = D (docs/methods.md has the figures)
+SAFE_RIDGE = 0.1  # below it, accuracy falls near N = D (docs/methods.md has the figures)
 
 
 def solve_head(gram: FeatureGram, ridge: float) -> Float64:
