@@ -12,7 +12,7 @@ longer is left out, for long features end training and short ones do not; their 
 of a class that only one or two of many devices have: only `aggregator/content.py` and what is usual in the other
 classes bound it.
 
-Memory is a few numbers for each device. The contributions are read twice more than the merge reads them.
+Memory is a few numbers for each device. The contributions are read once more than the merge reads them.
 """
 
 from __future__ import annotations
@@ -63,31 +63,30 @@ def screen(source: Source, devices: Sequence[str], *, max_share: float = 0.5) ->
     Args:
         max_share: the largest share of the round's samples that one device counts for, 0.5 to 1.
     """
-    findings = _outliers(source, devices)
+    longest, samples = [], []
+    for statistic in source():
+        longest.append(0.0 if isinstance(statistic, FeatureGram) else largest_norm(statistic.means))
+        samples.append(int(statistic.counts.sum()))
+    findings = _outliers(longest, devices)
     out = {finding.device for finding in findings}
     left = [device not in out for device in devices]
+    heaviest, most = _allowance([count if stays else 0 for count, stays in zip(samples, left, strict=True)], max_share)
+    factor = 1.0
+    if heaviest is not None:
+        factor = most / samples[heaviest]
+        reason = f"{samples[heaviest]:,} samples, more than the others allow, count as {most:,}"
+        findings.append(Finding(devices[heaviest], False, reason))
 
     def kept() -> Iterator[Statistic]:
-        return (statistic for statistic, stays in zip(source(), left, strict=True) if stays)
+        for index, (statistic, stays) in enumerate(zip(source(), left, strict=True)):
+            if stays:
+                yield _lightened(statistic, factor) if index == heaviest else statistic
 
-    samples = [int(statistic.counts.sum()) for statistic in kept()]
-    heaviest, most = _allowance(samples, max_share)
-    if heaviest is None:
-        return Screened(kept, tuple(findings))
-    names = [device for device, stays in zip(devices, left, strict=True) if stays]
-    reason = f"{samples[heaviest]:,} samples, more than the others allow, count as {most:,}"
-    findings.append(Finding(names[heaviest], False, reason))
-    factor = most / samples[heaviest]
-
-    def weighed() -> Iterator[Statistic]:
-        for index, statistic in enumerate(kept()):
-            yield _lightened(statistic, factor) if index == heaviest else statistic
-
-    return Screened(weighed, tuple(findings))
+    return Screened(kept, tuple(findings))
 
 
-def _outliers(source: Source, devices: Sequence[str]) -> list[Finding]:
-    longest = [0.0 if isinstance(s, FeatureGram) else largest_norm(s.means) for s in source()]
+def _outliers(longest: list[float], devices: Sequence[str]) -> list[Finding]:
+    """Devices whose longest class mean is out of all proportion."""
     usual = usual_norm(longest)
     return [
         Finding(device, True, f"a class mean of norm {norm:.3g}, at most {OUTLIER:g} times the usual {usual:.3g}")
