@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from aggregator.broker import EmbeddedBroker, parse_listen
+from aggregator.content import MAX_SAMPLES
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import RunFinished
 from aggregator.progress import Progress
@@ -60,7 +61,16 @@ def aggregate_command(
     ] = DEADLINE_S,
     fraction: Annotated[float, typer.Option(help="Share of the devices sampled in each round.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    min_samples: Annotated[int, typer.Option(help="Devices withhold classes with fewer examples.")] = 1,
+    min_samples: Annotated[int, typer.Option(help="Classes with fewer examples are withheld, or refused.")] = 1,
+    max_samples: Annotated[
+        int, typer.Option(help="Refuse a device that says it has more samples than this.")
+    ] = MAX_SAMPLES,
+    max_share: Annotated[
+        float, typer.Option(help="Largest share of a round's samples that one device counts for, 0.5 to 1.")
+    ] = 0.5,
+    ridge: Annotated[
+        float | None, typer.Option(help="Ridge of FFC's closed form, in units of trace/D.  [default: the bundle's]")
+    ] = None,
     rule: Annotated[str, typer.Option(help="How class means merge: " + ", ".join(RULES) + ".")] = "mean",
     encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, f32, f16 or int8.")] = "f32",
     ffc_encoding: Annotated[str, typer.Option(help="FFC's sums on the wire: f64, f32 or f16.")] = "f64",
@@ -88,6 +98,9 @@ def aggregate_command(
         encoding=_encoding("--encoding", encoding, get_args(Encoding)),
         ffc_encoding=_encoding("--ffc-encoding", ffc_encoding, ("f64", "f32", "f16")),
         min_samples=_at_least("--min-samples", min_samples, 1),
+        max_samples=_at_least("--max-samples", max_samples, 1),
+        max_share=_between("--max-share", max_share, 0.5, 1.0),
+        ridge=None if ridge is None else _between("--ridge", ridge, 0.0, 1e6),
         limit_bytes=limit_bytes,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
@@ -200,6 +213,12 @@ def _policy(min_clients: int, deadline_s: float, fraction: float, seed: int) -> 
 def _at_least(option: str, value: int, lowest: int) -> int:
     if not lowest <= value < 2**32:
         raise UsageError(option, expected=f"{lowest} or more", got=value)
+    return value
+
+
+def _between(option: str, value: float, low: float, high: float) -> float:
+    if not low <= value <= high:  # NaN is not
+        raise UsageError(option, expected=f"{low:g} to {high:g}", got=value)
     return value
 
 

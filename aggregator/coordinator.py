@@ -15,9 +15,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from aggregator.content import MAX_SAMPLES, Terms
 from aggregator.ingest import Decision, Ingest, View
 from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
 from aggregator.rules import ROBUST, Rule, check_rule, merge
+from aggregator.screen import Finding, screen
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store
 from contract.bundle import Manifest
@@ -25,8 +27,10 @@ from contract.errors import UsageError, WireError
 from contract.messages import Announcement, Contribution, Encoding, Status
 from contract.methods import METHODS, calibration
 from contract.methods import method as method_row
+from contract.plausible import DeclaredNoise
+from contract.ridge import doubt
 from contract.state import GlobalState
-from contract.statistics import Statistic
+from contract.statistics import FeatureGram, Statistic
 from contract.wire import decode
 
 __all__ = ["Coordinator", "Settings"]
@@ -42,7 +46,10 @@ class Settings:
         rounds, calibrate: see `rounds.plan`.
         rule: how class means merge; FFC's sums always add up.
         encoding, ffc_encoding: how tensors travel up in rounds of class means and of FFC's sums.
-        min_samples: classes with fewer local examples are withheld by the devices.
+        min_samples: classes with fewer local examples are withheld by the devices, and refused.
+        max_samples: the most that one device may say it has.
+        max_share: see `screen`.
+        ridge: of FFC's closed form, in units of trace/D; the bundle's when None.
         limit_bytes: the largest message taken and sent.
     """
 
@@ -53,11 +60,19 @@ class Settings:
     encoding: Encoding = "f32"
     ffc_encoding: Encoding = "f64"
     min_samples: int = 1
+    max_samples: int = MAX_SAMPLES
+    max_share: float = 0.5
+    ridge: float | None = None
     limit_bytes: int = 65_536
 
 
 class Coordinator:
     """One run of one fleet.
+
+    Attributes:
+        ridge: that FFC's head is solved with.
+        findings: about devices whose contribution to the last closed round does not count, or not in full.
+        doubt: why the head of the last closed round may be bad; empty where nothing speaks against it.
 
     Args:
         manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
@@ -88,7 +103,10 @@ class Coordinator:
         self._store, self._manifest, self._bundle, self._settings = store, manifest, bundle, settings
         self._others, self._calibration = others, calibration(manifest.hyper)
         self.rounds = Rounds(methods, settings.policy)
+        self.ridge = self._calibration.ridge if settings.ridge is None else settings.ridge
         self.state: GlobalState = store.state()
+        self.findings: tuple[Finding, ...] = ()
+        self.doubt = ""
         self._ingest = Ingest(self._holds)
         self._uncounted: Counter[tuple[int, str]] = Counter()
         self._resume(now)
@@ -121,6 +139,11 @@ class Coordinator:
         """The kind of statistic that the current round gathers."""
         return method_row(self.rounds.method).statistic
 
+    @property
+    def _encoding(self) -> Encoding:
+        """How tensors of the current round travel."""
+        return self._settings.ffc_encoding if self.statistic == "feature-gram" else self._settings.encoding
+
     def announcement(self, limit_bytes: int | None = None) -> Announcement:
         """What every device should know now.
 
@@ -128,7 +151,6 @@ class Coordinator:
             limit_bytes: the largest message that the broker and we take; ours when None.
         """
         rounds, settings = self.rounds, self._settings
-        gram = self.statistic == "feature-gram"
         return Announcement(
             run=self.run,
             round=rounds.number,
@@ -139,7 +161,7 @@ class Coordinator:
             fraction=settings.policy.fraction,
             seed=rounds.seed,
             global_version=self.state.version,
-            encoding=settings.ffc_encoding if gram else settings.encoding,
+            encoding=self._encoding,
             min_samples=settings.min_samples,
             limit_bytes=settings.limit_bytes if limit_bytes is None else limit_bytes,
             others=self._others,
@@ -200,14 +222,22 @@ class Coordinator:
         if isinstance(step, Opened):
             self._store.open_round(step.round, step.method, step.seed, wall)
         elif isinstance(step, Closed):
-            row = method_row(step.method)
-            weighting = row.weighting_of(self._manifest.hyper)
-            merged = merge(lambda: self._statistics(step.round, step.method), self._rule(step.method), weighting)
-            ridge = self._calibration.ridge
-            state = next_global(self.state, step.method, merged, round=step.round, ridge=ridge)
+            merged = self._merged(step)
+            state = next_global(self.state, step.method, merged, round=step.round, ridge=self.ridge)
             self._store.close_round(step.round, wall, int(merged.present.sum()), state)
             self.state = state
         return step
+
+    def _merged(self, step: Closed) -> Statistic:
+        """The round's result; `findings` and `doubt` then say what a person should know of it."""
+        devices = list(self._store.record(step.round).uplink_bytes)  # ordered as their contributions are
+        source = lambda: self._statistics(step.round, step.method)  # noqa: E731
+        screened = screen(source, devices, max_share=self._settings.max_share)
+        weighting = method_row(step.method).weighting_of(self._manifest.hyper)
+        merged = merge(screened.source, self._rule(step.method), weighting)
+        self.findings = screened.findings
+        self.doubt = doubt(merged, self.ridge) if isinstance(merged, FeatureGram) else ""
+        return merged
 
     def _holds(self, round: int, method: str, device: str) -> bool:
         """Whether a contribution is in the store; for the open round that is known without asking it."""
@@ -245,7 +275,13 @@ class Coordinator:
             fraction=self._settings.policy.fraction,
             limit_bytes=self._settings.limit_bytes,
             others=self._others,
-            projected=bool(self._calibration.project),
+            terms=Terms(
+                encoding=self._encoding,
+                min_samples=self._settings.min_samples,
+                max_samples=self._settings.max_samples,
+                projected=bool(self._calibration.project),
+                noise=DeclaredNoise.of(self._manifest.hyper),
+            ),
         )
 
     def _rule(self, method: str) -> Rule:

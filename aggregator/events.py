@@ -18,9 +18,11 @@ __all__ = [
     "RoundExtended",
     "RoundOpened",
     "RunFinished",
+    "Screened",
     "Silent",
     "StillAwaited",
     "Waiting",
+    "Warned",
 ]
 
 
@@ -134,6 +136,24 @@ class RoundClosed:
 
 
 @dataclass(frozen=True)
+class Screened:
+    """A device's contribution does not count in the round that has just closed, or not in full."""
+
+    round: int
+    device: str
+    left_out: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something about a round's result that a person should know."""
+
+    round: int
+    words: str
+
+
+@dataclass(frozen=True)
 class RunFinished:
     rounds: int
     committed: int
@@ -152,6 +172,8 @@ Event = (
     | Answering
     | Refused
     | RoundExtended
+    | Screened
+    | Warned
     | RoundClosed
     | RunFinished
 )

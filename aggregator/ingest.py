@@ -9,8 +9,8 @@ For each message on an `up` topic, in this order:
 3. chunks are put together; when the last of them is here and others are not, or nothing came for a while, the device
    is told which are missing. It is asked less and less often, only while it is online, and only for the open round:
    chunks of other rounds are dropped. Chunks that do not hash to what they say are asked for once more, then rejected;
-4. content: the bundle, the kind of statistic, classes, width, counts, finite numbers, plausible sizes → rejected if
-   wrong, else accepted.
+4. content (`aggregator/content.py`): the bundle, the kind of statistic, classes, width, counts, finite numbers,
+   plausible sizes → rejected if wrong, else accepted.
 
 Whatever came on a device's own topic gets an answer, but it must not end another contribution than the one that it
 speaks of: a rejection carries that one's digest, and a device heeds no other. See docs/decisions/081.
@@ -28,15 +28,14 @@ from typing import Literal
 
 import numpy as np
 
+from aggregator.content import Terms, check_content
 from aggregator.store import Accepted
 from aggregator.tie import Tie, digest_of, tie
 from contract.chunks import Assembler
 from contract.errors import WireError
-from contract.messages import MAX_MAGNITUDE, Chunk, Contribution, Receipt, ReceiptStatus
-from contract.methods import Kind
+from contract.messages import Chunk, Contribution, Receipt, ReceiptStatus
 from contract.methods import method as method_row
 from contract.sampling import sampled
-from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 from contract.wire import decode
 
 __all__ = ["Decision", "Ingest", "Outcome", "View", "largest_contribution_bytes"]
@@ -47,8 +46,6 @@ MAX_IN_PROGRESS = 4_096
 STALL_S = 5.0  # before the first question after missing chunks; doubled each time
 MAX_QUESTIONS = 6  # in 5 minutes; then the device must speak first, as it does when it sends again
 _MIN_CHUNK_BYTES = 512  # the smallest limit that can be announced leaves more than that for data
-_LARGEST_MEAN = 0.99 * MAX_MAGNITUDE  # rounding in the merge must not take a mean past what a message may hold
-_SLACK = 1.01  # half precision rounds by 0.05 %
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class View:
         classes, width: C, and the width of the open round's rows: D of the bundle, or D' where FFC projects.
         limit_bytes: the largest message taken.
         bundle, others: sha256 of the fleet's bundles.
-        projected: whether the sums of the open round are over projected features.
+        terms: what its contributions are held to.
     """
 
     run: bytes
@@ -75,7 +72,7 @@ class View:
     fraction: float = 1.0
     limit_bytes: int = 65_536
     others: tuple[bytes, ...] = ()
-    projected: bool = False
+    terms: Terms = field(default_factory=Terms)
 
 
 @dataclass(frozen=True)
@@ -257,45 +254,14 @@ class Ingest:
 
     def _take(self, device: str, message: Contribution, payload: bytes, received_bytes: int, view: View) -> Decision:
         try:
-            check_content(message, view)
+            check_content(
+                message, view.terms, bundles=(view.bundle, *view.others), classes=view.classes, width=view.width
+            )
         except WireError as error:
             return _decision(device, message, "rejected", reason=str(error))
         self._accepted.add((message.round, message.method, device))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes)
         return _decision(device, message, "committed", accepted=accepted)
-
-
-_KINDS: dict[Kind, type] = {
-    "class-means": ClassMeans,
-    "learned-prototypes": ClassMeans,
-    "participation": ClassMeans,
-    "hyper-knowledge": HyperKnowledge,
-    "feature-gram": FeatureGram,
-}
-
-
-def check_content(message: Contribution, view: View) -> Statistic:
-    """The statistic in `message`, when it is one that round `view.round` can merge.
-
-    Raises:
-        WireError: when it was made with another bundle, is not the method's, or cannot be what it says it is.
-    """
-    if message.bundle not in {sha256[:4] for sha256 in (view.bundle, *view.others)}:
-        known = " or ".join(f"{sha256[:4].hex()}…" for sha256 in (view.bundle, *view.others)[:4])
-        raise WireError("bundle", expected=f"sha256 {known}", got=f"{message.bundle.hex()}…")
-    row = method_row(message.method)
-    statistic = message.statistic(view.classes, view.width)
-    if not isinstance(statistic, _KINDS[row.statistic]):
-        raise WireError(f"round of {row.name}", expected=row.statistic, got=type(statistic).__name__)
-    if row.statistic == "participation" and statistic.present.any():
-        raise WireError(f"round of {row.name}", expected="no class rows", got="class rows")
-    if isinstance(statistic, FeatureGram) and row.unit_features:
-        _check_unit_sums(statistic, projected=view.projected)
-        return statistic
-    for rows in (message.body.rows, message.soft):
-        if rows is not None and float(np.abs(rows).max(initial=0.0)) > _LARGEST_MEAN:
-            raise WireError("class rows", expected=f"numbers up to {_LARGEST_MEAN:g}", got="a larger one")
-    return statistic
 
 
 def largest_contribution_bytes(view: View) -> int:
@@ -306,23 +272,6 @@ def largest_contribution_bytes(view: View) -> int:
     elif kind == "hyper-knowledge":
         numbers += view.classes * view.classes
     return 8 * numbers + 16 * view.classes + 4096
-
-
-def _check_unit_sums(statistic: FeatureGram, *, projected: bool) -> None:
-    """Sums of N unit features can be no larger than N, and their squares sum to N but for features that are zero.
-
-    Projected, unit features are shorter: their squares sum to less.
-    """
-    samples = float(statistic.counts.sum())
-    rows = np.arange(statistic.width)
-    trace = float(statistic.gram[rows * statistic.width - rows * (rows - 1) // 2].sum())  # the packed diagonal
-    least = 0.0 if projected else 1e-6 * samples
-    if not least <= trace <= _SLACK * samples:
-        raise WireError("gram", expected=f"a trace near {samples:g}, one for each unit feature", got=f"{trace:g}")
-    if float(np.abs(statistic.gram).max()) > _SLACK * samples:
-        raise WireError("gram", expected=f"entries up to {samples:g}", got="a larger one")
-    if (np.abs(statistic.cross).max(axis=1) > _SLACK * statistic.counts).any():
-        raise WireError("cross", expected="entries up to the class's count", got="a larger one")
 
 
 def _decision(

@@ -27,6 +27,7 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._printed_at: dict[type, float] = {}
+        self._screened_in, self._screened = 0, 0
 
     def __call__(self, event: events.Event) -> None:
         self._show(event)
@@ -107,6 +108,21 @@ class Progress:
     def _(self, event: events.Refused) -> None:
         if not self._often(events.Refused):
             self._line(f"  [yellow]refused[/yellow] {escape(event.device)}: {escape(event.reason)}")
+
+    @_show.register
+    def _(self, event: events.Screened) -> None:
+        if self._screened_in != event.round:
+            self._screened_in, self._screened = event.round, 0
+        self._screened += 1
+        what = "left out" if event.left_out else "counts as less"
+        if self._screened <= _SMALL_FLEET:
+            self._line(f"  [yellow]{what}[/yellow] {escape(event.device)}: {escape(event.reason)}")
+        elif self._screened == _SMALL_FLEET + 1:
+            self._line("  [yellow]and more devices[/yellow] like these")
+
+    @_show.register
+    def _(self, event: events.Warned) -> None:
+        self._line(f"  [yellow]warning[/yellow]: round {event.round}: {escape(event.words)}")
 
     @_show.register
     def _(self, event: events.RoundExtended) -> None:

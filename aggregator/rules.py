@@ -9,11 +9,14 @@
   by the number of devices instead, as that equation stands in the paper, which shrinks every prototype. So does
   `twice`: by `count`, and once more by the number of devices that hold the class, as FedProto's eq. 4 stands.
 - `median`: for each class and coordinate the median over the devices that hold the class.
-- `trimmed-mean`: the same, with the lowest and the highest tenth of the devices left out and the rest averaged.
+- `trimmed-mean`: the same, with the lowest and the highest tenth of the holders left out, at least one at either end,
+  and the rest averaged.
 
-The last two let no single device move a prototype far. They ignore how many examples a device claims, since a claim
-costs nothing; the counts of the result are still the sums of the counts. They exist for class means only: a median of
-Gram entries is no Gram matrix.
+From three holders of a class on, the last two let no single one move a prototype beyond what the others say. Of two
+holders nobody can tell which of them lies, so both rules give their midpoint; of one they give what it sent. Then only
+the bounds of `content` and `screen` hold. They ignore how many examples a device claims, since a claim costs nothing;
+the counts of the result are still the sums of the counts. They exist for class means only: a median of Gram entries is
+no Gram matrix.
 
 Memory is bounded whatever the number of devices: sums are accumulated in place; a median needs all values of a
 coordinate at once, so coordinates are dealt with in blocks, reading the statistics again for each.
@@ -22,6 +25,7 @@ coordinate at once, so coordinates are dealt with in blocks, reading the statist
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain
 from typing import Literal, get_args
 
@@ -39,10 +43,65 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 Source = Callable[[], Iterable[Statistic]]
 
 ROBUST = ("class-means", "learned-prototypes")  # kinds of statistic that a median makes sense of
-TRIM = 0.1  # share of devices left out at either end by `trimmed-mean`
+TRIM = 0.1  # share of a class's holders left out at either end by `trimmed-mean`, rounded up to one
 _BLOCK_BYTES = 32 << 20
 
 Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """One way to weigh class means.
+
+    Attributes:
+        own: the weights (C,) of one device's rows.
+        divisor: what the weighted sums are divided by (C,), given the sum of the weights (C,), how many devices hold
+            each class (C,), and how many devices there are.
+    """
+
+    own: Callable[[ClassMeans], Float64]
+    divisor: Callable[[Float64, Float64, int], Float64]
+
+
+def _counts(statistic: ClassMeans) -> Float64:
+    return statistic.counts.astype(np.float64)
+
+
+def _votes(statistic: ClassMeans) -> Float64:
+    return statistic.present.astype(np.float64)
+
+
+def _shares(statistic: ClassMeans) -> Float64:
+    return np.asarray(statistic.counts / max(int(statistic.counts.sum()), 1), dtype=np.float64)
+
+
+def _sum_of_weights(weights: Float64, holders: Float64, devices: int) -> Float64:
+    return weights
+
+
+_WEIGHTS: dict[Weighting, _Weights] = {
+    "count": _Weights(_counts, _sum_of_weights),
+    "client": _Weights(_votes, _sum_of_weights),
+    "share": _Weights(_shares, _sum_of_weights),
+    "printed": _Weights(_shares, lambda weights, holders, devices: np.full_like(weights, devices)),
+    "twice": _Weights(_counts, lambda weights, holders, devices: weights * holders),
+}
+
+
+def _median(ordered: Float64) -> Float64:
+    """(…,) the middle of values (K, …) in rising order, the midpoint of two middle ones."""
+    held = len(ordered)
+    return np.asarray((ordered[(held - 1) // 2] + ordered[held // 2]) / 2, dtype=np.float64)
+
+
+def _trimmed_mean(ordered: Float64) -> Float64:
+    """(…,) the mean of values (K, …) in rising order without the ends; of two or one there is nothing to trim."""
+    held = len(ordered)
+    cut = max(int(TRIM * held), 1) if held > 2 else 0
+    return np.asarray(ordered[cut : held - cut].mean(axis=0), dtype=np.float64)
+
+
+_MIDDLES: dict[Rule, Callable[[Float64], Float64]] = {"median": _median, "trimmed-mean": _trimmed_mean}
 
 
 def check_rule(rule: str, statistic: str | None) -> Rule:
@@ -72,7 +131,7 @@ def merge(source: Source, rule: Rule = "mean", weighting: Weighting = "count") -
         StatisticError: when there is none, they differ in kind or shape, or the rule does not fit them.
     """
     if rule == "mean" and weighting != "count":
-        return _weighted(source(), weighting)
+        return _weighted(source(), _WEIGHTS[weighting])
     total, devices = _add_up(source())
     if rule == "mean":
         return total
@@ -82,11 +141,11 @@ def merge(source: Source, rule: Rule = "mean", weighting: Weighting = "count") -
     step = max(1, _BLOCK_BYTES // (8 * devices))
     for start in range(0, means.size, step):
         stop = min(start + step, means.size)
-        means.flat[start:stop] = _robust(_columns(source(), devices, start, stop), rule)
+        means.flat[start:stop] = _by_column(_columns(source(), devices, start, stop), _MIDDLES[rule])
     return ClassMeans.from_means(means, total.counts)
 
 
-def _weighted(statistics: Iterable[Statistic], weighting: Weighting) -> ClassMeans:
+def _weighted(statistics: Iterable[Statistic], weigh: _Weights) -> ClassMeans:
     """The mean of each class's rows by weights other than `count` alone; counts are the sums of the counts."""
     stream = iter(statistics)
     first = next(stream, None)
@@ -97,17 +156,15 @@ def _weighted(statistics: Iterable[Statistic], weighting: Weighting) -> ClassMea
     weights, holders, devices = np.zeros(first.classes), np.zeros(first.classes), 0  # (C,), (C,)
     for statistic in chain((first,), stream):
         if not isinstance(statistic, ClassMeans):
-            raise StatisticError(f"weighting by {weighting}", expected="class means", got=type(statistic).__name__)
+            raise StatisticError("weighted means", expected="class means", got=type(statistic).__name__)
         nothing.merge(statistic)  # raises, and says what differs
-        held = statistic.present.astype(np.float64)
-        shares = statistic.counts / max(int(statistic.counts.sum()), 1)
-        own = {"client": held, "twice": statistic.counts.astype(np.float64)}.get(weighting, shares)  # (C,)
+        own = weigh.own(statistic)
         total += own[:, None] * statistic.means
         weights += own
-        holders += held
+        holders += _votes(statistic)
         counts += statistic.counts
         devices += 1
-    divisor = {"printed": np.full_like(weights, devices), "twice": weights * holders}.get(weighting, weights)
+    divisor = weigh.divisor(weights, holders, devices)
     return ClassMeans.from_means(total / np.where(divisor > 0, divisor, 1.0)[:, None], counts)
 
 
@@ -150,17 +207,12 @@ def _columns(statistics: Iterable[Statistic], devices: int, start: int, stop: in
     return block
 
 
-def _robust(block: Float64, rule: Rule) -> Float64:
-    """(columns,) the median or trimmed mean of each column's values that are there; 0 where none is."""
+def _by_column(block: Float64, middle: Callable[[Float64], Float64]) -> Float64:
+    """(columns,) the middle of each column's values that are there; 0 where none is."""
     block.sort(axis=0)  # NaN last
     held = block.shape[0] - np.isnan(block).sum(axis=0)
     result = np.zeros(block.shape[1])
     for count in np.unique(held[held > 0]):
         columns = held == count
-        values = block[:count, columns]  # (count, …)
-        if rule == "median":
-            result[columns] = (values[(count - 1) // 2] + values[count // 2]) / 2
-        else:
-            cut = int(TRIM * count)
-            result[columns] = values[cut : count - cut].mean(axis=0)
+        result[columns] = middle(block[:count, columns])
     return result

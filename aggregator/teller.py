@@ -50,6 +50,10 @@ class Teller:
         elif isinstance(step, Extended):
             self._listener(events.RoundExtended(step.round, step.contributions, policy.min_clients, policy.deadline_s))
         elif isinstance(step, Closed):
+            for found in self._core.findings:
+                self._listener(events.Screened(step.round, found.device, found.left_out, found.reason))
+            if self._core.doubt:
+                self._listener(events.Warned(step.round, self._core.doubt))
             record = self._core.record(step.round)
             self._listener(
                 events.RoundClosed(

@@ -1,6 +1,6 @@
 """How near FFC's head over the wire comes to pooled ridge regression, by tensor encoding.
 
-    python benchmarks/ffc_accuracy.py [--width 1280] [--samples 6000] [--classes 100] [--devices 5] [--json FILE]
+    python benchmarks/ffc_accuracy.py [--width 1280] [--samples 6000] [--classes 100] [--devices 5] [--ridge 0.3]
 
 Unit features as a ReLU backbone gives them are spread over devices; each device's Gram and cross sums are encoded,
 decoded, merged and solved by the code that the aggregator runs. The reference is ridge regression by least squares on
@@ -50,8 +50,7 @@ def pooled_ridge(z: NDArray[np.float64], y: NDArray[np.int64], classes: int, rid
     return np.linalg.lstsq(np.concatenate([z, penalty]), targets, rcond=None)[0].T
 
 
-def measure(width: int, samples: int, classes: int, devices: int) -> dict[str, object]:
-    ridge = float(method("ffc").hyper["ridge"].default)
+def measure(width: int, samples: int, classes: int, devices: int, ridge: float) -> dict[str, object]:
     z, y = features(samples + samples // 4, width, classes)
     train, test = z[:samples], z[samples:].astype(np.float64)
     pooled = pooled_ridge(train.astype(np.float64), y[:samples], classes, ridge)
@@ -87,9 +86,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("width", 1280), ("samples", 6000), ("classes", 100), ("devices", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--ridge", type=float, default=float(method("ffc").hyper["ridge"].default))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    result = measure(options.width, options.samples, options.classes, options.devices)
+    result = measure(options.width, options.samples, options.classes, options.devices, options.ridge)
     print(f"D = {options.width}, C = {options.classes}, {options.samples} samples over {options.devices} devices")
     print(
         f"condition number of A + λI {result['condition']:.1e}, pooled ridge accuracy {result['pooled_accuracy']:.4f}"

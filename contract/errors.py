@@ -6,6 +6,7 @@
     ├── BundleError     a bundle cannot be trusted or read: hash, schema, signature, member
     ├── ExportError     a backbone cannot be turned into a bundle
     ├── MethodError     unknown method, hyper-parameter out of range
+    │   └── DivergedError   local training came to numbers that are none
     ├── StatisticError  a statistic's arrays are not what the mathematics needs
     ├── WireError       a received message is not one of ours
     ├── PrivacyError    another round would cost more privacy than the device's owner allows
@@ -26,6 +27,7 @@ from contract.terminal import printable
 __all__ = [
     "BundleError",
     "DataError",
+    "DivergedError",
     "ExportError",
     "LinkError",
     "MethodError",
@@ -88,6 +90,10 @@ class MethodError(ProtofleetError):
     """A method or a hyper-parameter is unknown or out of range."""
 
     exit_code = 2
+
+
+class DivergedError(MethodError):
+    """Local training came to numbers that are none: the round has no result."""
 
 
 class StatisticError(ProtofleetError, ValueError):

@@ -151,7 +151,7 @@ def _sgd(source: str, *, lr: float, momentum: float, weight_decay: float, epochs
 
 
 _CALIBRATION = {
-    "ridge": Hyper(1e-6, "relative to trace/D; the paper's 0 is the limit", high=1e6),
+    "ridge": Hyper(0.3, "decision 078: of trace/D, safe at any N/D; the paper's 0 is the limit", high=1e6),
     "project": Hyper(0, "ours: D' of an agreed random projection, to cut the Gram's bytes; 0 for none", high=65_536),
     "project_seed": Hyper(0, "ours: of that projection", high=2**32 - 1),
 }

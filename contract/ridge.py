@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 from contract.errors import StatisticError
 from contract.statistics import FeatureGram
 
-__all__ = ["solve_head"]
+__all__ = ["doubt", "solve_head"]
 
 Float64 = NDArray[np.float64]
+NEAR = 4  # so many times more, or fewer, samples than features are near as many
+SAFE_RIDGE = 0.1  # below it, accuracy falls near N = D (docs/methods.md has the figures)
 
 
 def solve_head(gram: FeatureGram, ridge: float) -> Float64:
@@ -49,6 +51,20 @@ def solve_head(gram: FeatureGram, ridge: float) -> Float64:
         head = np.linalg.pinv(a, rcond=width * np.finfo(np.float64).eps, hermitian=True) @ b
     head[:, gram.counts == 0] = 0.0
     return np.ascontiguousarray(head.T)
+
+
+def doubt(gram: FeatureGram, ridge: float) -> str:
+    """Why the head of these sums may be bad, in one line; empty where nothing speaks against it.
+
+    Near as many samples as features the unregularised head fits noise, and answers worse than with half the samples.
+    """
+    samples, width = int(gram.counts.sum()), gram.width
+    if ridge >= SAFE_RIDGE or not width / NEAR <= samples <= NEAR * width:
+        return ""
+    return (
+        f"{samples:,} samples for {width:,} features, and a ridge of {ridge:g}: so near as many, a head needs a ridge "
+        f"of {SAFE_RIDGE:g} or more; try --ridge {SAFE_RIDGE:g}"
+    )
 
 
 def _regular(a: Float64) -> bool:

@@ -5,7 +5,8 @@ What happens, in order:
 1. Connect, listen to the fleet's round, its global state, this device's receipts and its own status; say that we are
    here (a retained birth, with a death as last will). Contributions that an earlier process left are sent first.
 2. When a round is open, we are sampled and its global state is here: run the round (`device.Device`), then commit
-   weights, contribution and the round's mark in one transaction, and only then send.
+   weights, contribution and the round's mark in one transaction, and only then send. A round whose training diverges
+   is left out: the weights stay, and what is sent says only that we took part.
 3. Send again after a reconnection, or when no receipt comes, until one does. Receipts are written to the journal
    before the MQTT message that carried them is acknowledged.
 4. When the round's global state has come back, test the device with it and append a line to `history.jsonl`.
@@ -28,7 +29,7 @@ from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
-from contract.errors import LinkError, WireError
+from contract.errors import DivergedError, LinkError, WireError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
 from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
 from contract.methods import calibration
@@ -125,7 +126,6 @@ class Client:
             LinkError: no broker within the patience, refused for good, or another process under this id.
             UsageError: the fleet runs another bundle.
             StoreError: the disk refused; what was committed is safe.
-            MethodError: training diverged.
             PrivacyError: another round would exceed the budget, or release something without noise.
         """
         for pending in self._journal.pending():
@@ -292,7 +292,14 @@ class Client:
         if self._accountant is not None:
             self._accountant.check(a.method)
         clock, began_s = measure.StepClock(), time.monotonic()
-        result = self._device.run_round(a, task.state, on_step=lambda done, steps: clock.tick(time.perf_counter()))
+        what = f"round {a.round} ({a.method})"
+        try:
+            result = self._device.run_round(a, task.state, on_step=lambda done, steps: clock.tick(time.perf_counter()))
+        except DivergedError as error:
+            self._log(f"{what}: {error}; weights as before the round, which is left out")
+            result = self._device.sit_out(a)
+        if result.refused:
+            self._log(f"{what}: {result.refused}")
         seconds = time.monotonic() - began_s
         payload = fitting(result.contribution, a.encoding)
         metrics = {
@@ -317,7 +324,7 @@ class Client:
             self._accountant.count(a.method)
             cost = f", {self._accountant.told()}"
         sent = f"{len(payload):,} bytes to send"
-        self._log(f"round {a.round} ({a.method}): {loss}{result.samples:,} samples, {seconds:.1f} s, {sent}{cost}")
+        self._log(f"{what}: {loss}{result.samples:,} samples, {seconds:.1f} s, {sent}{cost}")
         self._measured(clock.step_ms)
 
     def _is_complete(self, report: Report) -> bool:

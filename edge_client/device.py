@@ -3,12 +3,16 @@
 No MQTT, no files, no clock: the client drives this class over a broker, the lab drives the very same class in one
 process. A round follows the method's row in `contract/methods.py`:
 
-1. if the method trains, train on the local samples from the device's present weights, given the global state (what
+1. a global state that cannot be true is put aside (`edge_client/caution.py`), and the last good one is taken instead;
+2. if the method trains, train on the local samples from the device's present weights, given the global state (what
    that does is the objective's, export/objectives.py); prototypes that are learned (FedHP) start as the global ones;
-2. extract features with the extractor that the method names: the device's own `local` weights, or the `bundle`'s
+3. extract features with the extractor that the method names: the device's own `local` weights, or the `bundle`'s
    initial ones, which all devices share whatever they trained locally (Gram sums only add up over one extractor);
-3. sum them into the method's statistic, small classes withheld, and wrap it as a contribution. FedHP's statistic is the
+4. sum them into the method's statistic, small classes withheld, and wrap it as a contribution. FedHP's statistic is the
    learned prototypes; SphereFed's rounds have none; FedHKD's gets noise where its bundle says so.
+
+A round whose training diverges has no result, and leaves the device's weights as they were: `run_round` says so, and
+`sit_out` is what may be sent for it, so that nobody waits.
 
 Everything random comes from (device, run, round), and noise from a secret beside, so a round that is repeated after a
 crash, from the same weights and the same global state, gives the identical contribution. With an empty global state, a
@@ -26,19 +30,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.bundle import Bundle
-from contract.errors import BundleError, MethodError
+from contract.errors import BundleError, DivergedError, MethodError, StatisticError
 from contract.messages import Announcement, Contribution
 from contract.methods import Method, calibration, method
+from contract.plausible import LARGEST_NORM, DeclaredNoise, largest_norm
 from contract.ridge import solve_head
 from contract.state import GlobalState
-from contract.statistics import ClassMeans, Statistic
+from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 from contract.topics import check_id
+from edge_client.caution import Caution
 from edge_client.data import LocalData
 from edge_client.evaluate import Answer, Evaluation, linear_answer, nearest_answer, score, summary
 from edge_client.extractor import Extractor
 from edge_client.privacy import Mechanism
 from edge_client.summarise import calibrated_features, class_means, feature_gram, hyper_knowledge, withhold
-from edge_client.trainer import OnStep, Weights
+from edge_client.trainer import OnStep, Weights, diverged
 from edge_client.workbench import Workbench
 
 __all__ = ["Device", "RoundResult", "round_seed"]
@@ -55,12 +61,14 @@ class RoundResult:
         loss: mean training loss over the round's samples; None when the method trains nothing.
         samples: local samples in the statistic.
         steps: training steps done.
+        refused: why the given global state was not trained on; empty when it was.
     """
 
     contribution: Contribution
     loss: float | None
     samples: int
     steps: int
+    refused: str = ""
 
 
 def round_seed(device_id: str, run: bytes, round_number: int) -> int:
@@ -104,6 +112,7 @@ class Device:
         self._workbench = workbench or Workbench(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
         self._own_means: ClassMeans | None = None
+        self._caution = Caution(DeclaredNoise.of(bundle.manifest.hyper))
 
     @property
     def own_classes(self) -> NDArray[np.bool_]:
@@ -136,23 +145,30 @@ class Device:
             on_step: called after each training step with the steps done and the steps in all.
 
         Raises:
-            MethodError: for another method, or when training diverges. The device's weights are then unchanged.
+            MethodError: for another method.
+            DivergedError: when training diverges. The device's weights are then those of before the round.
             WireError: when the global state is not of this fleet.
         """
         row = self._row(announcement.method)
-        loss, steps = None, 0
-        if row.objective is not None:
-            seed = round_seed(self._id, announcement.run, announcement.round)
-            loss, steps = self._train(global_state, seed, on_step)
-        statistic = self._summarise(row, announcement)
-        contribution = Contribution.of(
-            statistic,
-            run=announcement.run,
-            round=announcement.round,
-            method=announcement.method,
-            bundle=self._bundle.sha256,
-        )
-        return RoundResult(contribution, loss, int(statistic.counts.sum()), steps)
+        if row.objective is None:
+            statistic = self._summarise(row, announcement)
+            return RoundResult(self._wrapped(statistic, announcement), None, int(statistic.counts.sum()), 0)
+        judged, before = self._caution.judge(global_state, self._longest), (self._trained, self._own_means)
+        seed = round_seed(self._id, announcement.run, announcement.round)
+        try:
+            loss, steps = self._train(judged.state, seed, on_step)
+            statistic = self._trained_statistic(row, announcement)
+        except DivergedError:
+            self._trained, self._own_means = before
+            raise
+        samples = int(statistic.counts.sum())
+        return RoundResult(self._wrapped(statistic, announcement), loss, samples, steps, judged.refused)
+
+    def sit_out(self, announcement: Announcement) -> RoundResult:
+        """What may be sent for a round without a result: that the device took part, and no class rows."""
+        m, row = self._manifest, self._row(announcement.method)
+        zero = HyperKnowledge.zero if row.statistic == "hyper-knowledge" else ClassMeans.zero
+        return RoundResult(self._wrapped(zero(m.classes, m.features), announcement), None, 0, 0)
 
     def evaluate(self, global_state: GlobalState | None) -> Evaluation | None:
         """How well the device answers now, given this global state; None without test samples.
@@ -162,7 +178,7 @@ class Device:
         """
         if self._test is None:
             return None
-        classes = self._manifest.classes
+        classes, global_state = self._manifest.classes, self._caution.judge(global_state, self._longest).state
         extractor = self._extractor()
         confusion = score(extractor, self._local_answers(extractor, global_state), self._test, classes=classes)
         if global_state is not None and global_state.head is not None:
@@ -187,6 +203,30 @@ class Device:
         loss = trainer.fit(data, epochs=epochs, lr=lr, given=given, seed=seed, on_step=on_step)
         self._trained, self._own_means = trainer.export_state(), None
         return loss, epochs * -(-len(data) // m.batch)
+
+    def _trained_statistic(self, row: Method, announcement: Announcement) -> Statistic:
+        """The statistic of what was just trained.
+
+        Raises:
+            DivergedError: when the features are no finite numbers, or longer than any network's are.
+        """
+        try:
+            statistic = self._summarise(row, announcement)
+        except StatisticError as error:
+            raise diverged("finite features", str(error)) from None
+        longest = 0.0 if isinstance(statistic, FeatureGram) else largest_norm(statistic.means)
+        if longest > LARGEST_NORM:
+            raise diverged(f"class means of norm {LARGEST_NORM:g} at most", f"{longest:.3g}")
+        return statistic
+
+    def _wrapped(self, statistic: Statistic, announcement: Announcement) -> Contribution:
+        a = announcement
+        return Contribution.of(statistic, run=a.run, round=a.round, method=a.method, bundle=self._bundle.sha256)
+
+    def _longest(self) -> float:
+        """The norm of the longest of the device's own class means, or of its learned prototypes."""
+        params = self._params()
+        return largest_norm(params[LEARNED] if LEARNED in params else self._means(self._extractor()).means)
 
     def _given(self, global_state: GlobalState | None) -> dict[str, NDArray[np.float32]]:
         """The global state, and what the device knows of its labels, as the training step takes them."""

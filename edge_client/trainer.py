@@ -21,15 +21,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.bundle import Bundle
-from contract.errors import BundleError, MethodError
+from contract.errors import BundleError, DivergedError
+from contract.plausible import LARGEST_NORM
 from contract.runtime import ort
 from edge_client.data import LocalData
 from edge_client.sessions import ORT_ERRORS, open_session
 
-__all__ = ["OnStep", "Trainer", "Weights"]
+__all__ = ["OnStep", "Trainer", "Weights", "diverged"]
 
 Weights = Mapping[str, NDArray[np.float32]]
 OnStep = Callable[[int, int], None]
+
+
+def diverged(expected: str, got: str) -> DivergedError:
+    """The error of a round whose training came to nothing."""
+    return DivergedError("training diverged", expected=expected, got=got, hint="a bundle exported with a smaller lr")
 
 
 class Trainer:
@@ -101,7 +107,7 @@ class Trainer:
             on_step: called after each step with the steps done and the steps in all.
 
         Raises:
-            MethodError: when the loss is no longer a finite number.
+            DivergedError: when the loss or a weight is no longer a finite number, or the loss is beyond all measure.
         """
         self._lr[...] = lr
         for name, buffer in self._given.items():
@@ -118,12 +124,12 @@ class Trainer:
                 if on_step is not None:
                     on_step(done, steps)
             if not np.isfinite(total):
-                raise MethodError(
-                    "training diverged",
-                    expected="a finite loss",
-                    got=f"{float(self._loss)} in epoch {epoch + 1}",
-                    hint="a bundle exported with a smaller lr",
-                )
+                raise diverged("a finite loss", f"{float(self._loss)} in epoch {epoch + 1}")
+        if total > LARGEST_NORM**2 * epochs * len(data):  # further than features can be apart
+            raise diverged(f"a mean loss of {LARGEST_NORM**2:g} at most", f"{total / (epochs * len(data)):.3g}")
+        kept = self._manifest.names("param", "buffer")
+        if not all(np.isfinite(self._now[name]).all() for name in kept):  # the last step came after its loss
+            raise diverged("finite weights", "others after the last step")
         return total / (epochs * len(data))
 
     def _run(self, data: LocalData, chosen: NDArray[np.int64]) -> float:

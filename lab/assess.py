@@ -104,9 +104,9 @@ def close(federation: Federation, names: Sequence[str], seed: int) -> tuple[list
     """The closings' heads over the common backbone, by way of answering, and what each costs one client in bytes."""
     federation.load(0)
     classes, width = federation.model.head_weight.shape
-    heads, sent = [], {}
+    heads, sent, ridge = [], {}, float(federation.hyper["ridge"])
     if "ffc" in names:
-        heads.append(("linear", calibrated_head(federation.model, federation.shares)))
+        heads.append(("linear", calibrated_head(federation.model, federation.shares, ridge)))
         sent["linear"] = ffc_bytes(classes, width)
     if "ccvr" in names:
         heads.append(("ccvr", ccvr_head(federation.model, federation.shares, federation.hyper, seed)))
@@ -132,7 +132,7 @@ def personalise(
             )
             heads["head-sgd/head"] = fitted
         if "head-ffc" in names:
-            heads["head-ffc/linear"] = head_by_ffc(seen, share.y, classes)
+            heads["head-ffc/linear"] = head_by_ffc(seen, share.y, classes, float(hyper["ridge"]))
         for way, head in heads.items():
             tally.add("personal", way, head.answers(asked) == held[client].y)
         if "fit" in names:

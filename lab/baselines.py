@@ -44,8 +44,8 @@ _TRAINING = {
     "schedule": Hyper("constant", "of lr over rounds; cosine: SphereFed, Tab. 16", ("constant", "cosine")),
     "halve_every": Hyper(0, "steps of a round after which lr halves, again and again; 0: never. FedHKD's public code"),
 }
-# What only rounds over the air have: how prototypes are weighted, and FFC's settings.
-_ON_THE_WIRE = ("aggregation", "ridge", "project", "project_seed", "delta")
+# What only rounds over the air have: how prototypes are weighted, and FFC's projection.
+_ON_THE_WIRE = ("aggregation", "project", "project_seed", "delta")
 _SERVER = {
     "base": Hyper("fedavg", "lab/servers.py", BASES),
     "mu": Hyper(0.0, f"proximal term, {_PAPERS['fedprox']}"),
@@ -55,6 +55,7 @@ _SERVER = {
     "server_epsilon": Hyper(1e-3, f"τ of fedadam, {_PAPERS['fedopt']}", low=1e-12),
 }
 _CLOSING = {
+    "ridge": METHODS["ffc"].hyper["ridge"],
     "ccvr_virtual": Hyper(2000, "virtual features of a class, Luo et al., NeurIPS 2021; SphereFed: 500", low=1),
     "ccvr_lr": Hyper(0.01, "ours; SphereFed, Tab. 16: 0.00001", low=1e-9),
     "ccvr_epochs": Hyper(10, "ours", low=1),

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from contract.errors import MethodError
+from contract.errors import DivergedError
 from lab.checkpoint import Checkpoint
 from lab.datasets import DataSet, load_dataset
 from lab.experiment import Experiment, run_experiment
@@ -167,9 +167,7 @@ def _run(
             on_text=lambda text: progress.on_text(f"{words}, {text}" if text else words),
             checkpoint=checkpoint,
         )
-    except MethodError as error:
-        if error.message != "training diverged":
-            raise
+    except DivergedError as error:
         failure = str(error)
         checkpoint.remove()
     lines = [_compact(record) for record in records]

@@ -26,9 +26,8 @@ from contract.statistics import FeatureGram
 from edge_client.data import LocalData
 from lab.eager import EagerModel
 
-__all__ = ["RIDGE", "Head", "calibrated_head", "ccvr_bytes", "ccvr_head", "ffc_bytes", "head_by_ffc", "head_by_sgd"]
+__all__ = ["Head", "calibrated_head", "ccvr_bytes", "ccvr_head", "ffc_bytes", "head_by_ffc", "head_by_sgd"]
 
-RIDGE = 1e-6  # of contract/methods.py's ffc
 _BATCH = 64
 
 Features = NDArray[np.float32]
@@ -50,8 +49,8 @@ class Head:
         return np.asarray((logits if self.bias is None else logits + self.bias).argmax(axis=1), dtype=np.int64)
 
 
-def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: float = RIDGE) -> Head:
-    """FFC over the model's backbone: the head from the clients' summed Gram and cross sums."""
+def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: float) -> Head:
+    """FFC over the model's backbone: the head from the clients' summed Gram and cross sums, as `solve_head` does it."""
     classes, width = model.head_weight.shape
     total = FeatureGram.zero(classes, width)
     for share in (each.labelled for each in shares):
@@ -92,7 +91,7 @@ def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str
     return _fit(z, y, start, lr=lr, momentum=0.9, epochs=epochs, unit=False, seed=seed)
 
 
-def head_by_ffc(features: Features, y: Labels, classes: int, ridge: float = RIDGE) -> Head:
+def head_by_ffc(features: Features, y: Labels, classes: int, ridge: float) -> Head:
     """SphereFed's personalised FFC: the closed form over one client's own samples."""
     return Head(solve_head(_gram(features, y, classes), ridge), unit=True)
 

@@ -255,6 +255,7 @@ def _aggregate_options(demo: Demo, rounds: int, prepared: Sequence[Prepared], ou
     bundles = [text for path in dict.fromkeys(str(p.bundle_path) for p in prepared) for text in ("--bundle", path)]
     files = ["--store", str(out / "aggregate.sqlite"), "--json", str(out / "aggregate.json")]
     course = ["--rounds", str(rounds), "--min-clients", str(demo.clients)]
+    course += ["--max-share", "1"]  # the demo knows its devices, and compares with the data pooled as it is
     return [*bundles, *files, *course, "--calibrate" if demo.calibrates else "--no-calibrate"]
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from contract.errors import MethodError
+from contract.errors import DivergedError
 from contract.methods import Value
 from contract.sphere import orthonormal_frame, uniform_prototypes
 from edge_client.data import LocalData
@@ -185,7 +185,7 @@ def train_eager(
             chosen = shuffled[start : start + batch]
             sums += stepper.step(torch.from_numpy(data.x[chosen]), torch.from_numpy(data.y[chosen])) * len(chosen)
         if not np.isfinite(sums):
-            raise MethodError("training diverged", expected="a finite loss", got=sums, hint="a smaller lr")
+            raise DivergedError("training diverged", expected="a finite loss", got=sums, hint="a smaller lr")
         total += sums
         if on_epoch is not None:
             on_epoch(epoch, sums / len(data))

@@ -16,6 +16,7 @@ from aggregator.rounds import Closed, Finished, Opened, Policy
 from aggregator.store import SqliteStore
 from contract.errors import StoreError, UsageError
 from contract.messages import Status
+from contract.methods import method
 from contract.report import write_json
 from contract.ridge import solve_head
 from contract.statistics import ClassMeans, FeatureGram
@@ -23,6 +24,7 @@ from contract.wire import encode
 
 SETTINGS = Settings(rounds=2, calibrate=True, policy=Policy(min_clients=3))
 DEVICES = ("a", "b", "c")
+RIDGE = float(method("ffc").hyper["ridge"].default)
 
 
 def _birth(online: bool = True, instance: bytes = b"instance") -> bytes:
@@ -64,7 +66,7 @@ def _check_result(core: Coordinator) -> None:
     pooled = _pooled(2, "fedproto")
     np.testing.assert_array_equal(core.state.prototypes.classes, [0, 1])
     np.testing.assert_allclose(core.state.prototypes.rows, pooled.means[:2])
-    np.testing.assert_allclose(core.state.head.rows, solve_head(_pooled(3, "ffc"), 1e-6), rtol=1e-9)
+    np.testing.assert_allclose(core.state.head.rows, solve_head(_pooled(3, "ffc"), RIDGE), rtol=1e-9)
     assert (core.state.version, core.state.round) == (3, 3)
 
 
@@ -200,3 +202,86 @@ def test_settings_that_do_not_fit_the_bundle(tmp_path: Path) -> None:
             Coordinator(store, manifest(), BUNDLE, Settings(rounds=0, calibrate=False), now=0.0)
         with pytest.raises(UsageError, match="--rule"):
             Coordinator(store, manifest(name="ffc"), BUNDLE, Settings(rule="median"), now=0.0)
+
+
+def _one_round(store: SqliteStore, settings: Settings, made: dict[str, ClassMeans | FeatureGram]) -> Coordinator:
+    """A run of one round with these contributions, closed."""
+    core = _core(store, settings)
+    _steps(core, 0.0)
+    method = core.rounds.method
+    batch = [(device, encode(contribution(s, run=core.run, method=method), "f64")) for device, s in made.items()]
+    assert [d.outcome for d in core.take(batch, 1.0)] == ["committed"] * len(batch)
+    assert isinstance(_steps(core, 2.0)[0], Closed)
+    return core
+
+
+def test_a_device_that_scales_its_means_does_not_reach_the_prototypes_and_is_named(tmp_path: Path) -> None:
+    one = dataclasses.replace(SETTINGS, rounds=1, calibrate=False)
+    liar = ClassMeans.from_means(means(2).means * -1000, means(2).counts)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _one_round(store, one, {"a": means(0), "b": means(1), "c": liar})
+        expected = means(0).merge(means(1)).means[:2]
+        np.testing.assert_allclose(core.state.prototypes.rows, expected)
+        assert [(found.device, found.left_out) for found in core.findings] == [("c", True)]
+
+
+@pytest.mark.parametrize(("share", "counts_for"), [(0.5, 60), (1.0, 900_000)])
+def test_a_huge_claim_weighs_as_max_share_says(tmp_path: Path, share: float, counts_for: int) -> None:
+    one = dataclasses.replace(SETTINGS, rounds=1, calibrate=False, max_share=share)
+    rows = [ClassMeans.from_means(np.full((3, 4), value), [10, 10, 10]) for value in (1.0, 2.0, 3.0)]
+    liar = ClassMeans.from_means(rows[2].means, [900_000, 10, 10])
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _one_round(store, one, {"a": rows[0], "b": rows[1], "c": liar})
+        expected = (10 * 1.0 + 10 * 2.0 + counts_for * 3.0) / (20 + counts_for)
+        np.testing.assert_allclose(core.state.prototypes.rows[0], expected, rtol=0.02)
+        assert [found.device for found in core.findings] == (["c"] if share < 1 else [])
+
+
+def test_min_samples_and_max_samples_are_held_to(tmp_path: Path) -> None:
+    few = dataclasses.replace(SETTINGS, min_samples=5, max_samples=100)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store, few)
+        _steps(core, 0.0)
+        sent = {
+            "a": ClassMeans.from_means(np.ones((3, 4)), [5, 6, 7]),
+            "b": ClassMeans.from_means(np.ones((3, 4)), [5, 4, 7]),
+            "c": ClassMeans.from_means(np.ones((3, 4)), [5, 90, 7]),
+        }
+        made = core.take([(d, encode(contribution(s, run=core.run))) for d, s in sent.items()], 1.0)
+        assert [d.outcome for d in made] == ["committed", "rejected", "rejected"]
+        assert "at least 5 examples" in made[1].receipt.reason
+        assert "at most 100 samples" in made[2].receipt.reason
+
+
+@pytest.mark.parametrize("given", [None, 0.7, 0.0])
+def test_the_aggregator_sets_the_ridge(tmp_path: Path, given: float | None) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        settings = dataclasses.replace(SETTINGS, rounds=1, ridge=given)
+        core = Coordinator(store, manifest(name="ffc"), BUNDLE, settings, now=0.0)
+        for device in DEVICES:
+            core.status(device, _birth())
+        _steps(core, 0.0)
+        sent = {device: gram(i) for i, device in enumerate(DEVICES)}
+        core.take([(d, encode(contribution(s, run=core.run, method="ffc"), "f64")) for d, s in sent.items()], 1.0)
+        _steps(core, 2.0)
+        pooled = gram(0).merge(gram(1)).merge(gram(2))
+        expected = solve_head(pooled, RIDGE if given is None else given)
+        np.testing.assert_allclose(core.state.head.rows, expected, rtol=1e-6)
+        assert core.doubt == ""  # 90 samples of 4 features: far from each other
+
+
+def test_a_small_ridge_near_as_many_samples_as_features_is_warned_of(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    z = rng.normal(size=(16, 16))
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    part = FeatureGram.of(z, rng.integers(0, CLASSES, 16), CLASSES)
+    for ridge, words in ((1e-6, "16 samples for 16 features, and a ridge of 1e-06"), (0.1, "")):
+        with SqliteStore(tmp_path / f"s{ridge}", BUNDLE, "fleet") as store:
+            settings = Settings(rounds=1, ridge=ridge)
+            core = Coordinator(store, manifest(name="ffc", width=16), BUNDLE, settings, now=0.0)
+            core.status("a", _birth())
+            _steps(core, 0.0)
+            core.take([("a", encode(contribution(part, run=core.run, method="ffc"), "f64"))], 1.0)
+            _steps(core, 2.0)
+            assert core.doubt.startswith(words)
+            assert bool(core.doubt) == bool(words)

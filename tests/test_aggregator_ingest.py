@@ -74,7 +74,11 @@ def test_a_committed_contribution_of_a_closed_round_is_a_duplicate_and_another_i
         (contribution(bundle=bytes(32)), VIEW, "bundle, expected sha256 00010203"),
         (contribution(ClassMeans.from_means(np.ones((3, 5)), [1, 1, 1])), VIEW, "width 5"),
         (contribution(ClassMeans.from_means(np.ones((4, 4)), [1, 1, 1, 1])), VIEW, "class 3"),
-        (contribution(ClassMeans.from_means(np.full((3, 4), 1e30), [1, 1, 1])), VIEW, "numbers up to 9.9e+29"),
+        (
+            contribution(ClassMeans.from_means(np.full((3, 4), 1e30), [1, 1, 1])),
+            VIEW,
+            "of at most 1.01e+06, got 2e+30",
+        ),
         (contribution(gram()), VIEW, "expected class-means, got FeatureGram"),
         (contribution(means(), method="ffc"), FFC, "expected feature-gram, got ClassMeans"),
     ],

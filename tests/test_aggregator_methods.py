@@ -239,7 +239,7 @@ def _hyper(soft: np.ndarray) -> Contribution:
     [
         (np.ones((2, CLASSES + 1)), "width 4"),
         (np.ones((2, CLASSES - 1)), "width 2"),
-        (np.full((2, CLASSES), 1e30), "numbers up to 9.9e+29"),
+        (np.full((2, CLASSES), 1e30), "probabilities that sum to 1"),
     ],
 )
 def test_soft_rows_of_another_size_or_without_measure_are_refused(soft, words) -> None:

@@ -37,7 +37,7 @@ def _naive(statistics: list[ClassMeans], rule: str) -> np.ndarray:
             if values and rule == "median":
                 result[j, d] = np.median(values)
             elif values:
-                cut = int(0.1 * len(values))
+                cut = max(int(0.1 * len(values)), 1) if len(values) > 2 else 0
                 kept = values[cut : len(values) - cut]
                 result[j, d] = sum(kept) / len(kept)
     return result
@@ -74,6 +74,23 @@ def test_robust_rules_withstand_one_liar_and_the_mean_does_not(rule) -> None:
     liar = ClassMeans.from_means([[1e9, 1e9]], [10**6])
     assert np.abs(merge(lambda: [*honest, liar], rule).means - [[1.05, -1.0]]).max() < 0.1
     assert np.abs(merge(lambda: [*honest, liar]).means).max() > 1e8
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
+@pytest.mark.parametrize("holders", [3, 4, 5, 9, 12])
+def test_one_liar_among_three_or_more_holders_cannot_leave_what_the_others_say(rule: str, holders: int) -> None:
+    honest = [ClassMeans.from_means([[1.0 + 0.01 * i, -1.0]], [10]) for i in range(holders - 1)]
+    for lie in (1e15, -1e15):
+        merged = merge(lambda lie=lie: [*honest, ClassMeans.from_means([[lie, lie]], [10])], rule).means[0]
+        assert 1.0 <= merged[0] <= 1.0 + 0.01 * (holders - 2) + 1e-12
+        assert merged[1] == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
+def test_of_two_holders_the_midpoint_and_of_one_what_it_sent(rule: str) -> None:
+    one, other = ClassMeans.from_means([[1.0, 4.0]], [10]), ClassMeans.from_means([[3.0, 0.0]], [99])
+    np.testing.assert_array_equal(merge(lambda: [one, other], rule).means, [[2.0, 2.0]])
+    np.testing.assert_array_equal(merge(lambda: [one], rule).means, one.means)
 
 
 def test_gram_sums_add_up_and_refuse_a_median() -> None:

@@ -349,7 +349,7 @@ def test_closings_answer_better_than_an_untrained_head() -> None:
     features = model.features(TEST.x)
     before = (model.predict(TEST.x) == TEST.y).mean()
     hyper = BASELINES["fedavg"].settle({"ccvr_virtual": 200})
-    for head in (calibrated_head(model, held), ccvr_head(model, held, hyper, seed=0)):
+    for head in (calibrated_head(model, held, 1e-6), ccvr_head(model, held, hyper, seed=0)):
         assert (head.answers(features) == TEST.y).mean() > before + 0.2
 
 
@@ -387,4 +387,5 @@ def test_a_client_with_one_sample_is_handled() -> None:
         held=[empty, single],
     )
     assert record.participants == 2
-    assert (head_by_ffc(model.features(single.x), single.y, 10).answers(model.features(single.x)) == single.y).all()
+    features = model.features(single.x)
+    assert (head_by_ffc(features, single.y, 10, 1e-6).answers(features) == single.y).all()

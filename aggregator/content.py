@@ -1,0 +1,204 @@
+"""Whether what a contribution carries can be true, before it is committed: what one message can be asked by itself.
+
+Class rows (FedProto, FedHP, FedPR, FedHKD):
+
+- every class has at least the announced `min_samples` examples, and the device no more than `max_samples` in all;
+- no mean is longer than is plausible (`contract/plausible.py`);
+- mean soft predictions (FedHKD) are probabilities: from 0 to 1, and a row sums to 1, but for rounding and for the
+  noise that the bundle declares.
+
+FFC's sums over unit features z with one-hot labels y. With u = (z, y), the matrix
+
+    M = Σ u uᵀ = [[A, B], [Bᵀ, diag n]]
+
+has no negative eigenvalue, whatever the data, so a device whose M has one below −τ lies; τ is what the encoding may
+have rounded away. M + τI has a Cholesky factor exactly when its Schur complement A + τI − B diag(n + τ)⁻¹ Bᵀ has one,
+which is only D × D; τ also keeps classes without samples from being divided by. The trace of A is the number of
+features that are not zero: at most n (less where features are projected, since they are shorter then). Together these
+bound every entry. Scaling sums up, cross sums at their limit and counts below the truth all break one of them; sums
+that are scaled down do not, and have no more effect than the fewer samples that they could come from.
+
+What only a comparison of devices can show is in `aggregator/screen.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import WireError
+from contract.messages import Contribution, Encoding
+from contract.methods import Kind
+from contract.methods import method as method_row
+from contract.plausible import INT8_STEPS, LARGEST_NORM, DeclaredNoise, improbable
+from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+
+__all__ = ["MAX_SAMPLES", "Terms", "check_content", "check_sums"]
+
+MAX_SAMPLES = 1_000_000
+_ARITHMETIC = 1e-6  # of the samples: what a device that computes features in float32 may be off by
+_ROUNDING: dict[Encoding, float] = {"f64": 0.0, "f32": 2.0**-24, "f16": 2.0**-11, "int8": 0.0}
+_SUBNORMAL_F16 = 2.0**-25  # half the distance of the smallest numbers of float16
+
+_KINDS: dict[Kind, type] = {
+    "class-means": ClassMeans,
+    "learned-prototypes": ClassMeans,
+    "participation": ClassMeans,
+    "hyper-knowledge": HyperKnowledge,
+    "feature-gram": FeatureGram,
+}
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the open round asks of a contribution, beside its shape.
+
+    Attributes:
+        encoding: as announced; a tensor may come in a finer one.
+        min_samples: as announced.
+        max_samples: the most samples that a device may say it has.
+        projected: whether FFC's sums are over projected features.
+        noise: what the bundle declares; None for none.
+    """
+
+    encoding: Encoding = "f64"
+    min_samples: int = 1
+    max_samples: int = MAX_SAMPLES
+    projected: bool = False
+    noise: DeclaredNoise | None = None
+
+
+def check_content(
+    message: Contribution, terms: Terms, *, bundles: tuple[bytes, ...], classes: int, width: int
+) -> Statistic:
+    """The statistic in `message`, when it is one that the round can merge.
+
+    Args:
+        bundles: sha256 of the fleet's bundles.
+        classes, width: C, and the width of the round's rows.
+
+    Raises:
+        WireError: when it was made with another bundle, is not the method's, or cannot be what it says it is.
+    """
+    if message.bundle not in {sha256[:4] for sha256 in bundles}:
+        known = " or ".join(f"{sha256[:4].hex()}…" for sha256 in bundles[:4])
+        raise WireError("bundle", expected=f"sha256 {known}", got=f"{message.bundle.hex()}…")
+    row = method_row(message.method)
+    statistic = message.statistic(classes, width)
+    if not isinstance(statistic, _KINDS[row.statistic]):
+        raise WireError(f"round of {row.name}", expected=row.statistic, got=type(statistic).__name__)
+    if row.statistic == "participation" and statistic.present.any():
+        raise WireError(f"round of {row.name}", expected="no class rows", got="class rows")
+    _check_counts(message, terms)
+    if isinstance(statistic, FeatureGram):
+        check_sums(statistic, _coarser(message, terms.encoding), projected=terms.projected)
+        return statistic
+    _check_norms(message, terms)
+    if message.soft is not None:
+        _check_soft(message, terms)
+    return statistic
+
+
+def check_sums(statistic: FeatureGram, encoding: Encoding, *, projected: bool = False) -> None:
+    """That some unit features can have these sums, `encoding` having rounded them.
+
+    Raises:
+        WireError: when none can.
+    """
+    samples, trace = float(statistic.counts.sum()), _trace(statistic)
+    slack = _slack(statistic, encoding)
+    if trace > samples + slack:
+        raise WireError("gram", expected=f"a trace of at most {samples:g}, one for each feature", got=f"{trace:g}")
+    if samples and not _has_factor(statistic, slack):
+        raise WireError(
+            "gram and cross sums", expected="those of unit features", got="an eigenvalue that no data can have"
+        )
+
+
+def _check_counts(message: Contribution, terms: Terms) -> None:
+    if len(message.counts) and int(message.counts.min()) < terms.min_samples:
+        few = int(message.counts.argmin())
+        raise WireError(
+            f"class {int(message.body.classes[few])}",
+            expected=f"at least {terms.min_samples} examples, as announced",
+            got=f"{int(message.counts[few])}",
+        )
+    samples = int(message.counts.sum())
+    if samples > terms.max_samples:
+        raise WireError("counts", expected=f"at most {terms.max_samples:,} samples of one device", got=f"{samples:,}")
+
+
+def _check_norms(message: Contribution, terms: Terms) -> None:
+    """Lengths of class means. int8 may lengthen a row by half a step in every coordinate."""
+    rows = message.body.rows.astype(np.float64)  # (K, D)
+    norms, width = np.linalg.norm(rows, axis=1), rows.shape[1]
+    limits = np.full(len(rows), LARGEST_NORM)
+    if terms.noise is not None:
+        limits = np.minimum(limits, terms.noise.largest_norm(message.counts, width))
+    limits *= 1.001 + np.sqrt(width) / INT8_STEPS
+    if (norms > limits).any():
+        worst = int((norms / limits).argmax())
+        raise WireError(
+            f"the mean of class {int(message.body.classes[worst])}",
+            expected=f"a norm of at most {limits[worst]:.3g}",
+            got=f"{norms[worst]:.3g}",
+        )
+
+
+def _check_soft(message: Contribution, terms: Terms) -> None:
+    assert message.soft is not None
+    noise = np.zeros(len(message.soft)) if terms.noise is None else terms.noise.soft_slack(message.counts)  # (K,)
+    wrong = improbable(message.soft, noise)
+    if wrong.any():
+        raise WireError(
+            f"soft predictions of class {int(message.body.classes[int(wrong.argmax())])}",
+            expected="probabilities that sum to 1",
+            got="other numbers",
+        )
+
+
+def _coarser(message: Contribution, announced: Encoding) -> Encoding:
+    """The coarser of what was announced and what a Gram came in; int8 arrives as float32 and must be announced."""
+    assert message.gram is not None
+    came: Encoding = {2: "f16", 4: "f32", 8: "f64"}[message.gram.dtype.itemsize]  # type: ignore[assignment]
+    order: tuple[Encoding, ...] = ("f64", "f32", "f16", "int8")
+    return max(came, announced, key=order.index)
+
+
+def _slack(statistic: FeatureGram, encoding: Encoding) -> float:
+    """τ: how far below zero an eigenvalue of M, or above n the trace, may come by arithmetic and by the encoding.
+
+    An entry that is rounded by a share ε of itself moves eigenvalues by at most ε·(‖A‖_F + ‖B‖_F), and neither norm is
+    above n. int8 has one step for all of A, and one for each row of B.
+    """
+    samples, width = float(statistic.counts.sum()), statistic.width
+    slack = (_ARITHMETIC + 2.0 * _ROUNDING[encoding]) * samples
+    if encoding == "f16":
+        slack += _SUBNORMAL_F16 * (width + np.sqrt(statistic.classes * width))
+    if encoding == "int8":
+        largest = float(np.abs(statistic.gram).max(initial=0.0))
+        by_class = np.abs(statistic.cross).max(axis=1, initial=0.0)  # (C,)
+        slack += (width * largest + np.sqrt(width * (by_class**2).sum())) / INT8_STEPS
+    return float(slack)
+
+
+def _trace(statistic: FeatureGram) -> float:
+    rows = np.arange(statistic.width)
+    return float(statistic.gram[rows * statistic.width - rows * (rows - 1) // 2].sum())  # the packed diagonal
+
+
+def _has_factor(statistic: FeatureGram, slack: float) -> bool:
+    """Whether M + τI is positive, by the Cholesky factor of its Schur complement."""
+    schur = statistic.matrix  # (D, D)
+    schur[np.diag_indices(statistic.width)] += slack
+    scaled = statistic.cross / np.sqrt(statistic.counts + slack)[:, None]  # (C, D)
+    schur -= scaled.T @ scaled
+    try:
+        np.linalg.cholesky(schur)
+    except np.linalg.LinAlgError:
+        return False
+    return True

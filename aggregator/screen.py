@@ -1,0 +1,119 @@
+"""Before a round's contributions merge: who is left out, and who counts for less. What only comparing devices can show.
+
+- **Left out**: a device with a class mean more than `OUTLIER` times as long as the usual device's longest. What is
+  usual is the middle device of this round, so less than half of the devices, lying together, cannot shift it.
+- **Counted as less**: a device that says it has more samples than all other devices together. It counts as that many,
+  or as s / (1 − s) times that many for another largest share s than a half: its counts, and with them the weight of its
+  rows or sums, are scaled as a whole. So nobody can buy more than the share of a round with a number that costs
+  nothing; of one class it can, by claiming no other.
+
+Of one or two devices nobody can say who lies. One alone counts as it is. Of two that differ by more than `OUTLIER` the
+longer is left out, for long features end training and short ones do not; their counts stay as they are. The same holds
+of a class that only one or two of many devices have: only `aggregator/content.py` and what is usual in the other
+classes bound it.
+
+Memory is a few numbers for each device. The contributions are read once more than the merge reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from aggregator.rules import Source
+from contract.plausible import largest_norm, usual_norm
+from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+
+__all__ = ["OUTLIER", "Finding", "Screened", "screen"]
+
+OUTLIER = 5.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A device whose contribution does not count, or not in full.
+
+    Attributes:
+        left_out: whether it does not count at all.
+    """
+
+    device: str
+    left_out: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Screened:
+    """A round's contributions as they may merge.
+
+    Attributes:
+        source: in the order given, without those left out; may be read again and again.
+        findings: about devices, in that order.
+    """
+
+    source: Source
+    findings: tuple[Finding, ...]
+
+
+def screen(source: Source, devices: Sequence[str], *, max_share: float = 0.5) -> Screened:
+    """What of `source`, which yields one statistic for each of `devices`, may merge.
+
+    Args:
+        max_share: the largest share of the round's samples that one device counts for, 0.5 to 1.
+    """
+    longest, samples = [], []
+    for statistic in source():
+        longest.append(0.0 if isinstance(statistic, FeatureGram) else largest_norm(statistic.means))
+        samples.append(int(statistic.counts.sum()))
+    findings = _outliers(longest, devices)
+    out = {finding.device for finding in findings}
+    left = [device not in out for device in devices]
+    heaviest, most = _allowance([count if stays else 0 for count, stays in zip(samples, left, strict=True)], max_share)
+    factor = 1.0
+    if heaviest is not None:
+        factor = most / samples[heaviest]
+        reason = f"{samples[heaviest]:,} samples, more than the others allow, count as {most:,}"
+        findings.append(Finding(devices[heaviest], False, reason))
+
+    def kept() -> Iterator[Statistic]:
+        for index, (statistic, stays) in enumerate(zip(source(), left, strict=True)):
+            if stays:
+                yield _lightened(statistic, factor) if index == heaviest else statistic
+
+    return Screened(kept, tuple(findings))
+
+
+def _outliers(longest: list[float], devices: Sequence[str]) -> list[Finding]:
+    """Devices whose longest class mean is out of all proportion."""
+    usual = usual_norm(longest)
+    return [
+        Finding(device, True, f"a class mean of norm {norm:.3g}, at most {OUTLIER:g} times the usual {usual:.3g}")
+        for device, norm in zip(devices, longest, strict=True)
+        if norm > OUTLIER * usual
+    ]
+
+
+def _allowance(samples: Sequence[int], max_share: float) -> tuple[int | None, int]:
+    """Which of three or more devices has more samples than the share, and as how many they count; None when none has.
+
+    From a half up, no more than one device can.
+    """
+    if sum(count > 0 for count in samples) < 3:
+        return None, 0
+    heaviest = int(np.argmax(samples))
+    rest = sum(samples) - samples[heaviest]
+    if samples[heaviest] <= max_share * sum(samples):
+        return None, 0
+    return heaviest, max(1, int(rest * max_share / (1.0 - max_share)))
+
+
+def _lightened(statistic: Statistic, factor: float) -> Statistic:
+    """The same means, or Gram and cross sums by sample, over fewer samples; no class that was there is lost."""
+    counts = np.maximum(statistic.counts * factor, statistic.present).astype(np.int64)
+    if isinstance(statistic, FeatureGram):
+        return FeatureGram(statistic.gram * factor, statistic.cross * factor, counts)
+    if isinstance(statistic, HyperKnowledge):
+        return HyperKnowledge.from_means(statistic.means, statistic.soft_means, counts)
+    return ClassMeans.from_means(statistic.means, counts)

@@ -1,0 +1,91 @@
+"""What class rows can plausibly be: the bounds that the aggregator holds contributions to, and a device a global state.
+
+A forged row can be refused only by something real that it contradicts:
+
+- No network that trains in float32 has features of norm `LARGEST_NORM` or more: next to them a step of training is
+  below the rounding. It is the only bound where there is nothing to compare with.
+- Where the usual norm is known, a row may exceed it by a factor. Training changes lengths, and backbones differ, so
+  the factors are wide; which they are, and why, is in docs/decisions/076.
+- Where a method's noise is declared in the bundle (FedHKD), features were clipped to ζ, and what lies beyond is noise
+  of a known deviation: ten of those deviations are never reached by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.methods import Value
+
+__all__ = ["INT8_STEPS", "LARGEST_NORM", "DeclaredNoise", "improbable", "largest_norm", "usual_norm"]
+
+LARGEST_NORM = 1e6
+INT8_STEPS = 254.0  # half a step of int8 is this part of the row's largest number
+_DEVIATIONS = 10.0
+
+
+@dataclass(frozen=True)
+class DeclaredNoise:
+    """The Gaussian mechanism as a bundle declares it.
+
+    Attributes:
+        clip: ζ, the largest norm of a feature.
+        multiplier: σ; a class mean over n samples has noise of deviation 2ζσ/n, a soft prediction of √2 σ/n.
+        predictions: whether soft predictions are noised, too.
+    """
+
+    clip: float
+    multiplier: float
+    predictions: bool
+
+    @classmethod
+    def of(cls, hyper: Mapping[str, Value]) -> DeclaredNoise | None:
+        """From a bundle's settled hyper-parameters; None where it adds none."""
+        multiplier = float(hyper.get("noise", 0.0))
+        if not multiplier:
+            return None
+        return cls(float(hyper.get("clip", 1.0)), multiplier, hyper.get("noise_on", "all") == "all")
+
+    def largest_norm(self, counts: NDArray[np.integer], width: int) -> NDArray[np.float64]:
+        """(K,) the longest that means over `counts` (K,) samples of width D can be."""
+        noise = 2.0 * self.clip * self.multiplier / counts.astype(np.float64)
+        return np.asarray(self.clip + noise * (math.sqrt(width) + _DEVIATIONS), dtype=np.float64)
+
+    def soft_slack(self, counts: NDArray[np.integer]) -> NDArray[np.float64]:
+        """(K,) how far noise moves a mean soft prediction over `counts` (K,) samples, at most."""
+        deviation = math.sqrt(2.0) * self.multiplier if self.predictions else 0.0
+        return np.asarray(_DEVIATIONS * deviation / counts.astype(np.float64), dtype=np.float64)
+
+
+def largest_norm(rows: NDArray[np.floating]) -> float:
+    """The norm of the longest of rows (K, D); 0 when there is none, infinity or NaN when a number is."""
+    return float(np.linalg.norm(rows.astype(np.float64), axis=1).max(initial=0.0))
+
+
+def improbable(soft: NDArray[np.floating], slack: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """(K,) which of mean soft predictions (K, C) are no probabilities: not from 0 to 1, or not summing to 1.
+
+    Args:
+        slack: (K,) that noise may have added to a number; what float16 and int8 round is allowed for beside it.
+    """
+    rows = soft.astype(np.float64)
+    if not rows.size:
+        return np.zeros(len(rows), dtype=bool)
+    step = 1e-3 + np.abs(rows).max(axis=1) / INT8_STEPS  # (K,)
+    classes = rows.shape[1]
+    beyond = np.maximum(-rows.min(axis=1), rows.max(axis=1) - 1.0) > step + slack
+    off = np.abs(rows.sum(axis=1) - 1.0) > classes * step + np.sqrt(classes) * slack
+    return np.asarray(beyond | off, dtype=bool)
+
+
+def usual_norm(norms: list[float]) -> float:
+    """The middle one of the norms above zero, the lower of two middle ones; 0 when there is none.
+
+    Liars cannot raise it while fewer than half of those who give one lie.
+    """
+    above = sorted(norm for norm in norms if norm > 0)
+    return above[(len(above) - 1) // 2] if above else 0.0

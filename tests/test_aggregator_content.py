@@ -1,0 +1,260 @@
+"""What a contribution carries: whatever data an honest device has passes, in every encoding; lies do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aggregator.content import Terms, check_content, check_sums
+from contract.errors import WireError
+from contract.messages import ClassRows, Contribution, Encoding
+from contract.plausible import LARGEST_NORM, DeclaredNoise, usual_norm
+from contract.sphere import projection, unit_rows
+from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+from contract.wire import decode, encode
+from edge_client.privacy import Mechanism
+
+RUN, BUNDLE = b"run1", bytes(32)
+ENCODINGS: tuple[Encoding, ...] = ("f64", "f32", "f16", "int8")
+
+
+def _message(statistic: Statistic, method: str, encoding: Encoding = "f64") -> Contribution:
+    message = Contribution.of(statistic, run=RUN, round=1, method=method, bundle=BUNDLE)
+    received = decode(encode(message, encoding))
+    assert isinstance(received, Contribution)
+    return received
+
+
+def _check(message: Contribution, statistic: Statistic, terms: Terms = Terms()) -> Statistic:
+    return check_content(message, terms, bundles=(BUNDLE,), classes=statistic.classes, width=statistic.width)
+
+
+def _data(seed: int, samples: int, classes: int, width: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
+    """Features (N, D) of many kinds, and labels (N,) that leave classes out."""
+    rng = np.random.default_rng(seed)
+    y = rng.choice(rng.permutation(classes)[: rng.integers(1, classes + 1)], samples)
+    z = {
+        "dense": lambda: rng.normal(size=(samples, width)),
+        "positive": lambda: np.abs(rng.normal(size=(samples, width))),
+        "sparse": lambda: rng.normal(size=(samples, width)) * (rng.random((samples, width)) < 0.1),
+        "constant": lambda: np.tile(rng.normal(size=width), (samples, 1)),
+        "by class": lambda: rng.normal(size=(classes, width))[y],
+        "one large": lambda: np.concatenate([np.ones((samples, 1)), np.full((samples, width - 1), 0.05)], axis=1),
+        "zero": lambda: np.zeros((samples, width)),
+        "some zero": lambda: rng.normal(size=(samples, width)) * (rng.random((samples, 1)) < 0.5),
+        "wide": lambda: rng.normal(size=(samples, width)) * np.exp(rng.normal(size=width) * 6),
+    }[kind]()
+    return z, y
+
+
+KINDS = ("dense", "positive", "sparse", "constant", "by class", "one large", "zero", "some zero", "wide")
+shapes = st.tuples(
+    st.integers(0, 10_000), st.integers(1, 60), st.integers(1, 12), st.integers(1, 90), st.sampled_from(KINDS)
+)
+
+
+@given(shapes, st.sampled_from(ENCODINGS), st.booleans())
+@settings(max_examples=250, deadline=None)
+def test_sums_of_any_data_pass_in_every_encoding(shape, encoding: Encoding, projected: bool) -> None:
+    z, y = _data(*shape)
+    z = unit_rows(z)
+    if projected:
+        z = z @ projection(z.shape[1], max(1, z.shape[1] // 2), 3)
+    statistic = FeatureGram.of(z, y, shape[2])
+    terms = Terms(encoding=encoding, projected=projected)
+    _check(_message(statistic, "ffc", encoding), statistic, terms)
+
+
+@given(shapes, st.sampled_from(["f64", "f32", "f16"]))
+@settings(max_examples=60, deadline=None)
+def test_a_device_that_computes_in_float32_or_sends_a_finer_encoding_passes(shape, encoding: Encoding) -> None:
+    z, y = _data(*shape)
+    statistic = FeatureGram.of(unit_rows(z.astype(np.float32)), y, shape[2])
+    _check(_message(statistic, "ffc", encoding), statistic, Terms(encoding="f16"))
+
+
+@pytest.mark.parametrize("width", [128, 512])
+def test_sums_of_a_wide_extractor_pass_in_float16(width: int) -> None:
+    rng = np.random.default_rng(width)
+    z = unit_rows(np.maximum(rng.normal(size=(3 * width, width)) + 0.3, 0))
+    statistic = FeatureGram.of(z, rng.integers(0, 10, len(z)), 10)
+    _check(_message(statistic, "ffc", "f16"), statistic, Terms(encoding="f16"))
+
+
+def _good(seed: int = 0, samples: int = 400, width: int = 32) -> FeatureGram:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 5, samples)
+    z = unit_rows(np.maximum(rng.normal(size=(5, width))[y] + rng.normal(size=(samples, width)), 0))
+    return FeatureGram.of(z, y, 5)
+
+
+def _packed(matrix: np.ndarray) -> np.ndarray:
+    return matrix[np.triu_indices(len(matrix))]
+
+
+def _indefinite(good: FeatureGram) -> FeatureGram:
+    """The same diagonal and entries of the same size, whose signs are drawn."""
+    signs = np.triu(np.random.default_rng(1).choice([-1.0, 1.0], (good.width, good.width)), 1)
+    return replace(good, gram=_packed(good.matrix * (signs + signs.T + np.eye(good.width))))
+
+
+LIES = {
+    "indefinite": _indefinite,
+    "cross sums at their limit": lambda g: replace(g, cross=np.tile(g.counts[:, None], (1, g.width)).astype(float)),
+    "cross sums twice as large": lambda g: replace(g, cross=2.0 * g.cross),
+    "sums three times as large": lambda g: replace(g, gram=3.0 * g.gram, cross=3.0 * g.cross),
+    "half the count": lambda g: replace(g, counts=g.counts // 2),
+    "a Gram that is too small": lambda g: replace(g, gram=1e-3 * g.gram),
+    "no Gram at all": lambda g: replace(g, gram=0.0 * g.gram),
+    "a class moved to another": lambda g: replace(g, cross=np.roll(g.cross, 1, axis=0) * 1.4),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("encoding", ["f64", "f32", "f16"])
+def test_sums_that_no_unit_features_have_are_refused(lie: str, encoding: Encoding) -> None:
+    good = _good()
+    _check(_message(good, "ffc", encoding), good, Terms(encoding=encoding))
+    forged = LIES[lie](good)
+    with pytest.raises(WireError, match="gram"):
+        _check(_message(forged, "ffc", encoding), forged, Terms(encoding=encoding))
+
+
+def test_the_schur_complement_judges_as_the_whole_matrix_does() -> None:
+    """Against the eigenvalues of M itself: those below −τ are refused, those above pass."""
+    rng, tau = np.random.default_rng(5), 1e-6
+    for _ in range(60):
+        good = _good(int(rng.integers(1000)), samples=60, width=8)
+        forged = replace(good, cross=good.cross * (1.0 + rng.normal() * 0.3))
+        if rng.random() < 0.5:
+            forged = replace(forged, counts=np.where(forged.counts > 0, forged.counts + 2, 0))
+        samples = forged.counts.sum()
+        whole = np.block([[forged.matrix, forged.cross.T], [forged.cross, np.diag(forged.counts)]])
+        true = np.linalg.eigvalsh(whole)[0] >= -tau * samples
+        try:
+            check_sums(forged, "f64")
+            assert true
+        except WireError:
+            assert not true
+
+
+@given(shapes, st.sampled_from(ENCODINGS), st.sampled_from(["fedproto", "fedpr", "fedhp"]), st.integers(-3, 3))
+@settings(max_examples=120, deadline=None)
+def test_class_means_of_any_features_pass(shape, encoding: Encoding, method: str, magnitude: int) -> None:
+    seed, samples, classes, width, kind = shape
+    if kind == "wide":
+        kind = "dense"
+    z, y = _data(seed, samples, classes, width, kind)
+    statistic = ClassMeans.of(z * 10.0**magnitude, y, classes)
+    _check(_message(statistic, method, encoding), statistic)
+
+
+@given(shapes, st.sampled_from(ENCODINGS), st.sampled_from([0.01, 1.0, 20.0]))
+@settings(max_examples=120, deadline=None)
+def test_soft_predictions_of_any_network_pass(shape, encoding: Encoding, sharpness: float) -> None:
+    z, y = _data(*shape)
+    logits = np.random.default_rng(shape[0]).normal(size=(len(y), shape[2])) * sharpness
+    soft = np.exp(logits - logits.max(axis=1, keepdims=True))
+    statistic = HyperKnowledge.of(np.clip(z, -1e3, 1e3), soft / soft.sum(axis=1, keepdims=True), y, shape[2])
+    _check(_message(statistic, "fedhkd", encoding), statistic)
+
+
+@given(shapes, st.sampled_from(["f64", "f32", "f16"]), st.sampled_from([0.1, 1.0, 8.0]), st.sampled_from([0.5, 30.0]))
+@settings(max_examples=120, deadline=None)
+def test_declared_noise_passes(shape, encoding: Encoding, multiplier: float, clip: float) -> None:
+    z, y = _data(*shape)
+    hyper = {"noise": multiplier, "clip": clip, "noise_on": "all"}
+    mechanism, soft = Mechanism.of(hyper), np.full((len(y), shape[2]), 1.0 / shape[2])
+    plain = HyperKnowledge.of(mechanism.clipped(z), soft, y, shape[2])
+    statistic = mechanism.released(plain, b"secret", b"what")
+    _check(_message(statistic, "fedhkd", encoding), statistic, Terms(noise=DeclaredNoise.of(hyper)))
+
+
+def _knowledge(soft: np.ndarray, scale: float = 1.0) -> HyperKnowledge:
+    classes = len(soft)
+    return HyperKnowledge.from_means(scale * np.ones((classes, 4)), soft, np.full(classes, 10))
+
+
+@pytest.mark.parametrize(
+    "soft",
+    [np.full((3, 3), -1e20), np.full((3, 3), 0.5), np.eye(3) * 2 - 0.5, np.eye(3) * 0.0, 1.5 * np.eye(3) - 0.25],
+)
+def test_soft_predictions_that_are_no_probabilities_are_refused(soft: np.ndarray) -> None:
+    good = _knowledge(np.full((3, 3), 1 / 3))
+    for encoding in ENCODINGS:
+        _check(_message(good, "fedhkd", encoding), good)
+    forged = _knowledge(soft)
+    for encoding in ("f64", "f32"):
+        with pytest.raises(WireError, match="soft predictions of class 0, expected probabilities"):
+            _check(_message(forged, "fedhkd", encoding), forged)
+
+
+def test_noise_excuses_no_more_than_it_explains() -> None:
+    loud = _knowledge(np.full((3, 3), 5.0), scale=0.2)
+    little = Terms(noise=DeclaredNoise(clip=1.0, multiplier=0.01, predictions=True))
+    with pytest.raises(WireError, match="soft predictions"):
+        _check(_message(loud, "fedhkd"), loud, little)
+    long = _knowledge(np.full((3, 3), 1 / 3), scale=100.0)
+    with pytest.raises(WireError, match="the mean of class 0"):
+        _check(_message(long, "fedhkd"), long, little)
+    _check(_message(long, "fedhkd"), long)  # without clipping nobody says how long features are
+    features_only = Terms(noise=DeclaredNoise(clip=1e3, multiplier=50.0, predictions=False))
+    with pytest.raises(WireError, match="soft predictions"):
+        _check(_message(loud, "fedhkd"), loud, features_only)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedhp", "fedpr"])
+def test_means_that_would_end_training_are_refused(method: str) -> None:
+    forged = ClassMeans.from_means(np.full((3, 4), 1e15), [10, 10, 10])
+    with pytest.raises(WireError, match=r"the mean of class 0, expected a norm of at most 1.01e\+06, got 2e\+15"):
+        _check(_message(forged, method), forged)
+    assert LARGEST_NORM == 1e6
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedhkd", "ffc"])
+def test_a_class_below_min_samples_is_refused(method: str) -> None:
+    z, y = unit_rows(np.random.default_rng(0).normal(size=(23, 4))), np.repeat([0, 2], [20, 3])
+    made: dict[str, Statistic] = {
+        "fedproto": ClassMeans.of(z, y, 3),
+        "fedhkd": HyperKnowledge.of(z, np.full((23, 3), 1 / 3), y, 3),
+        "ffc": FeatureGram.of(z, y, 3),
+    }
+    statistic = made[method]
+    _check(_message(statistic, method), statistic, Terms(min_samples=3))
+    with pytest.raises(WireError, match="class 2, expected at least 4 examples, as announced, got 3"):
+        _check(_message(statistic, method), statistic, Terms(min_samples=4))
+
+
+def test_a_count_that_no_device_has_is_refused() -> None:
+    forged = ClassMeans.from_means(np.ones((3, 4)), [10, 2**32 - 1, 10])
+    with pytest.raises(WireError, match="at most 1,000,000 samples of one device, got 4,294,967,315"):
+        _check(_message(forged, "fedproto"), forged)
+    _check(_message(forged, "fedproto"), forged, Terms(max_samples=2**33))
+
+
+def test_nothing_at_all_passes() -> None:
+    """A device whose classes are all withheld, or whose training diverged, says that it took part."""
+    for statistic, method in (
+        (ClassMeans.zero(3, 4), "fedproto"),
+        (HyperKnowledge.zero(3, 4), "fedhkd"),
+        (FeatureGram.zero(3, 4), "ffc"),
+    ):
+        _check(_message(statistic, method), statistic, Terms(min_samples=50))
+
+
+def test_a_gram_without_rows_is_refused() -> None:
+    """Sums of no samples are zero."""
+    rows = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 4)))
+    forged = Contribution(RUN, 1, "ffc", BUNDLE[:4], rows, np.zeros(0, np.uint64), np.ones(10))
+    with pytest.raises(WireError, match="a trace of at most 0"):
+        check_content(forged, Terms(), bundles=(BUNDLE,), classes=3, width=4)
+
+
+def test_the_usual_norm_is_the_lower_middle_one() -> None:
+    assert usual_norm([]) == usual_norm([0.0]) == 0.0
+    assert usual_norm([5.0, 0.0, 1.0]) == 1.0
+    assert usual_norm([5.0, 1e9, 1.0]) == 5.0
