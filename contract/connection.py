@@ -12,7 +12,8 @@ Time is an argument, in seconds of any steady clock. What is decided here:
 - Nothing survives a connection: no session at the broker, no message in memory. Durable are the outbox, the store and
   what the broker retains, and a new subscription is told that on every broker.
 - At most as many publications wait for their acknowledgement as the broker allows, and as few as we want.
-- Messages are acknowledged in the order they came, each once, and only those that have a packet id. Messages at QoS 0,
+- Messages are acknowledged in the order they came, each once, after what was published before (as long as the broker
+  lets us publish: some confirm nothing before we do), and only those that have a packet id. Messages at QoS 0,
   which no window of MQTT holds back, are dropped and counted beyond a bound.
 - A broker that answers pings and does nothing else is left: one that acknowledges no publication for long, and one
   that does not send back what we published on `echo_topic`, which we listen to.
@@ -90,6 +91,7 @@ class Connection:
         self._queue: deque[tuple[str, bytes, bool]] = deque()
         self._sent: dict[int, tuple[str, int]] = {}  # ticket → topic, bytes; not acknowledged by the broker
         self._sent_bytes, self._window, self._progress_at, self.limit_bytes = 0, 0, 0.0, 0
+        self._acks: deque[int] = deque()  # packet ids to acknowledge
         self._held: dict[int, bool] = {}  # packet id → whether the owner has acknowledged it, in order of arrival
         self._early: list[Received] = []  # before the subscriptions are answered
         self._echo: tuple[bytes, float] | None = None  # what must come back on the echo topic, and until when
@@ -100,7 +102,7 @@ class Connection:
     @property
     def idle(self) -> bool:
         """Whether the broker has acknowledged everything that was handed over on this connection, and we, too."""
-        return not (self._queue or self._sent or self._actions)
+        return not (self._queue or self._sent or self._actions or self._acks)
 
     def publish(self, topic: str, payload: bytes, retain: bool, now: float) -> bool:
         """A QoS 1 message to send; False when no connection is up, and then nothing is kept.
@@ -126,7 +128,7 @@ class Connection:
         self._held[received.mid] = True
         while self._held and self._held[mid := next(iter(self._held))]:
             del self._held[mid]
-            self._actions.append(Acknowledge(mid))
+            self._acks.append(mid)
 
     def taken(self, received: Received) -> None:
         """The owner has taken a message: one at QoS 0 makes room for others."""
@@ -241,7 +243,7 @@ class Connection:
             return self._actions.popleft()
         if self.phase == "up" and self._queue and self._may_send(len(self._queue[0][1])):
             return self._send(now)
-        return None
+        return Acknowledge(self._acks.popleft()) if self._acks else None
 
     def due_in_s(self, now: float) -> float | None:
         """Seconds until `advance` may have something to do without anything happening; None when never."""

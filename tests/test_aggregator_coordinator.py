@@ -134,7 +134,7 @@ def test_the_robust_rule_is_applied_to_prototypes_and_never_to_sums(tmp_path: Pa
         np.testing.assert_allclose(core.state.prototypes.rows, np.median(stacked, axis=0)[:2])
         core.take([_message(core, d) for d in DEVICES], 2.0)
         _steps(core, 2.0)
-        np.testing.assert_allclose(core.state.head.rows, solve_head(_pooled(2, "ffc"), 1e-6), rtol=1e-9)
+        np.testing.assert_allclose(core.state.head.rows, solve_head(_pooled(2, "ffc"), RIDGE), rtol=1e-9)
 
 
 def test_counts_by_round_and_in_all(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_the_aggregator_sets_the_ridge(tmp_path: Path, given: float | None) -> N
         settings = dataclasses.replace(SETTINGS, rounds=1, ridge=given)
         core = Coordinator(store, manifest(name="ffc"), BUNDLE, settings, now=0.0)
         for device in DEVICES:
-            core.status(device, _birth())
+            core.status(device, _birth(), 0.0)
         _steps(core, 0.0)
         sent = {device: gram(i) for i, device in enumerate(DEVICES)}
         core.take([(d, encode(contribution(s, run=core.run, method="ffc"), "f64")) for d, s in sent.items()], 1.0)
@@ -279,7 +279,7 @@ def test_a_small_ridge_near_as_many_samples_as_features_is_warned_of(tmp_path: P
         with SqliteStore(tmp_path / f"s{ridge}", BUNDLE, "fleet") as store:
             settings = Settings(rounds=1, ridge=ridge)
             core = Coordinator(store, manifest(name="ffc", width=16), BUNDLE, settings, now=0.0)
-            core.status("a", _birth())
+            core.status("a", _birth(), 0.0)
             _steps(core, 0.0)
             core.take([("a", encode(contribution(part, run=core.run, method="ffc"), "f64"))], 1.0)
             _steps(core, 2.0)

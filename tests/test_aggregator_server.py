@@ -30,11 +30,14 @@ from contract import topics
 from contract.errors import StoreError
 from contract.link import Address, Link, Received
 from contract.messages import Announcement, ClassRows, Contribution, Status
+from contract.methods import method
 from contract.ridge import solve_head
 from contract.sphere import unit_rows
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, Statistic
 from contract.wire import decode, encode
+
+RIDGE = float(method("ffc").hyper["ridge"].default)
 
 
 @pytest.fixture(params=BROKERS)
@@ -86,7 +89,7 @@ def test_a_run_over_a_real_broker(broker: TestBroker, tmp_path: Path) -> None:
             _same(_stored(store, *key), merge(lambda key=key: [t.sent[key] for t in talkers]))
         final = talkers[0].states[3]
         np.testing.assert_allclose(final.prototypes.rows, _stored(store, 2, "fedproto").means[:2], rtol=1e-6)
-        np.testing.assert_allclose(final.head.rows, solve_head(_stored(store, 3, "ffc"), 1e-6), rtol=1e-5)
+        np.testing.assert_allclose(final.head.rows, solve_head(_stored(store, 3, "ffc"), RIDGE), rtol=1e-5)
 
 
 def test_the_broker_dies_between_rounds_and_comes_back(broker: TestBroker, tmp_path: Path) -> None:
