@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from contract.errors import ProtofleetError, UsageError
+from contract.interrupt import hold_back
 from contract.report import is_stdout, write_json
 from contract.terminal import forgive_streams, printable
 from edge_client.config import ClientConfig, read_public_key
@@ -57,6 +58,7 @@ def become(settings: ClientConfig) -> NoReturn:
     }
     sys.stdout.flush()
     sys.stderr.flush()
+    hold_back()  # until the new process can answer Ctrl-C
     same_path = [] if sys.path[:1] == [os.getcwd()] else ["-P"]  # import from where this process imported from
     os.execve(
         sys.executable,
