@@ -11,6 +11,7 @@ without what parsed the command line. Typer, rich and pydantic take 12 MB that a
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -90,6 +91,9 @@ def run(settings: ClientConfig) -> int:
         if not settings.quiet:
             print(f"{settings.id}: {printable(line)}", file=sys.stderr, flush=True)
 
+    # Loaded before signals raise: ONNX Runtime's extension makes an ImportError of whatever is raised while it loads.
+    importlib.import_module("edge_client.client")
+    importlib.import_module("edge_client.device")
     try:
         with _signals():
             _run(settings, log)
