@@ -7,10 +7,17 @@ here as one line on standard error, with its exit code; a traceback is a bug.
 
 from __future__ import annotations
 
+import sys
+
+from contract.interrupt import leave_at_once
+
+if __name__ == "__main__" or sys.argv[0].endswith("/protofleet"):  # not where it is imported as a library
+    leave_at_once()
+
 import functools
 import importlib
+import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -48,12 +55,15 @@ COMMANDS = {
     "lab": Command("lab.cli:lab_app", "all", "Simulate a fleet in one process with the deployed code."),
 }
 
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
 _ROOMS = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
+    if "_PROTOFLEET_COMPLETE" in os.environ and argv is None:
+        return _complete()
     forgive_streams()
     try:
         return _dispatch(args)
@@ -73,6 +83,8 @@ def _dispatch(args: list[str]) -> int:
     if args[0] == "--version":
         print(f"protofleet {_version()}")
         return 0
+    if args[0] in ("--install-completion", "--show-completion"):
+        return _completion(args[0], args[1:])
     name, rest = args[0], args[1:]
     if name not in COMMANDS:
         raise UsageError("unknown command", expected="a protofleet command", got=name, hint=near_names(name, COMMANDS))
@@ -118,14 +130,17 @@ def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
 
 
 def _load(name: str) -> typer.Typer:
-    command = COMMANDS[name]
-    module_name, attribute = command.target.split(":")
-    target = getattr(importlib.import_module(module_name), attribute)
+    target = _target(COMMANDS[name])
     if isinstance(target, typer.Typer):
         return target
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(help=target.__doc__)(_audible(target))
+    app.command(help=target.__doc__, context_settings=_SETTINGS)(_audible(target))
     return app
+
+
+def _target(command: Command) -> Any:
+    module_name, attribute = command.target.split(":")
+    return getattr(importlib.import_module(module_name), attribute)
 
 
 class _Interrupted(BaseException):
@@ -141,6 +156,44 @@ def _audible(target: Callable[..., Any]) -> Callable[..., Any]:
             raise _Interrupted from None
 
     return command
+
+
+def _completion(option: str, rest: list[str]) -> int:
+    """Print the shell's completion script, or put it where the shell finds it. The shell is told, or it is $SHELL."""
+    from typer.completion import Shells, get_completion_script, install
+
+    shell = rest[0] if rest else os.environ.get("SHELL", "").rpartition("/")[2]
+    known = [each.value for each in Shells]
+    if shell not in known:
+        raise UsageError(option, expected="a shell", got=shell or "none", hint=near_names(shell, known))
+    if option == "--show-completion":
+        variable = "_PROTOFLEET_COMPLETE"
+        print(get_completion_script(prog_name="protofleet", complete_var=variable, shell=shell))
+        return 0
+    try:
+        _, path = install(shell=shell, prog_name="protofleet", complete_var="_PROTOFLEET_COMPLETE")
+    except OSError as error:
+        raise UsageError(option, expected="a file that can be written", got=error.strerror) from None
+    print(f"completion for {shell} is in {path}; it works in the next shell")
+    return 0
+
+
+def _complete() -> int:
+    """Answer the shell: it has put the words so far into the environment. Loads the one command that is named."""
+    from typer.main import get_command
+
+    words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
+    named = next((word for word in words[1:] if word in COMMANDS), None)
+    whole = typer.Typer(add_completion=True, rich_markup_mode=None, context_settings=_SETTINGS)
+    for name, command in COMMANDS.items():
+        if name != named:
+            whole.command(name, help=command.summary)(lambda: None)
+        elif isinstance(target := _target(command), typer.Typer):
+            whole.add_typer(target, name=name)
+        else:
+            whole.command(name)(target)
+    get_command(whole)(prog_name="protofleet")
+    return 0
 
 
 def _missing_package(name: str, error: ModuleNotFoundError) -> Exception:
@@ -163,7 +216,10 @@ def _print_help() -> None:
     for name, command in COMMANDS.items():
         table.add_row(f"  [cyan]{name}[/cyan]", command.summary)
     console.print(table)
-    console.print("\nprotofleet COMMAND --help tells each command's options; protofleet --version the version.")
+    console.print(
+        "\nprotofleet COMMAND -h tells each command's options; protofleet --version the version;\n"
+        "protofleet --install-completion completes commands and options in your shell."
+    )
 
 
 def _refuse(line: str, code: int) -> int:

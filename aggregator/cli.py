@@ -26,6 +26,7 @@ from aggregator.store import SqliteStore
 from contract.bundle import Manifest, read_bundle
 from contract.errors import LinkError, UsageError, near_names
 from contract.fleet import check_fleet
+from contract.interrupt import interruptible
 from contract.link import Address
 from contract.messages import Encoding
 from contract.report import JSON_HELP, is_stdout, write_json
@@ -86,7 +87,7 @@ def aggregate_command(
         bool, typer.Option("--new-run", help="Go on from this store as a new run: for a store from a backup.")
     ] = False,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the run's summary, after every round,"))] = None,
-    quiet: Annotated[bool, typer.Option(help="No progress lines.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> int:
     """Run rounds: announce, receive, commit, merge."""
     check_id(fleet, "--fleet")
@@ -140,7 +141,7 @@ def aggregate_command(
 
 def broker_command(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0 for a free one.")] = "127.0.0.1:1883",
-    quiet: Annotated[bool, typer.Option(help="No lines.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> int:
     """Run the embedded MQTT broker."""
     console = Console(stderr=True, quiet=quiet)
@@ -167,7 +168,8 @@ def _until_stopped(action: Callable[[], None], console: Console, farewell: str) 
     """Run `action`; Ctrl-C and SIGTERM end it with one line and the exit code they have by custom."""
     before = signal.signal(signal.SIGTERM, _on_sigterm)
     try:
-        action()
+        with interruptible():
+            action()
     except _Terminated:
         return _part(console, f"terminated: {farewell}", 143)
     except KeyboardInterrupt:

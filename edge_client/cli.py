@@ -41,7 +41,7 @@ def client_command(
     ] = None,
     config: Annotated[str | None, typer.Option(help="TOML file with any of these options by name.")] = None,
     json: Annotated[str | None, typer.Option(help=JSON_HELP.format("a summary at the end"))] = None,
-    quiet: Annotated[bool | None, typer.Option("--quiet", help="Print errors only.")] = None,
+    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="Print errors only.")] = None,
 ) -> int:
     """Run one device: take part in the fleet's rounds until its run is finished."""
     given = dict(locals())

@@ -11,6 +11,7 @@ without what parsed the command line. Typer, rich and pydantic take 12 MB that a
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from contract.errors import ProtofleetError, UsageError
+from contract.interrupt import hold_back
 from contract.report import is_stdout, write_json
 from contract.terminal import forgive_streams, printable
 from edge_client.config import ClientConfig, read_public_key
@@ -57,6 +59,7 @@ def become(settings: ClientConfig) -> NoReturn:
     }
     sys.stdout.flush()
     sys.stderr.flush()
+    hold_back()  # until the new process can answer Ctrl-C
     same_path = [] if sys.path[:1] == [os.getcwd()] else ["-P"]  # import from where this process imported from
     os.execve(
         sys.executable,
@@ -88,6 +91,9 @@ def run(settings: ClientConfig) -> int:
         if not settings.quiet:
             print(f"{settings.id}: {printable(line)}", file=sys.stderr, flush=True)
 
+    # Loaded before signals raise: ONNX Runtime's extension makes an ImportError of whatever is raised while it loads.
+    importlib.import_module("edge_client.client")
+    importlib.import_module("edge_client.device")
     try:
         with _signals():
             _run(settings, log)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.errors import UsageError, near_names
+from contract.interrupt import interruptible
 from contract.methods import METHODS, Head
 
 __all__ = ["export_command"]
@@ -40,7 +41,7 @@ def export_command(
     provenance: Annotated[str | None, typer.Option(help="How the weights were obtained, in words.")] = None,
     bundle_version: Annotated[int, typer.Option(help="Must grow with each export for one fleet.")] = 1,
     sign: Annotated[str | None, typer.Option(help="File with the 32 bytes of an Ed25519 private key.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> None:
     """Turn a backbone and a method into one bundle file."""
     arguments = {
@@ -64,7 +65,8 @@ def export_command(
     console.print("loading torch", style="dim")
     from export.build import build_bundle  # torch takes seconds; wrong options are answered before it loads
 
-    exported = build_bundle(**arguments, progress=lambda line: console.print(line, style="dim", markup=False))
+    with interruptible():  # a half-written bundle is removed
+        exported = build_bundle(**arguments, progress=lambda line: console.print(line, style="dim", markup=False))
     _summarise(exported, console)
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.errors import UsageError
+from contract.interrupt import interruptible
 from contract.report import JSON_HELP, add_json_line, beside, write_json, write_text
 from lab.partition import PARTITIONS, Partition
 
@@ -23,6 +24,7 @@ lab_app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Simulate a fleet in one process with the deployed code.",
 )
 
@@ -42,12 +44,13 @@ def demo_command(
     backbone: Annotated[
         str, typer.Option(help="As protofleet export takes it; several with commas between, dealt to the devices.")
     ] = "small_cnn",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> int:
     """A fleet of processes learns together, on real images, over MQTT."""
     from lab.demo import Demo, run_demo
     from lab.table import demo_table
 
-    console = Console()
+    console = Console(quiet=quiet)
     demo = Demo(clients, rounds, method, data, out, seed, port, backbone)
 
     def run() -> None:
@@ -286,7 +289,8 @@ def _until_stopped(action: Callable[[], Any]) -> int:
     """Run `action`; Ctrl-C and SIGTERM end it, everything it holds is let go of, and one line says so."""
     before = signal.signal(signal.SIGTERM, _on_sigterm)
     try:
-        action()
+        with interruptible():
+            action()
     except _Terminated:
         typer.echo("error: terminated, every process it started is ended", err=True)
         return 143

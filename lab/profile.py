@@ -18,6 +18,7 @@ from rich.table import Table
 
 from contract.bundle import read_bundle
 from contract.errors import UsageError, near_names
+from contract.interrupt import interruptible
 from contract.report import JSON_HELP, beside, write_json, write_text
 from hw_profiles.device import Device, find_device, load_devices
 from hw_profiles.measure import read_measurement
@@ -68,7 +69,8 @@ def profile_command(
     chosen = [find_device(name, known) for name in named]
     record = read_measurement(measured) if measured else None
     if measure:
-        record = _measure(bundle, threads, seconds, batch, console)
+        with interruptible():  # the processes that measure are ended
+            record = _measure(bundle, threads, seconds, batch, console)
     if measure and not _has_onnx():
         _show_measured(record or {}, console)
         console.print("predictions need the onnx package: pip install 'protofleet[export]'", style="dim", markup=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from importlib.metadata import entry_points, version
 from pathlib import Path
 
 import pytest
+from contract_samples import small_parts
 
 import protofleet
+from contract.bundle import write_bundle
 from contract.errors import near_names
 
 ROOT = Path(protofleet.__file__).parent
@@ -160,3 +163,61 @@ def test_output_into_a_closed_pipe_is_no_traceback():
     shell = f"{sys.executable} -m protofleet --help | head -n 1"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, cwd=ROOT, timeout=60)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", protofleet.COMMANDS)
+def test_every_command_answers_h_as_help(name):
+    assert run(name, "-h").stdout == run(name, "--help").stdout
+
+
+@pytest.mark.parametrize("name", ["aggregate", "broker", "client", "demo", "export"])
+def test_what_logs_can_be_quiet_in_one_way(name):
+    assert "--quiet, -q" in " ".join(run(name, "-h").stdout.split()) or "-q, --quiet" in run(name, "-h").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("protofleet ag", ["aggregate"]),
+        ("protofleet client --eps", ["--epsilon"]),
+        ("protofleet lab r", ["run"]),
+        ("protofleet lab run --save", ["--save-weights"]),
+    ],
+)
+def test_the_shell_completes_commands_and_options(words, wanted):
+    variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = run(**variables, _PROTOFLEET_COMPLETE="complete_bash")
+    assert done.stdout.split() == wanted, done.stderr
+
+
+def test_completion_is_installed_for_a_shell_and_shown(tmp_path):
+    assert "complete -o default -F" in run("--show-completion", "bash").stdout
+    assert "complete -o default -F" in run("--show-completion", SHELL="/bin/bash").stdout
+    assert run("--install-completion", "bash", HOME=str(tmp_path)).returncode == 0
+    assert "_PROTOFLEET_COMPLETE" in (tmp_path / ".bash_completions" / "protofleet.sh").read_text()
+    wrong = run("--show-completion", "dos")
+    assert wrong.returncode == 2
+    assert "expected a shell, got dos" in one_error_line(wrong)
+
+
+@pytest.mark.parametrize("name", ["inspect", "cost", "lab list"])
+def test_json_goes_whole_to_a_file_or_alone_to_standard_output(name, tmp_path):
+    write_bundle(tmp_path / "b.bundle", **small_parts())
+    words = {
+        "inspect": ("inspect", "b.bundle"),
+        "cost": ("cost", "spherefed_convnet"),
+        "lab list": ("lab", "list"),
+    }[name]
+    words = [str(tmp_path / word) if word == "b.bundle" else word for word in words]
+    told = json.loads(run(*words, "--json", "-").stdout)
+    assert run(*words, "--json", str(tmp_path / "r.json")).returncode == 0
+    assert json.loads((tmp_path / "r.json").read_text()) == told
+    for path in (tmp_path, tmp_path / "none" / "r.json", "/proc/r.json"):
+        assert "--json" in one_error_line(failed(*words, "--json", str(path)))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["b.bundle", "r.json"]
+
+
+def failed(*words: str) -> subprocess.CompletedProcess[str]:
+    done = run(*words)
+    assert done.returncode == 2, done.stderr
+    return done

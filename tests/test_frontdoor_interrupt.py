@@ -1,0 +1,89 @@
+"""Ctrl-C at any moment after a command's start: exit code 130, at most one line, never a traceback."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brokers import Embedded
+from contract_samples import small_parts
+from fleets import bundle, share
+from test_frontdoor import ROOT
+
+from contract.bundle import write_bundle
+
+MOMENTS = 20
+# While the interpreter starts, and until the few lines that settle Ctrl-C are loaded, it is Python that answers.
+FIRST = {ROOT / name for name in ("protofleet.py", "contract/__init__.py", "contract/telemetry.py")}
+FIRST |= {ROOT / name for name in ("contract/interrupt.py", "edge_client/__init__.py", "edge_client/__main__.py")}
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[str]:
+    made = Embedded()
+    made.start()
+    yield made.url
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def commands(broker: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[object]]:
+    folder = tmp_path_factory.mktemp("interrupt")
+    trained = bundle(folder / "f.bundle", "fedproto", "fedproto_mnist", input_shape=(28, 28, 1))
+    x, y = share(0, range(3), whole=True)
+    np.savez(folder / "d.npz", x=x, y=y)
+    write_bundle(folder / "small.bundle", **small_parts())
+    common = ["--bundle", trained, "--broker", broker, "--fleet", "interrupt"]
+    return {
+        "client": ["client", *common, "--id", "d", "--data", folder / "d.npz", "--state", folder / "state"],
+        "aggregate": ["aggregate", *common, "--store", folder / "s.sqlite", "--min-clients", 9],
+        "broker": ["broker", "--listen", "127.0.0.1:0"],
+        "demo": ["demo", "--out", folder / "out"],
+        "inspect": ["inspect", folder / "small.bundle"],
+    }
+
+
+def _interrupted(words: list[object], after_s: float) -> tuple[int, str]:
+    command = [sys.executable, "-m", "protofleet", *map(str, words)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(after_s)
+    process.send_signal(signal.SIGINT)
+    try:
+        said = process.communicate(timeout=30)[1]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        pytest.fail(f"Ctrl-C after {after_s:.3f} s was lost: {process.communicate()[1]}")
+    return process.returncode, said
+
+
+def _too_early(said: str) -> bool:
+    """Whether a traceback shows nothing of ours but the lines that come first."""
+    files = {Path(name) for name in re.findall(r'File "([^"]+)"', said)}
+    ours = {file for file in files if file.is_relative_to(ROOT) and ".venv" not in file.parts}
+    return "KeyboardInterrupt" in said and ours <= FIRST
+
+
+@pytest.mark.parametrize(
+    ("name", "last_s"), [("client", 1.5), ("aggregate", 1.5), ("broker", 0.8), ("demo", 3.0), ("inspect", 0.8)]
+)
+def test_ctrl_c_at_any_moment_is_130_and_at_most_one_line(
+    name: str, last_s: float, commands: dict[str, list[object]]
+) -> None:
+    codes = []
+    for moment in range(MOMENTS):
+        code, said = _interrupted(commands[name], 0.02 + last_s * moment / MOMENTS)
+        if code == -signal.SIGINT or _too_early(said):
+            continue
+        codes.append(code)
+        assert code == 130 or (code == 0 and name == "inspect"), said
+        assert "Traceback" not in said
+        ends = [line for line in said.splitlines() if "interrupted" in line or "stopped" in line]
+        assert len(ends) <= 1, said
+    assert 130 in codes
