@@ -46,7 +46,7 @@ from contract.errors import LinkError
 
 __all__ = ["Connection"]
 
-WINDOW_COUNT, WINDOW_BYTES = 64, 256 << 10  # publications that wait for their acknowledgement, where the broker allows
+WINDOW_COUNT, WINDOW_BYTES = 64, 1 << 20  # publications that wait for their acknowledgement, where the broker allows
 LOOSE_COUNT, LOOSE_BYTES = 256, 1 << 20  # messages at QoS 0 that wait for the owner
 ANSWER_S = 60.0  # for CONNACK, then SUBACK, unless messages come meanwhile
 ECHO_S = 30.0

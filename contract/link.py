@@ -188,11 +188,13 @@ class Link:
 
     def _turn(self) -> bool:
         """Do the next thing that is due, or wait for one; False when there will be none."""
+        due_s: float | None = None
         with self._lock:
             action = self._core.advance(time.monotonic())
-            if action is None and self._core.phase == "over":
-                return False
-            due_s = self._core.due_in_s(time.monotonic())
+            if action is None:
+                if self._core.phase == "over":
+                    return False
+                due_s = self._core.due_in_s(time.monotonic())
         try:
             if action is not None:
                 self._perform(action)

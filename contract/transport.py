@@ -59,6 +59,11 @@ class Transport:
         self._core, self._lock, self._address = core, lock, address
         self._keepalive_s, self._receive_maximum = keepalive_s, receive_maximum
         self._tickets: dict[int, int] = {}  # paho's packet id of what was sent → the ticket of `Send`
+        self._properties = Properties(
+            PacketTypes.PUBLISH
+        )  # once: making them takes as long as all else about a message
+        self._properties.ContentType = CONTENT_TYPE
+        self._properties.UserProperty = ("pf", str(WIRE_VERSION))
         client = self._client = mqtt.Client(
             mqtt.CallbackAPIVersion.VERSION2,
             client_id=client_id,
@@ -92,10 +97,7 @@ class Transport:
 
     def send(self, what: Send) -> None:
         """Publish at QoS 1."""
-        properties = Properties(PacketTypes.PUBLISH)
-        properties.ContentType = CONTENT_TYPE
-        properties.UserProperty = ("pf", str(WIRE_VERSION))
-        info = self._client.publish(what.topic, what.payload, qos=1, retain=what.retain, properties=properties)
+        info = self._client.publish(what.topic, what.payload, qos=1, retain=what.retain, properties=self._properties)
         self._tickets[info.mid] = what.ticket
 
     def acknowledge(self, mid: int) -> None:

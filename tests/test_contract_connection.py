@@ -125,6 +125,21 @@ def test_acknowledgements_go_out_in_the_order_of_the_messages():
     assert actions(core, 0.0) == [Acknowledge(7), Acknowledge(3), Acknowledge(5)]
 
 
+def test_an_acknowledgement_is_of_the_connection_that_its_message_came_on():
+    core = up(machine())
+    hear(core, 1)
+    (old,) = told(actions(core, 0.0), Received)
+    core.ended("gone", 0.0)
+    actions(core, 0.0)
+    up(core, 60.0)
+    hear(core, 1, 60.0)
+    (new,) = told(actions(core, 60.0), Received)
+    core.acknowledge(old)
+    assert actions(core, 60.0) == []
+    core.acknowledge(new)
+    assert actions(core, 60.0) == [Acknowledge(1)]
+
+
 def test_a_message_at_qos_0_is_never_acknowledged():
     """Packet id 0 in a PUBACK is a protocol error: Mosquitto ends the connection for it, again and again."""
     core = up(machine())
@@ -238,6 +253,18 @@ def test_cuts_are_never_given_up_and_at_some_time_a_hint_is_given():
     assert reasons[0] == "gone"
     assert reasons[10] == "gone, soon after connecting, 11 times now: do id, user and certificate fit?"
     assert core.phase == "waiting"
+
+
+def test_waits_grow_and_start_over_after_a_connection_that_held():
+    core, now, waits = machine(), 0.0, []
+    for held_s in (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, rules.STEADY_S + 1):
+        up(core, now)
+        core.ended("gone", now + held_s)
+        waits += [event.retry_s for event in told(actions(core, now + held_s), Disconnected)]
+        now += 100.0
+    assert all(0.125 * 2**n <= wait_s <= 0.25 * 2**n for n, wait_s in enumerate(waits[:6], start=1))
+    assert 15.0 <= waits[7] <= 30.0
+    assert waits[8] <= 0.25
 
 
 def test_closing_sends_what_is_queued_says_goodbye_and_ends():
