@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
 from aggregator.content import Terms, check_content
+from aggregator.screen import Traits
 from aggregator.store import Accepted
 from contract.chunks import Assembler
 from contract.errors import WireError
@@ -78,6 +79,7 @@ class Decision:
         receipt: what to tell the device, after the commit. None for a message that is none of ours: it names no
             contribution, and a receipt guessed for one would end a good contribution of the device it claims to be.
         reason: why it was not taken, in words.
+        traits: of what was accepted, to be compared with the others' when the round closes.
     """
 
     device: str
@@ -86,6 +88,7 @@ class Decision:
     receipt: Receipt | None = None
     accepted: Accepted | None = None
     reason: str = ""
+    traits: Traits | None = None
 
 
 @dataclass
@@ -220,7 +223,7 @@ class Ingest:
             return _decision(device, message, "rejected", reason=str(error))
         self._accepted.add((message.round, message.method, device))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes)
-        return _decision(device, message, "committed", accepted=accepted)
+        return replace(_decision(device, message, "committed", accepted=accepted), traits=Traits.of(message))
 
 
 def largest_contribution_bytes(view: View) -> int:

@@ -27,6 +27,7 @@ from contract import topics
 from contract.errors import ProtofleetError, StoreError
 from contract.link import Address, Link, Received
 from contract.messages import Announcement, ClassRows, Contribution, Status
+from contract.methods import method
 from contract.ridge import solve_head
 from contract.sphere import unit_rows
 from contract.state import GlobalState
@@ -35,6 +36,7 @@ from contract.wire import decode, encode
 
 FLEET, WIDTH = "test", 4
 SETTINGS = Settings(rounds=2, calibrate=True, policy=Policy(min_clients=3))
+RIDGE = float(method("ffc").hyper["ridge"].default)
 
 
 @pytest.fixture(params=BROKERS)
@@ -117,7 +119,7 @@ def test_a_run_over_a_real_broker(broker: TestBroker, tmp_path: Path) -> None:
             _same(_stored(store, *key), merge(lambda key=key: [t.sent[key] for t in talkers]))
         final = talkers[0].states[3]
         np.testing.assert_allclose(final.prototypes.rows, _stored(store, 2, "fedproto").means[:2], rtol=1e-6)
-        np.testing.assert_allclose(final.head.rows, solve_head(_stored(store, 3, "ffc"), 1e-6), rtol=1e-5)
+        np.testing.assert_allclose(final.head.rows, solve_head(_stored(store, 3, "ffc"), RIDGE), rtol=1e-5)
 
 
 def test_the_broker_dies_between_rounds_and_comes_back(broker: TestBroker, tmp_path: Path) -> None:
