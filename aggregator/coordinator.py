@@ -19,7 +19,7 @@ from aggregator.content import MAX_SAMPLES, Terms
 from aggregator.ingest import Decision, Ingest, View
 from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
 from aggregator.rules import ROBUST, Rule, check_rule, merge
-from aggregator.screen import Finding, screen
+from aggregator.screen import Finding, Traits, screen
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store
 from contract.bundle import Manifest
@@ -105,6 +105,7 @@ class Coordinator:
         self.rounds = Rounds(methods, settings.policy)
         self.ridge = self._calibration.ridge if settings.ridge is None else settings.ridge
         self.state: GlobalState = store.state()
+        self._traits: dict[str, Traits] = {}  # of the open round's contributions, as far as this process took them
         self.findings: tuple[Finding, ...] = ()
         self.doubt = ""
         self._ingest = Ingest(self._holds)
@@ -204,6 +205,7 @@ class Coordinator:
                 self.rounds.heard(decision.device, now)
         for contribution in accepted:
             self.rounds.contributed(contribution.device)
+        self._traits |= {d.device: d.traits for d in made if d.traits is not None}
         for decision in refused:
             self.rounds.refused(decision.device)
         return made
@@ -221,6 +223,7 @@ class Coordinator:
         step = self.rounds.advance(now)
         if isinstance(step, Opened):
             self._store.open_round(step.round, step.method, step.seed, wall)
+            self._traits.clear()
         elif isinstance(step, Closed):
             merged = self._merged(step)
             state = next_global(self.state, step.method, merged, round=step.round, ridge=self.ridge)
@@ -231,8 +234,12 @@ class Coordinator:
     def _merged(self, step: Closed) -> Statistic:
         """The round's result; `findings` and `doubt` then say what a person should know of it."""
         devices = list(self._store.record(step.round).uplink_bytes)  # ordered as their contributions are
+        if not self._traits.keys() >= set(devices):  # some were taken before a restart
+            messages = self._messages(step.round, step.method)
+            self._traits = {d: Traits.of(message) for d, message in zip(devices, messages, strict=True)}
+        traits = {device: self._traits[device] for device in devices}
         source = lambda: self._statistics(step.round, step.method)  # noqa: E731
-        screened = screen(source, devices, max_share=self._settings.max_share)
+        screened = screen(source, traits, max_share=self._settings.max_share)
         weighting = method_row(step.method).weighting_of(self._manifest.hyper)
         merged = merge(screened.source, self._rule(step.method), weighting)
         self.findings = screened.findings
@@ -292,10 +299,15 @@ class Coordinator:
         features = self._manifest.features
         return self._calibration.width(features) if method == "ffc" else features
 
-    def _statistics(self, round: int, method: str) -> Iterator[Statistic]:
+    def _messages(self, round: int, method: str) -> Iterator[Contribution]:
+        """The contributions of a round, ordered by device."""
         for payload in self._store.contributions(round, method):
             message = decode(payload)
             assert isinstance(message, Contribution)
+            yield message
+
+    def _statistics(self, round: int, method: str) -> Iterator[Statistic]:
+        for message in self._messages(round, method):
             yield message.statistic(self._manifest.classes, self._width(method))
 
 

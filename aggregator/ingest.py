@@ -29,6 +29,7 @@ from typing import Literal
 import numpy as np
 
 from aggregator.content import Terms, check_content
+from aggregator.screen import Traits
 from aggregator.store import Accepted
 from aggregator.tie import Tie, digest_of, tie
 from contract.chunks import Assembler
@@ -84,6 +85,7 @@ class Decision:
         round: which round it counts for; 0 when none can be named.
         receipt: what to tell the device, after the commit. None for a kept chunk, and before the first round.
         reason: why it was not taken, in words.
+        traits: of what was accepted, to be compared with the others' when the round closes.
     """
 
     device: str
@@ -92,6 +94,7 @@ class Decision:
     receipt: Receipt | None = None
     accepted: Accepted | None = None
     reason: str = ""
+    traits: Traits | None = None
 
 
 @dataclass
@@ -261,7 +264,7 @@ class Ingest:
             return _decision(device, message, "rejected", reason=str(error))
         self._accepted.add((message.round, message.method, device))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes)
-        return _decision(device, message, "committed", accepted=accepted)
+        return replace(_decision(device, message, "committed", accepted=accepted), traits=Traits.of(message))
 
 
 def largest_contribution_bytes(view: View) -> int:

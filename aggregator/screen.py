@@ -12,23 +12,43 @@ longer is left out, for long features end training and short ones do not; their 
 of a class that only one or two of many devices have: only `aggregator/content.py` and what is usual in the other
 classes bound it.
 
-Memory is a few numbers for each device. The contributions are read once more than the merge reads them.
+What is compared is two numbers of each contribution, its `Traits`, so that none must be read again to be screened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from aggregator.rules import Source
+from contract.messages import Contribution
 from contract.plausible import largest_norm, usual_norm
 from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 
-__all__ = ["OUTLIER", "Finding", "Screened", "screen"]
+__all__ = ["OUTLIER", "Finding", "Screened", "Traits", "screen"]
 
 OUTLIER = 5.0
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What of a contribution is compared with the others'.
+
+    Attributes:
+        longest: the norm of its longest class mean; 0 for FFC's sums, whose features all have length 1.
+        samples: as it says.
+    """
+
+    longest: float
+    samples: int
+
+    @classmethod
+    def of(cls, message: Contribution) -> Traits:
+        """Those of a contribution as it came."""
+        longest = 0.0 if message.gram is not None else largest_norm(message.body.rows)
+        return cls(longest, int(message.counts.sum()))
 
 
 @dataclass(frozen=True)
@@ -57,20 +77,18 @@ class Screened:
     findings: tuple[Finding, ...]
 
 
-def screen(source: Source, devices: Sequence[str], *, max_share: float = 0.5) -> Screened:
-    """What of `source`, which yields one statistic for each of `devices`, may merge.
+def screen(source: Source, traits: Mapping[str, Traits], *, max_share: float = 0.5) -> Screened:
+    """What of `source` may merge.
 
     Args:
+        source: yields one statistic for each of the devices in `traits`, in that order.
         max_share: the largest share of the round's samples that one device counts for, 0.5 to 1.
     """
-    longest, samples = [], []
-    for statistic in source():
-        longest.append(0.0 if isinstance(statistic, FeatureGram) else largest_norm(statistic.means))
-        samples.append(int(statistic.counts.sum()))
-    findings = _outliers(longest, devices)
+    findings = _outliers(traits)
     out = {finding.device for finding in findings}
-    left = [device not in out for device in devices]
-    heaviest, most = _allowance([count if stays else 0 for count, stays in zip(samples, left, strict=True)], max_share)
+    devices, left = list(traits), [device not in out for device in traits]
+    samples = [0 if device in out else found.samples for device, found in traits.items()]
+    heaviest, most = _allowance(samples, max_share)
     factor = 1.0
     if heaviest is not None:
         factor = most / samples[heaviest]
@@ -85,13 +103,14 @@ def screen(source: Source, devices: Sequence[str], *, max_share: float = 0.5) ->
     return Screened(kept, tuple(findings))
 
 
-def _outliers(longest: list[float], devices: Sequence[str]) -> list[Finding]:
+def _outliers(traits: Mapping[str, Traits]) -> list[Finding]:
     """Devices whose longest class mean is out of all proportion."""
-    usual = usual_norm(longest)
+    usual = usual_norm([found.longest for found in traits.values()])
+    words = f"at most {OUTLIER:g} times the usual {usual:.3g}"
     return [
-        Finding(device, True, f"a class mean of norm {norm:.3g}, at most {OUTLIER:g} times the usual {usual:.3g}")
-        for device, norm in zip(devices, longest, strict=True)
-        if norm > OUTLIER * usual
+        Finding(device, True, f"a class mean of norm {found.longest:.3g}, {words}")
+        for device, found in traits.items()
+        if found.longest > OUTLIER * usual
     ]
 
 

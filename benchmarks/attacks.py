@@ -22,12 +22,13 @@ import numpy as np
 
 from aggregator.content import Terms, check_content
 from aggregator.rules import Rule, merge
-from aggregator.screen import screen
+from aggregator.screen import Traits, screen
 from aggregator.state import next_global
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DivergedError, WireError
 from contract.messages import Announcement, Contribution
 from contract.methods import calibration
+from contract.plausible import largest_norm
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, Statistic
 from edge_client.data import LocalData
@@ -79,6 +80,11 @@ PROTOTYPE_LIES = {
     "count 90,000, rows swapped": _claims(90_000),
 }
 SUM_LIES = {"indefinite Gram": _indefinite, "cross sums at the limit": _limit}
+
+
+def _traits(statistic: Statistic) -> Traits:
+    longest = 0.0 if isinstance(statistic, FeatureGram) else largest_norm(statistic.means)
+    return Traits(longest, int(statistic.counts.sum()))
 
 
 @dataclass
@@ -145,7 +151,7 @@ def run(
             given[name] = statistic
         source = lambda given=given: list(given.values())  # noqa: E731
         if guarded:
-            screened = screen(source, list(given))
+            screened = screen(source, {name: _traits(statistic) for name, statistic in given.items()})
             source, found = screened.source, [f.reason for f in screened.findings]
             refused = found[0] if found else refused
         state = next_global(state, method, merge(source, rule), round=number, ridge=ridge)

@@ -63,7 +63,7 @@ class DeclaredNoise:
 
 def largest_norm(rows: NDArray[np.floating]) -> float:
     """The norm of the longest of rows (K, D); 0 when there is none, infinity or NaN when a number is."""
-    return float(np.linalg.norm(rows.astype(np.float64), axis=1).max(initial=0.0))
+    return float(np.sqrt(np.einsum("kd,kd->k", rows, rows, dtype=np.float64).max(initial=0.0)))
 
 
 def improbable(soft: NDArray[np.floating], slack: NDArray[np.floating]) -> NDArray[np.bool_]:

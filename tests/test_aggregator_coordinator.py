@@ -285,3 +285,19 @@ def test_a_small_ridge_near_as_many_samples_as_features_is_warned_of(tmp_path: P
             _steps(core, 2.0)
             assert core.doubt.startswith(words)
             assert bool(core.doubt) == bool(words)
+
+
+def test_after_a_restart_a_liar_is_still_left_out(tmp_path: Path) -> None:
+    one = dataclasses.replace(SETTINGS, rounds=1, calibrate=False)
+    liar = ClassMeans.from_means(means(0).means * 1000, means(0).counts)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store, one)
+        _steps(core, 0.0)
+        core.take([("a", encode(contribution(liar, run=core.run), "f64"))], 1.0)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store, one)
+        for device, seed in (("b", 1), ("c", 2)):
+            core.take([(device, encode(contribution(means(seed), run=core.run), "f64"))], 1.0)
+        assert isinstance(_steps(core, 2.0 + SETTLE_S)[0], Closed)
+        assert [found.device for found in core.findings] == ["a"]
+        np.testing.assert_allclose(core.state.prototypes.rows, means(1).merge(means(2)).means[:2])

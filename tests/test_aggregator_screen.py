@@ -7,12 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.rules import merge
-from aggregator.screen import OUTLIER, screen
+from aggregator.rules import Source, merge
+from aggregator.screen import OUTLIER, Screened, Traits
+from aggregator.screen import screen as screen_traits
+from contract.messages import Contribution
 from contract.sphere import unit_rows
 from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 
+RUN = b"run1"
 NAMES = [f"device-{i}" for i in range(5)]
+
+
+def screen(source: Source, devices: list[str], **options: float) -> Screened:
+    """As the coordinator does: by what each contribution's message shows."""
+    made = [Contribution.of(s, run=RUN, round=1, method="fedproto", bundle=bytes(32)) for s in source()]
+    traits = {device: Traits.of(message) for device, message in zip(devices, made, strict=True)}
+    return screen_traits(source, traits, **options)
 
 
 def _honest(i: int, classes: int = 4, width: int = 6, count: int = 50) -> ClassMeans:
