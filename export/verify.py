@@ -28,6 +28,7 @@ from contract.errors import ExportError
 from export.objectives import OBJECTIVES, Scene, unit_features
 from export.optimizers import torch_optimizers
 from export.step import Preprocess, StepPlan, quiet
+from export.weights import put_tensors
 
 __all__ = ["Agreement", "EagerStep", "Images", "random_images", "run_step", "verify_features", "verify_step"]
 
@@ -94,8 +95,9 @@ class EagerStep:
         plan, real, dtype = self._plan, images.real, self._dtype
         tensors = {name: torch.from_numpy(np.array(value)).to(dtype) for name, value in state.items()}
         own = {n.removeprefix("backbone."): t for n, t in tensors.items() if n.startswith("backbone.")}
-        self._net.load_state_dict(own, strict=False)
-        trained = {f"backbone.{n}": p for n, p in self._net.named_parameters() if p.requires_grad}
+        put_tensors(self._net, own)
+        trained = {f"backbone.{n}": p for n, p in self._net.named_parameters()}
+        trained = {name: p for name, p in trained.items() if name in plan.names("param")}
         for name in plan.names("param"):
             if not name.startswith("backbone."):
                 trained[name] = nn.Parameter(tensors[name])
@@ -230,13 +232,20 @@ def verify_features(
 ) -> Agreement:
     """Compare features.onnx, its weights supplied as a device does, with torch on one image and on five.
 
+    Once more with all of the backbone's weights moved: a graph that holds a copy of the first ones, or reads none,
+    would ignore what a device has trained.
+
     Raises:
         ExportError: as `verify_step`.
     """
-    session = _session(graph, {n: v for n, v in state.items() if n.startswith("backbone.")})
     net = copy.deepcopy(backbone).eval()
     rng, worst = np.random.default_rng(seed), 0.0
-    for count in (1, 5):
+    first = {n: v for n, v in state.items() if n.startswith("backbone.")}
+    own = {f"backbone.{n}": t.numpy() for n, t in net.state_dict().items() if t.is_floating_point()} | first
+    moved = {n: (v * rng.uniform(0.9, 1.1, v.shape)).astype(np.float32) for n, v in own.items()}
+    for weights, count in ((own, 1), (own, 5), (moved, 1)):
+        session = _session(graph, {name: weights[name] for name in first})
+        put_tensors(net, {n.removeprefix("backbone."): torch.from_numpy(v) for n, v in weights.items()})
         x = rng.integers(0, 256, (count, *input_shape), dtype=np.uint8)
         with torch.no_grad():
             z = net(preprocess(torch.from_numpy(x)))
