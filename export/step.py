@@ -23,7 +23,7 @@ from torch.func import functional_call
 
 from contract.bundle import STEP_INPUTS, StateTensor
 from contract.methods import Method, Value
-from export.norms import BatchContext, RealBatchNorm, to_real_batch_norm
+from export.norms import BatchContext, RealBatchNorm, allow_one_value, to_real_batch_norm
 from export.objectives import OBJECTIVES, Scene
 from export.optimizers import optimizer_state, update
 from export.preprocess import Preprocess
@@ -103,8 +103,8 @@ def plan_step(
 
 
 def quiet(net: nn.Module) -> nn.Module:
-    """Training mode without chance: BatchNorm trains, dropout and stochastic depth are off. In place."""
-    net.train()
+    """Training mode without chance, in place: BatchNorm trains, dropout and stochastic depth are off."""
+    allow_one_value(net).train()
     for module in net.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in _CHANCE:
             module.eval()
