@@ -42,6 +42,7 @@ __all__ = [
     "Bundle",
     "Manifest",
     "StateTensor",
+    "pack_params",
     "read_bundle",
     "write_bundle",
 ]
@@ -162,11 +163,8 @@ def write_bundle(
     Raises:
         BundleError: when the parts do not fit each other, or the file cannot be written.
     """
-    from safetensors.numpy import save
-
     _check_params(manifest, params, path)
-    contiguous = {name: np.ascontiguousarray(params[name], dtype=np.float32) for name in sorted(params)}
-    parts = {"features.onnx": features, "params.safetensors": save(contiguous)}
+    parts = {"features.onnx": features, "params.safetensors": pack_params(params)}
     if train_step is not None:
         parts["train_step.onnx"] = train_step
     hashes = {name: hashlib.sha256(parts[name]).hexdigest() for name in sorted(parts)}
@@ -183,6 +181,13 @@ def write_bundle(
     except OSError as error:
         raise BundleError(f"cannot write {target}", got=error.strerror, hint="another --out") from None
     return hashlib.sha256(blob).digest()
+
+
+def pack_params(params: Mapping[str, NDArray[np.float32]]) -> bytes:
+    """The bytes of `params.safetensors`: always the same for the same tensors."""
+    from safetensors.numpy import save
+
+    return save({name: np.ascontiguousarray(params[name], dtype=np.float32) for name in sorted(params)})
 
 
 def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None) -> Bundle:

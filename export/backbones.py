@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from contract.errors import ExportError, UsageError, near_names
+from export import vision
 from export.norms import to_group_norm
 
 __all__ = ["BACKBONES", "IMAGENET_MEAN", "IMAGENET_STD", "Norm", "build_backbone", "default_statistics"]
@@ -133,9 +134,7 @@ def _spherefed_convnet(shape: Shape, norm: Norm | None) -> nn.Module:
 
 def _torchvision(name: str) -> Builder:
     def build(shape: Shape, norm: Norm | None) -> nn.Module:
-        from export.vision import models
-
-        net = getattr(models, _WITH_NORM.get(name, name) if norm else name)(weights=None)
+        net = getattr(vision.models(), _WITH_NORM.get(name, name) if norm else name)(weights=None)
         if hasattr(net, "fc"):
             net.fc = nn.Identity()
         else:
@@ -181,26 +180,24 @@ BACKBONES: Mapping[str, Builder] = MappingProxyType(
 def _users_own(name: str) -> nn.Module:
     """Import and call `module:callable`, looking in the working directory too."""
     module_name, _, attribute = name.partition(":")
+    vision.make_importable()  # the module may import torchvision, or timm, which does
     here = os.getcwd()
     added = here not in sys.path
     if added:
         sys.path.insert(0, here)
     try:
         target = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        net = target()
+    except Exception as error:  # a stranger's code may raise anything
         raise ExportError(
-            f"--backbone {name} cannot be imported",
-            expected="module:callable",
-            got=error,
+            f"--backbone {name} cannot be imported and called",
+            expected="module:callable, a callable without arguments",
+            got=f"{type(error).__name__}: {error}",
             hint="running it in python first",
         ) from None
     finally:
         if added:
             sys.path.remove(here)
-    try:
-        net = target()
-    except TypeError as error:
-        raise ExportError(f"--backbone {name}", expected="a callable without arguments", got=error) from None
     if not isinstance(net, nn.Module):
         raise ExportError(f"--backbone {name}", expected="a callable that returns an nn.Module", got=type(net).__name__)
     return net
@@ -220,7 +217,7 @@ def _feature_width(net: nn.Module, name: str, shape: Shape) -> int:
     try:
         with torch.no_grad():
             z = net.eval()(torch.zeros(2, channels, height, width))
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except Exception as error:  # a stranger's code may raise anything
         raise ExportError(
             f"--backbone {name} does not take images of {height}x{width}x{channels}",
             expected=f"a module for ({channels}, {height}, {width}) float images",

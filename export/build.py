@@ -20,19 +20,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.numpy import save
 from torch import nn
 
-from contract.bundle import SCHEMA, Manifest, write_bundle
+from contract.bundle import SCHEMA, Manifest, pack_params, write_bundle
 from contract.errors import UsageError
 from contract.methods import Head, Method, calibration, method
-from contract.onnx_external import weight_places
 from contract.sphere import orthonormal_frame, uniform_prototypes
 from export.agreement import Agreement
 from export.backbones import Norm, build_backbone, default_statistics
 from export.features import export_features
-from export.graph import OPSET, Graph, place_weights
+from export.graph import OPSET, Graph
 from export.optimizers import LEARNED
+from export.placement import place_weights, weight_names
 from export.step import Preprocess, StepPlan, TrainingStep, plan_step, trace_step
 from export.trace import to_onnx
 from export.verify import verify_features, verify_step
@@ -126,9 +125,12 @@ def build_bundle(
         if projected > width:
             raise UsageError("--set project", expected=f"at most D = {width}", got=projected)
         plan = plan_step(net, entry, settled, chosen, len(labels), width)
-        state = initial_state(net, plan, seed)
     with clock.stage("features", "exporting features.onnx"):
         features = export_features(net, preprocess, plan.state, input_shape, unit=entry.unit_features)
+        plan = plan.reading(weight_names(features))
+        state = initial_state(net, plan, seed)
+        stored = {name: state[name] for name in plan.names("param", "buffer", "frozen")}
+        features = place_weights(features, pack_params(stored))
     step = None
     if entry.objective is not None:
         with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {chosen} head, batch {batch})"):
@@ -157,8 +159,6 @@ def build_bundle(
         state=plan.state,
         members={},
     )
-    stored = {name: state[name] for name in plan.names("param", "buffer", "frozen")}
-    features = place_weights(features, weight_places(save(stored)))
     with clock.stage("write", f"writing {out}"):
         sha256 = write_bundle(out, manifest, features=features, train_step=step, params=stored, private_key=private_key)
     path = Path(out)

@@ -5,12 +5,15 @@
 Inference mode: running statistics, no dropout. Each weight is an initializer whose bytes are not in the file but in
 `params.safetensors`; a device hands its own trained weights to ONNX Runtime at session creation, which then packs and
 fuses them as it does any constant. DESIGN section 3.
+
+Our own translation comes first; where it lacks an operator, torch's exporter writes the graph
+(export/torch_exporter.py): whatever `torch.onnx.export` can do has features.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +21,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from contract.bundle import StateTensor
+from contract.errors import ExportError
 from export.graph import ANY, Graph
 from export.objectives import unit_features
 from export.step import Preprocess
+from export.torch_exporter import features_by_torch
 from export.trace import record, to_onnx
 
 __all__ = ["export_features"]
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 def export_features(
@@ -42,22 +49,29 @@ def export_features(
         unit: whether z is put on the unit sphere.
 
     Raises:
-        ExportError: for an operator without translation.
+        ExportError: when neither our table nor torch can export the backbone.
     """
+    shapes = {t.name: t.shape for t in state if t.name.startswith("backbone.")}
     net = copy.deepcopy(backbone).eval()
-    names = [t.name for t in state if t.name.startswith("backbone.")]
+    try:
+        return _by_our_table(net, preprocess, shapes, input_shape, unit=unit)
+    except ExportError:  # an operator without a translation: torch's exporter may know it
+        return features_by_torch(net, preprocess, shapes, input_shape, unit=unit)
 
+
+def _by_our_table(
+    net: nn.Module, preprocess: Preprocess, shapes: Shapes, input_shape: tuple[int, int, int], *, unit: bool
+) -> bytes:
     def features(x: Tensor, *weights: Tensor) -> tuple[Tensor]:
-        tensors = {n.removeprefix("backbone."): w for n, w in zip(names, weights, strict=True)}
+        tensors = {n.removeprefix("backbone."): w for n, w in zip(shapes, weights, strict=True)}
         z = functional_call(net, tensors, (preprocess(x),))
         return (unit_features(z) if unit else z,)
 
-    shapes = {t.name: t.shape for t in state}
     with FakeTensorMode(), torch.no_grad():
         x = torch.empty((ANY, *input_shape), dtype=torch.uint8)
-        example = [x, *(torch.empty(shapes[n]) for n in names)]
+        example = [x, *(torch.empty(shape) for shape in shapes.values())]
     graph = Graph("features", any_batch=True)
     graph.input("x", torch.uint8, x.shape)
-    for name in names:
-        graph.weight(name, shapes[name])
-    return to_onnx(record(features, example), graph, ["x", *names], ["z"])
+    for name, shape in shapes.items():
+        graph.weight(name, shape)
+    return to_onnx(record(features, example), graph, ["x", *shapes], ["z"])

@@ -8,7 +8,7 @@ versions) enters the file. Only operators of the standard ONNX domain are used. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from contract.onnx_external import WEIGHTS_MEMBER, Place
+from contract.onnx_external import WEIGHTS_MEMBER
 
-__all__ = ["ANY", "IR_VERSION", "ONNX_TYPE", "OPSET", "WEIGHTS_FILE", "Graph", "place_weights"]
+__all__ = ["ANY", "IR_VERSION", "ONNX_TYPE", "OPSET", "WEIGHTS_FILE", "Graph", "external"]
 
 OPSET = 20
 IR_VERSION = 10
@@ -34,6 +34,14 @@ ONNX_TYPE = {
     torch.uint8: TensorProto.UINT8,
     torch.bool: TensorProto.BOOL,
 }
+
+
+def external(name: str, shape: Sequence[int]) -> TensorProto:
+    """A float32 initializer whose bytes are in `WEIGHTS_FILE`; where in it, export/placement.py says."""
+    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=list(shape))
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value=WEIGHTS_FILE)
+    return tensor
 
 
 class Graph:
@@ -60,10 +68,7 @@ class Graph:
 
     def weight(self, name: str, shape: Sequence[int]) -> str:
         """Declare a float32 initializer whose bytes are kept outside the graph, under the same name."""
-        tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=list(shape))
-        tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(key="location", value=WEIGHTS_FILE)
-        self._initializers.append(tensor)
+        self._initializers.append(external(name, shape))
         return name
 
     def output(self, tensor: str, name: str, dtype: torch.dtype, shape: Sequence[int]) -> None:
@@ -111,14 +116,22 @@ class Graph:
         """`tensor` with another shape; a chain of reshapes becomes one."""
         source = self._reshaped_from.get(tensor, tensor)
         if self.any_batch:
-            shape = [-1 if n % ANY == 0 and n else n for n in shape]
+            shape = [-1 if self._is_batch(n) else n for n in shape]
         name = self.op("Reshape", source, self.ints(shape))
         self._reshaped_from[name] = source
         return name
 
     def expand(self, tensor: str, shape: Sequence[int]) -> str:
         """`tensor` broadcast to a shape; a batch of any size must be the tensor's own already."""
-        return self.op("Expand", tensor, self.ints([1 if self.any_batch and n == ANY else n for n in shape]))
+        return self.op("Expand", tensor, self.ints([1 if self._is_batch(n) else n for n in shape]))
+
+    def spread(self, tensor: str, shape: Sequence[int]) -> str:
+        """`tensor` broadcast to a shape whose batch, of any size, is not its own: that of the graph's first input."""
+        if not any(self._is_batch(n) for n in shape):
+            return self.expand(tensor, shape)
+        batch = self.op("Shape", self._inputs[0].name, start=0, end=1)
+        extents = [self.op("Mul", batch, self.ints([n // ANY])) if self._is_batch(n) else self.ints([n]) for n in shape]
+        return self.op("Expand", tensor, self.op("Concat", *extents, axis=0))
 
     def transpose(self, tensor: str, perm: Sequence[int]) -> str:
         """`tensor` with its axes permuted."""
@@ -168,16 +181,8 @@ class Graph:
             onnx.checker.check_model(model)
         return model.SerializeToString(deterministic=True)
 
+    def _is_batch(self, extent: int) -> bool:
+        return self.any_batch and extent > 0 and extent % ANY == 0
+
     def _public(self, shape: Sequence[int]) -> list[int | str]:
         return ["batch" if self.any_batch and n == ANY else n for n in shape]
-
-
-def place_weights(graph: bytes, places: Mapping[str, Place]) -> bytes:
-    """The graph whose outside weights say where in the weights' file they lie, so that any runtime finds them."""
-    model = onnx.ModelProto.FromString(graph)
-    for tensor in model.graph.initializer:
-        if tensor.data_location == TensorProto.EXTERNAL:
-            place = places[tensor.name]
-            tensor.external_data.add(key="offset", value=str(place.offset))
-            tensor.external_data.add(key="length", value=str(place.length_bytes))
-    return model.SerializeToString(deterministic=True)

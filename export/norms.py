@@ -21,7 +21,16 @@ from torch import Tensor, nn
 
 from contract.errors import ExportError
 
-__all__ = ["BatchContext", "RealBatchNorm", "Seen", "packed", "to_group_norm", "to_real_batch_norm", "unpacked"]
+__all__ = [
+    "BatchContext",
+    "RealBatchNorm",
+    "Seen",
+    "allow_one_value",
+    "packed",
+    "to_group_norm",
+    "to_real_batch_norm",
+    "unpacked",
+]
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -118,6 +127,35 @@ def to_real_batch_norm(net: nn.Module, context: BatchContext, prefix: str) -> nn
     for name, module in list(net.named_modules()):
         if isinstance(module, _BATCH_NORMS):
             _replace(net, name, RealBatchNorm(module, f"{prefix}{name}", context))
+    return net
+
+
+class _OneValue:
+    """Torch refuses to normalise one value per channel, a last batch of one sample whose plane is one pixel. A device
+    does not: the value is its own mean, and its variance is 0. Twice the same value is the same to torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) or (B, C) → the same shape."""
+        if not self.training or x.numel() != x.shape[1]:  # type: ignore[attr-defined]
+            return super().forward(x)  # type: ignore[misc]
+        return super().forward(torch.cat([x, x]))[:1]  # type: ignore[misc]
+
+
+class _BatchNorm1d(_OneValue, nn.BatchNorm1d):
+    pass
+
+
+class _BatchNorm2d(_OneValue, nn.BatchNorm2d):
+    pass
+
+
+_TAKES_ONE_VALUE = {nn.BatchNorm1d: _BatchNorm1d, nn.BatchNorm2d: _BatchNorm2d}
+
+
+def allow_one_value(net: nn.Module) -> nn.Module:
+    """Let every BatchNorm of `net` train on one value per channel, as a device does, in place."""
+    for module in net.modules():
+        module.__class__ = _TAKES_ONE_VALUE.get(type(module), type(module))
     return net
 
 

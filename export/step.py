@@ -14,8 +14,8 @@ running statistics as they are. DESIGN section 3.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,7 +23,7 @@ from torch.func import functional_call
 
 from contract.bundle import STEP_INPUTS, StateTensor
 from contract.methods import Method, Value
-from export.norms import BatchContext, RealBatchNorm, to_real_batch_norm
+from export.norms import BatchContext, RealBatchNorm, allow_one_value, to_real_batch_norm
 from export.objectives import OBJECTIVES, Scene
 from export.optimizers import optimizer_state, update
 from export.preprocess import Preprocess
@@ -64,6 +64,13 @@ class StepPlan:
         """State tensors that a step writes, in output order."""
         return self.names("param", "buffer", "optimizer")
 
+    def reading(self, weights: Collection[str]) -> StepPlan:
+        """The plan without the backbone's tensors, and their optimizer's, that are not among `weights`: a network may
+        have parameters that its features do not come through."""
+        idle = [t.name for t in self.state if t.name.startswith("backbone.") and t.name not in weights]
+        kept = [t for t in self.state if not any(t.name == name or t.name.endswith(f".{name}") for name in idle)]
+        return replace(self, state=tuple(kept))
+
 
 def plan_step(
     backbone: nn.Module, entry: Method, hyper: Mapping[str, Value], head: str, classes: int, features: int
@@ -96,11 +103,13 @@ def plan_step(
 
 
 def quiet(net: nn.Module) -> nn.Module:
-    """Training mode without chance: BatchNorm trains, dropout and stochastic depth are off. In place."""
-    net.train()
+    """Training mode without chance, in place: BatchNorm trains, dropout and stochastic depth are off."""
+    allow_one_value(net).train()
     for module in net.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in _CHANCE:
             module.eval()
+        elif "Attention" in type(module).__name__:  # drops out by a number it holds, not by a module
+            module.training = False
     return net
 
 

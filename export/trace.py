@@ -9,18 +9,22 @@ statistics outside a BatchNorm module would let padding in, so the translation r
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch._decomp import core_aten_decompositions
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from contract.errors import ExportError
+from export.constants import fold_constants
 from export.graph import Graph
-from export.translate import TABLE, translate
+from export.translate import NOTHING_TRAINED, TABLE, translate
 
 __all__ = ["record", "to_onnx"]
 
@@ -41,18 +45,42 @@ def record(function: Callable[..., Any], example: Sequence[Tensor]) -> fx.GraphM
         for op, rule in core_aten_decompositions().items()
         if op not in TABLE and not op.name().startswith(_NEVER_DECOMPOSED)
     }
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
-        shapes = [fake.from_tensor(tensor) for tensor in example]
-        recorded = make_fx(lambda *inputs: function(*inputs))(*shapes)
-        trace = make_fx(functionalize(recorded), decomposition_table=rules)(*shapes)
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake, _plain_attention():
+            shapes = [fake.from_tensor(tensor) for tensor in example]
+            recorded = make_fx(lambda *inputs: function(*inputs))(*shapes)
+            trace = make_fx(functionalize(recorded), decomposition_table=rules)(*shapes)
+    except ExportError:
+        raise
+    except Exception as error:  # a stranger's code may raise anything
+        raise ExportError(
+            "the backbone cannot be recorded",
+            expected="a function of images whose way does not depend on their pixels",
+            got=f"{type(error).__name__}: {error}",
+            hint=NOTHING_TRAINED,
+        ) from None
     for node in trace.graph.nodes:
         schema = getattr(node.target, "_schema", None)
         if schema is not None and schema.is_mutable:
             raise ExportError(
                 "the backbone writes to a buffer", expected="a pure function of images and weights", got=schema.name
             )
+    fold_constants(trace)
     trace.graph.eliminate_dead_code()
     return trace
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Attention as the products and the softmax that it is: torch's fused kernels have no ONNX operator, nor gradients
+    that any decomposition knows."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def to_onnx(trace: fx.GraphModule, graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:

@@ -27,13 +27,27 @@ import torch
 from torch import fx
 
 from contract.errors import ExportError
-from export.graph import ANY, ONNX_TYPE, Graph
+from export.graph import ONNX_TYPE, Graph
 
-__all__ = ["TABLE", "ChannelMajor", "Emitter", "Form", "Meta", "Rows", "Value", "refusal", "translate", "translates"]
+__all__ = [
+    "NOTHING_TRAINED",
+    "TABLE",
+    "ChannelMajor",
+    "Emitter",
+    "Form",
+    "Meta",
+    "Rows",
+    "Value",
+    "as_values",
+    "refusal",
+    "translate",
+    "translates",
+]
 
 SWAP = (1, 0, 2, 3)
 Handler = Callable[..., Any]
 TABLE: dict[Any, Handler] = {}
+NOTHING_TRAINED = "another layer in the backbone, or --method ffc, which needs its features only"
 
 
 @dataclass(frozen=True)
@@ -146,10 +160,8 @@ class Emitter:
 
     def _filled(self, value: Value) -> str:
         """A constant tensor, expanded only because somebody needs its full shape."""
-        if self.graph.any_batch and ANY in value.shape:
-            raise refusal("a constant row per image", "features made of images only")
         scalar = self.graph.scalar(value.fill or 0.0, value.dtype)
-        return self.graph.expand(scalar, value.shape) if value.shape else scalar
+        return self.graph.spread(scalar, value.shape) if value.shape else scalar
 
 
 def refusal(got: str, expected: str) -> ExportError:
@@ -158,7 +170,7 @@ def refusal(got: str, expected: str) -> ExportError:
         "the training step has no translation to ONNX",
         expected=expected,
         got=got,
-        hint="another layer in the backbone, or a method that trains nothing on the device (ffc)",
+        hint=NOTHING_TRAINED,
     )
 
 
@@ -193,17 +205,18 @@ def translate(trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], ou
 def _call(emitter: Emitter, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     handler, meta = TABLE.get(node.target), _meta(node)
     if handler is None:
-        raise refusal(str(node.target), "operators of convolutional backbones")
+        raise refusal(str(node.target), "operators of convolution, attention and what goes with them")
     if isinstance(meta, Meta) and meta.dtype not in ONNX_TYPE:
         raise refusal(f"{meta.dtype} from {node.target}", "real numbers")
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
-    return _as_values(handler(emitter, meta, *args, **kwargs), meta)
+    return as_values(handler(emitter, meta, *args, **kwargs), meta)
 
 
-def _as_values(result: Any, meta: Any) -> Any:
+def as_values(result: Any, meta: Any) -> Any:
+    """What a translation returned, as values; `meta` is the node's, a tuple where it has several results."""
     if isinstance(meta, tuple):
-        return tuple(None if r is None else _as_values(r, m) for r, m in zip(result, meta, strict=True))
+        return tuple(None if r is None else as_values(r, m) for r, m in zip(result, meta, strict=True))
     if isinstance(result, Value):
         return result
     if isinstance(result, ChannelMajor):

@@ -241,7 +241,11 @@ def _group_norm_backward(
 @translates(aten.native_layer_norm.default)
 def _layer_norm(
     e: Emitter, out: tuple[Meta, ...], x: Value, shape: Sequence[int], weight: Any, bias: Any, eps: float
-) -> tuple[str, str, str]:
+) -> tuple[str, str | None, str | None]:
+    if e.graph.any_batch and weight is not None:  # inference: one kernel
+        shift = [e.plain(bias)] if bias is not None else []
+        axis = len(x.shape) - len(shape)
+        return e.op("LayerNormalization", e.plain(x), e.plain(weight), *shift, axis=axis, epsilon=eps), None, None
     axes = e.graph.ints(range(len(x.shape) - len(shape), len(x.shape)))
     mean = e.op("ReduceMean", e.plain(x), axes, keepdims=1)
     centred = e.op("Sub", e.plain(x), mean)

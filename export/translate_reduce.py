@@ -88,6 +88,23 @@ def _softmax(e: Emitter, out: Meta, a: Value, dim: int, half: bool) -> str:
     return e.op("Softmax", e.plain(a), axis=dim)
 
 
+@translates(aten._safe_softmax.default)
+def _safe_softmax(e: Emitter, out: Meta, a: Value, dim: int, dtype: Any = None) -> str:
+    """A row of −∞ alone, a position that may look at nothing, is zeros and not NaN."""
+    x = e.plain(a)
+    top = e.op("ReduceMax", x, e.graph.ints([dim % len(out.shape)]), keepdims=1)
+    seen = e.op("Greater", top, e.graph.scalar(float("-inf")))
+    return e.op("Where", seen, e.op("Softmax", x, axis=dim), e.graph.scalar(0.0))
+
+
+@translates(aten.baddbmm.default)
+def _baddbmm(e: Emitter, out: Meta, bias: Value, a: Value, b: Value, beta: float = 1, alpha: float = 1) -> str:
+    product = e.op("MatMul", e.plain(a), e.plain(b))
+    scaled = product if alpha == 1 else e.op("Mul", product, e.graph.scalar(float(alpha)))
+    shift = e.plain(bias) if beta == 1 else e.op("Mul", e.plain(bias), e.graph.scalar(float(beta)))
+    return e.op("Add", scaled, shift)
+
+
 @translates(aten._log_softmax.default)
 def _log_softmax(e: Emitter, out: Meta, a: Value, dim: int, half: bool) -> str:
     return e.op("LogSoftmax", e.plain(a), axis=dim)

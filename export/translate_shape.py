@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from export.graph import ANY
-from export.translate import ChannelMajor, Emitter, Meta, Value, refusal, translates
+from export.translate import ChannelMajor, Emitter, Meta, Value, as_values, refusal, translates
 
 __all__: list[str] = []
 
@@ -95,12 +95,18 @@ def _expand(e: Emitter, out: Meta, a: Value, *_: Any, **__: Any) -> Any:
         return Value(out.shape, out.dtype, fill=a.fill)
     if a.shape == out.shape:
         return a
-    if ANY in out.shape and ANY not in a.shape:
-        raise refusal("a constant row per image", "features made of images only")
+    own = (1,) * (len(out.shape) - len(a.shape)) + a.shape
+    if any(n and n % ANY == 0 and n != mine for n, mine in zip(out.shape, own, strict=True)):
+        return e.graph.spread(e.plain(a), out.shape)
     if e.prefers_channel_major([a]) and len(out.shape) == 4:
         b, c, *rest = out.shape
         return ChannelMajor(e.graph.expand(e.channel_major(a), (c, b, *rest)))
     return e.graph.expand(e.plain(a), out.shape)
+
+
+def _expanded(e: Emitter, a: Value, shape: tuple[int, ...]) -> Value:
+    meta = Meta(shape, a.dtype)
+    return as_values(_expand(e, meta, a), meta)
 
 
 @translates(aten.permute.default)
@@ -127,6 +133,22 @@ def _slice(e: Emitter, out: Meta, a: Value, dim: int = 0, start: Any = None, end
     size = a.shape[dim]
     low, high, _ = slice(start, end, step).indices(size)
     return e.graph.slice(e.plain(a), [dim % len(a.shape)], [low], [high], [step])
+
+
+@translates(aten.slice_scatter.default)
+def _slice_scatter(
+    e: Emitter, out: Meta, a: Value, source: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> str:
+    """What lies before the slice, the new values, what lies behind it."""
+    dim %= len(out.shape)
+    size = out.shape[dim]
+    low, high, _ = slice(start, end, step).indices(size)
+    if step != 1:
+        raise refusal("writing every n-th element of a tensor", "writes into a run of elements")
+    middle = e.plain(_expanded(e, source, (*out.shape[:dim], high - low, *out.shape[dim + 1 :])))
+    ends = [(0, low), (high, size)]
+    parts = [e.graph.slice(e.plain(a), [dim], [first], [last]) if last > first else None for first, last in ends]
+    return e.op("Concat", *(part for part in (parts[0], middle, parts[1]) if part is not None), axis=dim)
 
 
 @translates(aten.slice_backward.default)
@@ -204,6 +226,47 @@ def _pad(e: Emitter, out: Meta, a: Value, pads: Sequence[int], value: float = 0.
     for i in range(len(pads) // 2):
         before[rank - 1 - i], after[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]
     return e.op("Pad", e.plain(a), e.graph.ints(before + after), e.graph.scalar(value, out.dtype))
+
+
+@translates(aten.roll.default)
+def _roll(e: Emitter, out: Meta, a: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> str:
+    name = e.plain(a)
+    for shift, dim in zip(shifts, dims, strict=True):
+        cut = -shift % a.shape[dim]
+        if cut:
+            ends = ((cut, a.shape[dim]), (0, cut))
+            name = e.op("Concat", *(e.graph.slice(name, [dim], [low], [high]) for low, high in ends), axis=dim)
+    return name
+
+
+@translates(aten.index.Tensor)
+def _index(e: Emitter, out: Meta, a: Value, indices: Sequence[Value | None]) -> str:
+    dim = _one_index(indices)
+    return e.op("Gather", e.plain(a), e.plain(indices[dim]), axis=dim)  # type: ignore[arg-type]
+
+
+@translates(aten.index_put.default)
+def _index_put(
+    e: Emitter, out: Meta, a: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+) -> str:
+    """The gradient of `index`: rows added where they were taken from."""
+    dim = _one_index(indices)
+    index = indices[dim]
+    assert index is not None
+    if dim or a.fill != 0 or not accumulate:
+        raise refusal("an assignment by index", "indices that are only read")
+    rows = e.graph.reshape(e.plain(index), (index.size, 1))
+    spread = e.plain(_expanded(e, values, (*index.shape, *a.shape[1:])))
+    added = e.graph.reshape(spread, (index.size, *a.shape[1:]))
+    return e.op("ScatterND", e.plain(a), rows, added, reduction="add")
+
+
+def _one_index(indices: Sequence[Value | None]) -> int:
+    """The axis that is indexed, by whole numbers; more than one at once has no ONNX operator."""
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if len(given) != 1 or given[0][1].dtype not in (torch.int64, torch.int32):
+        raise refusal("indexing by several tensors, or by a mask", "one tensor of whole numbers")
+    return given[0][0]
 
 
 @translates(aten.index_select.default)

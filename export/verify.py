@@ -32,6 +32,7 @@ from export.agreement import Agreement, distances, settle, uneven
 from export.objectives import OBJECTIVES, Scene, unit_features
 from export.optimizers import torch_optimizers
 from export.step import Preprocess, StepPlan, quiet
+from export.weights import put_tensors
 
 __all__ = ["EagerStep", "Images", "random_images", "run_step", "verify_features", "verify_step"]
 
@@ -79,8 +80,9 @@ class EagerStep:
         plan, real, dtype = self._plan, images.real, self._dtype
         tensors = {name: torch.from_numpy(np.array(value)).to(dtype) for name, value in state.items()}
         own = {n.removeprefix("backbone."): t for n, t in tensors.items() if n.startswith("backbone.")}
-        self._net.load_state_dict(own, strict=False)
-        trained = {f"backbone.{n}": p for n, p in self._net.named_parameters() if p.requires_grad}
+        put_tensors(self._net, own)
+        trained = {f"backbone.{n}": p for n, p in self._net.named_parameters()}
+        trained = {name: p for name, p in trained.items() if name in plan.names("param")}
         for name in plan.names("param"):
             if not name.startswith("backbone."):
                 trained[name] = nn.Parameter(tensors[name])
@@ -210,6 +212,9 @@ def verify_features(
 ) -> Agreement:
     """Compare features.onnx, its weights supplied as a device does, with torch on one image and on five.
 
+    Once more with all of the backbone's weights moved: a graph that holds a copy of the first ones, or reads none,
+    would ignore what a device has trained.
+
     Raises:
         ExportError: as `verify_step`.
     """
@@ -248,7 +253,7 @@ class _Inference:
     ) -> None:
         self._net = copy.deepcopy(backbone).eval()
         own = {name.removeprefix("backbone."): torch.from_numpy(np.array(v)) for name, v in weights.items()}
-        self._net.load_state_dict(own, strict=False)
+        put_tensors(self._net, own)
         self._net.to(dtype)
         self._preprocess, self._unit, self._dtype = preprocess, unit, dtype
 

@@ -1,20 +1,48 @@
-"""torchvision's models beside any build of torch.
+"""torchvision beside any build of torch.
 
 Where a CPU build of torch is pinned, the torchvision wheel from the package index was compiled against another build
-and its operators cannot load; its import then fails with "operator torchvision::nms does not exist", although no model
-used here calls it. Declaring the two schemas that torchvision registers fake kernels for lets the import go through,
-and where the compiled operators do load, the declaration is refused and nothing changes. DESIGN section 7.
+and its operators cannot load; its import then fails with "operator torchvision::nms does not exist", although no
+classifier calls it. Declaring the two schemas that torchvision registers fake kernels for lets a second try go through.
+`make_importable` does that once, for our own backbones and before a user's module that may import torchvision or timm.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from types import ModuleType
+
 import torch
 
-__all__ = ["models"]
+__all__ = ["make_importable", "models"]
 
-_library = torch.library.Library("torchvision", "FRAGMENT")  # must outlive the import: dropping it drops the schemas
-for _name in ("nms", "qnms"):
-    if not hasattr(torch.ops.torchvision, _name):
-        _library.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+_declared: list[torch.library.Library] = []  # must outlive the import: dropping one drops its schemas
 
-from torchvision import models  # noqa: E402
+
+def make_importable() -> None:
+    """After this `import torchvision` works wherever it is installed; without it nothing happens."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:  # the compiled operators did not load: only then, since nobody may declare an operator twice
+        _declare()
+        importlib.import_module("torchvision")
+
+
+def models() -> ModuleType:
+    """`torchvision.models`.
+
+    Raises:
+        ModuleNotFoundError: without torchvision.
+    """
+    make_importable()
+    return importlib.import_module("torchvision.models")
+
+
+def _declare() -> None:
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _declared.append(library)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from contract.errors import ExportError
 
-__all__ = ["load_weights"]
+__all__ = ["load_weights", "put_tensors"]
 
 _PREFIXES = ("module.", "backbone.", "model.")
 _CLASSIFIERS = ("fc.", "classifier.", "head.", "heads.", "aux.")
@@ -49,8 +49,19 @@ def load_weights(net: nn.Module, path: str | Path) -> list[str]:
         raise ExportError(f"--weights {path}", expected="the backbone's tensors and a classifier's", got=foreign[0])
     for name in wanted:
         _check(name, given[name], own[name], path)
-    net.load_state_dict({name: given.get(name, own[name]).to(own[name].dtype) for name in own})
+    put_tensors(net, given)
     return sorted(name for name in ignored if not name.endswith(_COUNTERS))
+
+
+def put_tensors(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the module's own of those names, in place; names that it does not have are passed over.
+
+    Not `load_state_dict`: a module may ask there for the version of the file that the tensors once came from (MNASNet).
+    """
+    with torch.no_grad():
+        for name, own in net.state_dict().items():
+            if name in tensors:
+                own.copy_(tensors[name])
 
 
 def _check(name: str, tensor: Tensor, own: Tensor, path: object) -> None:

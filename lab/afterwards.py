@@ -43,7 +43,7 @@ def own_tests(
     before: list[Evaluation] = []
     after: list[Evaluation] = []
     for number, (bundle, share, own) in enumerate(zip(bundles, shares, held, strict=True), start=1):
-        if not len(own):
+        if not len(own) or not len(share):
             continue
         device = Device(bundle, share, f"device-{number}", test=own, workbench=benches[bundle.sha256])
         device.restore(simulation.devices[number - 1].state())

@@ -91,7 +91,7 @@ def assess(
         federation.load(group[0])
         features = federation.model.features(test.x)
         answers = ways(federation, features) | {way: head.answers(features) for way, head in closings}
-        for client in group:
+        for client in filter(federation.takes_part, group):
             own = np.isin(test.y, np.unique(federation.shares[client].labelled.y))
             for way, found in answers.items():
                 right = found == test.y
@@ -104,12 +104,13 @@ def close(federation: Federation, names: Sequence[str], seed: int) -> tuple[list
     """The closings' heads over the common backbone, by way of answering, and what each costs one client in bytes."""
     federation.load(0)
     classes, width = federation.model.head_weight.shape
+    shares = [share for share in federation.shares if len(share.labelled)]
     heads, sent, ridge = [], {}, float(federation.hyper["ridge"])
     if "ffc" in names:
-        heads.append(("linear", calibrated_head(federation.model, federation.shares, ridge)))
+        heads.append(("linear", calibrated_head(federation.model, shares, ridge)))
         sent["linear"] = ffc_bytes(classes, width)
     if "ccvr" in names:
-        heads.append(("ccvr", ccvr_head(federation.model, federation.shares, federation.hyper, seed)))
+        heads.append(("ccvr", ccvr_head(federation.model, shares, federation.hyper, seed)))
         sent["ccvr"] = ccvr_bytes(classes, width)
     return heads, sent
 
@@ -120,7 +121,7 @@ def personalise(
     """Fit each client's model, or only its head, to its own samples once more, and ask about its held-back ones."""
     hyper, classes = federation.hyper, len(federation.model.head_weight)
     for client, share in enumerate(each.labelled for each in federation.shares):
-        if not len(held[client]):
+        if not len(held[client]) or not len(share):
             continue
         federation.load(client)
         seen, asked = federation.model.features(share.x), federation.model.features(held[client].x)

@@ -169,7 +169,7 @@ def train_eager(
         hyper: the method's settled hyper-parameters: the objective's, `momentum` and `weight_decay`; and, where they
             are there, `optimizer`, `halve_every`, `mu`.
         guide: global prototypes or hyper-knowledge; without it their terms add nothing.
-        data: samples without a label are left out unless `pu_weight` says what they weigh.
+        data: at least one sample; those without a label are left out unless `pu_weight` says what they weigh.
         on_epoch: called with the epoch, from 1, and its mean loss.
 
     Raises:
@@ -241,7 +241,7 @@ class _Stepper:
         self.model, self.objective, self.hyper = model, objective, hyper
         self.guide = guide or Guide.nothing(*model.head_weight.shape)
         counts = torch.from_numpy(data.counts(len(model.head_weight))).to(torch.float32)
-        self.priors = counts / counts.sum()  # (C,) among the labelled
+        self.priors = counts / counts.sum().clamp(min=1.0)  # (C,) among the labelled
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.mu = float(hyper.get("mu", 0.0))
         self.start = [p.detach().clone() for p in self.trained] if self.mu else []

@@ -27,6 +27,7 @@ from contract.methods import Value
 from contract.sampling import sampled
 from edge_client.data import LocalData
 from edge_client.device import round_seed
+from export.weights import put_tensors
 from lab.baselines import Baseline
 from lab.eager import EagerModel, Fitted, train_eager
 from lab.servers import Outcome, Server, average
@@ -111,7 +112,9 @@ class Federation:
         for client in range(len(self.shares)):
             if on_device is not None:
                 on_device(number, client)
-            if not sampled(_name(client), number, self.course.seed, self.course.fraction):
+            if not self.takes_part(client) or not sampled(
+                _name(client), number, self.course.seed, self.course.fraction
+            ):
                 continue
             fitted = self.fit(client, number)
             if on_trained is not None:
@@ -119,6 +122,11 @@ class Federation:
             self._leave(client, number, fitted, gathered)
         self._merge(gathered.outcomes)
         return gathered
+
+    def takes_part(self, client: int) -> bool:
+        """Whether the client has anything to train on."""
+        share = self.shares[client]
+        return bool(len(share if self.hyper.get("pu_weight") else share.labelled))
 
     def fit(self, client: int, number: int) -> Fitted:
         """Train the client's present model on its samples, in the model in place, as in round `number`."""
@@ -138,7 +146,7 @@ class Federation:
     def load(self, client: int) -> None:
         """Put the client's present weights into the model: its centre's and those it keeps."""
         own = self._kept.get(client, self._first)
-        self.model.load_state_dict({**self.centres[self.member[client]], **own}, strict=False)
+        put_tensors(self.model, {**self.centres[self.member[client]], **own})
 
     def state(self) -> dict[str, Any]:
         """What later rounds depend on, as plain values and tensors."""
@@ -154,7 +162,7 @@ class Federation:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self.model.load_state_dict(state["model"])
+        put_tensors(self.model, state["model"])
         self.centres, self._kept = state["centres"], state["kept"]
         for server, moments in zip(self._servers, state["moments"], strict=True):
             server.moments = moments
@@ -193,7 +201,7 @@ class Federation:
         for number, server in enumerate(self._servers):
             mine = [each for each in outcomes if self.member[each.client] == number]
             self.centres[number] = server.step(self.centres[number], mine)
-        self.model.load_state_dict(self.centres[0], strict=False)
+        put_tensors(self.model, self.centres[0])
         if self.side is not None and outcomes:
             self.side.merge()
             self.side.install(self.model)

@@ -126,7 +126,7 @@ def simulate(
     on_device: OnDevice | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> Simulation:
-    """Run a federation of one device for each of `shares`.
+    """Run a federation of one device for each of `shares`; one without samples takes no part in it.
 
     Args:
         bundle: every device's, or one for each device, which must be able to form one fleet (`contract.fleet`).
@@ -140,13 +140,14 @@ def simulate(
     """
     run = run_id(course.seed)
     names, devices = _devices(bundle, shares, test, run)
+    every, (names, devices) = devices, _with_samples(names, devices, shares, bundle)
     bundle = bundle if isinstance(bundle, Bundle) else bundle[0]
     policy = Policy(min_clients=1, fraction=course.fraction, seed=course.seed)
     machine = Rounds(plan(bundle.manifest.method, course.rounds, course.calibrate), policy)
     for name in names:
         machine.birth(name, name.encode(), 0.0)
     records, kept = past_rounds(checkpoint, RoundRecord, on_round)
-    state, gathered = _resume(kept, devices, run), _Gathered()
+    state, gathered = _resume(kept, every, run), _Gathered()
     _replay(machine, names, len(records))
     evaluations: list[Evaluation] = []
     while (step := machine.advance(0.0)) is not None:
@@ -158,8 +159,8 @@ def simulate(
             due = step.round == len(machine.plan) or step.round % course.evaluate_every == 0
             evaluations = _evaluate(devices, state) if due else evaluations
             records.append(_record(step, gathered, evaluations if due else []))
-            after_round(records, checkpoint, partial(_plain, devices, state), on_round)
-    return Simulation(records, state, devices, evaluations)
+            after_round(records, checkpoint, partial(_plain, every, state), on_round)
+    return Simulation(records, state, every, evaluations)
 
 
 def local_only(
@@ -186,12 +187,13 @@ def local_only(
     Raises:
         UsageError: when the bundle does not train, or the checkpoint is not of this run.
     """
-    _, devices = _devices(bundle, shares, test, run, names)
+    ids, devices = _devices(bundle, shares, test, run, names)
+    every, (_, devices) = devices, _with_samples(ids, devices, shares, bundle)
     first = bundle if isinstance(bundle, Bundle) else bundle[0]
     if not method(first.manifest.method).trains:
         raise UsageError("local training", expected="a method that trains", got=first.manifest.method)
     records, kept = past_rounds(checkpoint, RoundRecord, on_round)
-    state = _resume(kept, devices, run)
+    state = _resume(kept, every, run)
     evaluations: list[Evaluation] = []
     for number in range(len(records) + 1, rounds + 1):
         announcement = Announcement(run, number, "open", first.manifest.method, first.sha256)
@@ -206,8 +208,8 @@ def local_only(
         records.append(
             _record(step, _Gathered([], [x for x in losses if x is not None], []), evaluations if due else [])
         )
-        after_round(records, checkpoint, partial(_plain, devices, state), on_round)
-    return Simulation(records, state, devices, evaluations)
+        after_round(records, checkpoint, partial(_plain, every, state), on_round)
+    return Simulation(records, state, every, evaluations)
 
 
 def mean_accuracy(evaluations: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, float]]:
@@ -276,6 +278,18 @@ def _devices(
         Device(each, share, name, test=test, workbench=benches[each.sha256], secret=_secret(run, name))
         for each, name, share in rows
     ]
+
+
+def _with_samples(
+    names: Sequence[str], devices: Sequence[Device], shares: Sequence[LocalData], bundle: Bundle | Sequence[Bundle]
+) -> tuple[list[str], list[Device]]:
+    """Those that take part: a device without a sample to learn from has nothing to say."""
+    hyper = (bundle if isinstance(bundle, Bundle) else bundle[0]).manifest.hyper
+    learnt = [share if hyper.get("pu_weight") else share.labelled for share in shares]
+    found = [(n, d) for n, d, share in zip(names, devices, learnt, strict=True) if len(share)]
+    if not found:
+        raise UsageError("shares", expected="a client with samples", got="none")
+    return [name for name, _ in found], [device for _, device in found]
 
 
 def _secret(run: bytes, name: str) -> bytes:

@@ -94,6 +94,7 @@ def pair():
     return Two()
 def number(): return 7
 def hungry(width): return nn.Flatten()
+def broken(): return {}["weights"]
 """
 
 
@@ -115,7 +116,8 @@ def test_a_users_own_backbone_is_found_in_the_working_directory(own):
         ("image", r"expected features \(B, D\), got \(2, 4, 6, 6\), try ending it with nn.Flatten"),
         ("pair", r"expected features \(B, D\), got tuple"),
         ("number", "returns an nn.Module, got int"),
-        ("hungry", "callable without arguments"),
+        ("hungry", "callable without arguments, got TypeError"),
+        ("broken", "cannot be imported and called.* got KeyError: 'weights'"),
     ],
 )
 def test_a_users_own_backbone_is_refused_with_a_reason(own, attribute, message):

@@ -5,19 +5,23 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from export_samples import session
+from onnx.reference import ReferenceEvaluator
 from safetensors.torch import save_file
 
 import protofleet
 from contract.bundle import STEP_INPUTS, Bundle, read_bundle
 from contract.errors import ExportError, MethodError, UsageError
 from contract.sphere import orthonormal_frame
+from edge_client.extractor import Extractor
 from export.backbones import build_backbone
 from export.build import build_bundle
 
@@ -210,3 +214,132 @@ def test_bad_usage_is_one_line_and_exit_2(tmp_path, monkeypatch, capsys, changes
     assert said.startswith("error: ")
     assert said.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def _unzipped(path: Path, folder: Path) -> Path:
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_a_foreign_runtime_finds_the_weights_beside_the_graph(tmp_path: Path):
+    """By its path alone, with what `params.safetensors` holds; the device's own way gives the same features."""
+    whole = _build(tmp_path / "a.bundle", backbone="resnet18", input_shape=(32, 32, 3), method_name="ffc")
+    folder = _unzipped(tmp_path / "a.bundle", tmp_path / "open")
+    x = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
+    device = Extractor(whole, whole.params).features(x)
+    by_path = onnxruntime.InferenceSession(folder / "features.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(by_path.run(["z"], {"x": x})[0], device, rtol=1e-5, atol=1e-5 * np.abs(device).max())
+    loaded = onnx.load(folder / "features.onnx")  # reads external data beside it
+    onnx.checker.check_model(folder / "features.onnx")
+    for tensor in loaded.graph.initializer:
+        if tensor.name in whole.params:
+            np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), whole.params[tensor.name])
+    reference = ReferenceEvaluator(loaded).run(["z"], {"x": x[:1]})[0]
+    np.testing.assert_allclose(reference, device[:1], rtol=1e-3, atol=1e-4 * np.abs(device).max())
+
+
+def test_every_external_weight_lies_within_the_file(bundle: Bundle, tmp_path: Path):
+    _build(tmp_path / "a.bundle")
+    size = (_unzipped(tmp_path / "a.bundle", tmp_path / "open") / "params.safetensors").stat().st_size
+    names = set()
+    for graph in (bundle.features, bundle.train_step or b""):
+        for tensor in onnx.ModelProto.FromString(graph).graph.initializer:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                place = {entry.key: entry.value for entry in tensor.external_data}
+                assert place["location"] == "params.safetensors"
+                assert int(place["length"]) == 4 * int(np.prod(tensor.dims))
+                assert int(place["offset"]) + int(place["length"]) <= size
+                names.add(tensor.name)
+    assert names == {name for name in bundle.params if name.startswith("backbone.")}
+
+
+OWN = """
+import torch
+import torchvision
+from torch import nn
+
+class Idle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.unused = nn.Conv2d(3, 4, 3), nn.Linear(4, 4)
+    def forward(self, x):
+        return self.conv(x).mean((2, 3))
+
+class Versioned(Idle):
+    # asks, as MNASNet does, which version of the file its weights come from
+    def _load_from_state_dict(self, state, prefix, metadata, *rest):
+        if metadata.get("version") is None:
+            raise ValueError("version should be set to 1 or 2 instead of None")
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+def mnasnet():
+    net = torchvision.models.mnasnet0_5()
+    net.classifier = nn.Identity()
+    return net
+
+def vit():
+    net = torchvision.models.VisionTransformer(
+        image_size=16, patch_size=8, num_layers=1, num_heads=2, hidden_dim=8, mlp_dim=16)
+    net.heads = nn.Identity()
+    return net
+
+def swin():
+    net = torchvision.models.SwinTransformer([2, 2], 8, [2], [2], [4, 4])
+    net.head = nn.Identity()
+    return net
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_nets_for_build.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    return "own_nets_for_build"
+
+
+@pytest.mark.parametrize(
+    ("name", "method_name", "side"),
+    [
+        ("mnasnet", "ffc", 32),
+        ("Versioned", "fedproto", 8),
+        ("vit", "fedproto", 16),
+        ("vit", "ffc", 16),
+        ("swin", "ffc", 16),
+        ("Idle", "fedhkd", 8),
+    ],
+)
+def test_a_users_own_network_becomes_a_bundle(own: str, tmp_path: Path, name: str, method_name: str, side: int):
+    """And the device's runtime takes it; a parameter that the features do not come through is left behind."""
+    found = _build(
+        tmp_path / "own.bundle", backbone=f"{own}:{name}", input_shape=(side, side, 3), method_name=method_name
+    )
+    x = np.random.default_rng(0).integers(0, 256, (4, side, side, 3), dtype=np.uint8)
+    z = Extractor(found, found.params).features(x)
+    assert z.shape == (4, found.manifest.features)
+    assert found.manifest.trainable == (method_name != "ffc")
+    assert not any("unused" in tensor.name for tensor in found.manifest.state)
+
+
+def test_a_module_that_imports_torchvision_works_from_the_command(own: str, tmp_path: Path):
+    """In a process of its own, where nobody has imported torchvision before."""
+    command = f"export --backbone {own}:vit --method ffc --classes 3 --input 16x16x3 --out own.bundle --quiet".split()
+    done = subprocess.run([sys.executable, "-m", "protofleet", *command], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("backbone", "size", "message"),
+    [
+        ("{own}:vit", "24x24x3", r"does not take images of 24x24x3.* got .*height.*try another --input"),
+        ("{own}:nothing", "16x16x3", r"cannot be imported and called.* got AttributeError"),
+        ("nowhere:net", "16x16x3", r"cannot be imported and called.* got ModuleNotFoundError"),
+        (":", "16x16x3", r"cannot be imported and called.* got ValueError"),
+    ],
+)
+def test_a_wrong_backbone_is_one_line(own: str, capsys, backbone: str, size: str, message: str):
+    options = ["--method", "ffc", "--classes", "3", "--input", size, "--out", "own.bundle", "--quiet"]
+    code = protofleet.main(["export", "--backbone", backbone.format(own=own), *options])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert re.fullmatch(rf"error: .*{message}.*\n", error), error

@@ -16,10 +16,12 @@ from contract.methods import method
 from contract.runtime import ort
 from export.agreement import distances
 from export.backbones import build_backbone
+from export.build import export_step, initial_state
 from export.features import export_features
 from export.graph import WEIGHTS_FILE
 from export.objectives import unit_features
 from export.step import Preprocess, plan_step
+from export.torch_exporter import PRODUCER
 from export.translate import TABLE
 from export.verify import verify_features
 
@@ -179,19 +181,58 @@ def test_only_standard_operators_and_no_trace_of_this_machine():
     assert b"/" not in b"".join(n.name.encode() for n in model.graph.node)
 
 
-class _Token(torch.nn.Module):
-    """Joins a constant row to every image, as vision transformers do."""
+class _Running(torch.nn.Module):
+    """Ends in a running sum, an operator that our own table does not have."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.row = torch.nn.Parameter(torch.ones(1, 4))
+        self.conv, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)
+        self.register_buffer("shift", torch.ones(4, 1, 1), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self.row.expand(x.shape[0], -1), x.flatten(1)[:, :4]], 1)
+        return torch.cumsum(self.norm(self.conv(x)) + self.shift, 2).mean((2, 3))
 
 
-def test_what_would_fix_the_batch_is_refused():
-    net = _Token()
-    plan = plan_step(net, method("ffc"), {}, "none", 10, 8)
-    with pytest.raises(ExportError, match="constant row per image"):
-        export_features(net, Preprocess((0.5,), (0.5,)), plan.state, (4, 4, 1), unit=False)
+def test_torchs_exporter_writes_what_our_table_cannot():
+    """And its graph has the form of ours: weights outside, any batch, standard operators, nothing of this machine."""
+    net = _Running()
+    row, preprocess = method("fedproto"), Preprocess((0.5,) * 3, (0.25,) * 3)
+    plan = plan_step(net, row, row.settle({}), "local", 10, 4)
+    graph = export_features(net, preprocess, plan.state, (8, 8, 3), unit=True)
+    model = onnx.ModelProto.FromString(graph)
+    assert model.producer_name == PRODUCER
+    outside = {t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL}
+    assert outside == {t.name for t in plan.state if t.name.startswith("backbone.")}
+    assert {n.domain for n in model.graph.node} == {""}
+    assert b"/" not in graph
+    state = initial_state(net, plan, 0)
+    assert verify_features(graph, net, preprocess, state, input_shape=(8, 8, 3), unit=True).error < 1e-5
+    with pytest.raises(ExportError, match=r"no translation to ONNX.*got aten.cumsum.*try .*--method ffc"):
+        export_step(net, preprocess, plan, 4, (8, 8, 3))
+
+
+class _Choosy(torch.nn.Module):
+    """Asks the pixels which way to go: no graph can."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3)) if x.sum() > 0 else x.amax((2, 3))
+
+
+def test_what_nobody_can_export_is_one_line():
+    net = _Choosy()
+    with pytest.raises(ExportError, match=r"torch.onnx.export cannot export the backbone's features") as caught:
+        export_features(net, Preprocess((0.5,) * 3, (0.5,) * 3), (), (4, 4, 3), unit=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_graph_that_holds_its_own_weights_is_refused():
+    """A device's trained weights would change nothing: verification moves the weights and sees it."""
+    net, preprocess, plan, shape, _, graph = _exported("small_cnn")
+    weights = _weights(net, plan)
+    model = onnx.ModelProto.FromString(graph)
+    baked = weights.pop("backbone.0.weight")
+    for index, tensor in enumerate(model.graph.initializer):
+        if tensor.name == "backbone.0.weight":
+            model.graph.initializer[index].CopyFrom(onnx.numpy_helper.from_array(baked, tensor.name))
+    with pytest.raises(ExportError, match="disagrees with torch"):
+        verify_features(model.SerializeToString(), net, preprocess, weights, input_shape=shape, unit=False)

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from contract.errors import ExportError
+from export import vision
 from export.backbones import build_backbone
 from export.weights import load_weights
 
@@ -51,9 +52,7 @@ def test_counters_may_be_missing(net: nn.Module, tmp_path: Path):
 
 
 def test_torchvisions_own_names_fit():
-    from export.vision import models
-
-    whole = models.mobilenet_v2(weights=None).state_dict()
+    whole = vision.models().mobilenet_v2(weights=None).state_dict()
     assert {"classifier.1.weight", "classifier.1.bias"} == set(whole) - set(
         build_backbone("mobilenet_v2", (32, 32, 3))[0].state_dict()
     )

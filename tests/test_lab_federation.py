@@ -7,12 +7,17 @@ import copy
 import numpy as np
 import pytest
 import torch
+from export_samples import session
 from lab_samples import shares, shipped, some
 
 from contract.errors import MethodError, UsageError
+from contract.methods import method
 from contract.statistics import ClassMeans
 from edge_client.data import LocalData
 from export.backbones import build_backbone
+from export.build import export_step, initial_state
+from export.step import Preprocess, plan_step
+from export.verify import Images, run_step
 from lab.assess import AveragingRecord
 from lab.averaging import Measures, run_baseline
 from lab.baselines import BASELINES
@@ -389,3 +394,49 @@ def test_a_client_with_one_sample_is_handled() -> None:
     assert record.participants == 2
     features = model.features(single.x)
     assert (head_by_ffc(features, single.y, 10, 1e-6).answers(features) == single.y).all()
+
+
+# ── shares of odd sizes ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fednova", "fedpr-averaged"])
+def test_a_client_without_samples_takes_no_part(name: str) -> None:
+    """In nothing: rounds, closings, personal measures and accuracies are those of the others alone."""
+    baseline, nobody = BASELINES[name], LocalData(TEST.x[:0], TEST.y[:0])
+    settled = baseline.settle({**GENTLY, "epochs": 1})
+    records = []
+    for parts in (shares(), [*shares(), nobody]):
+        held = [LocalData(share.x[:10], share.y[:10]) for share in parts[:3]] + [TEST] * (len(parts) - 3)
+        course, measures = Course(rounds=2, calibrate=True), Measures(personal=("head-ffc", "fit"))
+        records.append(
+            run_baseline(
+                baseline, _model(baseline.head), parts, TEST, course, settled, batch=8, held=held, measures=measures
+            )
+        )
+    assert records[0] == records[1]
+    assert records[1][-1].participants == 3
+
+
+def test_a_last_batch_of_one_trains_as_on_a_device() -> None:
+    """33 samples in batches of 32, through BatchNorm over planes of one pixel: torch alone refuses the last one."""
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(784, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 4)
+    )
+    row, preprocess = method("fedproto"), Preprocess((0.5,), (0.5,))
+    hyper = row.settle({})
+    plan = plan_step(net, row, hyper, "local", 10, 4)
+    state = initial_state(net, plan, 3)
+    running = session(export_step(net, preprocess, plan, 32, (28, 28, 1)))
+    model = EagerModel(copy.deepcopy(net), classes=10, features=4, mean=(0.5,), std=(0.5,), seed=3)
+    data = LocalData(TEST.x[:33], TEST.y[:33])
+    fitted = train_eager(model, data, "fedproto", hyper, epochs=1, batch=32, lr=0.05, seed=7)
+    assert fitted.steps == 2
+    order = np.random.default_rng(7).permutation(33)
+    for chosen in (order[:32], order[32:]):
+        padded = np.resize(chosen, 32)
+        nothing = np.zeros((10, 4), np.float32)
+        images = Images(data.x[padded], data.y[padded], nothing, np.zeros(10, np.float32), len(chosen), {})
+        state |= run_step(running, plan, state, images, 0.05)
+    for name, tensor in model.backbone.state_dict().items():
+        if tensor.is_floating_point():
+            np.testing.assert_allclose(tensor.numpy(), state[f"backbone.{name}"], rtol=1e-3, atol=1e-5, err_msg=name)

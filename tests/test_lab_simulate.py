@@ -10,6 +10,7 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from contract.methods import calibration
 from contract.sampling import sampled
+from edge_client.data import LocalData
 from edge_client.extractor import Extractor
 from lab.simulate import Course, RoundRecord, local_only, run_id, simulate
 
@@ -122,3 +123,20 @@ def test_local_only_is_a_federation_without_word_from_the_others(bundle: Bundle)
 def test_local_only_needs_a_method_that_trains(sphere: Bundle) -> None:
     with pytest.raises(UsageError, match="expected a method that trains, got ffc"):
         local_only(sphere, shares(), TEST, rounds=1, run=run_id(0))
+
+
+def test_a_device_without_samples_takes_no_part(bundle: Bundle, sphere: Bundle) -> None:
+    """With training and with FFC, federated and alone: the records are those of the others."""
+    nobody = LocalData(TEST.x[:0], TEST.y[:0])
+    course = Course(rounds=1, calibrate=False)
+    for each in (bundle, sphere):
+        without, beside = (simulate(each, parts, TEST, course) for parts in (shares(), [*shares(), nobody]))
+        assert beside.records == without.records
+        assert len(beside.devices) == 4
+    run = run_id(0)
+    assert (
+        local_only(bundle, [*shares(), nobody], TEST, rounds=1, run=run).records
+        == local_only(bundle, shares(), TEST, rounds=1, run=run).records
+    )
+    with pytest.raises(UsageError, match="expected a client with samples, got none"):
+        simulate(bundle, [nobody], TEST, course)
