@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.errors import ProtofleetError, UsageError, near_names
+from contract.terminal import keep_printable
 
 __all__ = ["COMMANDS", "main"]
 
@@ -53,6 +54,7 @@ _ROOMS = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
+    keep_printable(sys.stdout, sys.stderr)
     try:
         return _dispatch(args)
     except ProtofleetError as error:

@@ -1,0 +1,114 @@
+"""What the commands draw on a terminal: tables that keep their numbers, in characters that the terminal has.
+
+`keep_printable` is called once, by the front door, before any command runs: what the terminal's encoding lacks is then
+written as the nearest ASCII (a dash, three dots, a letter without its accent) or `?`, and never raises. `show_table`
+draws a table where it fits; where it does not, each row becomes a block of its name and `heading value` pairs, wrapped
+between the pairs. So words move, and no number is ever cut.
+"""
+
+from __future__ import annotations
+
+import codecs
+import unicodedata
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+__all__ = ["keep_printable", "show_table"]
+
+_NEAREST = {
+    **dict.fromkeys("‐‑‒–—―−─━╌╴╶", "-"),
+    **dict.fromkeys("│┃╷╵", "|"),
+    **dict.fromkeys("“”„", '"'),
+    **dict.fromkeys("‘’‚", "'"),
+    "…": "...",
+    "×": "x",
+    "≤": "<=",
+    "≥": ">=",
+    "≈": "~",
+    "→": "->",
+    "µ": "u",
+    "μ": "u",
+    "λ": "lambda",
+    "ε": "epsilon",
+    "·": ".",
+    "•": "*",
+    "√": "sqrt",
+    "Σ": "sum",
+    "°": "deg ",
+}
+_GAP = "   "
+_ANY_WIDTH = 10_000
+
+
+def _nearest(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_plain(c) for c in error.object[error.start : error.end]), error.end
+
+
+def _plain(character: str) -> str:
+    bare = unicodedata.normalize("NFKD", character).encode("ascii", "ignore").decode()
+    return _NEAREST.get(character) or bare or "?"
+
+
+codecs.register_error("protofleet.nearest", _nearest)
+
+
+def keep_printable(*streams: Any) -> None:
+    """Let text streams write what their encoding lacks as the nearest ASCII; streams that are no files are left."""
+    for stream in streams:
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="protofleet.nearest")
+
+
+def show_table(
+    console: Console,
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    words: Collection[int] = (0,),
+    title: str = "",
+) -> None:
+    """Draw rows under headings, or, where the console is too narrow, one block for each row.
+
+    Args:
+        headings: one for each column; the first column names the row.
+        rows: cells as plain text; an empty one is left out of a block.
+        words: columns that hold words and are set to the left; the others hold numbers.
+        title: a line above.
+    """
+    if title:
+        console.print(escape(title), style="italic", highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, show_edge=False, header_style="dim")
+    for number, heading in enumerate(headings):
+        table.add_column(escape(heading), justify="left" if number in words else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    natural = Measurement.get(console, console.options.update(max_width=_ANY_WIDTH), table).maximum
+    if natural <= console.width:
+        console.print(table)
+        return
+    for row in rows:
+        console.print(f"[bold]{escape(row[0])}[/bold]", highlight=False, soft_wrap=True)
+        pairs = [f"{heading} {cell}".strip() for heading, cell in zip(headings[1:], row[1:], strict=True) if cell]
+        for line in _filled(pairs, console.width - 2):
+            console.print(f"  {escape(line)}", highlight=False, soft_wrap=True)
+
+
+def _filled(pairs: Sequence[str], width: int) -> list[str]:
+    """Pairs in as few lines as they take, each pair whole."""
+    lines: list[str] = []
+    for pair in pairs:
+        longer = f"{lines[-1]}{_GAP}{pair}" if lines else ""
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(pair)
+    return lines
