@@ -83,11 +83,6 @@ CASES = (
     Case("mobilenet_v2", 32, 3, 32, "spherefed", 160),
     Case("mobilenet_v2", 64, 3, 16, "ffc", 600),
     Case("mobilenet_v3_small", 64, 3, 16, "fedpr", 160),
-    Case("efficientnet_b0", 64, 3, 8, "fedhkd", 80),
-    Case("resnet18", 32, 3, 16, "fedproto", 160),
-    Case("resnet18", 64, 3, 32, "spherefed", 96),
-    Case("vgg13", 32, 3, 32, "fedproto", 96),
-    Case("vgg13", 64, 3, 8, "ffc", 200),
 )
 
 
