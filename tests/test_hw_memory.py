@@ -23,7 +23,7 @@ from hw_profiles.client_memory import (
 )
 from hw_profiles.fold import fold_weights
 from hw_profiles.graph import bundle_workloads, read_workload
-from hw_profiles.memory import Block, largest_batch, pack, peak_memory
+from hw_profiles.memory import Block, blocks_of, largest_batch, pack, peak_memory
 from hw_profiles.networks import build_network
 from hw_profiles.training import training_step
 from hw_profiles.workload import Layer, Tensor, Workload
@@ -140,6 +140,39 @@ def test_the_execution_order_is_a_valid_one_of_the_same_layers():
     for layer in ordered.layers:
         assert {name for name in layer.reads if name in makers} <= done
         done.update(layer.writes)
+
+
+def test_a_gap_of_exactly_its_size_is_taken():
+    blocks = [Block("a", 4, 0, 9, "work"), Block("b", 3, 0, 4, "work"), Block("c", 3, 0, 9, "work")]
+    assert pack([*blocks, Block("d", 3, 5, 9, "work")]) == 10
+
+
+def test_buffers_are_whole_lines_of_64_bytes_and_outputs_stay_to_the_end():
+    chain = _chain(16, 17, 1, 1)  # 64, 68, 4 and 4 bytes
+    blocks = {block.name: block for block in blocks_of(chain)}
+    assert [blocks[f"t{i}"].nbytes for i in range(4)] == [64, 128, 64, 64]
+    early = Workload("w", 1, chain.layers, chain.tensors, ("t1",))
+    assert {b.name: b.end for b in blocks_of(early)} == {"t0": 0, "t1": 2, "t2": 2, "t3": 2}
+
+
+def test_a_result_of_another_width_does_not_take_its_operands_place():
+    chain = _chain(16, 160, 160, kind="elementwise")
+    tensors = {**chain.tensors, "t1": Tensor("t1", (160,), "activation", bits=8)}
+    assert "t2" in {block.name for block in blocks_of(Workload("w", 1, chain.layers, tensors, chain.outputs))}
+    assert "t2" not in {block.name for block in blocks_of(chain)}
+
+
+def test_what_a_step_holds_is_told_apart_by_what_it_is_for():
+    forward = read_workload(build_network("spherefed_convnet"), batch=4)
+    step = training_step(forward, "fedavg", 10)
+    by_use = {use: {b.name for b in blocks_of(step) if b.use == use} for use in ("gradient", "saved")}
+    weights = {name for name, tensor in step.tensors.items() if tensor.role == "parameter"}
+    assert {name.split(":")[1] for name in by_use["gradient"]} == weights
+    made = {name for layer in forward.layers for name in layer.writes}
+    assert by_use["saved"] & made
+    memory = peak_memory(step)
+    assert memory.gradients > 0 < memory.activations
+    assert not {b.use for b in blocks_of(forward)} & {"saved", "gradient"}
 
 
 # ---- our own client ----

@@ -13,7 +13,7 @@ from contract.errors import UsageError
 from hw_profiles.graph import bundle_workloads, read_workload
 from hw_profiles.networks import build_network
 from hw_profiles.training import HEADS, bundle_training, input_gradient_gemms, training_step
-from hw_profiles.workload import ConvShape
+from hw_profiles.workload import ConvShape, Gemm, Layer, Tensor, Workload
 
 
 @lru_cache(maxsize=8)
@@ -199,3 +199,25 @@ def test_learned_prototypes_are_trained_and_others_are_not():
     assert names[1] - names[0] == {"prototypes.learned:update"}
     kept = [n for n, t in learned.tensors.items() if t.role == "optimizer" and n.endswith("prototypes.learned")]
     assert kept == ["adam.mean.prototypes.learned", "adam.square.prototypes.learned"]
+
+
+def test_a_small_networks_backward_pass_by_hand():
+    """Batch norm, ReLU, a product (2, 6) by (6, 4): every operation of the way back, and what it needs."""
+    shapes = {"x": (2, 6), "s": (6,), "b": (6,), "n": (2, 6), "r": (2, 6), "w": (6, 4), "z": (2, 4)}
+    roles = {"x": "input", "s": "parameter", "b": "parameter", "w": "parameter"}
+    tensors = {name: Tensor(name, shape, roles.get(name, "activation")) for name, shape in shapes.items()}
+    layers = (
+        Layer("bn", "BatchNormalization", "norm", "forward", ("x", "s", "b"), ("n",), vector_ops=24),
+        Layer("relu", "Relu", "elementwise", "forward", ("n",), ("r",), vector_ops=12),
+        Layer("fc", "MatMul", "linear", "forward", ("r", "w"), ("z",), (Gemm(2, 4, 6),), weights=("w",)),
+    )
+    step = training_step(Workload("w", 2, layers, tensors, ("z",)), "prototypes", 3)
+    found = {layer.name: layer for layer in step.layers}
+    assert found["bn"].vector_ops == 5 * 12, "statistics of the batch are taken"
+    assert found["bn:gradient"].vector_ops == 8 * 12
+    assert found["relu:gradient"].vector_ops == 2 * 12
+    assert set(found["relu:gradient"].reads) == {"grad0:r", "r"}, "its output tells what it let through"
+    assert found["fc:input_gradient"].gemms == (Gemm(2, 6, 4),)
+    assert found["fc:weight_gradient"].gemms == (Gemm(6, 4, 2),)
+    roles = {name: tensor.role for name, tensor in step.tensors.items() if name.startswith("grad")}
+    assert {name for name, role in roles.items() if role == "gradient"} == {"grad0:s", "grad0:b", "grad0:w"}
