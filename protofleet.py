@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.errors import ProtofleetError, UsageError, near_names
-from contract.terminal import forgive_streams
+from contract.terminal import keep_printable
 
 __all__ = ["COMMANDS", "main"]
 
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     if "_PROTOFLEET_COMPLETE" in os.environ and argv is None:
         return _complete()
-    forgive_streams()
+    keep_printable(sys.stdout, sys.stderr)
     try:
         return _dispatch(args)
     except ProtofleetError as error:

@@ -5,6 +5,9 @@ Each backbone is exported to a bundle and run by the device's own code: inferenc
 time is the thread's processor time, so that other work on the machine does not count; the median of many runs.
 
     python benchmarks/host_latency.py [--out hw_profiles/own_rows.json] [--only NAME] [--seconds 2]
+
+With `--recount` nothing is timed: the times in the file stay, and what the graphs ask for is counted anew, which is
+needed whenever `hw_profiles` reads a graph differently.
 """
 
 from __future__ import annotations
@@ -21,9 +24,11 @@ from contract.errors import ProtofleetError
 from edge_client.measure import versions
 from export.build import build_bundle
 from hw_profiles.demand import CLASSES, demand
+from hw_profiles.fold import fold_weights
 from hw_profiles.graph import bundle_workloads
 from hw_profiles.host import cpu_name, detect_host
 from hw_profiles.measure import time_runs
+from hw_profiles.workload import Workload
 from lab.measure import load_inference, load_training
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,7 +60,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "hw_profiles" / "own_rows.json")
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--recount", action="store_true", help="keep the times, count the demands anew")
     args = parser.parse_args()
+    if args.recount:
+        _recount(args.out, args.only)
+        return
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for backbone, shape, batch in SUBJECTS:
@@ -70,25 +79,53 @@ def main() -> None:
         "versions": versions(),
         "classes": CLASSES,
     }
-    body = ",\n  ".join(json.dumps(row) for row in rows)
-    args.out.write_text(json.dumps(table, indent=1)[:-2] + f',\n "rows": [\n  {body}\n ]\n}}\n', encoding="utf-8")
+    _write(args.out, table | {"rows": rows})
     print(f"{len(rows)} rows -> {args.out}")
+
+
+def _workloads(backbone: str, shape: tuple[int, int, int], batch: int, path: Path) -> tuple[Workload, Workload | None]:
+    """A bundle exported to `path`, as what a device computes in inference and in a training step."""
+    labels = [str(label) for label in range(10)]
+    name = "fedproto" if batch else "ffc"
+    build_bundle(backbone=backbone, method_name=name, labels=labels, input_shape=shape, out=path, batch=batch or 1)
+    forward, step = bundle_workloads(read_bundle(path), batch=1)
+    return fold_weights(forward), step
+
+
+def _demand(workload: Workload) -> list[float]:
+    return [float(f"{a:.7g}") for a in demand(workload)]
+
+
+def _recount(file: Path, only: str) -> None:
+    """Each row's demand again, from bundles exported anew."""
+    table = json.loads(file.read_text(encoding="utf-8"))
+    found: dict[tuple[str, str], list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for backbone, shape, batch in (subject for subject in SUBJECTS if only in subject[0]):
+            inference, step = _workloads(backbone, shape, batch, Path(folder) / "one.bundle")
+            model = f"{backbone}|{shape[0]}x{shape[1]}"
+            found["inference", model] = _demand(inference)
+            if step is not None:
+                found["training_step", model] = _demand(step)
+    for row in table["rows"]:
+        before = row["demand"]
+        row["demand"] = found.get((row["phase"], row["model"]), before)
+        if before != row["demand"]:
+            print(f"{row['model']:24s} {row['phase']:14s} {sum(before):.4g} -> {sum(row['demand']):.4g}", flush=True)
+    _write(file, table)
+
+
+def _write(file: Path, table: dict[str, Any]) -> None:
+    body = ",\n  ".join(json.dumps(row) for row in table.pop("rows"))
+    file.write_text(json.dumps(table, indent=1)[:-2] + f',\n "rows": [\n  {body}\n ]\n}}\n', encoding="utf-8")
 
 
 def _rows(backbone: str, shape: tuple[int, int, int], batch: int, path: Path, seconds: float) -> list[dict[str, Any]]:
     try:
-        build_bundle(
-            backbone=backbone,
-            method_name="fedproto" if batch else "ffc",
-            labels=[str(label) for label in range(10)],
-            input_shape=shape,
-            out=path,
-            batch=batch or 1,
-        )
+        inference, step = _workloads(backbone, shape, batch, path)
     except ProtofleetError as error:
         print(f"{backbone} {shape}: left out: {error}", flush=True)
         return []
-    inference, step = bundle_workloads(read_bundle(path), batch=1)
     found = [("inference", 1, inference, load_inference)] + (
         [("training_step", batch, step, load_training)] if step else []
     )
@@ -98,7 +135,7 @@ def _rows(backbone: str, shape: tuple[int, int, int], batch: int, path: Path, se
         timing = time_runs(run, seconds=seconds, clock=time.thread_time)
         model = f"{backbone}|{shape[0]}x{shape[1]}"
         row = {"phase": phase, "model": model, "batch": size, "threads": 1, "ms": round(timing.median_ms, 4)}
-        rows.append(row | {"runs": timing.runs, "demand": [float(f"{a:.7g}") for a in demand(workload)]})
+        rows.append(row | {"runs": timing.runs, "demand": _demand(workload)})
         print(f"{model:24s} {phase:14s} B{size:<3d} {timing.median_ms:9.3f} ms ({timing.runs} runs)", flush=True)
     return rows
 

@@ -23,12 +23,12 @@ from rich.text import Text
 
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError, WireError
-from contract.messages import ClassRows, Contribution, Message
-from contract.methods import METHODS, calibration
+from contract.messages import ClassRows, Message
+from contract.methods import METHODS
+from contract.payload import uplink_bytes
 from contract.report import JSON_HELP, beside, write_json
-from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 from contract.terminal import printable
-from contract.wire import MAX_MESSAGE_BYTES, decode, encode
+from contract.wire import MAX_MESSAGE_BYTES, decode
 
 __all__ = ["describe_bundle", "describe_message", "inspect_command"]
 
@@ -108,7 +108,7 @@ def describe_bundle(file: Path) -> dict[str, Any]:
         "opset": m.opset,
         "parameters": {role: _numbers(m, role) for role in ("param", "buffer", "frozen", "optimizer")},
         "members": _members(file, m),
-        "uplink_bytes_per_round": _uplink(m),
+        "uplink_bytes_per_round": uplink_bytes(m),
     }
 
 
@@ -126,43 +126,6 @@ def _members(file: Path, m: Manifest) -> list[dict[str, Any]]:
     with zipfile.ZipFile(file) as archive:
         sizes = {info.filename: info.file_size for info in archive.infolist()}
     return [{"name": name, "sha256": sha256, "bytes": sizes[name]} for name, sha256 in sorted(m.members.items())]
-
-
-def _uplink(m: Manifest) -> dict[str, int | None]:
-    """Payload bytes that a device with every class sends for a round of each kind, beside what FedAvg would; None for
-    what no message can hold."""
-    return {"fedavg": 4 * m.parameter_count} | {name: _sent_bytes(m, name) for name in (m.method, "ffc")}
-
-
-def _sent_bytes(m: Manifest, method: str) -> int | None:
-    """By encoding such a contribution, once it is known not to be absurd: a manifest may claim any width."""
-    width = calibration(m.hyper).width(m.features) if method == "ffc" else m.features
-    triangle = width * (width + 1) // 2 if METHODS[method].statistic == "feature-gram" else 0
-    soft = m.classes**2 if METHODS[method].statistic == "hyper-knowledge" else 0
-    if (8 if triangle else 4) * (m.classes * width + triangle + soft) > MAX_MESSAGE_BYTES:
-        return None
-    return _payload_bytes(_sent(m, method), method)
-
-
-def _sent(m: Manifest, method: str) -> Statistic:
-    """What a device with every class sends in a round of the bundle's own method, or of FFC."""
-    kind = METHODS[method].statistic
-    if kind == "feature-gram":
-        return _ones(FeatureGram.zero(m.classes, calibration(m.hyper).width(m.features)))
-    if kind == "hyper-knowledge":
-        return _ones(HyperKnowledge.zero(m.classes, m.features))
-    rows = ClassMeans.zero(m.classes, m.features)
-    return rows if kind == "participation" else _ones(rows)
-
-
-def _ones(zero: Statistic) -> Statistic:
-    """A statistic with a thousand examples of every class: its size on the wire is that of any other such."""
-    return dataclasses.replace(zero, counts=np.full(zero.classes, 1000))
-
-
-def _payload_bytes(statistic: Statistic, method: str) -> int:
-    contribution = Contribution.of(statistic, run=bytes(4), round=1, method=method, bundle=bytes(32))
-    return len(encode(contribution, "f64" if isinstance(statistic, FeatureGram) else "f32"))
 
 
 def describe_message(message: Message, payload: bytes) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import msgspec
 from contract.errors import ProtofleetError, UsageError
 from contract.interrupt import hold_back
 from contract.report import is_stdout, write_json
-from contract.terminal import forgive_streams, printable
+from contract.terminal import keep_printable, printable
 from edge_client.config import ClientConfig, read_public_key
 
 if TYPE_CHECKING:  # loaded after `become`, and only when they are needed
@@ -70,7 +70,7 @@ def become(settings: ClientConfig) -> NoReturn:
 
 def main(arguments: list[str]) -> int:
     """The process that `become` starts: `arguments` are the device id, for who looks at `ps`, and a descriptor."""
-    forgive_streams()
+    keep_printable(sys.stdout, sys.stderr)
     with os.fdopen(int(arguments[1]), "rb") as file:
         settings = msgspec.json.decode(file.read(), type=ClientConfig)
     try:

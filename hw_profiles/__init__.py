@@ -2,7 +2,7 @@
 
 The data flow, and the files along it:
 
-    ONNX graph  →  workload          graph, operators, phases, workload; networks: SphereFed's backbones as graphs
+    ONNX graph  →  workload          graph, operators, fold, phases, workload; networks: SphereFed's backbones as graphs
                 →  training step     training; calibration: what statistics and their servers compute
                 →  cycles, traffic   systolic, dram, array; scalesim: files to check it with      protofleet cost
                 →  memory            memory; client_memory: our own process on a board

@@ -21,6 +21,8 @@ from collections.abc import Mapping
 from typing import Literal
 
 from contract.errors import UsageError, near_names
+from contract.methods import Kind
+from contract.payload import sent_bytes
 from hw_profiles.workload import Gemm, Layer, Tensor, Workload
 
 __all__ = ["STATISTICS", "VIRTUAL_PER_CLASS", "server_work", "statistic_bytes", "statistic_work"]
@@ -32,6 +34,7 @@ STATISTICS: Mapping[str, str] = {
     "ffc": "Gram matrix, class sums and counts",
     "ccvr": "class means, class covariances and counts",
 }
+_KINDS: Mapping[str, Kind] = {"prototypes": "class-means", "ffc": "feature-gram"}
 VIRTUAL_PER_CLASS: Mapping[int, int] = {10: 500, 100: 500, 200: 1000}  # SphereFed Tab. 16; 10 classes as CIFAR-100
 _PANEL = 32
 
@@ -89,16 +92,15 @@ def server_work(
 
 
 def statistic_bytes(statistic: str, classes: int, width: int) -> int:
-    """What one device sends, as float32: raw tensors, symmetric ones as their upper triangle."""
-    triangle = width * (width + 1) // 2
-    numbers = {
-        "none": 0,
-        "prototypes": classes * width + classes,
-        "ffc": triangle + classes * width + classes,
-        "ccvr": classes * triangle + classes * width + classes,
-    }
+    """What one device sends. Ours are encoded as they travel: class means in f32, FFC's sums in f64.
+
+    CCVR has no message here: its numbers are counted in f64 as FFC's are, covariances as their upper triangle.
+    """
     _check(statistic)
-    return 4 * numbers[statistic]
+    if statistic in _KINDS:
+        return sent_bytes(_KINDS[statistic], classes, width)
+    triangle = width * (width + 1) // 2
+    return 8 * classes * (triangle + width + 1) if statistic == "ccvr" else 0
 
 
 def _ccvr_server(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hw_profiles.array import Array, Cost
+from hw_profiles.fold import fold_weights
 from hw_profiles.round_cost import Setting, calibration_cost, round_cost
 from hw_profiles.workload import Workload
 
@@ -57,8 +58,9 @@ def readings(forward_at: Callable[[int], Workload], classes: int, array: Array, 
 def _memory(forward_at: Callable[[int], Workload], classes: int, array: Array) -> list[Reading]:
     forward = forward_at(1)
     head = classes * forward.tensors[forward.outputs[0]].shape[1]
-    multiplied = {n for layer in forward.layers if layer.gemms for n in layer.weights}
-    dense = sum(forward.tensors[n].elements for n in multiplied if len(forward.tensors[n].shape) > 1)
+    folded = fold_weights(forward)  # so that a transposed weight counts where it is multiplied
+    multiplied = {n for layer in folded.layers if layer.gemms for n in layer.weights}
+    dense = sum(folded.tensors[n].elements for n in multiplied if len(folded.tensors[n].shape) > 1)
     found = [
         Reading(
             "memory", "the head's share of the weights of convolutions and products", _share(head, dense), "arithmetic"

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from contract.errors import UsageError
 from contract.report import JSON_HELP, beside, write_json, write_text
+from contract.tables import show_table
 from hw_profiles.array import Array
 from hw_profiles.cost_page import cost_page, size, time_text
 from hw_profiles.cost_report import cost_report, load_subject, step_cost
@@ -109,7 +109,7 @@ def _show(report: dict[str, Any], console: Console) -> None:
             f"[yellow]not modelled[/yellow]: {', '.join(f'{op} x{n}' for op, n in subject['unmodelled'].items())}"
         )
     if report["methods"]:
-        console.print(_method_table(report))
+        show_table(console, _METHOD_COLUMNS, _method_rows(report), words=(0, 1))
         for row in report["calibration"]:
             console.print(
                 f"{row['statistic']}  {time_text(row['total_ms'])} (simulated): client {time_text(row['client_ms'])}, "
@@ -127,31 +127,20 @@ def _show(report: dict[str, Any], console: Console) -> None:
         console.print(f"  - {line}", style="dim", highlight=False)
 
 
-def _method_table(report: dict[str, Any]) -> Table:
-    table = Table(box=None, padding=(0, 2), header_style="dim")
-    columns = (
-        "method",
-        "classifier",
-        "step",
-        "forward",
-        "input grad",
-        "weight grad",
-        "update",
-        "round",
-        "memory",
-        "time saved",
-        "memory saved",
-    )
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
+_METHOD_COLUMNS = (
+    "method", "classifier", "step", "forward", "input grad", "weight grad", "update", "round", "memory", "time saved",
+    "memory saved",
+)  # fmt: skip
+
+
+def _method_rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
+    found = []
     for row in report["methods"]:
         phases = [time_text(row["phases_ms"][p]) for p in ("forward", "input_gradient", "weight_gradient", "update")]
         saved = [f"{row['saved_percent'][k]:.2f} %" for k in ("latency", "memory")]
-        table.add_row(
-            row["method"], row["head"], time_text(row["step_ms"]), *phases, time_text(1e3 * row["round_s"]),
-            size(row["memory"]["peak_bytes"]), *saved,
-        )  # fmt: skip
-    return table
+        figures = (time_text(row["step_ms"]), *phases, time_text(1e3 * row["round_s"]))
+        found.append((row["method"], row["head"], *figures, size(row["memory"]["peak_bytes"]), *saved))
+    return found
 
 
 def _show_claims(report: dict[str, Any], console: Console) -> None:

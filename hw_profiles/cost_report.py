@@ -25,6 +25,7 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from hw_profiles.array import Array, Cost, LayerCost, assumptions, simulate
 from hw_profiles.claims import CLAIMS, readings
+from hw_profiles.fold import fold_weights
 from hw_profiles.graph import bundle_workloads, read_workload
 from hw_profiles.memory import LARGEST_SEARCHED, largest_batch, peak_memory
 from hw_profiles.networks import build_network
@@ -35,6 +36,11 @@ from hw_profiles.workload import PHASES, Workload
 __all__ = ["SCHEMA", "Subject", "cost_report", "load_subject", "step_cost"]
 
 SCHEMA = 1
+_OPTIMIZER_WORDS = {
+    "sgd": "SGD without momentum",
+    "momentum": "SGD with momentum",
+    "adam": "Adam, two tensors a weight",
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,7 @@ class Subject:
 
     Attributes:
         forward_at: the features graph at batch B.
-        head_bias, normalised, momentum, weight_decay: as `training.training_step` takes them.
+        options: bias, normalised, optimizer, weight_decay and learned, as `training.training_step` takes them.
         step: the bundle's own training step, at its own batch.
     """
 
@@ -52,7 +58,7 @@ class Subject:
     classes: int
     batch: int
     forward_at: Callable[[int], Workload]
-    options: dict[str, bool]
+    options: dict[str, Any]
     step: Workload | None = None
 
 
@@ -107,7 +113,7 @@ def step_cost(subject: Subject, array: Array, method: str = "fedavg") -> Cost:
     """One training step, layer by layer; for int8, which no one trains in, the forward pass."""
     forward = subject.forward_at(subject.batch)
     if array.precision == "int8":
-        return simulate(forward, array)
+        return simulate(fold_weights(forward), array)
     return simulate(training_step(forward, method, subject.classes, **subject.options), array)
 
 
@@ -150,7 +156,7 @@ def cost_report(
         "device": device,
         "array": dict(asdict(array).items()) | {"peak_gflops": array.peak_gflops},
         "assumptions": list(assumptions(array)) + _training_assumptions(subject, setting, trains),
-        "inference": _inference(simulate(forward, array)),
+        "inference": _inference(simulate(fold_weights(forward), array)),
         "methods": [_round(cost, rounds[0]) for cost in rounds],
         "calibration": [_calibration(c, calibrations[1]) for c in calibrations] if trains else [],
         "memory": {"kind": "predicted", "capacity_bytes": capacity_bytes, "largest_batch": fits},
@@ -162,7 +168,7 @@ def cost_report(
 
 def _largest_batches(subject: Subject, array: Array, capacity_bytes: int) -> dict[str, int]:
     def inference(size: int) -> int:
-        return peak_memory(subject.forward_at(size), float_bytes=array.float_bytes).peak_bytes
+        return peak_memory(fold_weights(subject.forward_at(size)), float_bytes=array.float_bytes).peak_bytes
 
     def training(size: int) -> int:
         step = training_step(subject.forward_at(size), "fedavg", subject.classes, **subject.options)
@@ -187,11 +193,11 @@ def _check_fits(batch: int, largest: int, capacity_bytes: int, device: str) -> N
 def _training_assumptions(subject: Subject, setting: Setting, trains: bool) -> list[str]:
     if not trains:
         return ["int8 covers inference only: gradients are not representable in it, so no training figures are given"]
-    optimizer = "momentum" if subject.options.get("momentum", True) else "no momentum"
+    optimizer = _OPTIMIZER_WORDS[subject.options.get("optimizer", "momentum")]
     return [
         f"a round is {setting.steps:,} steps: {setting.samples:,} local samples, {setting.epochs} epochs, batch "
         f"{setting.batch} (the last batch of an epoch counts as a full one)",
-        f"SGD with {optimizer}; gradients are kept until the backward pass is over, then every tensor is updated once",
+        f"{optimizer}; gradients are kept until the backward pass is over, then every tensor is updated once",
         "input gradients of strided convolutions are stride^2 dense products, so that no zeros are multiplied",
         "CCVR's server draws 500 features per class (1,000 for 200 classes) and trains one epoch on them; FFC's and "
         "CCVR's "

@@ -1,7 +1,8 @@
 """A workload from a real ONNX graph: every node becomes a layer with its products, operations and bytes.
 
 In order: set the batch where it is symbolic, infer every shape (refusing a graph that stays dynamic), tell what depends
-on the data from what depends only on weights, then turn each node into a `Layer` by `operators.describe`. A training
+on the data from what depends only on weights, then turn each node into a `Layer` by `operators.describe`; a transpose
+that the product after it takes in (`fold`) is only a view. A training
 step (inputs `x, y, …, lr, state…`, outputs `loss, <name>.next…`) also has its nodes told apart into forward, input
 gradient, weight gradient and update by `phases`. Weights may live outside the file: only their shapes are read.
 DESIGN section 5; graph contract of a bundle in DESIGN section 3.
@@ -18,7 +19,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from contract.bundle import FURTHER_STEP_INPUTS, STEP_INPUTS, Bundle
 from contract.errors import BundleError, UsageError
-from hw_profiles.operators import describe
+from hw_profiles.fold import free_transposes
+from hw_profiles.operators import Work, describe
 from hw_profiles.phases import phase_of_nodes
 from hw_profiles.workload import ConvShape, Gemm, Kind, Layer, Phase, Role, Tensor, Workload
 
@@ -80,8 +82,9 @@ def read_workload(
     tensors = {n: _tensor(n, *shapes[n], role_of.get(n, "activation")) for n in shapes}
     data = _data_dependent(graph.node, {i.name for i in graph.input} - set(known) - {t.name for t in graph.initializer})
     phases = phase_of_nodes(graph.node, [o.name for o in graph.output], data) if training else None
+    free = free_transposes(graph.node, {o.name for o in graph.output}, {n: len(t.shape) for n, t in tensors.items()})
     layers = [
-        _layer(index, node, tensors, constants, data, "forward" if phases is None else phases[index])
+        _layer(index, node, tensors, constants, data, "forward" if phases is None else phases[index], index in free)
         for index, node in enumerate(graph.node)
     ]
     size = batch or next((t.shape[0] for t in tensors.values() if t.role == "input" and t.shape), 1)
@@ -200,12 +203,13 @@ def _layer(
     constants: Mapping[str, object],
     data: set[str],
     phase: Phase,
+    free: bool,
 ) -> Layer | None:
     if node.op_type in ("Constant", "Shape", "Size"):
         return None
     reads = tuple(dict.fromkeys(n for n in node.input if n in tensors and tensors[n].role != "constant"))
     writes = tuple(n for n in node.output if n in tensors)
-    work = describe(node, tensors, constants, data)
+    work = Work("view") if free else describe(node, tensors, constants, data)
     return Layer(
         name=node.name or f"{node.op_type}_{index}",
         op=node.op_type,

@@ -144,11 +144,8 @@ def settings_of(device: Device) -> list[tuple[str, Precision, Threads]]:
 
 
 def default_runtime(device: Device) -> str:
-    """The CPU runtime most boards were published with; where this one was not, its most published, or else our own."""
-    if device.cpu is None:
-        return "tensorrt"
-    published = [name for name, rows in runtimes(device).items() if rows]
-    return "ncnn" if "ncnn" in published else (published or ["onnxruntime"])[0]
+    """What our client runs on, wherever there is a CPU."""
+    return "tensorrt" if device.cpu is None else "onnxruntime"
 
 
 def default_precision(device: Device, runtime: str) -> Precision:

@@ -69,8 +69,9 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if subject["training_step_macs"]:
         caption = f"multiply-accumulates of a training step, batch {subject['training_batch']}"
         found.append((f"{subject['training_step_macs'] / 1e6:,.0f} M", caption))
-    if uplink["statistic"]:
+    if uplink["statistic"] != "feature-gram":
         found.append((size(uplink["contribution_bytes"]), f"up per round ({uplink['statistic']})"))
+    found.append((size(uplink["ffc_bytes"]), "up once, for FFC (feature-gram)"))
     found.append((size(uplink["fedavg_bytes"]), "FedAvg would send"))
     return found
 
@@ -107,16 +108,26 @@ def _memory(devices: Sequence[Mapping[str, Any]]) -> str:
         (
             _short(device),
             size(memory["inference_peak_bytes"]),
-            size(memory["training_peak_bytes"]) if memory["training_peak_bytes"] else "–",
+            *(
+                size(memory[f"{what}_peak_bytes"]) if memory[f"{what}_peak_bytes"] else "–"
+                for what in ("training", "ffc")
+            ),
             size(memory["process_bytes"]),
+            size(memory["peak_bytes_at_most"]),
             size(memory["usable_bytes"]),
             _largest(memory),
             tag(memory["kind"]),
         )
         for device, memory in ((device, device["memory"]) for device in devices)
     ]
-    headers = ("device", "inference", "training step", "of it our process", "usable", "largest training batch", "")
-    lead = "Peak by liveness over the graphs, our process included; training at the bundle's own batch."
+    headers = (
+        "device", "inference", "training", "FFC round", "of it our process and data", "at most", "usable",
+        "largest training batch", "",
+    )  # fmt: skip
+    lead = (
+        "Central estimates of our client's peak by what it does, its samples included, at the bundle's own batch; what "
+        "fits is decided by the upper bound, at most. On an array: what lives at once."
+    )
     return section("Memory", table(headers, rows), lead=lead)
 
 
@@ -126,9 +137,12 @@ def _short(device: Mapping[str, Any]) -> str:
 
 
 def _fits(memory: Mapping[str, Any]) -> str:
+    beyond = ", extrapolated" if memory["extrapolated"] else ""
+    if memory["fits"]:
+        return "yes" + beyond
     if not memory["inference_fits"]:
-        return "no"
-    return "yes" if memory["training_fits"] is not False else "inference only"
+        return "no" + beyond
+    return ("all but FFC" if memory["training_fits"] else "inference only") + beyond
 
 
 def _largest(memory: Mapping[str, Any]) -> str:

@@ -1,11 +1,12 @@
 """A bundle on a fleet of devices, as one versioned value: what `protofleet profile --json` writes.
 
     subject       the bundle: method, input, classes, features, parameters, multiply-accumulates
-    uplink        bytes of one contribution, encoded for the wire, beside what FedAvg would send   measured, counted
+    uplink        bytes of one contribution, encoded for the wire, of a round and of FFC's      measured
+                  beside them what FedAvg would send: counted
     devices       for each:
       inference       one entry for each runtime, precision and threads, the first is the main one   predicted
       training_step   a step by phase, the bundle's own, derived on an array; a round              predicted
-      memory          peak of both, does it fit, the largest batch that does                         predicted
+      memory          peaks and the upper bound, does it fit, the largest batch that does            predicted
       layers          milliseconds of every layer of the main inference entry
       roofline        peaks and the layers' place under them
     measured      what --measure found on this machine, or a record read back
@@ -21,21 +22,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-
 from contract.bundle import Bundle
 from contract.errors import UsageError
-from contract.messages import Contribution
 from contract.methods import method
-from contract.statistics import ClassMeans, FeatureGram
-from contract.wire import encode
+from contract.payload import uplink_bytes
 from hw_profiles.array import Cost, assumptions, simulate
+from hw_profiles.client_memory import load_model
 from hw_profiles.cost_cli import array_of
 from hw_profiles.device import Device
 from hw_profiles.energy import energy
 from hw_profiles.host import cpu_name
 from hw_profiles.latency import Prediction, coefficients, predict, settings_of
-from hw_profiles.nominal import PRECISION_BYTES, Precision, Threads, device_rates
+from hw_profiles.nominal import Precision, Threads, device_rates
 from hw_profiles.profile_subject import Subject, array_memory, process_memory
 from hw_profiles.workload import PHASES, Workload
 
@@ -104,22 +102,14 @@ def _about(subject: Subject) -> dict[str, Any]:
 
 
 def _uplink(bundle: Bundle) -> dict[str, Any]:
-    """Bytes up per round: of a real contribution with every class present, and of FedAvg's weights."""
-    manifest = bundle.manifest
-    statistic = method(manifest.method).statistic
-    fedavg = 4 * manifest.parameter_count + (4 * manifest.classes * manifest.features if not manifest.trainable else 0)
-    if statistic is None:
-        return {"kind": "counted", "statistic": None, "contribution_bytes": 0, "fedavg_bytes": fedavg}
-    maker = ClassMeans if statistic == "class-means" else FeatureGram
-    labels = np.arange(manifest.classes)
-    features = np.full((manifest.classes, manifest.features), 0.5)
-    value = maker.of(features, labels, manifest.classes)
-    message = Contribution.of(value, run=b"\0\0\0\1", round=1, method=manifest.method, bundle=bundle.sha256)
+    """Bytes up per round with every class present, encoded: of the bundle's method, of FFC; FedAvg's are counted."""
+    name, up = bundle.manifest.method, uplink_bytes(bundle.manifest)
     return {
         "kind": "measured",
-        "statistic": statistic,
-        "contribution_bytes": len(encode(message)),
-        "fedavg_bytes": fedavg,
+        "statistic": method(name).statistic,
+        "contribution_bytes": up[name],
+        "ffc_bytes": up["ffc"],
+        "fedavg_bytes": up["fedavg"],
     }
 
 
@@ -141,7 +131,7 @@ def _device(subject: Subject, device: Device, choice: Choice) -> dict[str, Any]:
     return about | {
         "inference": [_latency(device, entry, subject.batch) for entry in entries],
         "training_step": _training(subject, device, choice),
-        "memory": process_memory(subject, device, PRECISION_BYTES[main.setting.precision]),
+        "memory": process_memory(subject, device, choice.samples),
         "layers": _layers(subject.inference, [float(ms) for ms in main.layers_ms]),
         "roofline": _roofline(device, main),
     }
@@ -318,8 +308,10 @@ def _assumptions(subject: Subject, devices: Sequence[Device]) -> list[str]:
         "a runtime is taken to fold normalisation and activations into the product before them and to use Winograd for "
         "dense 3x3 convolutions of stride 1; published rows are batch 1, larger batches scale with their demand",
         "energy: the board's power while computing times the latency; waiting is not in it",
-        "memory: resident bytes of our client, from its graphs by liveness and five coefficients measured on x86-64 "
-        "(client_memory.json); on an array, what lives at once",
+        "memory: resident bytes of our client (ONNX Runtime, fp32) with its samples, over rounds and one of FFC, from "
+        f"its graphs by liveness and coefficients measured on x86-64; at most is {load_model().margin:.2f} times the "
+        "central estimate, which held for all networks that were left out, and decides what fits; no board's was "
+        "measured; on an array, what lives at once",
     ]
     if subject.step is not None:
         lines.append(

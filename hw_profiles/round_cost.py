@@ -9,10 +9,11 @@ DESIGN section 5; settings of SphereFed, Tab. 16.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from hw_profiles.array import Array, Cost, simulate
 from hw_profiles.calibration import VIRTUAL_PER_CLASS, server_work, statistic_bytes, statistic_work
+from hw_profiles.fold import fold_weights
 from hw_profiles.memory import Memory, peak_memory
 from hw_profiles.training import training_step
 from hw_profiles.workload import Phase, Workload
@@ -81,7 +82,7 @@ class Calibration:
         return self.client_ms + self.server_ms
 
 
-def round_cost(forward: Workload, method: str, classes: int, array: Array, setting: Setting, **step: bool) -> RoundCost:
+def round_cost(forward: Workload, method: str, classes: int, array: Array, setting: Setting, **step: Any) -> RoundCost:
     """Cost of one round; `forward` is the features graph at the setting's batch, `step` goes to `training_step`."""
     width = forward.tensors[forward.outputs[0]].shape[1]
     work = training_step(forward, method, classes, **step)
@@ -102,7 +103,7 @@ def calibration_cost(
     epochs: int = 1,
 ) -> Calibration:
     """Cost of calibrating by FFC or CCVR; the server's share runs on `server` (default: the same accelerator)."""
-    width = forward.tensors[forward.outputs[0]].shape[1]
+    width, forward = forward.tensors[forward.outputs[0]].shape[1], fold_weights(forward)
     batches = -(-samples // forward.batch)
     statistic_cost = simulate(statistic_work(statistic, samples, classes, width), array)
     virtual = VIRTUAL_PER_CLASS.get(classes, 500)

@@ -10,7 +10,7 @@ What a method trains (DESIGN section 5):
     fedavg       the classifier is trained: forward, input gradient, weight gradient, update; weights go up
     fedproto     as fedavg, with the distance to the class prototypes in the loss (FedProto eq. 5, 6)
     spherefed    the classifier is frozen, on unit features: no weight gradient, no update of it (SphereFed eq. 4, 5)
-    prototypes   the classifier is skipped: the loss is the distance to the prototypes themselves
+    prototypes   the classifier is skipped: the loss is the distance to the prototypes, which FedHP trains too
 
 Input gradients of strided convolutions are taken as stride**2 dense products, one for each output phase, so that no
 zeros are multiplied. Gradients are kept until the backward pass is over, as optimizers of the frameworks do.
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 from contract.bundle import Manifest
 from contract.errors import UsageError, near_names
@@ -30,6 +30,13 @@ from hw_profiles.workload import ConvShape, Gemm, Kind, Layer, Phase, Tensor, Wo
 __all__ = ["HEADS", "bundle_training", "input_gradient_gemms", "training_step"]
 
 HeadUse = Literal["trained", "frozen", "skipped"]
+Optimizer = Literal["sgd", "momentum", "adam"]
+# what the optimizer keeps of each parameter, and scalar operations for each of its numbers (a square root counts 3)
+_OPTIMIZERS: Mapping[Optimizer, tuple[tuple[str, ...], int]] = {
+    "sgd": ((), 2),
+    "momentum": (("momentum",), 4),
+    "adam": (("adam.mean", "adam.square"), 16),
+}
 HEADS: Mapping[str, HeadUse] = {
     "fedavg": "trained",
     "fedproto": "trained",
@@ -51,6 +58,7 @@ _SAVES_OUTPUT = frozenset(
         "LogSoftmax",
     ]
 )
+_LEARNED = "prototypes.learned"
 _PASSES_THROUGH = frozenset(("Add", "Sub", "Sum", "Cast"))
 _LINEAR_BACKWARD = frozenset(("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum", "Dropout", "Neg"))
 
@@ -61,16 +69,19 @@ def training_step(
     classes: int,
     *,
     bias: bool = False,
-    momentum: bool = True,
+    optimizer: Optimizer = "momentum",
     weight_decay: bool = True,
     normalised: bool = False,
+    learned: bool = False,
 ) -> Workload:
-    """One SGD step of `method` on the backbone whose features are `forward`'s first output, (B, D).
+    """One step of `method` on the backbone whose features are `forward`'s first output, (B, D).
 
     Args:
         classes: C.
         bias: whether the trained head has one.
+        optimizer: plain SGD, with momentum, or Adam.
         normalised: the graph already ends in unit features.
+        learned: with the classifier skipped, the prototypes of all classes are trained too, by Adam (FedHP eq. 1, 2).
 
     Raises:
         UsageError: for an unknown method or fewer than one class.
@@ -81,24 +92,33 @@ def training_step(
         raise UsageError("classes", expected="a positive integer", got=classes)
     tape = _Tape(dict(forward.tensors), forward.batch)
     tape.layers += [_in_training(layer, forward) for layer in forward.layers]
-    loss = _append_head(tape, forward.outputs[0], method, classes, bias, normalised)
+    loss = _append_head(tape, forward.outputs[0], method, classes, bias, normalised, learned)
     _differentiate(tape, loss)
     for name in [n for n, t in tape.tensors.items() if t.role == "parameter"]:
         gradient = tape.gradient(name, "weight_gradient")
         if gradient is not None:
-            _update(tape, name, gradient, momentum, weight_decay)
+            _update(tape, name, gradient, "adam" if name == _LEARNED else optimizer, weight_decay and name != _LEARNED)
     return Workload(f"{forward.name} {method}", forward.batch, tuple(tape.layers), tape.tensors)
 
 
-def bundle_training(manifest: Manifest) -> tuple[str, dict[str, bool]]:
+def bundle_training(manifest: Manifest) -> tuple[str, dict[str, Any]]:
     """The method and the options with which `training_step` derives the step that a bundle was exported with."""
     method = {"local": "fedproto", "frozen": "spherefed", "none": "prototypes"}[manifest.head]
     return method, {
         "bias": "head.bias" in manifest.names("param"),
         "normalised": manifest.method == "spherefed",
-        "momentum": bool(manifest.names("optimizer")) or not manifest.trainable,
+        "optimizer": _optimizer(manifest),
+        "learned": _LEARNED in manifest.names("param"),
         "weight_decay": float(manifest.hyper.get("weight_decay", 0)) > 0,
     }
+
+
+def _optimizer(manifest: Manifest) -> Optimizer:
+    """Of the backbone; a bundle that trains nothing is costed as the papers train."""
+    kept = [name for name in manifest.names("optimizer") if not name.endswith(_LEARNED) and name != "adam.steps"]
+    if not kept:
+        return "sgd" if manifest.trainable else "momentum"
+    return "adam" if kept[0].startswith("adam.") else "momentum"
 
 
 def input_gradient_gemms(conv: ConvShape) -> tuple[Gemm, ...]:
@@ -181,7 +201,7 @@ class _Tape:
         return total
 
 
-def _append_head(tape: _Tape, z: str, method: str, classes: int, bias: bool, normalised: bool) -> str:
+def _append_head(tape: _Tape, z: str, method: str, classes: int, bias: bool, normalised: bool, learned: bool) -> str:
     """Head and loss; returns the tensor whose gradient the loss gives, with that gradient waiting."""
     batch, width = tape.tensors[z].shape
     size = batch * width
@@ -202,7 +222,9 @@ def _append_head(tape: _Tape, z: str, method: str, classes: int, bias: bool, nor
         tape.add("loss", "Loss", "softmax", "forward", (start,), (loss,), vector_ops=per_number * batch * classes)
         gradient = tape.partial(start)
         tape.add("loss:seed", "Sub", "elementwise", "input_gradient", (loss,), (gradient,), vector_ops=batch * classes)
-    if method in ("fedproto", "prototypes"):
+    if method == "prototypes" and learned:
+        _append_learned_prototypes(tape, z, classes)
+    elif method in ("fedproto", "prototypes"):
         anchors = tape.tensor("prototypes", (min(batch, classes), width), "buffer")  # the rows that the labels pick
         distance = tape.tensor("offsets", (batch, width))
         tape.add("prototype_loss", "Distance", "elementwise", "forward", (z, anchors), (distance,), vector_ops=3 * size)
@@ -211,6 +233,22 @@ def _append_head(tape: _Tape, z: str, method: str, classes: int, bias: bool, nor
             "prototype_loss:seed", "Mul", "elementwise", "input_gradient", (distance,), (gradient,), vector_ops=size
         )
     return start
+
+
+def _append_learned_prototypes(tape: _Tape, z: str, classes: int) -> None:
+    """Distances of every sample to every prototype and a softmax over them; gradients of both (FedHP eq. 1)."""
+    batch, width = tape.tensors[z].shape
+    anchors = tape.tensor(_LEARNED, (classes, width), "parameter")
+    offsets = tape.tensor("offsets", (batch, classes, width))
+    ops = 3 * batch * classes * width + 8 * batch * classes
+    tape.add("prototype_loss", "Distance", "elementwise", "forward", (z, anchors), (offsets,), vector_ops=ops)
+    partials = (tape.partial(z), tape.partial(anchors))
+    for name, phase, gradient in (
+        ("prototype_loss:seed", "input_gradient", partials[0]),
+        ("prototype_loss:prototypes", "weight_gradient", partials[1]),
+    ):
+        ops = 2 * batch * classes * width
+        tape.add(name, "ReduceSum", "reduce", phase, (offsets,), (gradient,), vector_ops=ops)  # type: ignore[arg-type]
 
 
 def _differentiate(tape: _Tape, loss: str) -> None:
@@ -306,9 +344,18 @@ def _first_operand(layer: Layer) -> tuple[Gemm, ...]:
     return tuple(Gemm(g.m, g.k, g.n, g.count, g.diagonal) for g in layer.gemms)
 
 
-def _update(tape: _Tape, name: str, gradient: str, momentum: bool, weight_decay: bool) -> None:
-    """v ← μ·v + g + wd·p, then p ← p - lr·v, in place."""
+def _update(tape: _Tape, name: str, gradient: str, optimizer: Optimizer, weight_decay: bool) -> None:
+    """v ← μ·v + g + wd·p, then p ← p - lr·v, or Adam's step, in place."""
     tensor = tape.tensors[name]
-    state = (tape.tensor(f"momentum.{name}", tensor.shape, "optimizer"),) if momentum else ()
-    ops = tensor.elements * (2 + 2 * momentum + 2 * weight_decay)
-    tape.add(f"{name}:update", "SGD", "elementwise", "update", (name, gradient, *state), (name, *state), vector_ops=ops)
+    kept, ops_each = _OPTIMIZERS[optimizer]
+    state = tuple(tape.tensor(f"{each}.{name}", tensor.shape, "optimizer") for each in kept)
+    ops = tensor.elements * (ops_each + 2 * weight_decay)
+    tape.add(
+        f"{name}:update",
+        "Adam" if optimizer == "adam" else "SGD",
+        "elementwise",
+        "update",
+        (name, gradient, *state),
+        (name, *state),
+        vector_ops=ops,
+    )

@@ -7,19 +7,19 @@ is imported follows what is asked for, so that `--measure` works on a board with
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from contract.bundle import read_bundle
 from contract.errors import UsageError, near_names
 from contract.interrupt import interruptible
 from contract.report import JSON_HELP, beside, write_json, write_text
+from contract.tables import show_table
+from hw_profiles.cost_page import size, time_text
 from hw_profiles.device import Device, find_device, load_devices
 from hw_profiles.measure import read_measurement
 from hw_profiles.rows import OWN_DEVICE
@@ -56,7 +56,7 @@ def profile_command(
     known = load_devices(devices_file or ())
     console = beside(json_file)
     if list_devices:
-        console.print(_device_table(known.values()))
+        _show_devices(known.values(), console)
         return
     if bundle is None:
         raise UsageError(
@@ -132,27 +132,29 @@ def _has_onnx() -> bool:
     return find_spec("onnx") is not None
 
 
-def _device_table(devices: Any) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for heading in ("name", "processors", "memory", "title"):
-        table.add_column(heading, no_wrap=heading != "title")
-    for device in devices:
-        memory = f"{device.memory.ram_bytes / 2**30:.3g} GiB"
-        table.add_row(device.name, ", ".join(device.processors), memory, device.title)
-    return table
+def _show_devices(devices: Iterable[Device], console: Console) -> None:
+    rows = [
+        (each.name, ", ".join(each.processors), f"{each.memory.ram_bytes / 2**30:.3g} GiB", each.title)
+        for each in devices
+    ]
+    show_table(console, ("name", "processors", "memory", "title"), rows, words=(0, 1, 3))
+
+
+_FLEET_COLUMNS = ("device", "latency", "8 of 10", "by", "step", "round", "at most", "fits")
 
 
 def _show(report: Mapping[str, Any], console: Console) -> None:
-    from hw_profiles.cost_page import size
-
     subject, uplink = report["subject"], report["uplink"]
     console.print(
         f"[bold]{subject['backbone']}[/bold], {subject['method']}, {subject['parameters']:,} parameters, "
-        f"{subject['inference_macs'] / 1e6:,.1f} M multiply-accumulates at batch {subject['batch']}; "
-        f"up per round {size(uplink['contribution_bytes'])}, FedAvg {size(uplink['fedavg_bytes'])}"
+        f"{subject['inference_macs'] / 1e6:,.1f} M multiply-accumulates at batch {subject['batch']}"
     )
-    console.print(_fleet_table(report))
-    console.print("by an array: simulated; all else predicted; 8 of 10: where 8 of 10 would lie, in ms", style="dim")
+    console.print(_uplink_line(uplink))
+    rows = [_fleet_row(device) for device in report["devices"]]
+    show_table(console, _FLEET_COLUMNS, rows, words=(0, 3, 7), title=f"a round is {report['samples']:,} samples")
+    console.print(_LEGEND, style="dim", highlight=False)
+    for line in dict.fromkeys(_extrapolations(report["devices"])):
+        console.print(line, style="yellow", highlight=False)
     if report["measured"]:
         _show_measured(report["measured"], console, report["comparison"])
     if subject["unmodelled"]:
@@ -162,59 +164,65 @@ def _show(report: Mapping[str, Any], console: Console) -> None:
         console.print(f"  - {line}", style="dim", highlight=False)
 
 
-def _fleet_table(report: Mapping[str, Any]) -> Table:
-    """A line for each device, narrow enough for 80 columns."""
-    from hw_profiles.cost_page import size
+_LEGEND = (
+    "latency of inference and step by an array: simulated; all else predicted. 8 of 10: where 8 of 10 latencies would "
+    "lie, in ms. at most: upper bound of our client's memory, samples included, over rounds and FFC's, which decides "
+    "what fits. ?: extrapolated"
+)
 
-    table = Table(
-        title=f"a round is {report['samples']:,} samples",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
+
+def _uplink_line(uplink: Mapping[str, Any]) -> str:
+    own, ffc, fedavg = (size(uplink[f"{what}_bytes"]) for what in ("contribution", "ffc", "fedavg"))
+    if uplink["statistic"] == "feature-gram":
+        return f"up once {ffc} (measured); FedAvg would send {fedavg} each round"
+    return f"up per round {own}, once for FFC {ffc} (measured); FedAvg would send {fedavg} each round"
+
+
+def _extrapolations(devices: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """In what the memory lies beyond all that was measured."""
+    for device in devices:
+        if device["memory"]["extrapolated"]:
+            yield f"memory extrapolated, beyond all that was measured: {', '.join(device['memory']['extrapolated'])}"
+
+
+def _fleet_row(device: Mapping[str, Any]) -> tuple[str, ...]:
+    main, step, memory = device["inference"][0], device["training_step"], device["memory"]
+    runtime = "array" if main["processor"] == "systolic" else _SHORT.get(main["runtime"], main["runtime"])
+    return (
+        device["name"],
+        _brief(main["latency_ms"]),
+        f"{main['low_ms']:.2g}–{main['high_ms']:.2g}" if main["low_ms"] else "",
+        runtime if runtime == "array" else f"{runtime} {main['precision']}",
+        _brief(step["latency_ms"]) if step else "–",
+        _brief(step["round_s"] * 1e3) if step else "–",
+        *_memory_cells(memory),
     )
-    for heading in ("device", "inference", "8 of 10", "by", "step", "round", "memory"):
-        words = heading in ("device", "by")
-        table.add_column(heading, justify="left" if words else "right", no_wrap=True)
-    for device in report["devices"]:
-        main, step, memory = device["inference"][0], device["training_step"], device["memory"]
-        fits = memory["inference_fits"] and memory["training_fits"] is not False
-        runtime = "array" if main["processor"] == "systolic" else _SHORT.get(main["runtime"], main["runtime"])
-        table.add_row(
-            device["name"],
-            _brief(main["latency_ms"]),
-            f"{main['low_ms']:.2g}–{main['high_ms']:.2g}" if main["low_ms"] else "",
-            f"{runtime} {main['precision']}",
-            _brief(step["latency_ms"]) if step else "–",
-            _brief(step["round_s"] * 1e3) if step else "–",
-            size(memory["training_peak_bytes"] or memory["inference_peak_bytes"]) + ("" if fits else " NO FIT"),
-        )
-    return table
+
+
+def _memory_cells(memory: Mapping[str, Any]) -> tuple[str, str]:
+    """What it takes at most, and whether that fits."""
+    most = memory["peak_bytes_at_most"]
+    verdict = "yes" if memory["fits"] else "NO"
+    if not memory["fits"] and memory["training_fits"]:
+        verdict = "not FFC"
+    elif not memory["fits"] and memory["inference_fits"]:
+        verdict = "inference"
+    return size(most), verdict + ("?" if memory["extrapolated"] else "")
 
 
 def _brief(milliseconds: float) -> str:
     """A duration in seven characters."""
-    from hw_profiles.cost_page import time_text
-
     return time_text(milliseconds).replace(" ", "")
 
 
+_MEASURED_COLUMNS = ("what", "threads", "B", "median ms", "p99 ms", "peak MB", "°C", "predicted ms")
+
+
 def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequence[Mapping[str, Any]] = ()) -> None:
-    table = Table(
-        title=f"measured on {record['host']['board']}",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        show_edge=False,
-    )
-    for heading in ("what", "threads", "B", "median ms", "p99 ms", "peak MB", "°C", "predicted ms"):
-        table.add_column(heading, justify="left" if heading == "what" else "right", no_wrap=True)
+    rows = []
     for line in comparison or record["runs"]:
-        degrees = line["temperature_c"][1]
-        predicted = line.get("predicted_ms")
-        table.add_row(
+        degrees, predicted = line["temperature_c"][1], line.get("predicted_ms")
+        cells = (
             line["phase"].replace("_", " "),
             str(line["threads"]),
             str(line["batch"]),
@@ -224,4 +232,5 @@ def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequ
             "?" if degrees is None else f"{degrees:.0f}{' throttled' if line['throttled'] else ''}",
             f"{predicted:.3g} ({line['low_ms']:.2g} – {line['high_ms']:.2g})" if predicted else "–",
         )
-    console.print(table)
+        rows.append(cells)
+    show_table(console, _MEASURED_COLUMNS, rows, title=f"measured on {record['host']['board']}")

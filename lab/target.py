@@ -134,10 +134,12 @@ def _accuracy(graph: bytes, images: NDArray[np.uint8], labels: NDArray[np.int64]
 
 def _expectations(bundle: Bundle, device: Device, precision: str) -> list[str]:
     """Predicted latency in fp32 and in the chosen precision, on the device's main runtime for each."""
+    from hw_profiles.fold import fold_weights
     from hw_profiles.graph import bundle_workloads
-    from hw_profiles.latency import predict, settings_of
+    from hw_profiles.latency import default_runtime, predict, settings_of
 
-    inference, step = bundle_workloads(bundle)
+    forward, step = bundle_workloads(bundle)
+    inference = fold_weights(forward)
     known = settings_of(device)
     lines = []
     for each in dict.fromkeys(("fp32", precision)):
@@ -145,7 +147,8 @@ def _expectations(bundle: Bundle, device: Device, precision: str) -> list[str]:
         if wanted is None and device.cpu is None:
             wanted = "tensorrt"
         options = [r for r, p, _ in known if p == each and (wanted is None or r == wanted)]
-        runtime = "ncnn" if "ncnn" in options else next(iter(options), None)
+        preferred = [r for r in (default_runtime(device), "ncnn") if r in options]  # ours first
+        runtime = next(iter(preferred or options), None)
         if runtime is None:
             lines.append(f"{each}: no runtime of {device.name} can be predicted at it")
             continue

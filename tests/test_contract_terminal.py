@@ -84,7 +84,7 @@ def test_no_command_breaks_where_the_terminal_lacks_a_character(encoding: str, t
     )
     assert shown.returncode == 2
     assert b"Traceback" not in shown.stderr
-    assert b"\\u03b5" in shown.stderr
+    assert b"epsilon - \\u0436.bundle" in shown.stderr
 
 
 @pytest.fixture

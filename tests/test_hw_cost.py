@@ -114,8 +114,8 @@ def test_statistics_cost_the_products_they_are_made_of():
     assert statistic_work("ccvr", 500, 10, 64).macs == 500 * 64 * 64
     assert statistic_work("prototypes", 500, 10, 64).macs == 0
     assert sum(layer.vector_ops for layer in statistic_work("prototypes", 500, 10, 64).layers) == 500 * 64
-    assert statistic_bytes("ffc", 10, 64) == 4 * (64 * 65 // 2 + 640 + 10)
-    assert statistic_bytes("ccvr", 10, 64) == 4 * (10 * 64 * 65 // 2 + 640 + 10)
+    assert 8 * (64 * 65 // 2 + 640) < statistic_bytes("ffc", 10, 64) < 8 * (64 * 65 // 2 + 640) + 150
+    assert statistic_bytes("ccvr", 10, 64) == 8 * (10 * 64 * 65 // 2 + 640 + 10)
     with pytest.raises(UsageError, match="one of"):
         statistic_work("ffcc", 1, 1, 1)
 
@@ -268,3 +268,16 @@ def test_a_bundle_is_costed_as_it_is_and_its_own_training_graph_is_counted(mnist
     fedproto = next(row for row in report["methods"] if row["method"] == "fedproto")
     assert graph["macs"] == fedproto["macs"]
     assert "own training graph" in (tmp_path / "c.html").read_text()
+
+
+def test_a_transposed_weight_is_a_weight_and_takes_no_time(mnist_like_bundle, tmp_path):
+    """small_cnn's head is 0.30 % of the weights that are multiplied; it read 6.40 % without the linear layer's."""
+    bundle = mnist_like_bundle()
+    assert main(["cost", str(bundle), "--json", str(tmp_path / "c.json")]) == 0
+    report = json.loads((tmp_path / "c.json").read_text())
+    shares = {row["assumption"]: row["percent"] for row in report["claims"]}
+    assert shares["the head's share of the weights of convolutions and products"] == pytest.approx(0.30, abs=0.01)
+    moves = [layer["name"] for layer in report["layers"] if layer["kind"] == "move" and layer["phase"] == "forward"]
+    assert moves == ["Transpose_0"], "the images' channels, and nothing else"
+    cycles = {layer["name"]: layer["cycles"] for layer in report["layers"] if layer["phase"] == "forward"}
+    assert cycles["Transpose_0"] < 0.05 * sum(cycles.values())

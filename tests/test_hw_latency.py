@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -256,3 +257,17 @@ def test_the_fit_is_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert rows_of["raspberry-pi-5", "ncnn", "fp32", "1"] == 0
     assert fit_command(["--rows", str(tmp_path / "none.csv")]) == 2
     assert capsys.readouterr().err.startswith("error: cannot read rows")
+
+
+def test_the_interval_is_that_of_a_normal_logarithm_widened_by_what_left_out_families_asked_for() -> None:
+    found, known = predict(_graph(), PI4), coefficients()
+    fit = known.fits["raspberry-pi-4", "onnxruntime", "fp32", "all"]
+    rates = device_rates(PI4, "cpu", "fp32", "all")
+    cost = [a * u for a, u in zip(demand(_graph()), np.exp(log_cost_ms(rates, "cpu") + fit.offsets), strict=True)]
+    share = np.array(cost) / sum(cost)
+    variance = sum(share[i] * fit.covariance[i, j] * share[j] for i in range(len(share)) for j in range(len(share)))
+    half = NormalDist().inv_cdf(0.9) * known.interval_scale * (variance + known.noise**2) ** 0.5
+    assert found.setting.runtime == "onnxruntime"
+    assert found.ms == pytest.approx(sum(cost))
+    assert found.high_ms == pytest.approx(found.ms * np.exp(half), rel=1e-3)
+    assert found.low_ms == pytest.approx(found.ms / np.exp(half), rel=1e-3)

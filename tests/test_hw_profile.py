@@ -93,17 +93,71 @@ def test_the_page_is_self_contained(report: dict[str, Any]) -> None:
         assert f'class="tag {kind}"' in html
 
 
-def test_a_small_board_does_not_fit(mnist_like_bundle: MakeBundle, tmp_path: Path) -> None:
+def small_board(folder: Path, ram_bytes: int) -> Path:
     text = (ROOT / "hw_profiles" / "devices" / "raspberry-pi-zero-2w.toml").read_text()
-    text = text.replace('"raspberry-pi-zero-2w"', '"tiny"').replace("value = 536870912", "value = 220000000")
-    (tmp_path / "tiny.toml").write_text(text)
+    text = text.replace('"raspberry-pi-zero-2w"', '"tiny"').replace("value = 536870912", f"value = {ram_bytes}")
+    (folder / "tiny.toml").write_text(text)
+    return folder / "tiny.toml"
+
+
+def test_a_small_board_does_not_fit(mnist_like_bundle: MakeBundle, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     args = ["profile", str(mnist_like_bundle()), "--devices", "tiny,raspberry-pi-4", "--json", str(out)]
-    assert main([*args, "--devices-file", str(tmp_path / "tiny.toml")]) == 0
+    assert main([*args, "--devices-file", str(small_board(tmp_path, 220_000_000))]) == 0
     tiny, large = json.loads(out.read_text())["devices"]
-    assert tiny["memory"]["training_fits"] is False
-    assert large["memory"]["training_fits"] is True
+    assert tiny["memory"]["training_fits"] is tiny["memory"]["fits"] is False
+    assert large["memory"]["training_fits"] is large["memory"]["fits"] is True
     assert tiny["memory"]["largest_training_batch"] < large["memory"]["largest_training_batch"]
+
+
+def test_what_fits_is_decided_by_the_upper_bound_of_all_that_the_device_does(
+    mnist_like_bundle: MakeBundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At each edge of usable memory one thing less fits: first FFC's round (D = 1,024), then training, then nothing."""
+    bundle, out = mnist_like_bundle(backbone="fedhp_mnist"), tmp_path / "r.json"
+
+    def memory(usable: int | None) -> dict[str, Any]:
+        args = ["profile", str(bundle), "--devices", "tiny", "--json", str(out)]
+        base = 536_870_912 if usable is None else usable + reserved
+        assert main([*args, "--devices-file", str(small_board(tmp_path, base))]) == 0
+        return dict(json.loads(out.read_text())["devices"][0]["memory"])
+
+    reserved = 0
+    whole = memory(None)
+    reserved = 536_870_912 - whole["usable_bytes"]
+    assert whole["peak_bytes"] == whole["ffc_peak_bytes"] > whole["training_peak_bytes"] > whole["inference_peak_bytes"]
+    assert whole["peak_bytes_at_most"] > 1.1 * whole["peak_bytes"]
+    margin = whole["peak_bytes_at_most"] / whole["peak_bytes"]
+    capsys.readouterr()
+    assert memory(whole["peak_bytes_at_most"])["fits"] is True
+    assert " yes" in capsys.readouterr().out
+    found = memory(whole["peak_bytes_at_most"] - 1)
+    assert (found["fits"], found["training_fits"], found["inference_fits"]) == (False, True, True)
+    assert "not FFC" in capsys.readouterr().out
+    found = memory(int(margin * whole["training_peak_bytes"]) - 2)
+    assert (found["training_fits"], found["inference_fits"]) == (False, True)
+    assert found["largest_training_batch"] < 16
+    assert "inference" in capsys.readouterr().out
+    assert memory(int(margin * whole["inference_peak_bytes"]) - 2)["inference_fits"] is False
+    assert " NO" in capsys.readouterr().out
+
+
+def test_more_samples_take_more_memory(mnist_like_bundle: MakeBundle, tmp_path: Path) -> None:
+    found = []
+    for samples in ("1000", "100000"):
+        args = ["profile", str(mnist_like_bundle()), "--devices", "raspberry-pi-4", "--samples", samples]
+        assert main([*args, "--json", str(tmp_path / "r.json")]) == 0
+        found.append(json.loads((tmp_path / "r.json").read_text())["devices"][0]["memory"]["inference_peak_bytes"])
+    assert found[1] - found[0] >= 99_000 * 28 * 28
+
+
+def test_our_runtime_comes_first_wherever_there_is_a_cpu(report: dict[str, Any]) -> None:
+    """The client runs ONNX Runtime: what ncnn would take is for who brings ncnn."""
+    for device in report["devices"]:
+        if "cpu" in device["processors"]:
+            assert (device["inference"][0]["runtime"], device["inference"][0]["precision"]) == ("onnxruntime", "fp32")
+    (pi,) = [device for device in report["devices"] if device["name"] == "raspberry-pi-4"]
+    assert {"ncnn", "tflite"} <= {entry["runtime"] for entry in pi["inference"]}
 
 
 def test_measured_here_without_onnx_or_torch(mnist_like_bundle: MakeBundle, tmp_path: Path) -> None:

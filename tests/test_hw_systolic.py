@@ -180,3 +180,14 @@ def test_a_block_diagonal_product_gives_every_channels_own_result():
 def test_an_unknown_depthwise_mapping_is_refused():
     with pytest.raises(UsageError, match="expected per-channel or packed"):
         map_gemm(Gemm(1, 1, 1), depthwise="loose")
+
+
+@pytest.mark.parametrize("gemm", [Gemm(196, 1, 9, 96, "k"), Gemm(9, 1, 196, 96, "mn"), Gemm(5, 2, 3, 7, "k")])
+@pytest.mark.parametrize("dataflow", ["os", "ws", "is"])
+def test_packed_takes_the_fewest_cycles_of_all_ways_to_pack(gemm, dataflow):
+    ways = []
+    for side_by_side in range(1, gemm.count + 1):
+        m, k = (gemm.m, gemm.k * side_by_side) if gemm.diagonal == "k" else (gemm.m * side_by_side, gemm.k)
+        each = gemm_cycles(m, gemm.n * side_by_side, k, dataflow=dataflow)
+        ways.append(-(-gemm.count // side_by_side) * each)
+    assert map_gemm(gemm, dataflow=dataflow, depthwise="packed").cycles == min(ways) < ways[0]

@@ -12,8 +12,8 @@ from contract.bundle import read_bundle
 from contract.errors import UsageError
 from hw_profiles.graph import bundle_workloads, read_workload
 from hw_profiles.networks import build_network
-from hw_profiles.training import HEADS, input_gradient_gemms, training_step
-from hw_profiles.workload import ConvShape
+from hw_profiles.training import HEADS, bundle_training, input_gradient_gemms, training_step
+from hw_profiles.workload import ConvShape, Gemm, Layer, Tensor, Workload
 
 
 @lru_cache(maxsize=8)
@@ -90,7 +90,7 @@ def test_every_trained_tensor_is_updated_once_and_its_gradient_is_whole():
 
 
 def test_momentum_and_weight_decay_cost_operations_and_state():
-    plain = training_step(forward(), "fedavg", 10, momentum=False, weight_decay=False)
+    plain = training_step(forward(), "fedavg", 10, optimizer="sgd", weight_decay=False)
     full = training_step(forward(), "fedavg", 10)
     ops = [sum(layer.vector_ops for layer in step.phase("update").layers) for step in (plain, full)]
     assert ops[1] == 3 * ops[0]
@@ -141,3 +141,83 @@ def test_the_real_training_graph_updates_exactly_the_trained_tensors(bundle):
     trained = set(bundle.manifest.names("param"))
     assert trained <= updated
     assert step.parameters == sum(step.tensors[name].elements for name in trained)
+
+
+# ---- every method's own step: what its optimizer keeps and does ----
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedproto", {}),
+        ("fedhp", {}),
+        ("fedpr", {}),
+        ("fedhkd", {}),
+        ("fedhkd", {"hyper": {"optimizer": "sgd", "momentum": 0.9}}),
+        ("spherefed", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.get("hyper", {}).values())),
+)
+def test_the_derived_step_keeps_and_updates_what_the_methods_own_step_does(method, options, mnist_like_bundle):
+    bundle = read_bundle(mnist_like_bundle(method, backbone="fedproto_mnist", **options))
+    features, step = bundle_workloads(bundle, batch=bundle.manifest.batch)
+    name, how = bundle_training(bundle.manifest)
+    derived = training_step(features, name, bundle.manifest.classes, **how)
+
+    def held(work):
+        return sum(tensor.elements for tensor in work.tensors.values() if tensor.role == "optimizer")
+
+    def operations(work):
+        return sum(layer.vector_ops for layer in work.phase("update").layers)
+
+    trained = step.parameters if method != "spherefed" else step.parameters - 10 * bundle.manifest.features
+    adam = how["optimizer"] == "adam"
+    assert held(step) - held(derived) in (0, 1), "but for Adam's count of steps"
+    assert held(derived) == pytest.approx(trained * (2 if adam else 1), rel=0.06)  # FedHP's prototypes have two
+    assert operations(derived) == pytest.approx(operations(step), rel=0.03)
+    assert macs(derived, "forward") == pytest.approx(macs(step, "forward"), rel=0.05)
+
+
+@pytest.mark.parametrize("method", ["fedproto", "fedhp", "fedhkd", "spherefed"])
+def test_only_the_update_touches_the_optimizers_state(method, mnist_like_bundle):
+    """Under Adam the whole step was counted as forward."""
+    bundle = read_bundle(mnist_like_bundle(method, backbone="fedproto_mnist"))
+    features, step = bundle_workloads(bundle, batch=bundle.manifest.batch)
+    kept = {name for name, tensor in step.tensors.items() if tensor.role == "optimizer"}
+    touching = [x for x in step.layers if kept & set(x.reads) or {f"{n}.next" for n in kept} & set(x.writes)]
+    assert touching
+    assert {layer.phase for layer in touching} == {"update"}
+    forward, gradients = step.phase("forward"), step.phase("weight_gradient", "input_gradient")
+    assert macs(step, "forward") == pytest.approx(features.macs, rel=0.05)
+    assert gradients.macs > features.macs
+    assert len(forward.layers) < 0.6 * len(step.layers)
+
+
+def test_learned_prototypes_are_trained_and_others_are_not():
+    anchors, learned = (training_step(forward(), "prototypes", 10, learned=learned) for learned in (False, True))
+    names = [{layer.name for layer in step.phase("update").layers} for step in (anchors, learned)]
+    assert names[1] - names[0] == {"prototypes.learned:update"}
+    kept = [n for n, t in learned.tensors.items() if t.role == "optimizer" and n.endswith("prototypes.learned")]
+    assert kept == ["adam.mean.prototypes.learned", "adam.square.prototypes.learned"]
+
+
+def test_a_small_networks_backward_pass_by_hand():
+    """Batch norm, ReLU, a product (2, 6) by (6, 4): every operation of the way back, and what it needs."""
+    shapes = {"x": (2, 6), "s": (6,), "b": (6,), "n": (2, 6), "r": (2, 6), "w": (6, 4), "z": (2, 4)}
+    roles = {"x": "input", "s": "parameter", "b": "parameter", "w": "parameter"}
+    tensors = {name: Tensor(name, shape, roles.get(name, "activation")) for name, shape in shapes.items()}
+    layers = (
+        Layer("bn", "BatchNormalization", "norm", "forward", ("x", "s", "b"), ("n",), vector_ops=24),
+        Layer("relu", "Relu", "elementwise", "forward", ("n",), ("r",), vector_ops=12),
+        Layer("fc", "MatMul", "linear", "forward", ("r", "w"), ("z",), (Gemm(2, 4, 6),), weights=("w",)),
+    )
+    step = training_step(Workload("w", 2, layers, tensors, ("z",)), "prototypes", 3)
+    found = {layer.name: layer for layer in step.layers}
+    assert found["bn"].vector_ops == 5 * 12, "statistics of the batch are taken"
+    assert found["bn:gradient"].vector_ops == 8 * 12
+    assert found["relu:gradient"].vector_ops == 2 * 12
+    assert set(found["relu:gradient"].reads) == {"grad0:r", "r"}, "its output tells what it let through"
+    assert found["fc:input_gradient"].gemms == (Gemm(2, 6, 4),)
+    assert found["fc:weight_gradient"].gemms == (Gemm(6, 4, 2),)
+    roles = {name: tensor.role for name, tensor in step.tensors.items() if name.startswith("grad")}
+    assert {name for name, role in roles.items() if role == "gradient"} == {"grad0:s", "grad0:b", "grad0:w"}

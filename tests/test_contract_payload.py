@@ -1,0 +1,54 @@
+"""Bytes up in a round: those of what a device of each method really sends, wherever a person is told them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from lab_samples import lab_bundle, shipped, some
+
+from contract.bundle import read_bundle
+from contract.messages import Announcement
+from contract.methods import METHODS
+from contract.payload import payload_bytes, sent_bytes, uplink_bytes
+from contract.wire import encode
+from edge_client.device import Device
+from hw_profiles.calibration import statistic_bytes
+from protofleet import main
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_profile_and_inspect_tell_what_a_device_sends(name, tmp_path, capsys):
+    bundle = read_bundle(lab_bundle(tmp_path / "b.bundle", name))
+    result = Device(bundle, some(shipped().train, 3), "device-1").run_round(
+        Announcement(bytes(4), 1, "open", name, bundle.sha256), None
+    )
+    sent = dataclasses.replace(result.contribution, counts=np.full_like(result.contribution.counts, 1000))
+    really = len(encode(sent, "f64" if name == "ffc" else "f32"))
+    assert payload_bytes(bundle.manifest, name) == really
+    args = ["profile", str(tmp_path / "b.bundle"), "--devices", "raspberry-pi-4", "--json", str(tmp_path / "r.json")]
+    assert main(args) == 0
+    told = json.loads((tmp_path / "r.json").read_text())["uplink"]
+    assert told["contribution_bytes"] == really
+    assert told["ffc_bytes"] == uplink_bytes(bundle.manifest)["ffc"]
+    assert told["statistic"] == METHODS[name].statistic
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "b.bundle"), "--json"]) == 0
+    inspected = json.loads(capsys.readouterr().out)["uplink_bytes_per_round"]
+    assert inspected[name] == really
+    assert inspected["fedavg"] == told["fedavg_bytes"]
+
+
+def test_ffc_sends_f64_and_the_cost_report_counts_so():
+    triangle = 1280 * 1281 // 2
+    assert 8 * (triangle + 10 * 1280) < sent_bytes("feature-gram", 10, 1280) < 8 * (triangle + 10 * 1280) + 300
+    assert statistic_bytes("ffc", 10, 1280) == pytest.approx(6.66e6, rel=0.002)
+    assert statistic_bytes("prototypes", 10, 1280) == sent_bytes("class-means", 10, 1280)
+    assert statistic_bytes("ccvr", 10, 1280) > 9 * statistic_bytes("ffc", 10, 1280)
+    assert statistic_bytes("none", 10, 1280) == 0
+
+
+def test_rounds_in_which_nothing_goes_up_have_no_class_rows():
+    assert sent_bytes("participation", 10, 1280) < 200 < sent_bytes("class-means", 10, 1280)
