@@ -95,6 +95,8 @@ class MethodError(ProtofleetError):
 class DivergedError(MethodError):
     """Local training came to numbers that are none: the round has no result."""
 
+    exit_code = 1
+
 
 class StatisticError(ProtofleetError, ValueError):
     """A statistic's arrays break its invariants (shape, finiteness, counts)."""
