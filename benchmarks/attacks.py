@@ -35,8 +35,8 @@ from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.workbench import Workbench
 from export.build import build_bundle
-from lab.datasets import load_dataset, take
-from lab.partition import Partition, partition
+from lab.data.datasets import load_dataset, take
+from lab.data.partition import Partition, partition
 
 RUN, DEVICES = b"run1", 5
 NAMES = [f"device-{i + 1}" for i in range(DEVICES)]

@@ -30,7 +30,7 @@ import numpy as np
 
 from aggregator.broker import EmbeddedBroker
 from export.build import build_bundle
-from lab.datasets import load_dataset
+from lab.data.datasets import load_dataset
 
 DEVICES, SAMPLES, FLEET = 3, 48, "faults"
 PAYLOADS = "SELECT c.round, c.method, c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload"

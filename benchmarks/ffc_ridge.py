@@ -33,10 +33,10 @@ from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from edge_client.data import LocalData
 from export.backbones import build_backbone
-from lab.datasets import DataSet, load_dataset, take
-from lab.eager import EagerModel
-from lab.prepare import RECIPES, channel_statistics, pretrain
-from lab.subset import draw_balanced
+from lab.data.datasets import DataSet, load_dataset, take
+from lab.data.make_subset import draw_balanced
+from lab.demo.recipes import RECIPES, channel_statistics, pretrain
+from lab.engine.local_training import EagerModel
 
 RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
 SHARES = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 4 / 3, 2.0, 4.0, 8.0)  # N / D

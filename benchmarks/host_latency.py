@@ -4,7 +4,7 @@ latency model learns ONNX Runtime from (no publisher has rows of it on boards, a
 Each backbone is exported to a bundle and run by the device's own code: inference of batch 1, and a training step. The
 time is the thread's processor time, so that other work on the machine does not count; the median of many runs.
 
-    python benchmarks/host_latency.py [--out hw_profiles/own_rows.json] [--only NAME] [--seconds 2]
+    python benchmarks/host_latency.py [--out hw_profiles/latency/own_rows.json] [--only NAME] [--seconds 2]
 
 With `--recount` nothing is timed: the times in the file stay, and what the graphs ask for is counted anew, which is
 needed whenever `hw_profiles` reads a graph differently.
@@ -23,13 +23,13 @@ from contract.bundle import read_bundle
 from contract.errors import ProtofleetError
 from edge_client.measure import versions
 from export.build import build_bundle
-from hw_profiles.demand import CLASSES, demand
-from hw_profiles.fold import fold_weights
-from hw_profiles.graph import bundle_workloads
-from hw_profiles.host import cpu_name, detect_host
-from hw_profiles.measure import time_runs
-from hw_profiles.workload import Workload
-from lab.measure import load_inference, load_training
+from hw_profiles.devices.host import cpu_name, detect_host
+from hw_profiles.devices.measure import time_runs
+from hw_profiles.latency.operator_classes import CLASSES, demand
+from hw_profiles.workload.fold import fold_weights
+from hw_profiles.workload.from_onnx import bundle_workloads
+from hw_profiles.workload.model import Workload
+from protofleet.commands.measure import load_inference, load_training
 
 ROOT = Path(__file__).resolve().parent.parent
 # backbone, input, batch of the training step (0: inference only)

@@ -18,10 +18,10 @@ from typing import Any
 
 from rich.console import Console
 
-from hw_profiles.crossval import error_table
-from hw_profiles.device import load_devices
-from hw_profiles.fit import cross_validate, print_checks
-from hw_profiles.rows import read_own_rows, read_rows
+from hw_profiles.devices.schema import load_devices
+from hw_profiles.latency.cross_validation import error_table
+from hw_profiles.latency.fit import cross_validate, print_checks
+from hw_profiles.latency.published_rows import read_own_rows, read_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET_MEDIAN, TARGET_P90 = 0.15, 0.40

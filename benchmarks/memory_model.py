@@ -5,13 +5,13 @@
 Each case is exported into a bundle and given to a real client: `protofleet client` on the embedded broker, with
 `protofleet aggregate` running two rounds of the bundle's method and one of FFC. What the client itself reports gives up
 to three measured points a case: its resident set when it is connected and waits (`waiting`), its peak after the
-method's rounds (`rounds`), and its peak at the end (`ffc`). Prediction: `hw_profiles.client_memory`.
+method's rounds (`rounds`), and its peak at the end (`ffc`). Prediction: `hw_profiles.memory.process_rss`.
 
 The table leaves one backbone out at a time: the coefficients, and the margin of the upper bound, are fitted on all
 other backbones, then the left-out one is predicted. A point is covered when its measured peak is at most its upper
-bound. `--fit` then writes `hw_profiles/client_memory.json` from all points, with what the check said. With `--keep` the
-bundles and measurements stay in a folder and are taken from there the next time. Exits with 1 when a point is not
-covered, or the median error of the central estimate is above 15 %.
+bound. `--fit` then writes `hw_profiles/memory/client_memory.json` from all points, with what the check said. With
+`--keep` the bundles and measurements stay in a folder and are taken from there the next time. Exits with 1 when a point
+is not covered, or the median error of the central estimate is above 15 %.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from device_memory import rss_mb
 from aggregator.broker import EmbeddedBroker
 from contract.bundle import read_bundle
 from edge_client.measure import versions
-from hw_profiles.client_memory import COEFFICIENTS, Model, Terms, client_memory, largest_terms, memory_terms
-from hw_profiles.fold import fold_weights
-from hw_profiles.graph import bundle_workloads
+from hw_profiles.memory.process_rss import COEFFICIENTS, Model, Terms, client_memory, largest_terms, memory_terms
+from hw_profiles.workload.fold import fold_weights
+from hw_profiles.workload.from_onnx import bundle_workloads
 
 _PHASES = {"rounds": ("loading", "inference", "training"), "ffc": ("loading", "inference", "training", "ffc")}
 _START = {"session_bytes": 1e7, "node_bytes": 1e4, "weight_factor": 2.0, "arena_factor": 1.3, "gram_factor": 6.0}
@@ -256,7 +256,7 @@ def check(points: Sequence[Point]) -> tuple[list[dict[str, Any]], dict[str, Any]
 def main() -> int:
     """Measure, check by leaving backbones out, fit where asked, store."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--fit", action="store_true", help="write hw_profiles/client_memory.json")
+    parser.add_argument("--fit", action="store_true", help="write hw_profiles/memory/client_memory.json")
     parser.add_argument("--json", type=Path, help="write the table")
     parser.add_argument("--keep", type=Path, help="folder of bundles and measurements, read back where they are there")
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""What the models of the published latency rows ask of a processor: `hw_profiles/reference_models.json`.
+"""What the models of the published latency rows ask of a processor: `hw_profiles/latency/reference_models.json`.
 
 The rows name models (`mobilenet-v2-0.5-160`, `GoogLeNet`); `ARCHITECTURES` says which torchvision or timm network each
 is taken to be, and where they are known to differ. Each is built with random weights, exported to ONNX, read as a
 workload by the same code that reads a user's bundle, and reduced to its demand by operator class. The product ships the
 result, so that neither it nor the fit needs torch.
 
-    python benchmarks/reference_models.py [--out hw_profiles/reference_models.json] [--only NAME]
+    python benchmarks/reference_models.py [--out hw_profiles/latency/reference_models.json] [--only NAME]
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hw_profiles.demand import CLASSES, demand
-from hw_profiles.graph import read_workload
+from hw_profiles.latency.operator_classes import CLASSES, demand
+from hw_profiles.workload.from_onnx import read_workload
 
 _TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")  # its declarations live as long as it does
 ROOT = Path(__file__).resolve().parent.parent

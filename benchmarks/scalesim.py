@@ -23,10 +23,10 @@ import venv
 from collections import Counter
 from pathlib import Path
 
-from hw_profiles.graph import read_workload
-from hw_profiles.networks import build_network
-from hw_profiles.scalesim import config_text, topology_text
-from hw_profiles.systolic import gemm_cycles, sram_traffic
+from hw_profiles.accelerator.scalesim_files import config_text, topology_text
+from hw_profiles.accelerator.systolic import gemm_cycles, sram_traffic
+from hw_profiles.workload.from_onnx import read_workload
+from hw_profiles.workload.paper_networks import build_network
 
 DATAFLOWS = ("os", "ws", "is")
 NETWORKS = ("spherefed_resnet18", "spherefed_mobilenetv2")

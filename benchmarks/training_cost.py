@@ -17,14 +17,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hw_profiles.array import Array, assumptions
-from hw_profiles.claims import CLAIMS, readings
-from hw_profiles.cost_page import size, time_text
-from hw_profiles.graph import read_workload
-from hw_profiles.networks import NETWORKS, build_network
-from hw_profiles.page import Bar, bars, notes, page, section, table, tag
-from hw_profiles.round_cost import Setting, calibration_cost, round_cost
-from hw_profiles.workload import Workload
+from hw_profiles.accelerator.paper_claims import CLAIMS, readings
+from hw_profiles.accelerator.round_cost import Setting, calibration_cost, round_cost
+from hw_profiles.accelerator.simulate import Array, assumptions
+from hw_profiles.reports.cost_page import size, time_text
+from hw_profiles.reports.page import Bar, bars, notes, page, section, table, tag
+from hw_profiles.workload.from_onnx import read_workload
+from hw_profiles.workload.model import Workload
+from hw_profiles.workload.paper_networks import NETWORKS, build_network
 
 METHODS = ("fedavg", "spherefed", "prototypes")
 TASKS = ((10, 32, 5_000), (100, 32, 5_000), (200, 32, 5_000), (200, 64, 10_000))  # classes, side, local samples

@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from protofleet import COMMANDS
+from protofleet.cli import COMMANDS
 
 PAGE = Path(__file__).parent / "commands.md"
 SUBCOMMANDS = {"lab": ("list", "run", "table")}

@@ -46,6 +46,6 @@ def client_command(
     """Run one device: take part in the fleet's rounds until its run is finished."""
     given = dict(locals())
     settings = settle_config(given.pop("config"), given)
-    if Path(sys.argv[0]).name in ("protofleet", "protofleet.py"):
+    if Path(sys.argv[0]).name in ("protofleet", "__main__.py"):
         become(settings)
     return run(settings)  # called from within another program, which must not be replaced

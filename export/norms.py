@@ -199,8 +199,8 @@ def _batch_norm(x: Tensor, weight: Tensor, bias: Tensor, real: Tensor, eps: floa
 def _batch_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, variance: Tensor, real: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, weight and bias. With x̂ = (x − mean)·r, n real values per channel and padded rows of `grad` zero:
-    ∂x = w·r·(g − Σg/n − x̂·Σ(g·x̂)/n) on real samples, 0 on padding."""
+    """Gradients of x, weight and bias. With x̂ = (x − mean)·r, n real values per channel and padded rows of `grad`
+    zero: ∂x = w·r·(g − Σg/n − x̂·Σ(g·x̂)/n) on real samples, 0 on padding."""
     scale = torch.rsqrt(variance + eps)
     shares = _by_sample(real, x) / torch.clamp(real.sum() * x.shape[2:].numel(), min=1.0)
     normal = (x - _by_channel(mean, x)) * _by_channel(scale, x)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
-from hw_profiles.device import Device
+from hw_profiles.devices.schema import Device
 
 __all__ = ["Energy", "energy"]
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from contract.errors import UsageError
 from contract.interrupt import interruptible
 from contract.report import JSON_HELP, add_json_line, beside, write_json, write_text
-from lab.partition import PARTITIONS, Partition
+from lab.data.partition import PARTITIONS, Partition
 
 __all__ = ["demo_command", "lab_app"]
 
@@ -47,8 +47,8 @@ def demo_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> int:
     """A fleet of processes learns together, on real images, over MQTT."""
-    from lab.demo import Demo, run_demo
-    from lab.table import demo_table
+    from lab.demo.run import Demo, run_demo
+    from lab.reporting.console import demo_table
 
     console = Console(quiet=quiet)
     demo = Demo(clients, rounds, method, data, out, seed, port, backbone)
@@ -65,9 +65,9 @@ def demo_command(
 def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the names"))] = None) -> int:
     """Methods, baselines, backbones, data sets and partitions that `lab run` knows, and tables."""
     from export.backbones import BACKBONES
-    from lab.datasets import SHIPPED
-    from lab.experiment import LAB_METHODS
-    from lab.settings import TABLES, read_table
+    from lab.data.datasets import SHIPPED
+    from lab.engine.experiment import LAB_METHODS
+    from lab.paper_tables.config import TABLES, read_table
 
     groups = {
         "methods": dict(LAB_METHODS),
@@ -129,13 +129,13 @@ def run_command(
     tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
 ) -> int:
     """Run one federation in this process and print a line for each round."""
-    from lab.averaging import Measures
-    from lab.board import log_round, open_board
-    from lab.checkpoint import Checkpoint
-    from lab.experiment import Experiment, run_experiment
-    from lab.simulate import Course, RoundRecord
-    from lab.stage import stage
-    from lab.table import round_line
+    from lab.engine.checkpoint import Checkpoint
+    from lab.engine.deployed import Course, RoundRecord
+    from lab.engine.experiment import Experiment, run_experiment
+    from lab.engine.run_averaging import Measures
+    from lab.reporting.console import round_line
+    from lab.reporting.progress import stage
+    from lab.reporting.tensorboard import log_round, open_board
 
     backbones = tuple(name.strip() for name in backbone.split(","))
     several = len(backbones) > 1
@@ -217,8 +217,8 @@ def table_command(
     threads: Annotated[int, typer.Option(help="Of torch within an operator.")] = 1,
 ) -> int:
     """Regenerate a published table: the paper's number beside ours."""
-    from lab.bench import Order
-    from lab.settings import read_table
+    from lab.paper_tables.config import read_table
+    from lab.paper_tables.runner import Order
 
     stem, table = read_table(name)
     if seeds is not None and seeds < 1:
@@ -231,10 +231,10 @@ def table_command(
 def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | None, threads: int) -> None:
     import torch
 
-    from lab.bench import Progress, run_table
-    from lab.board import log_round, open_board
-    from lab.sheet import show, write_sheet
-    from lab.stage import stage
+    from lab.paper_tables.render import show, write_sheet
+    from lab.paper_tables.runner import Progress, run_table
+    from lab.reporting.progress import stage
+    from lab.reporting.tensorboard import log_round, open_board
 
     torch.set_num_threads(max(threads, 1))
     board = open_board(tensorboard) if tensorboard is not None else None

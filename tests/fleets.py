@@ -34,7 +34,7 @@ Samples = tuple[np.ndarray, np.ndarray]
 
 @cache
 def _fashion() -> Samples:
-    from lab.datasets import load_dataset
+    from lab.data.datasets import load_dataset
 
     train = load_dataset("fashion_mnist_subset").train
     return train.x, train.y

@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 
 from edge_client.data import LocalData
 from export.build import build_bundle
-from lab.datasets import SHIPPED, DataSet, load_dataset, take
-from lab.subset import draw_balanced
+from lab.data.datasets import SHIPPED, DataSet, load_dataset, take
+from lab.data.make_subset import draw_balanced
 
 LABELS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 

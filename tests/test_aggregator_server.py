@@ -370,7 +370,7 @@ def test_no_broker_is_one_line_and_exit_1(tmp_path: Path) -> None:
 def test_bad_usage_is_one_line_and_exit_2(
     tmp_path: Path, options: list[str], words: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from protofleet import main
+    from protofleet.cli import main
 
     bundle_file(tmp_path / "f.bundle")
     given = ["--bundle", str(tmp_path / "f.bundle"), "--broker", "mqtt://127.0.0.1:1", "--store", str(tmp_path / "s")]
@@ -382,7 +382,7 @@ def test_bad_usage_is_one_line_and_exit_2(
 
 
 def test_a_store_of_another_bundle_is_one_line_and_exit_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from protofleet import main
+    from protofleet.cli import main
 
     SqliteStore(tmp_path / "s", bundle_file(tmp_path / "one.bundle"), FLEET).close()
     bundle_file(tmp_path / "f.bundle", version=2)

@@ -15,8 +15,8 @@ from contract.methods import METHODS
 from contract.payload import payload_bytes, sent_bytes, uplink_bytes
 from contract.wire import encode
 from edge_client.device import Device
-from hw_profiles.calibration import statistic_bytes
-from protofleet import main
+from hw_profiles.workload.calibration_step import statistic_bytes
+from protofleet.cli import main
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -19,7 +19,7 @@ import pytest
 from lab_samples import small_directory
 
 from contract.methods import METHODS
-from lab.report import render_report
+from lab.demo.report import render_report
 
 Ran = Callable[[str], tuple[dict[str, Any], str, str, Path]]
 

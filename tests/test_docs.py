@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from protofleet import COMMANDS
+from protofleet.cli import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("lab/data/**/*.md")])

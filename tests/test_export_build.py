@@ -17,13 +17,13 @@ from export_samples import session
 from onnx.reference import ReferenceEvaluator
 from safetensors.torch import save_file
 
-import protofleet
 from contract.bundle import STEP_INPUTS, Bundle, read_bundle
 from contract.errors import ExportError, MethodError, UsageError
 from contract.sphere import orthonormal_frame
 from edge_client.extractor import Extractor
 from export.backbones import build_backbone
 from export.build import build_bundle
+from protofleet import cli
 
 BASE = {
     "backbone": "small_cnn",
@@ -50,7 +50,7 @@ def test_same_arguments_same_bytes_even_in_another_process(tmp_path: Path):
     there = tmp_path / "elsewhere" / "there.bundle"
     there.parent.mkdir()
     code = f"from export.build import build_bundle; build_bundle(**{BASE!r}, out={str(there)!r})"
-    root = Path(protofleet.__file__).parent
+    root = Path(cli.__file__).parent.parent
     subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r}); {code}"], check=True, cwd=tmp_path
     )
@@ -162,7 +162,7 @@ def test_bad_arguments_are_one_line(tmp_path: Path, changes: dict, error: type[E
 
 
 def _command(*options: str) -> int:
-    return protofleet.main(["export", *options])
+    return cli.main(["export", *options])
 
 
 def test_the_command_writes_a_bundle_and_sums_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -339,7 +339,7 @@ def test_a_module_that_imports_torchvision_works_from_the_command(own: str, tmp_
 )
 def test_a_wrong_backbone_is_one_line(own: str, capsys, backbone: str, size: str, message: str):
     options = ["--method", "ffc", "--classes", "3", "--input", size, "--out", "own.bundle", "--quiet"]
-    code = protofleet.main(["export", "--backbone", backbone.format(own=own), *options])
+    code = cli.main(["export", "--backbone", backbone.format(own=own), *options])
     error = capsys.readouterr().err
     assert code == 2
     assert re.fullmatch(rf"error: .*{message}.*\n", error), error

@@ -83,7 +83,7 @@ def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data() -> list[tuple[np.ndarray, np.ndarray]]:
     """Uneven parts: device i holds six or seven of the ten classes."""
-    from lab.datasets import load_dataset
+    from lab.data.datasets import load_dataset
 
     train = load_dataset("fashion_mnist_subset").train
     parts = []

@@ -101,7 +101,7 @@ def test_a_name_or_value_that_no_method_has(
     options: tuple[str, ...], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In this process, since torch takes seconds to load; `test_frontdoor.py` holds the two to be the same."""
-    from protofleet import main
+    from protofleet.cli import main
 
     assert main([*EXPORT, str(tmp_path / "x.bundle"), *options]) == 2
     assert line in error_line(capsys.readouterr().err)

@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 from contract_samples import small_parts
 
-import protofleet
 from contract.bundle import write_bundle
 from contract.errors import near_names
+from protofleet import cli
 
-ROOT = Path(protofleet.__file__).parent
+ROOT = Path(cli.__file__).parent.parent
 
 
 def run(*args: str, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as a user starts it, or, with `code`, Python that runs before its `main`."""
-    start = ["-m", "protofleet"] if code is None else ["-c", f"{code}\nimport protofleet; sys.exit(protofleet.main())"]
+    after = "from protofleet.cli import main; sys.exit(main())"
+    start = ["-m", "protofleet"] if code is None else ["-c", f"{code}\n{after}"]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "120"} | environment
     return subprocess.run([sys.executable, *start, *args], capture_output=True, text=True, timeout=120, env=env)
 
@@ -36,14 +37,14 @@ def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_the_installed_command_is_this_front_door():
     (script,) = [s for s in entry_points(group="console_scripts") if s.name == "protofleet"]
-    assert script.load() is protofleet.main
+    assert script.load() is cli.main
 
 
 @pytest.mark.parametrize("args", [(), ("--help",), ("-h",), ("help",)])
 def test_help_lists_every_command_and_exits_0(args):
     done = run(*args)
     assert done.returncode == 0
-    for name, command in protofleet.COMMANDS.items():
+    for name, command in cli.COMMANDS.items():
         assert name in done.stdout
         assert command.summary in done.stdout
 
@@ -52,7 +53,7 @@ def test_the_version_is_the_packages():
     assert run("--version").stdout == f"protofleet {version('protofleet')}\n"
 
 
-@pytest.mark.parametrize("name", protofleet.COMMANDS)
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_answers_help(name):
     done = run(name, "--help")
     assert done.returncode == 0, done.stderr
@@ -60,7 +61,7 @@ def test_every_command_answers_help(name):
     assert f"protofleet {name}" in done.stdout
 
 
-@pytest.mark.parametrize("name", protofleet.COMMANDS)
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_an_unknown_option_is_one_line_and_exit_2(name):
     done = run(name, "--no-such-option")
     assert done.returncode == 2
@@ -95,7 +96,7 @@ def test_an_unknown_command_is_one_line_with_the_nearest():
     assert done.returncode == 2
     line = one_error_line(done)
     assert line.startswith("error: unknown command, expected a protofleet command, got agregate, try one of aggregate")
-    assert near_names("agregate", protofleet.COMMANDS) in line
+    assert near_names("agregate", cli.COMMANDS) in line
 
 
 def test_ctrl_c_is_one_line_and_exit_130(tmp_path):
@@ -165,7 +166,7 @@ def test_output_into_a_closed_pipe_is_no_traceback():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("name", protofleet.COMMANDS)
+@pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_answers_h_as_help(name):
     assert run(name, "-h").stdout == run(name, "--help").stdout
 

@@ -17,12 +17,12 @@ from lab_samples import lab_bundle, shipped, some
 from test_contract_hostile import VALID, mutate
 from test_frontdoor import one_error_line, run
 
-import protofleet
 from contract.bundle import read_bundle, write_bundle
 from contract.messages import Announcement
 from contract.methods import METHODS
 from contract.wire import encode
 from edge_client.device import Device
+from protofleet import cli
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_inspecting_needs_neither_torch_nor_onnx(bundle):
 
 def inspected(file: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """`inspect FILE` in this process: 0 and something shown, or 2 and one line."""
-    code = protofleet.main(["inspect", str(file)])
+    code = cli.main(["inspect", str(file)])
     out, err = capsys.readouterr()
     if code == 0:
         assert out

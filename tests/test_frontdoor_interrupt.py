@@ -21,7 +21,16 @@ from contract.bundle import write_bundle
 
 MOMENTS = 20
 # While the interpreter starts, and until the few lines that settle Ctrl-C are loaded, it is Python that answers.
-FIRST = {ROOT / name for name in ("protofleet.py", "contract/__init__.py", "contract/telemetry.py")}
+FIRST = {
+    ROOT / name
+    for name in (
+        "protofleet/cli.py",
+        "protofleet/__init__.py",
+        "protofleet/__main__.py",
+        "contract/__init__.py",
+        "contract/telemetry.py",
+    )
+}
 FIRST |= {ROOT / name for name in ("contract/interrupt.py", "edge_client/__init__.py", "edge_client/__main__.py")}
 
 

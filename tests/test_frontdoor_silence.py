@@ -16,10 +16,10 @@ from fleets import bundle, share
 from lab_samples import small_directory
 from watched import Watched, strace
 
-import protofleet
 from contract.telemetry import VARIABLES
+from protofleet import cli
 
-ROOT = Path(protofleet.__file__).parent
+ROOT = Path(cli.__file__).parent.parent
 ROOMS = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab", "tests", "benchmarks", "docs")
 
 
@@ -99,7 +99,9 @@ def test_one_file_alone_loads_onnx_runtime() -> None:
                 assert not [n for n in names if n.split(".")[0] == "onnxruntime"], str(file)
 
 
-@pytest.mark.parametrize("module", ["edge_client.sessions", "edge_client.trainer", "export.precision", "lab.datasets"])
+@pytest.mark.parametrize(
+    "module", ["edge_client.sessions", "edge_client.trainer", "export.precision", "lab.data.datasets"]
+)
 def test_a_library_user_gets_it_silent_whatever_the_environment_says(module: str) -> None:
     code = (
         f"import {module}, os; print({{name: os.environ.get(name) for name in {list(VARIABLES)!r}}} == {VARIABLES!r})"

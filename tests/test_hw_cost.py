@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.errors import UsageError
-from hw_profiles.array import Array, assumptions, simulate
-from hw_profiles.calibration import server_work, statistic_bytes, statistic_work
-from hw_profiles.claims import readings
-from hw_profiles.cost_report import cost_report, load_subject, step_cost
-from hw_profiles.dram import layer_traffic
-from hw_profiles.graph import read_workload
-from hw_profiles.networks import build_network
-from hw_profiles.round_cost import Setting, calibration_cost, round_cost
-from hw_profiles.scalesim import topology_rows, topology_text
-from hw_profiles.systolic import gemm_cycles
-from hw_profiles.training import training_step
-from hw_profiles.workload import Gemm, Layer, Tensor, Workload
-from protofleet import main
+from hw_profiles.accelerator.dram import layer_traffic
+from hw_profiles.accelerator.paper_claims import readings
+from hw_profiles.accelerator.round_cost import Setting, calibration_cost, round_cost
+from hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
+from hw_profiles.accelerator.simulate import Array, assumptions, simulate
+from hw_profiles.accelerator.systolic import gemm_cycles
+from hw_profiles.reports.cost_report import cost_report, load_subject, step_cost
+from hw_profiles.workload.calibration_step import server_work, statistic_bytes, statistic_work
+from hw_profiles.workload.from_onnx import read_workload
+from hw_profiles.workload.model import Gemm, Layer, Tensor, Workload
+from hw_profiles.workload.paper_networks import build_network
+from hw_profiles.workload.training_step import training_step
+from protofleet.cli import main
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.errors import UsageError
-from hw_profiles.device import FIELDS, find_device, load_devices, parse_devices
+from hw_profiles.devices.schema import FIELDS, find_device, load_devices, parse_devices
 
 SHIPPED = (
     "raspberry-pi-zero-2w",

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hw_profiles.array import Array, simulate
-from hw_profiles.dram import Traffic, layer_traffic
-from hw_profiles.workload import Gemm, Layer, Tensor, Workload
+from hw_profiles.accelerator.dram import Traffic, layer_traffic
+from hw_profiles.accelerator.simulate import Array, simulate
+from hw_profiles.workload.model import Gemm, Layer, Tensor, Workload
 
 
 def product(m, n, k, count=1):

@@ -6,7 +6,7 @@ from math import sqrt
 
 import pytest
 
-from hw_profiles.device import load_devices
+from hw_profiles.devices.schema import load_devices
 from hw_profiles.energy import energy
 
 DEVICES = load_devices()

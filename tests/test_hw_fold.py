@@ -12,10 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from contract.bundle import read_bundle
-from hw_profiles.demand import demand
-from hw_profiles.fold import fold_weights
-from hw_profiles.graph import bundle_workloads, read_workload
-from hw_profiles.training import training_step
+from hw_profiles.latency.operator_classes import demand
+from hw_profiles.workload.fold import fold_weights
+from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
+from hw_profiles.workload.training_step import training_step
 
 EXTENDED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 

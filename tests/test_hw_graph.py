@@ -10,9 +10,9 @@ from onnx import TensorProto, helper
 
 from contract.errors import BundleError, UsageError
 from contract.runtime import ort
-from hw_profiles.graph import read_workload
-from hw_profiles.networks import NETWORKS, build_network
-from hw_profiles.workload import KINDS
+from hw_profiles.workload.from_onnx import read_workload
+from hw_profiles.workload.model import KINDS
+from hw_profiles.workload.paper_networks import NETWORKS, build_network
 
 
 def _model(nodes, inputs, outputs, weights=()):

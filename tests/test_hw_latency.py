@@ -12,16 +12,16 @@ import pytest
 from onnx import TensorProto, helper
 
 from contract.errors import DataError, UsageError
-from hw_profiles.crossval import by_family, error_table, leave_out
-from hw_profiles.demand import CLASSES, demand, layer_demands
-from hw_profiles.device import load_devices
-from hw_profiles.fit import main as fit_command
-from hw_profiles.graph import read_workload
-from hw_profiles.hierarchy import LEVELS, NOISE, _prior_covariance, fit_rows, nominal_of
-from hw_profiles.latency import coefficients, predict, runtimes, settings_of
-from hw_profiles.nominal import device_rates, log_cost_ms
-from hw_profiles.rows import Row, Setting, family, read_own_rows, read_rows, reference_demands
-from hw_profiles.workload import Workload
+from hw_profiles.devices.schema import load_devices
+from hw_profiles.latency.cross_validation import by_family, error_table, leave_out
+from hw_profiles.latency.datasheet import device_rates, log_cost_ms
+from hw_profiles.latency.fit import main as fit_command
+from hw_profiles.latency.hierarchical_fit import LEVELS, NOISE, _prior_covariance, fit_rows, nominal_of
+from hw_profiles.latency.operator_classes import CLASSES, demand, layer_demands
+from hw_profiles.latency.predict import coefficients, predict, runtimes, settings_of
+from hw_profiles.latency.published_rows import Row, Setting, family, read_own_rows, read_rows, reference_demands
+from hw_profiles.workload.from_onnx import read_workload
+from hw_profiles.workload.model import Workload
 
 DEVICES = load_devices()
 PI4 = DEVICES["raspberry-pi-4"]

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.bundle import read_bundle
-from hw_profiles.client_memory import (
+from hw_profiles.memory.liveness import Block, blocks_of, largest_batch, pack, peak_memory
+from hw_profiles.memory.process_rss import (
     COEFFICIENTS,
     ClientMemory,
     client_memory,
@@ -21,12 +22,11 @@ from hw_profiles.client_memory import (
     load_model,
     memory_terms,
 )
-from hw_profiles.fold import fold_weights
-from hw_profiles.graph import bundle_workloads, read_workload
-from hw_profiles.memory import Block, blocks_of, largest_batch, pack, peak_memory
-from hw_profiles.networks import build_network
-from hw_profiles.training import training_step
-from hw_profiles.workload import Layer, Tensor, Workload
+from hw_profiles.workload.fold import fold_weights
+from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
+from hw_profiles.workload.model import Layer, Tensor, Workload
+from hw_profiles.workload.paper_networks import build_network
+from hw_profiles.workload.training_step import training_step
 
 
 def _blocks(spans):

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from hw_profiles.device import load_devices
-from hw_profiles.measure import read_measurement, time_runs
-from protofleet import main
+from hw_profiles.devices.measure import read_measurement, time_runs
+from hw_profiles.devices.schema import load_devices
+from protofleet.cli import main
 
 ROOT = Path(__file__).parent.parent
 MakeBundle = Callable[..., Path]
@@ -164,7 +164,7 @@ def test_measured_here_without_onnx_or_torch(mnist_like_bundle: MakeBundle, tmp_
     bundle, out = mnist_like_bundle(), tmp_path / "m.json"
     (tmp_path / "sitecustomize.py").write_text(_BASE_INSTALL)
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    command = [sys.executable, str(ROOT / "protofleet.py"), "profile", str(bundle), "--measure", "--seconds", "0.2"]
+    command = [sys.executable, "-m", "protofleet", "profile", str(bundle), "--measure", "--seconds", "0.2"]
     done = subprocess.run(
         [*command, "--threads", "1,2", "--json", str(out)], env=environment, capture_output=True, text=True, timeout=120
     )

@@ -17,7 +17,7 @@ from edge_client.client import Client
 from edge_client.device import Device
 from edge_client.journal import Journal
 from edge_client.measured import PROFILE_FILE, measured_metrics
-from protofleet import main
+from protofleet.cli import main
 
 
 def test_a_measurement_reaches_the_status(mnist_like_bundle: Callable[..., Path], tmp_path: Path) -> None:

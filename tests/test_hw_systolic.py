@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.errors import UsageError
-from hw_profiles.systolic import gemm_cycles, map_gemm, sram_traffic
-from hw_profiles.workload import Gemm
+from hw_profiles.accelerator.systolic import gemm_cycles, map_gemm, sram_traffic
+from hw_profiles.workload.model import Gemm
 
 PRINTED = [  # (M, N, K) and SCALE-Sim 3.0.0's cycles on the 32x64 array. DESIGN section 5 writes the first as M x K x N
     # and the second as M x N x K: only so do its three figures for each agree with its own table.

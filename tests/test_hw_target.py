@@ -15,9 +15,9 @@ from contract.errors import DataError, UsageError
 from edge_client.extractor import Extractor
 from edge_client.sessions import open_session
 from export.precision import features_fp16, features_fp32, features_int8
-from hw_profiles.device import load_devices
-from lab.target import choose_precision, write_for
-from protofleet import main
+from hw_profiles.devices.schema import load_devices
+from protofleet.cli import main
+from protofleet.commands.export import choose_precision, write_for
 
 DEVICES = load_devices()
 MakeBundle = Callable[..., Path]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from contract.bundle import read_bundle
 from contract.errors import UsageError
-from hw_profiles.graph import bundle_workloads, read_workload
-from hw_profiles.networks import build_network
-from hw_profiles.training import HEADS, bundle_training, input_gradient_gemms, training_step
-from hw_profiles.workload import ConvShape, Gemm, Layer, Tensor, Workload
+from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
+from hw_profiles.workload.model import ConvShape, Gemm, Layer, Tensor, Workload
+from hw_profiles.workload.paper_networks import build_network
+from hw_profiles.workload.training_step import HEADS, bundle_training, input_gradient_gemms, training_step
 
 
 @lru_cache(maxsize=8)

@@ -16,13 +16,13 @@ from contract.messages import Announcement
 from contract.sphere import orthonormal_frame
 from edge_client.device import Device, round_seed
 from export.backbones import build_backbone
-from lab.averaging import run_baseline
-from lab.baselines import BASELINES
-from lab.closings import calibrated_head
-from lab.eager import EagerModel, save_weights, train_eager
-from lab.outcome import ridge_head
-from lab.servers import average
-from lab.simulate import Course, run_id
+from lab.algorithms.head_calibration import calibrated_head
+from lab.algorithms.registry import BASELINES
+from lab.algorithms.server_rules import average
+from lab.demo.baselines import ridge_head
+from lab.engine.deployed import Course, run_id
+from lab.engine.local_training import EagerModel, save_weights, train_eager
+from lab.engine.run_averaging import run_baseline
 
 TEST = some(shipped().test, 8)
 

@@ -14,17 +14,17 @@ import torch
 from lab_samples import shipped
 
 from contract.errors import StoreError, UsageError
-from lab.averaging import Measures
-from lab.checkpoint import Checkpoint
-from lab.experiment import Experiment, run_experiment
-from lab.partition import Partition
-from lab.simulate import Course, RoundRecord
+from lab.data.partition import Partition
+from lab.engine.checkpoint import Checkpoint
+from lab.engine.deployed import Course, RoundRecord
+from lab.engine.experiment import Experiment, run_experiment
+from lab.engine.run_averaging import Measures
 
 
 @pytest.fixture(autouse=True)
 def _after_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.checkpoint._EVERY_S", 0)
-    monkeypatch.setattr("lab.checkpoint._SHARE", 0)
+    monkeypatch.setattr("lab.engine.checkpoint._EVERY_S", 0)
+    monkeypatch.setattr("lab.engine.checkpoint._SHARE", 0)
 
 
 def _experiment(method: str, **hyper: object) -> Experiment:
@@ -140,7 +140,7 @@ def test_a_disk_that_refuses_leaves_the_file_before(tmp_path: Path) -> None:
 
 
 def test_writes_are_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.checkpoint._EVERY_S", 3600)
+    monkeypatch.setattr("lab.engine.checkpoint._EVERY_S", 3600)
     checkpoint, calls = Checkpoint(tmp_path / "run.checkpoint", "it"), []
     for _ in range(5):
         checkpoint.keep([], lambda: calls.append(1) or {})
@@ -151,7 +151,7 @@ def test_the_command_goes_on_after_a_kill(tmp_path: Path) -> None:
     """kill -9 in the middle, the same command again: the lines are those of one whole run."""
     arguments = ["lab", "run", "--method", "fedavg", "--backbone", "fedproto_mnist", "--clients", "3"]
     arguments += ["--rounds", "15", "--samples", "120", "--evaluate-every", "15", "--batch", "16"]
-    eager = "from lab import checkpoint; checkpoint._EVERY_S = 0; from protofleet import main; main()"
+    eager = "from lab.engine import checkpoint; checkpoint._EVERY_S = 0; from protofleet.cli import main; main()"
 
     def start(*more: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", eager, *arguments, *more], stdout=subprocess.DEVNULL)

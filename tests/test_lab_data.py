@@ -15,8 +15,8 @@ from lab_samples import LABELS, shipped, small_directory
 from PIL import Image
 
 from contract.errors import DataError
-from lab.datasets import SHIPPED, load_dataset
-from lab.subset import draw_balanced, draw_subset
+from lab.data.datasets import SHIPPED, load_dataset
+from lab.data.make_subset import draw_balanced, draw_subset
 
 
 def test_the_shipped_set_is_balanced_and_named() -> None:

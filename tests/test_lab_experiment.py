@@ -6,10 +6,10 @@ import pytest
 from lab_samples import shipped
 
 from contract.errors import UsageError
-from lab.averaging import Measures
-from lab.experiment import Experiment, run_experiment
-from lab.partition import Partition
-from lab.simulate import Course, RoundRecord
+from lab.data.partition import Partition
+from lab.engine.deployed import Course, RoundRecord
+from lab.engine.experiment import Experiment, run_experiment
+from lab.engine.run_averaging import Measures
 
 
 def _run(method: str, **given: object) -> tuple[list[RoundRecord], list[RoundRecord]]:

@@ -18,15 +18,15 @@ from export.backbones import build_backbone
 from export.build import export_step, initial_state
 from export.step import Preprocess, plan_step
 from export.verify import Images, run_step
-from lab.assess import AveragingRecord
-from lab.averaging import Measures, run_baseline
-from lab.baselines import BASELINES
-from lab.closings import _virtual, calibrated_head, ccvr_head, head_by_ffc
-from lab.eager import EagerModel, train_eager
-from lab.federation import Federation
-from lab.servers import Outcome, Server, average
-from lab.sides import Knowledge, NormalisedHead, Prototypes
-from lab.simulate import Course
+from lab.algorithms.head_calibration import _virtual, calibrated_head, ccvr_head, head_by_ffc
+from lab.algorithms.registry import BASELINES
+from lab.algorithms.server_rules import Outcome, Server, average
+from lab.algorithms.shared_knowledge import Knowledge, NormalisedHead, Prototypes
+from lab.engine.deployed import Course
+from lab.engine.evaluation import AveragingRecord
+from lab.engine.local_training import EagerModel, train_eager
+from lab.engine.run_averaging import Measures, run_baseline
+from lab.engine.weight_averaging import Federation
 
 TEST = some(shipped().test, 8)
 GENTLY = {"epochs": 1, "lr": 0.02}

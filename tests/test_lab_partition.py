@@ -7,8 +7,8 @@ import pytest
 from lab_samples import shipped
 
 from contract.errors import DataError, UsageError
-from lab.partition import PARTITIONS, Partition, hold_back, partition, unlabel
-from lab.prepare import divide
+from lab.data.partition import PARTITIONS, Partition, hold_back, partition, unlabel
+from lab.demo.recipes import divide
 
 LABELS = np.repeat(np.arange(6), 80)
 

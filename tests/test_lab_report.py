@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from lab.charts import Line, Row, byte_bars, curves, heatmap, holdings, nice_bytes, strips
+from lab.reporting.charts import Line, Row, byte_bars, curves, heatmap, holdings, nice_bytes, strips
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -12,7 +12,7 @@ from contract.methods import calibration
 from contract.sampling import sampled
 from edge_client.data import LocalData
 from edge_client.extractor import Extractor
-from lab.simulate import Course, RoundRecord, local_only, run_id, simulate
+from lab.engine.deployed import Course, RoundRecord, local_only, run_id, simulate
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ import pytest
 from lab_samples import small_directory
 
 from contract.errors import MethodError, ProtofleetError, UsageError
-from lab import bench
-from lab.bench import Order, Progress, run_table
-from lab.board import open_board
-from lab.charts import Mark, scatter, standalone
-from lab.ledger import Finished, Ledger, run_key
-from lab.settings import TABLES, Settings, read_table
-from lab.sheet import write_sheet
-from protofleet import main
+from lab.paper_tables import runner as bench
+from lab.paper_tables.config import TABLES, Settings, read_table
+from lab.paper_tables.render import write_sheet
+from lab.paper_tables.run_log import Finished, Ledger, run_key
+from lab.paper_tables.runner import Order, Progress, run_table
+from lab.reporting.charts import Mark, scatter, standalone
+from lab.reporting.tensorboard import open_board
+from protofleet.cli import main
 
 TABLE = """
 title = "A small one"

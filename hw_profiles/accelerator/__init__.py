@@ -1,0 +1,1 @@
+"""What a workload costs on a systolic array."""

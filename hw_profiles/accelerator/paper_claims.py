@@ -1,0 +1,153 @@
+"""SphereFed's three hardware claims, beside what this model gives under each way of reading them.
+
+The paper (section 5.4, appendix E) says, for a 32x64 array at 100 MHz: up to 10.5 % of memory and 13.6 % of latency
+saved in local training against FedAvg, and up to 9.1 % of latency saved by FFC against CCVR. It gives neither the batch
+size nor the dataflow, nor what the percentages are of, so each claim is computed under several readings, every one
+written out. Nothing in the model is adjusted to meet a claim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hw_profiles.accelerator.round_cost import Setting, calibration_cost, round_cost
+from hw_profiles.accelerator.simulate import Array, Cost
+from hw_profiles.workload.fold import fold_weights
+from hw_profiles.workload.model import Workload
+
+__all__ = ["CLAIMS", "Reading", "readings"]
+
+CLAIMS = {
+    "memory": (10.5, "memory saved in local training, SphereFed against FedAvg"),
+    "latency": (13.6, "latency saved in local training, SphereFed against FedAvg"),
+    "calibration": (9.1, "latency saved in calibration, FFC against CCVR"),
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way of reading a claim.
+
+    Attributes:
+        claim: a key of `CLAIMS`.
+        assumption: what the percentage is of, in words.
+        percent: what follows; negative where it costs more.
+        kind: `arithmetic` for a ratio of counts, `simulated` or `predicted` for the model's figures.
+    """
+
+    claim: str
+    assumption: str
+    percent: float
+    kind: str
+
+
+def readings(forward_at: Callable[[int], Workload], classes: int, array: Array, samples: int = 5_000) -> list[Reading]:
+    """All readings for one backbone.
+
+    Args:
+        forward_at: the features graph at a batch size.
+        samples: local samples, for the calibration.
+    """
+    found = _memory(forward_at, classes, array)
+    for batch in (1, 64):
+        found += _latency(forward_at(batch), classes, array)
+    return found + _calibration(forward_at(64), classes, array, samples)
+
+
+def _memory(forward_at: Callable[[int], Workload], classes: int, array: Array) -> list[Reading]:
+    forward = forward_at(1)
+    head = classes * forward.tensors[forward.outputs[0]].shape[1]
+    folded = fold_weights(forward)  # so that a transposed weight counts where it is multiplied
+    multiplied = {n for layer in folded.layers if layer.gemms for n in layer.weights}
+    dense = sum(folded.tensors[n].elements for n in multiplied if len(folded.tensors[n].shape) > 1)
+    found = [
+        Reading(
+            "memory", "the head's share of the weights of convolutions and products", _share(head, dense), "arithmetic"
+        ),
+        Reading(
+            "memory", "the head's share of all weights, norms included", _share(head, forward.parameters), "arithmetic"
+        ),
+        Reading(
+            "memory",
+            "weights, gradients and momentum, no activations: the head's gradient and momentum go",
+            _share(head, forward.parameters) * 2 / 3,
+            "arithmetic",
+        ),
+    ]
+    for batch in (1, 64):
+        costs = [
+            round_cost(forward_at(batch), m, classes, array, Setting(batch=batch)) for m in ("fedavg", "spherefed")
+        ]
+        saved = _saved(*(cost.memory.peak_bytes for cost in costs))
+        found.append(
+            Reading("memory", f"peak of one training step, activations included, batch {batch}", saved, "predicted")
+        )
+    return found
+
+
+def _latency(forward: Workload, classes: int, array: Array) -> list[Reading]:
+    batch, found = forward.batch, []
+    for mapping in ("per-channel", "packed"):
+        machine = replace(array, depthwise=mapping)
+        base, frozen, skipped = (
+            round_cost(forward, m, classes, machine, Setting(batch=batch)).step
+            for m in ("fedavg", "spherefed", "prototypes")
+        )
+        how = f"depthwise {mapping}, {array.dataflow}, batch {batch}"
+        found += [
+            Reading("latency", f"whole step, {how}", _saved(base.cycles, frozen.cycles), "simulated"),
+            Reading(
+                "latency", f"array cycles only, {how}", _saved(base.array_cycles, frozen.array_cycles), "simulated"
+            ),
+        ]
+        if mapping == "packed":
+            ideal = [_ideal_cycles(cost) for cost in (base, frozen, skipped)]
+            full = f"every product at full use of the cells, batch {batch}"
+            found += [
+                Reading("latency", f"whole step, {full}", _saved(ideal[0], ideal[1]), "simulated"),
+                Reading(
+                    "latency",
+                    f"whole step, {full}, classifier skipped altogether",
+                    _saved(ideal[0], ideal[2]),
+                    "simulated",
+                ),
+            ]
+    return found
+
+
+def _calibration(forward: Workload, classes: int, array: Array, samples: int) -> list[Reading]:
+    found = []
+    for mapping in ("per-channel", "packed"):
+        machine = replace(array, depthwise=mapping)
+        ffc = calibration_cost(forward, "ffc", classes, machine, samples)
+        how = f"{samples:,} local samples, depthwise {mapping}"
+        for epochs in (1, 10):
+            ccvr = calibration_cost(forward, "ccvr", classes, machine, samples, epochs=epochs)
+            times = "1 epoch" if epochs == 1 else f"{epochs} epochs"
+            found.append(
+                Reading(
+                    "calibration",
+                    f"one client and a server on the same accelerator, {times} of CCVR's training, {how}",
+                    _saved(ccvr.total_ms, ffc.total_ms),
+                    "simulated",
+                )
+            )
+        found.append(
+            Reading("calibration", f"one client alone, {how}", _saved(ccvr.client_ms, ffc.client_ms), "simulated")
+        )
+    return found
+
+
+def _ideal_cycles(cost: Cost) -> int:
+    """As `Cost.cycles`, were every product to keep all cells busy."""
+    cells = cost.array.rows * cost.array.cols
+    return sum(max(-(-c.layer.macs // cells), c.vector_cycles, c.dram_cycles) for c in cost.layers)
+
+
+def _share(part: int, rest: int) -> float:
+    return 100 * part / (part + rest)
+
+
+def _saved(before: float, after: float) -> float:
+    return 100 * (1 - after / before)

@@ -1,0 +1,119 @@
+"""One round of a method on an accelerator: how long, how much memory, what goes up; and what that saves.
+
+A round is the local training (steps of batch B over the local samples, some epochs), or, where a method calibrates
+instead of training, a forward pass over the local samples, its statistic, and the server's share. Each figure is
+`simulated` by `array` over the workloads of `training` and `calibration`; memory is `memory.peak_memory` of one step.
+DESIGN section 5; settings of SphereFed, Tab. 16.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hw_profiles.accelerator.simulate import Array, Cost, simulate
+from hw_profiles.memory.liveness import Memory, peak_memory
+from hw_profiles.workload.calibration_step import VIRTUAL_PER_CLASS, server_work, statistic_bytes, statistic_work
+from hw_profiles.workload.fold import fold_weights
+from hw_profiles.workload.model import Phase, Workload
+from hw_profiles.workload.training_step import training_step
+
+__all__ = ["Calibration", "RoundCost", "Setting", "calibration_cost", "round_cost"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How much local work a round is: N local samples, E epochs, batch B. The defaults: CIFAR-100 over 10 clients."""
+
+    samples: int = 5_000
+    epochs: int = 10
+    batch: int = 64
+
+    @property
+    def steps(self) -> int:
+        """Training steps in a round."""
+        return self.epochs * -(-self.samples // self.batch)
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """A round of local training with one way of treating the classifier."""
+
+    method: str
+    step: Cost
+    memory: Memory
+    steps: int
+    uplink_bytes: int
+
+    @property
+    def step_ms(self) -> float:
+        """One training step."""
+        return self.step.latency_ms
+
+    @property
+    def round_s(self) -> float:
+        """All steps of a round."""
+        return self.step.latency_ms * self.steps / 1e3
+
+    def phase_ms(self) -> dict[Phase, float]:
+        """One step by phase."""
+        return {phase: cycles / self.step.array.mhz / 1e3 for phase, cycles in self.step.phase_cycles().items()}
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calibrating the classifier once: forward over the local data, the statistic, the server."""
+
+    statistic: Literal["ffc", "ccvr"]
+    forward_ms: float
+    statistic_ms: float
+    server_ms: float
+    uplink_bytes: int
+    memory_bytes: int
+
+    @property
+    def client_ms(self) -> float:
+        """The device's share."""
+        return self.forward_ms + self.statistic_ms
+
+    @property
+    def total_ms(self) -> float:
+        """The device's share and the server's, as the paper adds them (section 5.4)."""
+        return self.client_ms + self.server_ms
+
+
+def round_cost(forward: Workload, method: str, classes: int, array: Array, setting: Setting, **step: Any) -> RoundCost:
+    """Cost of one round; `forward` is the features graph at the setting's batch, `step` goes to `training_step`."""
+    width = forward.tensors[forward.outputs[0]].shape[1]
+    work = training_step(forward, method, classes, **step)
+    memory = peak_memory(work, float_bytes=array.float_bytes)
+    up = {"fedavg": 4 * (forward.parameters + classes * width), "spherefed": 4 * forward.parameters}
+    uplink = up.get(method, statistic_bytes("prototypes", classes, width))
+    return RoundCost(method, simulate(work, array), memory, setting.steps, uplink)
+
+
+def calibration_cost(
+    forward: Workload,
+    statistic: Literal["ffc", "ccvr"],
+    classes: int,
+    array: Array,
+    samples: int,
+    *,
+    server: Array | None = None,
+    epochs: int = 1,
+) -> Calibration:
+    """Cost of calibrating by FFC or CCVR; the server's share runs on `server` (default: the same accelerator)."""
+    width, forward = forward.tensors[forward.outputs[0]].shape[1], fold_weights(forward)
+    batches = -(-samples // forward.batch)
+    statistic_cost = simulate(statistic_work(statistic, samples, classes, width), array)
+    virtual = VIRTUAL_PER_CLASS.get(classes, 500)
+    server_cost = simulate(server_work(statistic, classes, width, virtual=virtual, epochs=epochs), server or array)
+    held = peak_memory(forward, float_bytes=array.float_bytes).peak_bytes
+    return Calibration(
+        statistic,
+        forward_ms=simulate(forward, array).latency_ms * batches,
+        statistic_ms=statistic_cost.latency_ms,
+        server_ms=server_cost.latency_ms,
+        uplink_bytes=statistic_bytes(statistic, classes, width),
+        memory_bytes=held + statistic_bytes(statistic, classes, width),
+    )

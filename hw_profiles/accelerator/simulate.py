@@ -1,0 +1,223 @@
+"""What a layer costs on an accelerator: a systolic array, a special unit beside it, and a DDR memory behind both.
+
+For each layer, in order: its matrix products go on the array (`systolic.map_gemm`); its other operations go through
+the special unit, `lanes` of them a cycle, while the array works; its operands come from DDR unless the layer before
+left them on the chip (`dram`). The three overlap, so the layer takes as long as the longest of them, which names what
+bounds it. Layers follow each other without overlap. Every assumption that this rests on is in `ASSUMPTIONS`, and every
+report prints them. All figures are `simulated`. DESIGN section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from contract.errors import UsageError, near_names
+from hw_profiles.accelerator.dram import Traffic, layer_traffic
+from hw_profiles.accelerator.systolic import Dataflow, Depthwise, Placed, map_gemm
+from hw_profiles.workload.model import Layer, Phase, Workload
+
+__all__ = ["PRECISIONS", "Array", "Cost", "LayerCost", "assumptions", "simulate"]
+
+Precision = Literal["fp32", "bf16", "int8"]
+PRECISIONS: Mapping[str, int] = {"fp32": 4, "bf16": 2, "int8": 1}  # bytes per number
+_DSPS_PER_MAC: Mapping[str, int] = {"fp32": 5, "bf16": 1, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Array:
+    """An accelerator: the array's cells and clock, the special unit, the memories.
+
+    The defaults are the profile fpga-vc707-32x64; SphereFed's appendix E gives the cells, the clock and the board.
+
+    Attributes:
+        lanes: numbers that the special unit takes each cycle; the paper does not say, one per column is assumed.
+        dram_bytes_per_s: peak of the DDR; 12.8 GB/s is one 64-bit DDR3-1600 channel.
+        sram_bytes: on-chip memory; 37,080 Kb of block RAM.
+        dsps: multiplier blocks on the chip, 0 for unknown; only used to say when the cells cannot be built.
+    """
+
+    rows: int = 32
+    cols: int = 64
+    mhz: float = 100.0
+    lanes: int = 64
+    dram_bytes_per_s: float = 12.8e9
+    sram_bytes: int = 37_080 * 1024 // 8
+    dram_bytes: int = 1 << 30
+    dsps: int = 2_800
+    dataflow: Dataflow = "os"
+    depthwise: Depthwise = "per-channel"
+    precision: Precision = "fp32"
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "cols", "lanes", "sram_bytes", "mhz", "dram_bytes_per_s", "dram_bytes"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"accelerator: {name}", expected="a positive number", got=getattr(self, name))
+        if self.precision not in PRECISIONS:
+            raise UsageError(
+                "precision",
+                expected="fp32, bf16 or int8",
+                got=self.precision,
+                hint=near_names(self.precision, PRECISIONS),
+            )
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes that one number takes at this precision."""
+        return PRECISIONS[self.precision]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """One operand's share of the on-chip memory: a third (two operands, one result), halved to double-buffer."""
+        return self.sram_bytes // 6
+
+    @property
+    def bytes_per_cycle(self) -> float:
+        """What the DDR delivers in one cycle of the array."""
+        return self.dram_bytes_per_s / (self.mhz * 1e6)
+
+    @property
+    def peak_gflops(self) -> float:
+        """Two operations per cell and cycle."""
+        return 2 * self.rows * self.cols * self.mhz / 1e3
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer on the accelerator. Cycles of the array, of the special unit, of the DDR; `cycles` is the longest."""
+
+    layer: Layer
+    placed: tuple[Placed, ...]
+    array_cycles: int
+    vector_cycles: int
+    dram_cycles: int
+    traffic: Traffic
+
+    @property
+    def cycles(self) -> int:
+        """What the layer takes, the three overlapping."""
+        return max(self.array_cycles, self.vector_cycles, self.dram_cycles)
+
+    @property
+    def bound(self) -> str:
+        """What the layer waits for: array, special unit, dram, or nothing."""
+        if self.cycles == 0:
+            return "free"
+        if self.array_cycles == self.cycles:
+            return "array"
+        return "dram" if self.dram_cycles == self.cycles else "special unit"
+
+    @property
+    def sram_reads(self) -> int:
+        """Elements that the array reads on-chip."""
+        return sum(p.sram_reads for p in self.placed)
+
+    @property
+    def sram_writes(self) -> int:
+        """Elements that the array writes on-chip."""
+        return sum(p.sram_writes for p in self.placed)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A workload on an accelerator: one `LayerCost` for each layer, and the sums."""
+
+    array: Array
+    workload: Workload
+    layers: tuple[LayerCost, ...]
+
+    @cached_property
+    def cycles(self) -> int:
+        """Of all layers, one after the other."""
+        return sum(layer.cycles for layer in self.layers)
+
+    @cached_property
+    def array_cycles(self) -> int:
+        """Of the array alone: what SCALE-Sim reports."""
+        return sum(layer.array_cycles for layer in self.layers)
+
+    @property
+    def latency_ms(self) -> float:
+        """At the array's clock."""
+        return self.cycles / self.array.mhz / 1e3
+
+    @property
+    def utilisation(self) -> float:
+        """Wanted multiply-accumulates over those the cells could have done while the array ran; 0 to 1."""
+        cells = self.array.rows * self.array.cols * self.array_cycles
+        return self.workload.macs / cells if cells else 0.0
+
+    @cached_property
+    def dram_bytes(self) -> int:
+        """Moved to and from DDR."""
+        return sum(layer.traffic.total for layer in self.layers)
+
+    def phase_cycles(self) -> dict[Phase, int]:
+        """Cycles by phase of training."""
+        found: dict[Phase, int] = {}
+        for layer in self.layers:
+            found[layer.layer.phase] = found.get(layer.layer.phase, 0) + layer.cycles
+        return found
+
+
+def simulate(workload: Workload, array: Array) -> Cost:
+    """Run a workload through the accelerator model, layer by layer."""
+    traffic = layer_traffic(workload, array.float_bytes, array.buffer_bytes, array.dataflow, array.rows, array.cols)
+    costs = []
+    for layer, moved in zip(workload.layers, traffic, strict=True):
+        placed = tuple(
+            map_gemm(g, rows=array.rows, cols=array.cols, dataflow=array.dataflow, depthwise=array.depthwise)
+            for g in layer.gemms
+        )
+        costs.append(
+            LayerCost(
+                layer,
+                placed,
+                array_cycles=sum(p.cycles for p in placed),
+                vector_cycles=-(-layer.vector_ops // array.lanes),
+                dram_cycles=int(-(-moved.total // array.bytes_per_cycle)),
+                traffic=moved,
+            )
+        )
+    return Cost(array, workload, tuple(costs))
+
+
+def assumptions(array: Array) -> tuple[str, ...]:
+    """What the figures rest on, in words, for this accelerator."""
+    mapping = (
+        "one channel after the other, as SCALE-Sim runs it"
+        if array.depthwise == "per-channel"
+        else "as many channels side by side, as one block-diagonal product, as take the fewest cycles"
+    )
+    lines = (
+        f"{array.rows}x{array.cols} cells, one multiply-accumulate per cell and cycle, {array.mhz:g} MHz "
+        f"({array.peak_gflops:g} GFLOP/s), dataflow {array.dataflow}",
+        f"depthwise mapping {array.depthwise}: {mapping}",
+        f"special unit of {array.lanes} lanes for everything that is not a matrix product (one lane per column is our "
+        "assumption; the paper does not give its width); a transcendental function takes 4 operations",
+        f"DDR at {array.dram_bytes_per_s / 1e9:g} GB/s peak; on-chip memory {array.sram_bytes:,} bytes, a third for "
+        f"each "
+        "operand and the result, double-buffered; an operand too large for its share is read again per block of the "
+        "other",
+        "a result that fits its share and is used by the very next layer is not fetched again, and not written out "
+        "when "
+        "nothing later needs it; everything else goes through DDR",
+        "array, special unit and DDR overlap within a layer (the longest counts); layers do not overlap",
+        f"numbers are {array.precision} ({array.float_bytes} bytes) everywhere off-chip; partial sums are 4 bytes",
+        *_buildable(array),
+    )
+    return tuple(lines)
+
+
+def _buildable(array: Array) -> tuple[str, ...]:
+    needed = _DSPS_PER_MAC[array.precision] * array.rows * array.cols
+    if not array.dsps or needed <= array.dsps:
+        return ()
+    return (
+        f"{array.rows * array.cols:,} {array.precision} cells of one multiply-accumulate a cycle would need about "
+        f"{needed:,} "
+        f"DSP blocks ({_DSPS_PER_MAC[array.precision]} each) where the chip has {array.dsps:,}: the published machine "
+        "cannot be built so at this precision, the figures follow the paper's description",
+    )

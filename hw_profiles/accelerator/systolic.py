@@ -1,0 +1,150 @@
+"""Cycles of a matrix product on a systolic array, in closed form.
+
+A product of (M, K) by (K, N) on an array of `rows` x `cols` multiply-accumulate cells is done in F *folds*, each of
+which fills the array, streams operands through it and drains it in P cycles. What stays in the cells during a fold
+names the dataflow (output, weight or input stationary):
+
+    os   the outputs accumulate in place   F = ceil(M/rows) * ceil(N/cols)   P = K + rows + cols - 2
+    ws   the second operand stays          F = ceil(K/rows) * ceil(N/cols)   P = M + 2*rows + cols - 2
+    is   the first operand stays           F = ceil(K/rows) * ceil(M/cols)   P = N + 2*rows + cols - 2
+
+`rows + cols - 2` is the skew of operands entering the array diagonally; the second `rows` of ws and is loads the
+stationary operand, row by row, before the stream starts. Folds follow each other without overlap, and the first
+cycle is number 0, so the last cycle, which is what the published simulator SCALE-Sim 3.0.0 reports, is F*P - 1.
+A partly filled fold costs as much as a full one.
+
+`sram_traffic` counts what the array takes from its on-chip buffers: a streamed operand is read again for every fold
+that the other operand is cut into, a stationary one once. `map_gemm` puts a layer's products on the array: many small
+products of one depthwise layer either one after the other (`per-channel`, as SCALE-Sim does) or several side by side
+as one block-diagonal product (`packed`). DESIGN section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, get_args
+
+from contract.errors import UsageError, near_names
+from hw_profiles.workload.model import Gemm
+
+__all__ = ["Dataflow", "Depthwise", "Placed", "gemm_cycles", "map_gemm", "sram_traffic"]
+
+Dataflow = Literal["os", "ws", "is"]
+Depthwise = Literal["per-channel", "packed"]
+
+# (m, n, k, rows, cols) -> (folds, cycles of one fold)
+_FOLDS: dict[str, Callable[[int, int, int, int, int], tuple[int, int]]] = {
+    "os": lambda m, n, k, rows, cols: (-(-m // rows) * -(-n // cols), k + rows + cols - 2),
+    "ws": lambda m, n, k, rows, cols: (-(-k // rows) * -(-n // cols), m + 2 * rows + cols - 2),
+    "is": lambda m, n, k, rows, cols: (-(-k // rows) * -(-m // cols), n + 2 * rows + cols - 2),
+}
+
+
+def gemm_cycles(m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataflow: Dataflow = "os") -> int:
+    """Compute cycles of (M, K) times (K, N) on a rows x cols array, as SCALE-Sim 3.0.0 counts them.
+
+    Memory stalls are not in it: operands are taken to arrive in time.
+
+    Args:
+        m: rows of the first operand; for a convolution B * OH * OW.
+        n: columns of the second operand; for a convolution C_out.
+        k: the shared dimension; for a convolution kh * kw * C_in.
+        rows, cols: the array's cells; the default is that of the profile fpga-vc707-32x64.
+        dataflow: `os`, `ws` or `is`.
+
+    Returns:
+        F*P - 1 cycles, a positive integer except for a single cell and a single product, where it is 0.
+
+    Raises:
+        UsageError: for a size that is not a positive integer, or an unknown dataflow.
+
+    Source: DESIGN section 5; equal to SCALE-Sim 3.0.0.
+    """
+    _check(m, n, k, rows, cols, dataflow)
+    folds, fold_cycles = _FOLDS[dataflow](m, n, k, rows, cols)
+    return folds * fold_cycles - 1
+
+
+def sram_traffic(
+    m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataflow: Dataflow = "os"
+) -> tuple[int, int, int]:
+    """Elements read of the first operand, read of the second, and written to the result, on-chip.
+
+    In ws and is a result is written once per fold of K, as a partial sum.
+
+    Raises:
+        UsageError: as `gemm_cycles`.
+
+    Source: DESIGN section 5.
+    """
+    _check(m, n, k, rows, cols, dataflow)
+    if dataflow == "os":
+        return m * k * -(-n // cols), k * n * -(-m // rows), m * n
+    if dataflow == "ws":
+        return m * k * -(-n // cols), k * n, m * n * -(-k // rows)
+    return m * k, k * n * -(-m // cols), m * n * -(-k // rows)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A layer's products as the array runs them: `count` equal products (m, k) by (k, n), one after the other.
+
+    Attributes:
+        cycles: of all of them, each counted as SCALE-Sim counts a layer.
+        sram_reads, sram_writes: elements, on-chip.
+        channels: how many of the layer's own products share one of these; 1 unless packed.
+    """
+
+    m: int
+    n: int
+    k: int
+    count: int
+    cycles: int
+    sram_reads: int
+    sram_writes: int
+    channels: int = 1
+
+
+@lru_cache(maxsize=65_536)
+def map_gemm(
+    gemm: Gemm, *, rows: int = 32, cols: int = 64, dataflow: Dataflow = "os", depthwise: Depthwise = "per-channel"
+) -> Placed:
+    """Put a layer's products on the array.
+
+    `packed` lays c channels side by side, zeros off the diagonal, with the c that takes the fewest cycles: contraction
+    c*k and width c*n where every channel has its own contraction, c*m by c*n where they share it.
+
+    Raises:
+        UsageError: as `gemm_cycles`, or for an unknown depthwise mapping.
+    """
+    if depthwise not in get_args(Depthwise):
+        raise UsageError("depthwise mapping", expected="per-channel or packed", got=repr(depthwise))
+    best = _place(gemm, 1, rows, cols, dataflow)
+    if depthwise == "packed" and gemm.diagonal and gemm.count > 1:
+        limit = min(gemm.count, max(rows, cols))
+        best = min((_place(gemm, c, rows, cols, dataflow) for c in range(1, limit + 1)), key=lambda p: p.cycles)
+    return best
+
+
+def _place(gemm: Gemm, channels: int, rows: int, cols: int, dataflow: Dataflow) -> Placed:
+    m, n, k = gemm.m, gemm.n * channels, gemm.k
+    m, k = (m, k * channels) if gemm.diagonal != "mn" else (m * channels, k)
+    count = -(-gemm.count // channels)
+    cycles = gemm_cycles(m, n, k, rows=rows, cols=cols, dataflow=dataflow)
+    first, second, written = sram_traffic(m, n, k, rows=rows, cols=cols, dataflow=dataflow)
+    return Placed(m, n, k, count, count * cycles, count * (first + second), count * written, channels)
+
+
+def _check(m: int, n: int, k: int, rows: int, cols: int, dataflow: str) -> None:
+    for name, size in {"m": m, "n": n, "k": k, "rows": rows, "cols": cols}.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise UsageError(f"systolic array: {name}", expected="a positive integer", got=repr(size))
+    if dataflow not in _FOLDS:
+        raise UsageError(
+            "systolic array: dataflow", expected="os, ws or is", got=repr(dataflow), hint=near_names(dataflow, _NAMES)
+        )
+
+
+_NAMES: tuple[str, ...] = get_args(Dataflow)

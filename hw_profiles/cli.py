@@ -1,0 +1,155 @@
+"""`protofleet cost`: what training and inference cost on a systolic-array accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from contract.errors import UsageError
+from contract.report import JSON_HELP, beside, write_json, write_text
+from contract.tables import show_table
+from hw_profiles.accelerator.round_cost import Setting
+from hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
+from hw_profiles.accelerator.simulate import Array
+from hw_profiles.devices.schema import Device, find_device, load_devices
+from hw_profiles.memory.liveness import batch_text
+from hw_profiles.reports.cost_page import cost_page, size, time_text
+from hw_profiles.reports.cost_report import cost_report, load_subject, step_cost
+
+__all__ = ["array_of", "cost_command"]
+
+
+def cost_command(
+    target: Annotated[
+        str, typer.Argument(metavar="F.bundle|BACKBONE", help="a bundle, or one of SphereFed's backbones")
+    ],
+    device: Annotated[str, typer.Option(help="a device with a systolic array")] = "fpga-vc707-32x64",
+    devices_file: Annotated[list[Path] | None, typer.Option(help="device files of your own")] = None,
+    batch: Annotated[int | None, typer.Option(help="B; default the bundle's, or 64")] = None,
+    classes: Annotated[int | None, typer.Option(help="C; default the bundle's, or 100")] = None,
+    side: Annotated[int | None, typer.Option(help="input side of a named backbone; default 32")] = None,
+    dataflow: Annotated[str, typer.Option(help="os, ws or is: what stays in the cells")] = "os",
+    depthwise: Annotated[str, typer.Option(help="per-channel, as SCALE-Sim, or packed side by side")] = "per-channel",
+    precision: Annotated[str, typer.Option(help="fp32, bf16 or int8")] = "fp32",
+    rows: Annotated[int | None, typer.Option(help="in place of the device's")] = None,
+    cols: Annotated[int | None, typer.Option(help="in place of the device's")] = None,
+    mhz: Annotated[float | None, typer.Option(help="in place of the device's clock")] = None,
+    samples: Annotated[int, typer.Option(help="local samples N in a round")] = 5_000,
+    epochs: Annotated[int, typer.Option(help="local epochs in a round")] = 10,
+    json_file: Annotated[Path | None, typer.Option("--json", help=JSON_HELP.format("the report"))] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="write the report as one HTML page")] = None,
+    scalesim_csv: Annotated[Path | None, typer.Option(help="write SCALE-Sim's topology of the step's products")] = None,
+) -> None:
+    """What training and inference cost on a systolic-array accelerator: cycles, memory, traffic, by method."""
+    for name, value in (("--samples", samples), ("--epochs", epochs)):
+        if value < 1:
+            raise UsageError(name, expected="a positive integer", got=value)
+    board = find_device(device, load_devices(devices_file or ()))
+    array = array_of(board, dataflow=dataflow, depthwise=depthwise, precision=precision)
+    changes = {name: value for name, value in (("rows", rows), ("cols", cols), ("mhz", mhz)) if value is not None}
+    array = replace(array, **changes)  # type: ignore[arg-type]
+    subject = load_subject(target, classes=classes, side=side, batch=batch)
+    setting = Setting(samples, epochs, subject.batch)
+    report = cost_report(subject, array, device=device, setting=setting, capacity_bytes=board.memory.usable_bytes)
+    _show(report, beside(json_file))
+    write_json(json_file, report)
+    if html_file is not None:
+        write_text(html_file, cost_page(report), option="--html")
+    if scalesim_csv is not None:
+        text = topology_text(topology_rows(step_cost(subject, array).layers))
+        write_text(scalesim_csv, text, option="--scalesim-csv")
+
+
+def array_of(device: Device, **choices: str) -> Array:
+    """The accelerator that a device file describes.
+
+    Raises:
+        UsageError: the device has no systolic array, or a choice is unknown.
+    """
+    systolic = device.systolic
+    if systolic is None:
+        raise UsageError(
+            f"device {device.name}",
+            expected="one with a systolic array",
+            got=" and ".join(device.processors),
+            hint=f"protofleet profile F.bundle --devices {device.name}",
+        )
+    return Array(
+        rows=systolic.rows,
+        cols=systolic.cols,
+        mhz=systolic.clock_mhz,
+        lanes=systolic.special_lanes,
+        dram_bytes_per_s=systolic.memory_gb_s * 1e9,
+        sram_bytes=systolic.sram_bits // 8,
+        dsps=systolic.dsp_slices or 0,
+        **choices,  # type: ignore[arg-type]
+    )
+
+
+def _show(report: dict[str, Any], console: Console) -> None:
+    subject, inference, array = report["subject"], report["inference"], report["array"]
+    console.print(
+        f"[bold]{subject['name']}[/bold] ({subject['source']}), {subject['classes']} classes, batch "
+        f"{subject['batch']}, on "
+        f"[bold]{report['device']}[/bold]: {array['rows']}x{array['cols']} at {array['mhz']:g} MHz, "
+        f"{array['precision']}, "
+        f"{array['dataflow']}, depthwise {array['depthwise']}"
+    )
+    console.print(
+        f"forward pass  {time_text(inference['latency_ms'])} (simulated), {100 * inference['utilisation']:.1f} % of "
+        f"the cells used, "
+        f"{size(inference['dram_bytes'])} through DDR, {size(inference['memory']['peak_bytes'])} of memory (predicted)"
+    )
+    if subject["unmodelled"]:
+        console.print(
+            f"[yellow]not modelled[/yellow]: {', '.join(f'{op} x{n}' for op, n in subject['unmodelled'].items())}"
+        )
+    if report["methods"]:
+        show_table(console, _METHOD_COLUMNS, _method_rows(report), words=(0, 1))
+        for row in report["calibration"]:
+            console.print(
+                f"{row['statistic']}  {time_text(row['total_ms'])} (simulated): client {time_text(row['client_ms'])}, "
+                f"server "
+                f"{time_text(row['server_ms'])}, {size(row['uplink_bytes'])} up"
+            )
+        _show_claims(report, console)
+    fits = report["memory"]["largest_batch"]
+    console.print(
+        f"largest batch in {size(report['memory']['capacity_bytes'])}: "
+        f"{batch_text(fits['training'])} in training, {batch_text(fits['inference'])} in inference (predicted)"
+    )
+    console.print("assumptions", style="dim")
+    for line in report["assumptions"]:
+        console.print(f"  - {line}", style="dim", highlight=False)
+
+
+_METHOD_COLUMNS = (
+    "method", "classifier", "step", "forward", "input grad", "weight grad", "update", "round", "memory", "time saved",
+    "memory saved",
+)  # fmt: skip
+
+
+def _method_rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
+    found = []
+    for row in report["methods"]:
+        phases = [time_text(row["phases_ms"][p]) for p in ("forward", "input_gradient", "weight_gradient", "update")]
+        saved = [f"{row['saved_percent'][k]:.2f} %" for k in ("latency", "memory")]
+        figures = (time_text(row["step_ms"]), *phases, time_text(1e3 * row["round_s"]))
+        found.append((row["method"], row["head"], *figures, size(row["memory"]["peak_bytes"]), *saved))
+    return found
+
+
+def _show_claims(report: dict[str, Any], console: Console) -> None:
+    last = ""
+    for row in report["claims"]:
+        if row["claim_text"] != last:
+            console.print(
+                f"claim: up to {row['paper_percent']} % {row['claim_text']} (SphereFed); this model gives",
+                highlight=False,
+            )
+        last = row["claim_text"]
+        console.print(f"  {row['percent']:7.2f} %  {row['assumption']} ({row['kind']})", highlight=False)

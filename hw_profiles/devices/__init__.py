@@ -1,0 +1,1 @@
+"""Devices as data, and this machine as one of them."""

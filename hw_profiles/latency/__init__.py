@@ -1,0 +1,1 @@
+"""How long a workload takes on a board, learned from published rows."""

@@ -1,0 +1,137 @@
+"""How well the latency model predicts models it has not seen, beside a plain roofline, row for row.
+
+Each model (or, stricter, each architecture family) is left out in turn, everything is fitted on the rest, and the rows
+left out are predicted. The roofline gets the same chance: its peak rates are scaled by one efficiency per setting,
+fitted on the same rows. DESIGN section 8: median error at most 15 %, 90th percentile at most 40 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hw_profiles.devices.schema import Device
+from hw_profiles.latency.datasheet import device_rates
+from hw_profiles.latency.hierarchical_fit import NOISE, fit_rows, nominal_of
+from hw_profiles.latency.operator_classes import CLASSES
+from hw_profiles.latency.published_rows import OWN_DEVICE, Row, family
+
+__all__ = ["LeftOut", "by_family", "by_model", "error_table", "group_of", "interval_scale", "leave_out"]
+
+COVERAGE_Z = 1.2816  # 80 % of a normal distribution lies within this many standard deviations
+_MACS = [CLASSES.index(c) for c in ("pointwise", "winograd", "window", "depthwise3", "depthwise5", "dense")]
+_TRAFFIC = [CLASSES.index(c) for c in ("traffic", "pool", "elementwise")]
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A row that was predicted without its model.
+
+    Attributes:
+        ms: predicted.
+        sd: predicted standard deviation of the logarithm.
+        roofline_ms: the plain roofline with one fitted efficiency per setting.
+        datasheet_ms: the plain roofline at the data sheet's peaks.
+    """
+
+    row: Row
+    ms: float
+    sd: float
+    roofline_ms: float
+    datasheet_ms: float
+
+    @property
+    def error(self) -> float:
+        """|predicted / published - 1|."""
+        return abs(self.ms / self.row.ms - 1)
+
+
+def by_model(row: Row) -> str:
+    """Left out together: every row of one model at one input size."""
+    return row.model
+
+
+def by_family(row: Row) -> str:
+    """Left out together: every width and input size of one architecture."""
+    return family(row.model)
+
+
+def leave_out(
+    rows: Sequence[Row], devices: Mapping[str, Device], together: Callable[[Row], str]
+) -> Iterator[list[LeftOut]]:
+    """Predict each group of rows from all others; one list per group, as soon as it is done."""
+    for name in sorted({together(row) for row in rows}):
+        kept = [row for row in rows if together(row) != name]
+        fitted = fit_rows(kept, devices)
+        efficiency = _roofline_efficiencies(kept, devices)
+        found = []
+        for row in (row for row in rows if together(row) == name):
+            nominal = nominal_of(row.setting, devices[row.setting.device], row.clock_ghz)
+            parts = row.demand * np.exp(nominal + fitted.offsets(row.setting))
+            share = parts / parts.sum()
+            sd = float(np.sqrt(share @ fitted.covariance(row.setting) @ share + NOISE**2))
+            plain = _roofline_ms(row, devices)
+            scale = efficiency.get(row.setting, efficiency[None])
+            found.append(LeftOut(row, float(parts.sum()), sd, plain * scale, plain))
+        yield found
+
+
+def interval_scale(found: Sequence[LeftOut]) -> float:
+    """By how much predicted standard deviations must grow so that 80 % of the rows left out lie within."""
+    ratios = [abs(np.log(one.ms / one.row.ms)) / (COVERAGE_Z * one.sd) for one in found if not _own(one)]
+    return float(np.quantile(ratios, 0.8))
+
+
+def error_table(found: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
+    """Rows, median and 90th percentile of the error by group of settings, ours and both rooflines'.
+
+    The line `all published` leaves out what we measured ourselves.
+    """
+    groups: dict[str, list[LeftOut]] = {"all published": [one for one in found if not _own(one)]}
+    for one in found:
+        groups.setdefault(group_of(one.row), []).append(one)
+    return {
+        name: _summary(members) for name, members in sorted(groups.items(), key=lambda item: item[0] != "all published")
+    }
+
+
+def _own(one: LeftOut) -> bool:
+    return one.row.setting.device == OWN_DEVICE
+
+
+def group_of(row: Row) -> str:
+    """The line of the table that a row belongs to."""
+    setting = row.setting
+    return f"{setting.runtime} {setting.precision}"
+
+
+def _summary(members: Sequence[LeftOut]) -> dict[str, float]:
+    ours = [one.error for one in members]
+    roofline = [abs(one.roofline_ms / one.row.ms - 1) for one in members]
+    sheet = [abs(one.datasheet_ms / one.row.ms - 1) for one in members]
+    inside = [abs(np.log(one.ms / one.row.ms)) <= COVERAGE_Z * one.sd for one in members]
+    figures = {"rows": float(len(members)), "inside_80": float(np.mean(inside))}
+    for name, errors in (("ours", ours), ("roofline", roofline), ("datasheet", sheet)):
+        figures[f"{name}_median"] = float(np.median(errors))
+        figures[f"{name}_p90"] = float(np.quantile(errors, 0.9))
+    return figures
+
+
+def _roofline_ms(row: Row, devices: Mapping[str, Device]) -> float:
+    setting = row.setting
+    rates = device_rates(devices[setting.device], setting.processor, setting.precision, setting.threads, row.clock_ghz)
+    compute_ms = row.demand[_MACS].sum() / rates.macs
+    memory_ms = row.demand[_TRAFFIC].sum() * rates.element_bytes / rates.bytes
+    return float(max(compute_ms, memory_ms))
+
+
+def _roofline_efficiencies(rows: Sequence[Row], devices: Mapping[str, Device]) -> dict[object, float]:
+    """Median of published over roofline time by setting; under None that of all rows."""
+    ratios: dict[object, list[float]] = {}
+    for row in rows:
+        ratio = row.ms / _roofline_ms(row, devices)
+        ratios.setdefault(row.setting, []).append(ratio)
+        ratios.setdefault(None, []).append(ratio)
+    return {key: float(np.median(values)) for key, values in ratios.items()}

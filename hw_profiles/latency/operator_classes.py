@@ -1,0 +1,152 @@
+"""What a network asks of a CPU or GPU, by operator class: the numbers that the latency model multiplies with.
+
+A runtime does not execute an ONNX graph as it is written: it folds normalisation and activations into the convolution
+before them, picks Winograd for dense 3 x 3 windows of stride 1, unrolls other windows into patches, and pays for
+every launch. So each layer of a `Workload` is put into classes after what a runtime makes of it:
+
+    pointwise      multiply-accumulates of 1 x 1 convolutions and matrix products
+    winograd       … of dense 3 x 3 convolutions of stride 1 with 16 or more input channels
+    tiles          elements that Winograd transforms: inputs and outputs of those
+    window         … of every other dense or grouped convolution
+    patches        elements unrolled for those: output positions times window times channels
+    depthwise3     … of depthwise convolutions up to 3 x 3
+    depthwise5     … of larger ones
+    dense          … of products with one row per sample (classifiers, squeeze-and-excite)
+    traffic        elements that all of the above read and write, weights included
+    pool           elements that poolings read and write
+    exponential    elements through sigmoid, tanh, exp, softmax (swish counts here)
+    piecewise      elements through hard-swish, hard-sigmoid
+    elementwise    elements that unfused additions, products, norms, reductions and copies read and write
+    launches       operations started
+    squeeze        half the number of convolutions on a 1 x 1 image: the latency of squeeze-and-excite
+
+DESIGN section 5: "Winograd beats nominal peak". Nothing here knows a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hw_profiles.workload.model import Layer, Workload
+
+__all__ = ["CLASSES", "LayerDemand", "demand", "layer_demands"]
+
+CLASSES = (
+    "pointwise", "winograd", "tiles", "window", "patches", "depthwise3", "depthwise5", "dense", "traffic", "pool",
+    "exponential", "piecewise", "elementwise", "launches", "squeeze",
+)  # fmt: skip
+_EXPONENTIAL = frozenset(
+    ("Sigmoid", "Tanh", "Exp", "Log", "Pow", "Erf", "Softplus", "Softmax", "LogSoftmax", "Gelu", "Swish", "Mish")
+)
+_PIECEWISE = frozenset(("HardSwish", "HardSigmoid", "Elu", "Selu", "Celu", "LeakyRelu", "PRelu"))
+_FUSED = frozenset(("Relu", "Clip", "BatchNormalization", "Add", "Sub", "Mul", "Div", "Cast"))
+_PRODUCTS = frozenset(("conv", "pointwise", "depthwise", "grouped", "linear"))
+_MIN_WINOGRAD_CHANNELS = 16
+
+
+@dataclass(frozen=True)
+class LayerDemand:
+    """One layer and its share: `amounts` (K,) float64 in the order of `CLASSES`; all zero when it is fused or free."""
+
+    layer: Layer
+    amounts: NDArray[np.float64]
+
+
+def demand(workload: Workload) -> NDArray[np.float64]:
+    """What the whole workload asks for: (K,) float64 in the order of `CLASSES`."""
+    total = np.zeros(len(CLASSES))
+    for each in layer_demands(workload):
+        total += each.amounts
+    return total
+
+
+def layer_demands(workload: Workload) -> list[LayerDemand]:
+    """What each layer asks for, in execution order."""
+    makers = {name: layer for layer in workload.layers for name in layer.writes}
+    absorbed: set[str] = set()  # layers that a runtime runs as part of the product before them
+    found = []
+    for layer in workload.layers:
+        if _is_fused(layer, workload, makers, absorbed):
+            absorbed.add(layer.name)
+            amounts: Mapping[str, float] = {}
+        else:
+            amounts = _amounts(layer, workload)
+        found.append(LayerDemand(layer, np.array([amounts.get(name, 0.0) for name in CLASSES])))
+    return found
+
+
+def _is_fused(layer: Layer, workload: Workload, makers: Mapping[str, Layer], absorbed: set[str]) -> bool:
+    """Whether it only scales, shifts or clips what one product (or what was already fused into it) has just made.
+
+    Also the product of a gate and its own input, `x * sigmoid(x)`: runtimes have swish and hard-swish as one kernel.
+    """
+    if layer.op not in _FUSED:
+        return False
+    if layer.op == "Mul":
+        gates = [makers[n] for n in layer.reads if n in makers and makers[n].op in ("Sigmoid", "HardSigmoid")]
+        if any(set(gate.reads) <= set(layer.reads) for gate in gates):
+            return True
+    activations = [n for n in layer.reads if workload.tensors[n].role == "activation"]
+    sources = [makers[n] for n in activations if n in makers]
+    if len(activations) != 1 or len(sources) != 1:
+        return False
+    source = sources[0]
+    clips_sum = source.op == "Add" and layer.op in ("Relu", "Clip")
+    return source.kind in _PRODUCTS or source.name in absorbed or clips_sum
+
+
+def _amounts(layer: Layer, workload: Workload) -> dict[str, float]:
+    if layer.kind == "view":
+        return {}
+    moved = workload.elements(layer.reads) + workload.elements(layer.writes)
+    if layer.gemms:
+        return {**_product(layer), "traffic": moved, "launches": 1.0}
+    if layer.kind == "pool" or layer.op.startswith("GlobalAverage"):
+        return {"pool": moved, "launches": 1.0}
+    made = workload.elements(layer.writes)
+    if layer.op in _EXPONENTIAL:
+        return {"exponential": made, "launches": 1.0}
+    if layer.op in _PIECEWISE:
+        return {"piecewise": made, "launches": 1.0}
+    return {"elementwise": moved, "launches": 1.0}
+
+
+def _product(layer: Layer) -> dict[str, float]:
+    macs = float(layer.macs)
+    shape = layer.conv
+    if shape is None:
+        rows = max(gemm.m for gemm in layer.gemms)
+        return {"dense": macs} if rows <= _DENSE_ROWS else {"pointwise": macs}
+    window = prod(shape.kernel)
+    if layer.kind == "depthwise":
+        return {"depthwise3" if max(shape.kernel) <= 3 else "depthwise5": macs}
+    if shape.out_height * shape.out_width == 1:
+        return {"dense": macs, "squeeze": 0.5}
+    if window == 1 and shape.groups == 1:
+        return {"pointwise": macs}
+    if _winograd(layer):
+        inputs = shape.batch * shape.height * shape.width * shape.c_in
+        outputs = shape.batch * shape.out_height * shape.out_width * shape.c_out
+        return {"winograd": macs, "tiles": float(inputs + outputs)}
+    positions = shape.batch * shape.out_height * shape.out_width
+    return {"window": macs, "patches": float(positions * window * shape.c_in)}
+
+
+_DENSE_ROWS = 4  # a product with fewer rows than a vector has lanes is bound by reading its weights
+
+
+def _winograd(layer: Layer) -> bool:
+    shape = layer.conv
+    return (
+        shape is not None
+        and shape.kernel == (3, 3)
+        and shape.stride == (1, 1)
+        and shape.dilation == (1, 1)
+        and shape.groups == 1
+        and shape.c_in >= _MIN_WINOGRAD_CHANNELS
+    )

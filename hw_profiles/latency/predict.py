@@ -1,0 +1,265 @@
+"""How long a workload takes on a board's CPU or GPU: a prediction with an interval, and what it rests on.
+
+    demand by operator class (demand)  x  data sheet (nominal)  x  learned departure (coefficients.json)
+
+In order: pick the setting (runtime, precision, threads), look up its fitted offsets, or those of the nearest setting
+that has some, price the demand class by class, and widen the interval by what the fit does not know. The interval is
+meant to hold 8 times out of 10, scaled so that it did for architecture families that were left out. Every figure is
+`predicted`. The coefficients are data, made by `python -m hw_profiles.latency.fit`, with their provenance inside.
+DESIGN section 5.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import UsageError, near_names
+from hw_profiles.devices.schema import Device
+from hw_profiles.latency.datasheet import Precision, Threads, device_rates, log_cost_ms
+from hw_profiles.latency.operator_classes import CLASSES, LayerDemand, layer_demands
+from hw_profiles.latency.published_rows import ANY_DEVICE, ANY_X86, OWN_DEVICE, TRAINING_RUNTIME, Setting
+from hw_profiles.workload.model import Workload
+
+__all__ = [
+    "Coefficients",
+    "Prediction",
+    "coefficients",
+    "default_runtime",
+    "predict",
+    "runtimes",
+    "settings_of",
+]
+
+COVERAGE_Z = 1.2816  # 80 % of a normal distribution
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The learned departure of one setting: `offsets` (K,) and their `covariance` (K, K), in natural logarithms."""
+
+    setting: Setting
+    rows: int
+    offsets: NDArray[np.float64]
+    covariance: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Coefficients:
+    """`coefficients.json`: all fits, the noise of a row, and by how much intervals grow."""
+
+    fits: Mapping[tuple[str, str, str, str], Fit]
+    noise: float
+    interval_scale: float
+    provenance: Mapping[str, object]
+    checks: Mapping[str, Mapping[str, Mapping[str, float]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """Milliseconds on one setting.
+
+    Attributes:
+        ms, low_ms, high_ms: the prediction and its 80 % interval.
+        layers_ms: one entry for each layer of the workload, fused ones 0; they add up to `ms`.
+        rows: published rows of exactly this setting (none: shared effects and the data sheet only).
+        basis: in words, what it rests on.
+        unmodelled: operators priced as plain element-wise work because the model does not know them, with their number.
+    """
+
+    setting: Setting
+    ms: float
+    low_ms: float
+    high_ms: float
+    layers_ms: NDArray[np.float64]
+    rows: int
+    basis: str
+    unmodelled: Mapping[str, int]
+    demands: tuple[LayerDemand, ...] = ()
+
+    def products(self) -> list[tuple[str, int, float, float]]:
+        """Layers that multiply: (name, multiply-accumulates, elements read and written, ms)."""
+        traffic = CLASSES.index("traffic")
+        return [
+            (each.layer.name, each.layer.macs, float(each.amounts[traffic]), float(ms))
+            for each, ms in zip(self.demands, self.layers_ms, strict=True)
+            if each.layer.macs and ms > 0
+        ]
+
+
+@cache
+def coefficients() -> Coefficients:
+    """The coefficients that ship with Protofleet."""
+    text = resources.files("hw_profiles.latency").joinpath("coefficients.json").read_text(encoding="utf-8")
+    table = json.loads(text)
+    if tuple(table["classes"]) != CLASSES:
+        raise UsageError(
+            "coefficients.json", expected="this version's operator classes", got="others", hint="refitting"
+        )
+    fits: dict[tuple[str, str, str, str], Fit] = {}
+    for entry in table["fits"]:
+        fit = _read_fit(entry)
+        s = fit.setting
+        key = (s.device, s.runtime, s.precision, s.threads)
+        if key not in fits or _standing(fit) > _standing(fits[key]):
+            fits[key] = fit
+    return Coefficients(fits, table["noise"], table["interval_scale"], table["provenance"], table["checks"])
+
+
+def runtimes(device: Device) -> dict[str, int]:
+    """The runtimes that can be predicted on a device, with their number of published rows there, most first."""
+    found: dict[str, int] = {}
+    for (name, runtime, _, _), fit in coefficients().fits.items():
+        if (
+            runtime != TRAINING_RUNTIME
+            and name in (device.name, _stand_in(device))
+            and fit.setting.processor in device.processors
+        ):
+            found[runtime] = found.get(runtime, 0) + fit.rows
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def settings_of(device: Device) -> list[tuple[str, Precision, Threads]]:
+    """Every (runtime, precision, threads) that can be predicted on a device, those with published rows first.
+
+    A device that no row names gets the runtimes that shared effects allow.
+    """
+    fits = coefficients().fits
+    own = {key[1:]: fit for key, fit in fits.items() if key[0] == device.name}
+    shared = {key[1:]: fit for key, fit in fits.items() if key[0] == _stand_in(device)}
+    own = {key: fit for key, fit in own.items() if key[0] != TRAINING_RUNTIME}
+    shared = {key: fit for key, fit in shared.items() if key[0] != TRAINING_RUNTIME}
+    found = [(key, fit.rows) for key, fit in (own or shared).items() if fit.setting.processor in device.processors]
+    if not own and device.cpu is not None and device.cpu.fp16_macs_per_cycle is None:
+        found = [(key, rows) for key, rows in found if key[1] != "fp16" or shared[key].setting.processor == "gpu"]
+    found.sort(key=lambda item: (item[1] == 0, item[0]))
+    return [(runtime, precision, threads) for (runtime, precision, threads), _ in found]  # type: ignore[misc]
+
+
+def default_runtime(device: Device) -> str:
+    """What our client runs on, wherever there is a CPU."""
+    return "tensorrt" if device.cpu is None else "onnxruntime"
+
+
+def default_precision(device: Device, runtime: str) -> Precision:
+    """What the runtime computes in on this device unless told otherwise: ncnn takes fp16 where the CPU has it."""
+    if device.cpu is not None and runtime == "ncnn" and device.cpu.fp16_macs_per_cycle:
+        return "fp16"
+    return "fp16" if device.cpu is None or runtime in ("tensorrt", "ncnn-vulkan", "pytorch-cuda") else "fp32"
+
+
+def predict(
+    workload: Workload,
+    device: Device,
+    *,
+    runtime: str | None = None,
+    precision: Precision | None = None,
+    threads: Threads = "all",
+) -> Prediction:
+    """Predict the time of one run of `workload`: an inference graph, or a training step.
+
+    Args:
+        runtime: None for the device's default; for a training step `TRAINING_RUNTIME`, the only one there is.
+        precision: None for what that runtime computes in on this device.
+        threads: `1` or `all` cores; a GPU takes no notice.
+
+    Raises:
+        UsageError: the device has no such processor, or runtime or precision cannot be predicted there.
+    """
+    if any(layer.phase not in ("forward", "statistic") for layer in workload.layers):
+        runtime, precision = TRAINING_RUNTIME, "fp32"
+    runtime = runtime or default_runtime(device)
+    precision = precision or default_precision(device, runtime)
+    fit = _fit_for(device, runtime, precision, threads)
+    processor = fit.setting.processor
+    rates = device_rates(device, processor, precision, fit.setting.threads)
+    unit_ms = np.exp(log_cost_ms(rates, processor) + fit.offsets)  # (K,)
+    demands = layer_demands(workload)
+    parts = np.array([each.amounts for each in demands]) * unit_ms  # (layers, K)
+    total = parts.sum()
+    share = parts.sum(axis=0) / total
+    known = coefficients()
+    variance = float(share @ fit.covariance @ share) + known.noise**2
+    sd = known.interval_scale * np.sqrt(variance)
+    setting = Setting(device.name, processor, runtime, precision, fit.setting.threads, fit.setting.variant)
+    return Prediction(
+        setting=setting,
+        ms=float(total),
+        low_ms=float(total * np.exp(-COVERAGE_Z * sd)),
+        high_ms=float(total * np.exp(COVERAGE_Z * sd)),
+        layers_ms=parts.sum(axis=1),
+        rows=fit.rows,
+        basis=_basis(fit, device),
+        unmodelled=workload.unmodelled,
+        demands=tuple(demands),
+    )
+
+
+def predict_ms(amounts: NDArray[np.float64], device: Device, setting: Setting) -> float:
+    """Milliseconds of a demand (K,) on a setting, for those who have no workload."""
+    fit = _fit_for(device, setting.runtime, setting.precision, setting.threads)
+    rates = device_rates(device, fit.setting.processor, setting.precision, fit.setting.threads)
+    return float(amounts @ np.exp(log_cost_ms(rates, fit.setting.processor) + fit.offsets))
+
+
+def _fit_for(device: Device, runtime: str, precision: str, threads: str) -> Fit:
+    fits = coefficients().fits
+    named = any(key[0] == device.name and key[1] == runtime for key in fits)
+    for name in (device.name,) if named else (_stand_in(device),):
+        for way in dict.fromkeys((threads, "all")):
+            fit = fits.get((name, runtime, precision, way))
+            if fit is not None and fit.setting.processor in device.processors:
+                return fit
+    known = runtimes(device)
+    if runtime not in known:
+        raise UsageError(
+            f"{device.name}: runtime {runtime}", expected="one that can be predicted there", got=runtime,
+            hint=near_names(runtime, known) if known else "a device with [cpu] or [gpu]",
+        )  # fmt: skip
+    names = {key[2] for key in fits if key[1] == runtime and key[0] in (device.name, _stand_in(device))}
+    raise UsageError(
+        f"{device.name}, {runtime}: precision", expected=f"one of {', '.join(sorted(names))}", got=precision
+    )
+
+
+def _stand_in(device: Device) -> str:
+    """What stands for a device that no row names: x86 for the host where it is one, else a board."""
+    return ANY_X86 if device.name == "host" and platform.machine() in ("x86_64", "AMD64") else ANY_DEVICE
+
+
+def _standing(fit: Fit) -> tuple[bool, bool, str]:
+    """Of several fits for one question, that with rows, of a 64-bit system, of the latest version stands for it."""
+    return fit.rows > 0, "armv7" not in fit.setting.variant, fit.setting.variant
+
+
+def _basis(fit: Fit, device: Device) -> str:
+    s = fit.setting
+    if fit.rows:
+        return f"{fit.rows} rows of {s.runtime} {s.variant}".rstrip() + f" {s.precision} on this device"
+    if s.device == device.name:
+        if s.runtime in _OWN:
+            return f"no row of {s.runtime} on this board: rows of other runtimes here, and {s.runtime} on {OWN_DEVICE}"
+        return (
+            f"no row of {s.runtime} {s.precision} on this board: its other rows, {s.runtime} elsewhere, the data sheet"
+        )
+    return f"no row of this device: its data sheet, and {s.runtime} on other devices"
+
+
+_OWN = ("onnxruntime", TRAINING_RUNTIME)
+
+
+def _read_fit(entry: Mapping[str, object]) -> Fit:
+    names = ("device", "processor", "runtime", "precision", "threads", "variant")
+    setting = Setting(**{name: entry[name] for name in names})  # type: ignore[arg-type]
+    size = len(CLASSES)
+    covariance = np.zeros((size, size))
+    covariance[np.triu_indices(size)] = entry["covariance"]  # type: ignore[assignment]
+    covariance = covariance + np.triu(covariance, 1).T
+    return Fit(setting, int(entry["rows"]), np.array(entry["offsets"]), covariance)  # type: ignore[arg-type, call-overload]

@@ -1,0 +1,1 @@
+"""The reports of `profile` and `cost`, as values and as pages."""

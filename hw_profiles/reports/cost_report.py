@@ -1,0 +1,306 @@
+"""The cost of one backbone on one accelerator, as one versioned value: what `protofleet cost --json` writes.
+
+    subject       what was costed, and how it was read
+    array         the accelerator, each assumption in words
+    inference     one forward pass at batch B                                  simulated; memory predicted
+    methods       one training step and one round, by method and phase         simulated; memory predicted
+    calibration   FFC and CCVR                                                  simulated
+    layers        every layer of the step: products, cycles, bound, traffic     simulated
+    memory        peak by use, and the largest batch that fits                  predicted
+    claims        the paper's figures beside ours, by reading
+    step_graph    the bundle's own train_step.onnx: products by phase           counted
+
+Every block names its `kind`. DESIGN section 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from contract.bundle import Bundle, read_bundle
+from contract.errors import UsageError
+from hw_profiles.accelerator.paper_claims import CLAIMS, readings
+from hw_profiles.accelerator.round_cost import Calibration, RoundCost, Setting, calibration_cost, round_cost
+from hw_profiles.accelerator.simulate import Array, Cost, LayerCost, assumptions, simulate
+from hw_profiles.memory.liveness import LARGEST_SEARCHED, largest_batch, peak_memory
+from hw_profiles.workload.fold import fold_weights
+from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
+from hw_profiles.workload.model import PHASES, Workload
+from hw_profiles.workload.paper_networks import build_network
+from hw_profiles.workload.training_step import HEADS, bundle_training, training_step
+
+__all__ = ["SCHEMA", "Subject", "cost_report", "load_subject", "step_cost"]
+
+SCHEMA = 1
+_OPTIMIZER_WORDS = {
+    "sgd": "SGD without momentum",
+    "momentum": "SGD with momentum",
+    "adam": "Adam, two tensors a weight",
+}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is costed: a features graph at any batch, and how its head is trained.
+
+    Attributes:
+        forward_at: the features graph at batch B.
+        options: bias, normalised, optimizer, weight_decay and learned, as `training.training_step` takes them.
+        step: the bundle's own training step, at its own batch.
+    """
+
+    name: str
+    source: str
+    classes: int
+    batch: int
+    forward_at: Callable[[int], Workload]
+    options: dict[str, Any]
+    step: Workload | None = None
+
+
+def load_subject(
+    target: str, *, classes: int | None = None, side: int | None = None, batch: int | None = None
+) -> Subject:
+    """A bundle file, or one of the paper's backbones by name.
+
+    Args:
+        classes: C; a bundle's own is used unless given, a name takes 100.
+        side: input side of a named backbone; default 32.
+        batch: B; default the bundle's own, or 64.
+
+    Raises:
+        BundleError: the bundle cannot be read, or its graph keeps a dynamic shape.
+        UsageError: an unknown name, or a size that makes no sense.
+    """
+    for name, value in (("classes", classes), ("batch", batch)):
+        if value is not None and value < 1:
+            raise UsageError(name, expected="a positive integer", got=value)
+    if target.endswith(".bundle") or Path(target).is_file():
+        return _bundle_subject(read_bundle(target), target, classes, batch)
+
+    @lru_cache(maxsize=64)
+    def forward_at(size: int) -> Workload:
+        return read_workload(build_network(target, side=side or 32), batch=size, name=target)
+
+    forward_at(1)
+    source = f"SphereFed's tables, {side or 32}x{side or 32} input"
+    return Subject(target, source, classes or 100, batch or 64, forward_at, {"bias": False, "normalised": False})
+
+
+def _bundle_subject(bundle: Bundle, target: str, classes: int | None, batch: int | None) -> Subject:
+    manifest = bundle.manifest
+
+    features = replace(bundle, train_step=None)  # the step's batch is fixed; it is read once, below
+
+    @lru_cache(maxsize=64)
+    def forward_at(size: int) -> Workload:
+        return bundle_workloads(features, batch=size)[0]
+
+    _, options = bundle_training(manifest)
+    height, width, channels = manifest.input_shape
+    source = f"bundle {Path(target).name}, {height}x{width}x{channels} input, method {manifest.method}"
+    step = bundle_workloads(bundle)[1]
+    return Subject(
+        manifest.backbone, source, classes or manifest.classes, batch or manifest.batch, forward_at, options, step
+    )
+
+
+def step_cost(subject: Subject, array: Array, method: str = "fedavg") -> Cost:
+    """One training step, layer by layer; for int8, which no one trains in, the forward pass."""
+    forward = subject.forward_at(subject.batch)
+    if array.precision == "int8":
+        return simulate(fold_weights(forward), array)
+    return simulate(training_step(forward, method, subject.classes, **subject.options), array)
+
+
+def cost_report(
+    subject: Subject, array: Array, *, device: str, setting: Setting, capacity_bytes: int
+) -> dict[str, Any]:
+    """Everything `protofleet cost` knows, as JSON-ready values.
+
+    Args:
+        device: the device's name.
+        setting: of a round.
+        capacity_bytes: the memory behind the array.
+
+    Raises:
+        UsageError: when batch B does not fit the device's memory; the largest that does is named.
+    """
+    forward = subject.forward_at(setting.batch)
+    trains = array.precision != "int8"
+    fits = _largest_batches(subject, array, capacity_bytes)
+    _check_fits(setting.batch, fits["training" if trains else "inference"], capacity_bytes, device)
+    rounds = (
+        [round_cost(forward, m, subject.classes, array, setting, **subject.options) for m in HEADS] if trains else []
+    )
+    calibrations = [calibration_cost(forward, s, subject.classes, array, setting.samples) for s in ("ffc", "ccvr")]
+    width = forward.tensors[forward.outputs[0]].shape[1]
+    return {
+        "schema": SCHEMA,
+        "command": "cost",
+        "subject": {
+            "name": subject.name,
+            "source": subject.source,
+            "batch": setting.batch,
+            "classes": subject.classes,
+            "features": width,
+            "parameters": forward.parameters,
+            "head_parameters": subject.classes * width,
+            "forward_macs": forward.macs,
+            "unmodelled": forward.unmodelled,
+        },
+        "device": device,
+        "array": dict(asdict(array).items()) | {"peak_gflops": array.peak_gflops},
+        "assumptions": list(assumptions(array)) + _training_assumptions(subject, setting, trains),
+        "inference": _inference(simulate(fold_weights(forward), array)),
+        "methods": [_round(cost, rounds[0]) for cost in rounds],
+        "calibration": [_calibration(c, calibrations[1]) for c in calibrations] if trains else [],
+        "memory": {"kind": "predicted", "capacity_bytes": capacity_bytes, "largest_batch": fits},
+        "claims": _claims(subject, array, setting) if trains else [],
+        "step_graph": _step_graph(subject.step),
+        "layers": [_layer(c) for c in step_cost(subject, array).layers if c.layer.kind != "view"],
+    }
+
+
+def _largest_batches(subject: Subject, array: Array, capacity_bytes: int) -> dict[str, int]:
+    def inference(size: int) -> int:
+        return peak_memory(fold_weights(subject.forward_at(size)), float_bytes=array.float_bytes).peak_bytes
+
+    def training(size: int) -> int:
+        step = training_step(subject.forward_at(size), "fedavg", subject.classes, **subject.options)
+        return peak_memory(step, float_bytes=array.float_bytes).peak_bytes
+
+    return {
+        "inference": largest_batch(inference, capacity_bytes, limit=LARGEST_SEARCHED),
+        "training": largest_batch(training, capacity_bytes, limit=LARGEST_SEARCHED),
+    }
+
+
+def _check_fits(batch: int, largest: int, capacity_bytes: int, device: str) -> None:
+    if largest < min(batch, LARGEST_SEARCHED):
+        raise UsageError(
+            f"batch {batch} does not fit {device}",
+            expected=f"at most {largest} in {capacity_bytes / 2**20:,.0f} MiB" if largest else "a smaller network",
+            got=batch,
+            hint=f"--batch {largest}" if largest else "another device or --precision bf16",
+        )
+
+
+def _training_assumptions(subject: Subject, setting: Setting, trains: bool) -> list[str]:
+    if not trains:
+        return ["int8 covers inference only: gradients are not representable in it, so no training figures are given"]
+    optimizer = _OPTIMIZER_WORDS[subject.options.get("optimizer", "momentum")]
+    return [
+        f"a round is {setting.steps:,} steps: {setting.samples:,} local samples, {setting.epochs} epochs, batch "
+        f"{setting.batch} (the last batch of an epoch counts as a full one)",
+        f"{optimizer}; gradients are kept until the backward pass is over, then every tensor is updated once",
+        "input gradients of strided convolutions are stride^2 dense products, so that no zeros are multiplied",
+        "CCVR's server draws 500 features per class (1,000 for 200 classes) and trains one epoch on them; FFC's and "
+        "CCVR's "
+        "server work is timed on the same accelerator, as the paper does not name its server",
+        "memory: peak of one step by liveness, packed greedily by size, from the batch in its buffers to the last "
+        "update",
+    ]
+
+
+def _inference(cost: Cost) -> dict[str, Any]:
+    memory = peak_memory(cost.workload, float_bytes=cost.array.float_bytes)
+    return {"kind": "simulated", **_totals(cost), "memory": _memory(memory.by_use(), memory.peak_bytes)}
+
+
+def _totals(cost: Cost) -> dict[str, Any]:
+    return {
+        "latency_ms": cost.latency_ms,
+        "cycles": cost.cycles,
+        "array_cycles": cost.array_cycles,
+        "utilisation": cost.utilisation,
+        "macs": cost.workload.macs,
+        "dram_bytes": cost.dram_bytes,
+        "sram_reads": sum(c.sram_reads for c in cost.layers),
+        "sram_writes": sum(c.sram_writes for c in cost.layers),
+    }
+
+
+def _memory(parts: dict[str, int], peak_bytes: int) -> dict[str, Any]:
+    return {"kind": "predicted", "peak_bytes": peak_bytes, **{f"{name}_bytes": size for name, size in parts.items()}}
+
+
+def _round(cost: RoundCost, base: RoundCost) -> dict[str, Any]:
+    return {
+        "kind": "simulated",
+        "method": cost.method,
+        "head": HEADS[cost.method],
+        "step_ms": cost.step_ms,
+        "round_s": cost.round_s,
+        "steps": cost.steps,
+        "phases_ms": cost.phase_ms(),
+        "macs": {p: cost.step.workload.phase(p).macs for p in PHASES if p != "statistic"},
+        "array_cycles": cost.step.array_cycles,
+        "dram_bytes": cost.step.dram_bytes,
+        "uplink_bytes": cost.uplink_bytes,
+        "memory": _memory(cost.memory.by_use(), cost.memory.peak_bytes),
+        "saved_percent": {
+            "latency": 100 * (1 - cost.step_ms / base.step_ms),
+            "memory": 100 * (1 - cost.memory.peak_bytes / base.memory.peak_bytes),
+            "uplink": 100 * (1 - cost.uplink_bytes / base.uplink_bytes),
+        },
+    }
+
+
+def _calibration(cost: Calibration, base: Calibration) -> dict[str, Any]:
+    return {
+        "kind": "simulated",
+        **asdict(cost),
+        "client_ms": cost.client_ms,
+        "total_ms": cost.total_ms,
+        "saved_percent": 100 * (1 - cost.total_ms / base.total_ms),
+    }
+
+
+def _claims(subject: Subject, array: Array, setting: Setting) -> list[dict[str, Any]]:
+    return [
+        {**asdict(r), "claim_text": CLAIMS[r.claim][1], "paper_percent": CLAIMS[r.claim][0]}
+        for r in readings(subject.forward_at, subject.classes, array, setting.samples)
+    ]
+
+
+def _step_graph(step: Workload | None) -> dict[str, Any] | None:
+    if step is None:
+        return None
+    return {
+        "kind": "counted",
+        "batch": step.batch,
+        "macs": {p: step.phase(p).macs for p in PHASES if p != "statistic"},
+        "vector_ops": {p: sum(x.vector_ops for x in step.phase(p).layers) for p in PHASES if p != "statistic"},
+        "unmodelled": step.unmodelled,
+        "memory": _memory(peak_memory(step).by_use(), peak_memory(step).peak_bytes),
+    }
+
+
+def _layer(cost: LayerCost) -> dict[str, Any]:
+    layer = cost.layer
+    return {
+        "name": layer.name,
+        "op": layer.op,
+        "kind": layer.kind,
+        "phase": layer.phase,
+        "products": [
+            {"m": p.m, "n": p.n, "k": p.k, "count": p.count, "channels": p.channels, "cycles": p.cycles}
+            for p in cost.placed
+        ],
+        "macs": layer.macs,
+        "vector_ops": layer.vector_ops,
+        "cycles": cost.cycles,
+        "array_cycles": cost.array_cycles,
+        "vector_cycles": cost.vector_cycles,
+        "dram_cycles": cost.dram_cycles,
+        "bound": cost.bound,
+        "sram_reads": cost.sram_reads,
+        "sram_writes": cost.sram_writes,
+        "dram_bytes": cost.traffic.total,
+        "dram_spilled_bytes": cost.traffic.spilled,
+    }

@@ -1,0 +1,1 @@
+"""What a federation that averages weights does with them, and what travels beside."""

@@ -1,0 +1,161 @@
+"""What may be done once, after the last round: a new head over the trained backbone, for all clients or for each.
+
+- `ffc` (SphereFed, eq. 6 to 12): every client's Gram and cross sums of unit features, and the closed-form head.
+- `ccvr` (Luo et al., NeurIPS 2021): every client's count, mean and covariance of each class's features; the server
+  merges them into one Gaussian for each class (their eq. 4 and 5), draws virtual features and trains a linear head on
+  them by cross-entropy.
+- `head_by_sgd`, `head_by_ffc`: personalised heads of SphereFed: on one client's own features alone.
+
+Features are those of the model as it stands: (N, D) float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from contract.methods import Value
+from contract.ridge import solve_head
+from contract.sphere import unit_rows
+from contract.statistics import FeatureGram
+from edge_client.data import LocalData
+from lab.engine.local_training import EagerModel
+
+__all__ = ["Head", "calibrated_head", "ccvr_bytes", "ccvr_head", "ffc_bytes", "head_by_ffc", "head_by_sgd"]
+
+_BATCH = 64
+
+Features = NDArray[np.float32]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """A linear head over features: weight (C, D), bias (C,) or None, on unit features or on raw ones."""
+
+    weight: NDArray[np.float64]
+    bias: NDArray[np.float64] | None = None
+    unit: bool = False
+
+    def answers(self, features: Features) -> Labels:
+        """(N,) class numbers."""
+        z = features.astype(np.float64)
+        logits = (unit_rows(z) if self.unit else z) @ self.weight.T
+        return np.asarray((logits if self.bias is None else logits + self.bias).argmax(axis=1), dtype=np.int64)
+
+
+def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: float) -> Head:
+    """FFC over the model's backbone: the head from the clients' summed Gram and cross sums, as `solve_head` does it."""
+    classes, width = model.head_weight.shape
+    total = FeatureGram.zero(classes, width)
+    for share in (each.labelled for each in shares):
+        total = total.merge(_gram(model.features(share.x), share.y, classes))
+    return Head(solve_head(total, ridge), unit=True)
+
+
+def ffc_bytes(classes: int, width: int) -> int:
+    """One client's FFC contribution: the triangle, the cross sums and the counts, as float64."""
+    return 8 * (width * (width + 1) // 2 + classes * (width + 1))
+
+
+def ccvr_bytes(classes: int, width: int) -> int:
+    """One client's class Gaussians: counts, means and the covariances' triangles, as float32."""
+    return 4 * classes * (width * (width + 1) // 2 + width + 1)
+
+
+def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str, Value], seed: int) -> Head:
+    """CCVR's head: the model's own, with a bias, retrained on virtual features.
+
+    Args:
+        hyper: `ccvr_virtual` features of each class, `ccvr_lr`, `ccvr_epochs`.
+    """
+    classes, width = model.head_weight.shape
+    counts, sums = np.zeros(classes), np.zeros((classes, width))
+    squares = np.zeros((classes, width, width))
+    for share in (each.labelled for each in shares):
+        z = model.features(share.x).astype(np.float64)
+        for j in np.unique(share.y):
+            rows = z[share.y == j]
+            counts[j] += len(rows)
+            sums[j] += rows.sum(axis=0)
+            squares[j] += rows.T @ rows
+    z, y = _virtual(counts, sums, squares, int(hyper["ccvr_virtual"]), np.random.default_rng(seed))
+    bias = torch.zeros(classes) if model.head_bias is None else model.head_bias.detach().clone()
+    start = (model.head_weight.detach().clone(), bias)
+    lr, epochs = float(hyper["ccvr_lr"]), int(hyper["ccvr_epochs"])
+    return _fit(z, y, start, lr=lr, momentum=0.9, epochs=epochs, unit=False, seed=seed)
+
+
+def head_by_ffc(features: Features, y: Labels, classes: int, ridge: float) -> Head:
+    """SphereFed's personalised FFC: the closed form over one client's own samples."""
+    return Head(solve_head(_gram(features, y, classes), ridge), unit=True)
+
+
+def head_by_sgd(
+    model: EagerModel, features: Features, y: Labels, *, lr: float, momentum: float, epochs: int, seed: int
+) -> Head:
+    """The model's head, trained further on one client's own features: by cross-entropy where it has a bias, else by
+    SphereFed's squared error over unit features."""
+    bias = None if model.head_bias is None else model.head_bias.detach().clone()
+    start = (model.head_weight.detach().clone(), bias)
+    return _fit(features, y, start, lr=lr, momentum=momentum, epochs=epochs, unit=bias is None, seed=seed)
+
+
+def _gram(features: Features, y: Labels, classes: int) -> FeatureGram:
+    return FeatureGram.of(unit_rows(features.astype(np.float64)), y, classes)
+
+
+def _virtual(
+    counts: NDArray[np.float64],
+    sums: NDArray[np.float64],
+    squares: NDArray[np.float64],
+    each: int,
+    rng: np.random.Generator,
+) -> tuple[Features, Labels]:
+    """`each` draws from every seen class's Gaussian: features (V, D) and labels (V,)."""
+    z, y = [], []
+    for j in np.flatnonzero(counts):
+        mean = sums[j] / counts[j]
+        covariance = (squares[j] - counts[j] * np.outer(mean, mean)) / max(counts[j] - 1, 1)
+        values, vectors = np.linalg.eigh(covariance)
+        root = vectors * np.sqrt(np.maximum(values, 0.0))  # (D, D): root rootᵀ = covariance, singular or not
+        noise = rng.standard_normal((each, len(mean)))
+        z.append((mean + noise @ root.T).astype(np.float32))
+        y.append(np.full(each, j, dtype=np.int64))
+    return np.concatenate(z), np.concatenate(y)
+
+
+def _fit(
+    features: Features,
+    y: Labels,
+    start: tuple[Tensor, Tensor | None],
+    *,
+    lr: float,
+    momentum: float,
+    epochs: int,
+    unit: bool,
+    seed: int,
+) -> Head:
+    """A linear head by SGD: cross-entropy, or SphereFed's squared error where `unit`."""
+    weight, bias = nn.Parameter(start[0]), None if start[1] is None else nn.Parameter(start[1])
+    optimizer = torch.optim.SGD([weight] + ([bias] if bias is not None else []), lr=lr, momentum=momentum)
+    z, labels = torch.from_numpy(unit_rows(features) if unit else features), torch.from_numpy(y)
+    rng = np.random.default_rng(seed)
+    for _ in range(epochs):
+        for chosen in torch.from_numpy(rng.permutation(len(labels))).split(_BATCH):
+            logits = nn.functional.linear(z[chosen], weight, bias)
+            if unit:
+                target = nn.functional.one_hot(labels[chosen], len(weight)).to(torch.float32)
+                loss = nn.functional.mse_loss(logits, target)
+            else:
+                loss = nn.functional.cross_entropy(logits, labels[chosen])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+    found = None if bias is None else bias.detach().numpy().astype(np.float64)
+    return Head(weight.detach().numpy().astype(np.float64), found, unit)

@@ -1,0 +1,1 @@
+"""The demo: a fleet of processes, its baselines, its report."""

@@ -1,0 +1,187 @@
+"""What a demo's run amounts to: the fleet's own records, the two baselines beside it, and one summary.
+
+The figures come from what the processes wrote and sent: each device's `history.jsonl` and `--json`, the aggregator's
+`--json`, and the head as it stands retained on the broker. Two baselines are computed here:
+
+- *local only*: the same devices from the same bundles, with the same seeds and the same number of epochs, and no word
+  from the others (for a method that trains nothing, each device's own ridge head);
+- *pooled ridge*: all devices' features in one matrix, and ridge regression solved on it directly. It is the ceiling of
+  FFC, and what FFC must equal.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract import topics
+from contract.bundle import Bundle, Manifest
+from contract.errors import LinkError
+from contract.link import Address, Link, Received
+from contract.messages import GlobalPart
+from contract.methods import calibration, method
+from contract.sphere import unit_rows
+from contract.state import GlobalCollector
+from contract.wire import decode
+from edge_client.data import LocalData
+from edge_client.evaluate import Evaluation, linear_answer, score, summary
+from edge_client.extractor import Extractor
+from lab.engine.deployed import RoundRecord, local_only
+
+__all__ = ["Beside", "Comparison", "Evidence", "baselines", "compare", "read_history", "received_head", "ridge_head"]
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What the processes wrote and sent.
+
+    Attributes:
+        aggregate: the aggregator's `--json`.
+        clients: each device's `--json`.
+        histories: each device's rounds.
+        head: (C, D) as received from the broker; None without an FFC round.
+    """
+
+    aggregate: Mapping[str, Any]
+    clients: Sequence[Mapping[str, Any]]
+    histories: Sequence[list[dict[str, Any]]]
+    head: Float64 | None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The head that came over the air, beside the pooled solution.
+
+    Attributes:
+        relative_error: ‖W − W*‖_F / ‖W*‖_F.
+        equal_predictions: on how many test images both answer the same.
+        answers: of the pooled head on the test images, (N,).
+    """
+
+    relative_error: float
+    equal_predictions: int
+    answers: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """The baselines.
+
+    Attributes:
+        pooled: the pooled ridge solution, and how the received head differs from it; None without an FFC round.
+        records: local-only rounds; empty for a method that trains nothing.
+        alone: each device's evaluation without the others; `lab.demo.method_words.alone_way` says which of its answers
+        counts.
+    """
+
+    pooled: Comparison | None
+    records: list[RoundRecord]
+    alone: list[Evaluation]
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """A device's rounds in order; of a round that stands there twice, the last line."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rounds = {(line["round"], line["method"]): line for line in lines}
+    return [rounds[key] for key in sorted(rounds)]
+
+
+def received_head(broker: str, fleet: str, manifest: Manifest, *, patience_s: float = 15.0) -> Float64:
+    """The head (C, D) as any device receives it: from the retained global state on the broker.
+
+    Raises:
+        LinkError: when there is none in time.
+    """
+    collector, deadline = GlobalCollector(), time.monotonic() + patience_s
+    link = Link(Address.parse(broker), f"pf-{fleet}-observer", subscriptions=[topics.global_all(fleet)]).open()
+    try:
+        while time.monotonic() < deadline:
+            event = link.receive(0.2)
+            if not isinstance(event, Received) or not event.payload:
+                continue
+            link.acknowledge(event)
+            part = decode(event.payload)
+            state = collector.add(part) if isinstance(part, GlobalPart) else None
+            if state is not None and state.head is not None:
+                return state.head.dense(manifest.classes, manifest.features)[0]
+    finally:
+        link.close()
+    raise LinkError(
+        "the fleet's head", expected="it retained on the broker", got="nothing", hint="the aggregator's log"
+    )
+
+
+def ridge_head(features: Float64, labels: NDArray[np.int64], classes: int, ridge: float) -> Float64:
+    """Ridge regression of one-hot labels on unit features, directly: W (C, D).
+
+    Args:
+        features: (N, D) float64.
+        ridge: λ in units of trace(ZᵀZ)/D, as the methods table gives it.
+    """
+    z = unit_rows(features)  # (N, D)
+    gram, width = z.T @ z, z.shape[1]
+    penalty = ridge * np.trace(gram) / width * np.eye(width)
+    onehot = np.eye(classes)[labels]  # (N, C)
+    return np.asarray(np.linalg.solve(gram + penalty, z.T @ onehot).T)
+
+
+def compare(head: Float64, bundle: Bundle, shares: Sequence[LocalData], test: LocalData, ridge: float) -> Comparison:
+    """Solve the pooled problem over the bundle's extractor and set `head` beside it."""
+    extractor = Extractor(bundle, bundle.params)
+    pooled = np.concatenate([extractor.features(share.x) for share in shares]).astype(np.float64)
+    labels = np.concatenate([share.y for share in shares])
+    best = ridge_head(pooled, labels, bundle.manifest.classes, ridge)
+    unseen = extractor.features(test.x).astype(np.float64)
+    answers, received = (np.asarray((unseen @ w.T).argmax(axis=1), dtype=np.int64) for w in (best, head))
+    error = float(np.linalg.norm(head - best) / np.linalg.norm(best))
+    return Comparison(error, int((answers == received).sum()), answers)
+
+
+def baselines(
+    bundles: Sequence[Bundle],
+    names: Sequence[str],
+    shares: Sequence[LocalData],
+    test: LocalData,
+    evidence: Evidence,
+    rounds: int,
+    *,
+    on_round: Callable[[int], None],
+) -> Beside:
+    """Local only, and the pooled solution beside the head that was received.
+
+    Args:
+        bundles: each device's.
+        on_round: called with the rounds that local training has done.
+    """
+    bundle = bundles[0]
+    ridge = calibration(bundle.manifest.hyper).ridge
+    comparison = None if evidence.head is None else compare(evidence.head, bundle, shares, test, ridge)
+    if not method(bundle.manifest.method).trains:
+        return Beside(comparison, [], [_own_ridge(bundle, share, test, ridge) for share in shares])
+    alone = local_only(
+        bundles,
+        shares,
+        test,
+        rounds=rounds,
+        run=bytes.fromhex(evidence.aggregate["run"]),
+        names=names,
+        on_round=lambda record: on_round(record.round),
+    )
+    return Beside(comparison, alone.records, alone.evaluations)
+
+
+def _own_ridge(bundle: Bundle, share: LocalData, test: LocalData, ridge: float) -> Evaluation:
+    """A device's own ridge head on the bundle's features: FFC on the local set alone."""
+    extractor, classes = Extractor(bundle, bundle.params), bundle.manifest.classes
+    head = ridge_head(extractor.features(share.x).astype(np.float64), share.y, classes, ridge)
+    counts = score(extractor, {"linear": linear_answer(head)}, test, classes=classes)
+    return summary(counts, share.counts(classes) > 0)

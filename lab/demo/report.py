@@ -1,0 +1,128 @@
+"""The demo's report: from `summary.json` to one HTML file that needs nothing else.
+
+`render_report` is a pure function of the summary, so a report can be drawn again from a summary of last month. The
+charts are SVG from `charts.py`, the page is `report.html.j2`; no script, no font and no image comes from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from contract.methods import method
+from lab.demo.method_words import SENT, shares_rounds
+from lab.reporting.charts import Line, Row, byte_bars, curves, heatmap, holdings, nice_bytes, strips
+
+__all__ = ["render_report"]
+
+_WAYS = (("local_only", "local", "local only"), ("federated", "fed", "federated"), ("ffc", "ffc", "FFC"))
+
+
+def render_report(summary: Mapping[str, Any]) -> str:
+    """The HTML page of a demo's summary (schema `protofleet.demo/2`)."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(percent=_percent, nice_bytes=nice_bytes, thousands=_thousands, seconds=_seconds)
+    charts = {name: Markup(svg) for name, svg in _charts(summary).items()}
+    return environment.get_template("report.html.j2").render(
+        s=summary,
+        charts=charts,
+        ways=[(key, kind, _label(key, label, summary)) for key, kind, label in _ways(summary)],
+        method=method(summary["method"]),
+        trained=_trains(summary),
+        calibrated=_calibrated(summary),
+        best="federated" if shares_rounds(method(summary["method"])) else "ffc",
+        sent=SENT[method(summary["method"]).statistic],
+    )
+
+
+def _charts(s: Mapping[str, Any]) -> dict[str, str]:
+    names, labels = [device["id"] for device in s["devices"]], s["labels"]
+    charts = {
+        "strips": strips(_strip_rows(s)),
+        "holdings": holdings(names, [device["samples_per_class"] for device in s["devices"]], labels),
+        "bytes": byte_bars(_byte_rows(s)),
+    }
+    if _trains(s):
+        ticks = [str(number) for number in range(1, s["rounds"] + 1)]
+        charts["own_curve"] = curves(_lines(s, "own_classes"), ticks, "accuracy on own classes over rounds")
+        charts["all_curve"] = curves(_lines(s, "all_classes"), ticks, "accuracy on all classes over rounds")
+    for key, kind, label in _ways(s):
+        charts[f"confusion_{key}"] = heatmap(s["confusion"][key], labels, kind, f"confusion of {label}")
+    return charts
+
+
+def _strip_rows(s: Mapping[str, Any]) -> list[Row]:
+    rows = []
+    for part, heading in (("own_classes", "On each device's own classes"), ("all_classes", "On all classes")):
+        section = heading
+        for key, kind, label in _ways(s):
+            points = [device["accuracy"][part][key] for device in s["devices"]]
+            # FFC's head and extractor are the same everywhere: on all classes, five equal dots would say nothing.
+            shown = points if len(set(points)) > 1 else ()
+            rows.append(Row(_label(key, label, s), kind, s["accuracy"][part][key], shown, section))
+            section = ""
+    if _calibrated(s):
+        rows.append(Row("pooled ridge", "pooled", s["accuracy"]["all_classes"]["pooled_ridge"]))
+    return rows
+
+
+def _lines(s: Mapping[str, Any], part: str) -> list[Line]:
+    lines = [
+        Line(device["id"], "fed", [one[part]["federated"] for one in device["curve"]], faint=True)
+        for device in s["devices"]
+    ]
+    for key, kind, label in _WAYS[:2]:
+        lines.append(Line(_label(key, label, s), kind, [one[part][key] for one in s["curves"]], dashed=kind == "local"))
+    if _calibrated(s):
+        lines.append(Line("FFC", "ffc", [s["accuracy"][part]["ffc"]], first=s["rounds"] - 1))
+    return lines
+
+
+def _byte_rows(s: Mapping[str, Any]) -> list[tuple[str, str, float]]:
+    rows: list[tuple[str, str, float]] = []
+    if _trains(s):
+        rows.append((f"{method(s['method']).title} round", "fed", s["uplink_bytes_per_device_round"]))
+    if _calibrated(s):
+        rows.append(("FFC round, once", "ffc", s["ffc_uplink_bytes_per_device"]))
+    rows.append(("FedAvg round", "local", s["fedavg_bytes_per_device_round"]))
+    return rows
+
+
+def _ways(s: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
+    absent = {key for key, there in (("federated", _trains(s)), ("ffc", _calibrated(s))) if not there}
+    return [way for way in _WAYS if way[0] not in absent]
+
+
+def _label(key: str, label: str, s: Mapping[str, Any]) -> str:
+    return method(s["method"]).title if key == "federated" else label
+
+
+def _trains(s: Mapping[str, Any]) -> bool:
+    return method(s["method"]).trains
+
+
+def _calibrated(s: Mapping[str, Any]) -> bool:
+    """Whether there was an FFC round: not where devices have different backbones."""
+    return s["ffc_vs_pooled_ridge"] is not None
+
+
+def _percent(fraction: float, digits: int = 1) -> str:
+    return f"{fraction * 100:.{digits}f}\u00a0%"
+
+
+def _thousands(number: float) -> str:
+    return f"{number:,.0f}".replace(",", " ")
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"

@@ -1,0 +1,289 @@
+"""`protofleet demo`: a fleet of processes learns together, on real images, over a real broker.
+
+1. Load the data; pretrain the shared backbone on a small public part; export the bundle; divide the rest unevenly.
+   Several backbones are dealt to the devices in turn, each pretrained and exported by itself.
+2. Start a broker, an aggregator and one client per device, each a process of its own, and follow them: the aggregator's
+   `--json` and each device's `history.jsonl` are all that is looked at.
+3. When they are done, fetch FFC's head from the broker as a device would, and end the processes. With several backbones
+   there is no FFC round, and no head: sums of features only add up over one extractor.
+4. Compute the baselines: local only, and the pooled ridge solution that FFC must equal.
+5. Write `summary.json` and `report.html`.
+
+Whatever goes wrong, and at Ctrl-C, no process is left behind (`lab/demo/processes.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from contract.errors import LinkError, UsageError
+from contract.methods import method
+from edge_client.data import LocalData
+from export.backbones import build_backbone
+from lab.data.datasets import DataSet, load_dataset, take
+from lab.demo.baselines import Evidence, baselines, read_history, received_head
+from lab.demo.method_words import shares_rounds
+from lab.demo.processes import Fleet, check_port, free_port, wait_for_port
+from lab.demo.recipes import Prepared, divide, export_shared, pretrain, recipe
+from lab.demo.report import render_report
+from lab.demo.summary import summarise_run
+from lab.reporting.progress import Part, Stage, stage
+
+__all__ = ["Demo", "run_demo"]
+
+FLEET = "demo"
+_MAX_CLIENTS = 200
+_POLL_S = 0.1
+_STALL_S = 300.0
+_OURS = ("logs", "devices", "aggregate.json")
+_OURS_LIKE = ("fleet*.bundle", "backbone*.safetensors", "aggregate.sqlite*")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The demo's options; see `protofleet demo --help`.
+
+    Attributes:
+        rounds: None for what the method's recipe says.
+        port: of the broker; 0 for any free one.
+        backbone: one name, or several with commas between, dealt to the devices in turn.
+    """
+
+    clients: int = 5
+    rounds: int | None = None
+    method: str = "fedproto"
+    data: str = "fashion_mnist_subset"
+    out: Path = Path("protofleet-demo")
+    seed: int = 0
+    port: int = 0
+    backbone: str = "small_cnn"
+
+    @property
+    def backbones(self) -> list[str]:
+        """Each device's."""
+        names = [name.strip() for name in self.backbone.split(",")]
+        return [names[number % len(names)] for number in range(self.clients)]
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether it ends with an FFC round."""
+        return len(set(self.backbones)) == 1
+
+    @property
+    def own_rounds(self) -> int:
+        """Of the method."""
+        plan = recipe(self.method)
+        return plan.rounds if self.rounds is None else self.rounds
+
+    @property
+    def rounds_in_all(self) -> int:
+        """The method's own, and FFC's."""
+        return self.own_rounds + (self.calibrates and method(self.method).trains)
+
+
+def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
+    """Run it, write `summary.json` and `report.html` into `demo.out`, and return the summary.
+
+    Raises:
+        UsageError, DataError: an option or the data cannot be used.
+        LinkError: a process ended early; the line names its log.
+    """
+    began, rounds = time.monotonic(), _check(demo)
+    out = _fresh_directory(demo.out)
+    with stage(console) as shown:
+        with shown.part("loading", "loading " + demo.data):
+            data = load_dataset(demo.data)
+            division = divide(data, demo.clients, seed=demo.seed)
+            shares = [take(data.train, share) for share in division.shares]
+        prepared = _prepare(demo, data, take(data.train, division.public), out, shown)
+        names = [f"device-{number}" for number in range(1, demo.clients + 1)]
+        _write_shares(out, names, shares, data.test)
+        evidence = _run_fleet(demo, rounds, prepared, names, out, shown)
+        with shown.part("baselines", "local-only and pooled", rounds + 1) as part:
+            beside = baselines(
+                [p.bundle for p in prepared], names, shares, data.test, evidence, rounds, on_round=part.at
+            )
+    summary = summarise_run(
+        method=demo.method,
+        seed=demo.seed,
+        data=data,
+        division=division,
+        prepared=prepared,
+        names=names,
+        shares=shares,
+        rounds=rounds,
+        evidence=evidence,
+        beside=beside,
+    )
+    summary |= {"seconds": time.monotonic() - began, "seconds_by_phase": shown.seconds}
+    (out / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (out / "report.html").write_text(render_report(summary), encoding="utf-8")
+    return summary
+
+
+def _check(demo: Demo) -> int:
+    """Every option, before anything is begun; returns the number of rounds."""
+    rounds = demo.own_rounds
+    for name, value, low, high in (
+        ("--clients", demo.clients, 1, _MAX_CLIENTS),
+        ("--rounds", rounds, 1, 10_000),
+        ("--seed", demo.seed, 0, 2**31 - 1),
+        ("--port", demo.port, 0, 65_535),
+    ):
+        if not low <= value <= high:
+            raise UsageError(name, expected=f"{low} to {high}", got=value)
+    row = method(demo.method)
+    if not demo.calibrates and not shares_rounds(row):
+        raise UsageError(
+            "--backbone",
+            expected=f"one for all devices: what {row.name} sends only adds up over one extractor",
+            got=demo.backbone,
+            hint="--method fedproto",
+        )
+    if demo.port:
+        check_port(demo.port)
+    return rounds
+
+
+def _fresh_directory(out: Path) -> Path:
+    """The output directory, without what an earlier demo left in it; files that are not the demo's stay."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in (*_OURS, "summary.json", "report.html"):
+            path = out / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for extra in (path for pattern in _OURS_LIKE for path in out.glob(pattern)):
+            extra.unlink()
+        probe = out / "summary.json"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"--out {out}", expected="a directory that can be written", got=error.strerror, hint="another --out"
+        ) from None
+    return out
+
+
+def _prepare(demo: Demo, data: DataSet, public: LocalData, out: Path, shown: Stage) -> list[Prepared]:
+    """What each device starts from; devices with one backbone share one bundle."""
+    distinct = list(dict.fromkeys(demo.backbones))
+    widths = {name: build_backbone(name, data.input_shape, seed=demo.seed)[1] for name in distinct}
+    if len(set(widths.values())) > 1:
+        got = ", ".join(f"{name} {width}" for name, width in widths.items())
+        raise UsageError("--backbone", expected="backbones of one feature width", got=got)
+    marks = {name: f"-{number}" if len(distinct) > 1 else "" for number, name in enumerate(distinct, start=1)}
+    made = {name: _prepare_one(demo, name, mark, data, public, out, shown) for name, mark in marks.items()}
+    return [made[name] for name in demo.backbones]
+
+
+def _prepare_one(
+    demo: Demo, backbone: str, mark: str, data: DataSet, public: LocalData, out: Path, shown: Stage
+) -> Prepared:
+    plan = recipe(demo.method)
+    epochs, which = int(plan.pretraining["epochs"]), f" ({backbone})" if mark else ""
+    with shown.part("pretraining", f"pretraining on {len(public):,} public images{which}", epochs) as part:
+        model, accuracy = pretrain(
+            data, public, plan, backbone, seed=demo.seed, on_epoch=lambda n, loss: part.at(n, f"loss {loss:.3f}")
+        )
+        part.say(f"{accuracy:.1%} on unseen ones")
+    with shown.part("export", f"exporting the bundle{which}") as part:
+        prepared = export_shared(
+            model,
+            plan,
+            demo.method,
+            backbone,
+            data,
+            accuracy,
+            public=len(public),
+            out=out,
+            seed=demo.seed,
+            mark=mark,
+        )
+        part.say(f"{prepared.bundle_path.stat().st_size / 1e6:.1f} MB, {prepared.bundle.sha256.hex()[:12]}")
+    return prepared
+
+
+def _write_shares(out: Path, names: Sequence[str], shares: Sequence[LocalData], test: LocalData) -> None:
+    for name, share in zip(names, shares, strict=True):
+        directory = out / "devices" / name
+        directory.mkdir(parents=True)
+        np.savez(directory / "train.npz", x=share.x, y=share.y)
+    np.savez(out / "devices" / "test.npz", x=test.x, y=test.y)
+
+
+def _run_fleet(
+    demo: Demo, rounds: int, prepared: Sequence[Prepared], names: list[str], out: Path, shown: Stage
+) -> Evidence:
+    """Steps 2 and 3: processes up, followed to their end, and down again."""
+    broker = f"mqtt://127.0.0.1:{demo.port or free_port()}"
+    port = int(broker.rpartition(":")[2])
+    ending = "" if demo.rounds_in_all == rounds else " and FFC"
+    text = (
+        f"{len(names)} devices, {rounds} {'round' if rounds == 1 else 'rounds'} of {method(demo.method).title}{ending}"
+    )
+    with shown.part("fleet", text, demo.rounds_in_all * len(names)) as part, Fleet(out / "logs") as fleet:
+        part.say("broker")
+        fleet.start("broker", ["broker", "--listen", f"127.0.0.1:{port}"])
+        wait_for_port(fleet, "broker", port)
+        common = ["--broker", broker, "--fleet", FLEET]
+        fleet.start("aggregator", ["aggregate", *common, *_aggregate_options(demo, rounds, prepared, out)])
+        for name, theirs in zip(names, prepared, strict=True):
+            fleet.start(name, ["client", *common, "--bundle", str(theirs.bundle_path), *_client_options(out, name)])
+        _follow(fleet, names, out, part)
+        head = received_head(broker, FLEET, prepared[0].bundle.manifest) if demo.calibrates else None
+    return Evidence(
+        aggregate=json.loads((out / "aggregate.json").read_text(encoding="utf-8")),
+        clients=[json.loads((out / "devices" / n / "client.json").read_text(encoding="utf-8")) for n in names],
+        histories=[read_history(_history(out, name)) for name in names],
+        head=head,
+    )
+
+
+def _aggregate_options(demo: Demo, rounds: int, prepared: Sequence[Prepared], out: Path) -> list[str]:
+    bundles = [text for path in dict.fromkeys(str(p.bundle_path) for p in prepared) for text in ("--bundle", path)]
+    files = ["--store", str(out / "aggregate.sqlite"), "--json", str(out / "aggregate.json")]
+    course = ["--rounds", str(rounds), "--min-clients", str(demo.clients)]
+    course += ["--max-share", "1"]  # the demo knows its devices, and compares with the data pooled as it is
+    return [*bundles, *files, *course, "--calibrate" if demo.calibrates else "--no-calibrate"]
+
+
+def _client_options(out: Path, name: str) -> list[str]:
+    home = out / "devices" / name
+    data = ["--data", str(home / "train.npz"), "--test", str(out / "devices" / "test.npz")]
+    return [*data, "--id", name, "--state", str(home / "state"), "--json", str(home / "client.json")]
+
+
+def _follow(fleet: Fleet, names: Sequence[str], out: Path, part: Part) -> None:
+    """Return once every device and the aggregator have ended well."""
+    seen, moved_at = -1, time.monotonic()
+    while not all(fleet.ended(name) for name in (*names, "aggregator")):
+        fleet.check(lasting=("broker",))
+        done = sum(_lines(_history(out, name)) for name in names)
+        if done != seen:
+            seen, moved_at = done, time.monotonic()
+            part.at(done, f"{done} contributions settled")
+        if time.monotonic() - moved_at > _STALL_S:
+            raise LinkError(
+                "the fleet", expected=f"a round within {_STALL_S:.0f} s", got="none", hint=f"the logs in {out / 'logs'}"
+            )
+        time.sleep(_POLL_S)
+
+
+def _history(out: Path, name: str) -> Path:
+    return out / "devices" / name / "state" / "history.jsonl"
+
+
+def _lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0

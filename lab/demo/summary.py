@@ -1,0 +1,307 @@
+"""`summary.json`, schema `protofleet.demo/2`: everything the report and the table say, in plain values.
+
+Accuracies are fractions. `own_classes` are the test images of the classes that a device holds, `all_classes` all test
+images; each is the mean over devices. Under `accuracy`, `federated` is the method's own inference as the methods table
+has it (FedProto's is eq. 2: the nearest of all global prototypes), after the last of its own rounds; `local_only` is
+what a device that trained alone answers (`lab/demo/method_words.py`). `ffc` and `pooled_ridge` are null where devices
+have different backbones. The keys of DESIGN section 6 stand at the top level; the others are there for the report.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.bundle import Bundle, Manifest
+from contract.methods import Method
+from contract.methods import method as method_row
+from edge_client.data import LocalData
+from edge_client.evaluate import Evaluation
+from lab.data.datasets import DataSet
+from lab.demo.baselines import Beside, Evidence
+from lab.demo.method_words import alone_way, federated_way, shares_rounds
+from lab.demo.recipes import Division, Prepared
+
+__all__ = ["SCHEMA", "summarise_run"]
+
+SCHEMA = "protofleet.demo/2"
+_PARTS = ("own_classes", "all_classes")
+
+
+def summarise_run(
+    *,
+    method: str,
+    seed: int,
+    data: DataSet,
+    division: Division,
+    prepared: Sequence[Prepared],
+    names: Sequence[str],
+    shares: Sequence[LocalData],
+    rounds: int,
+    evidence: Evidence,
+    beside: Beside,
+) -> dict[str, Any]:
+    """The summary of a run, but for `seconds`, which its caller knows.
+
+    Args:
+        prepared: what each device started from.
+    """
+    manifest, histories = prepared[0].bundle.manifest, evidence.histories
+    row, pooled = method_row(method), beside.pooled
+    parts = zip(names, shares, histories, evidence.clients, beside.alone, strict=True)
+    devices = [_device(*part, row=row, manifest=manifest) for part in parts]
+    accuracy, deviation = _accuracy(devices)
+    right = None if pooled is None else float((pooled.answers == data.test.y).mean())
+    accuracy["all_classes"]["pooled_ridge"] = right
+    summary = {
+        "schema": SCHEMA,
+        "dataset": data.name,
+        "method": method,
+        "clients": len(names),
+        "rounds": rounds,
+        "accuracy": accuracy,
+        "accuracy_std": deviation,
+        "other_answers": _other_answers(devices),
+        **_uplink([each.bundle for each in prepared], row, histories, shares),
+        "device_peak_rss_bytes": max(device["peak_rss_bytes"] for device in devices),
+        "contributions": {
+            "sent": sum(device["sent"] for device in devices),
+            "committed": evidence.aggregate["totals"]["committed"],
+            "duplicates_refused": evidence.aggregate["totals"]["duplicates"],
+        },
+        "ffc_vs_pooled_ridge": None
+        if pooled is None
+        else {
+            "relative_error": pooled.relative_error,
+            "equal_predictions": pooled.equal_predictions,
+            "identical_predictions": pooled.equal_predictions == len(data.test),
+        },
+        "labels": list(data.labels),
+        "test_images": len(data.test),
+        "curves": _curves(devices, beside, alone_way(row, manifest)),
+        "devices": devices,
+        "confusion": _confusion(row, alone_way(row, manifest), evidence, beside),
+        "backbones": [_backbone(each, prepared.count(each)) for each in dict.fromkeys(prepared)],
+        "settings": _settings(manifest, seed, division),
+        "machine": _machine(evidence),
+    }
+    return summary | {"notes": notes(summary, row, list(dict.fromkeys(prepared)), division)}
+
+
+def fedavg_bytes(bundle: Bundle) -> int:
+    """What FedAvg would send for this backbone and a linear head, running statistics included: all float32."""
+    m = bundle.manifest
+    numbers = sum(array.size for name, array in bundle.params.items() if name.startswith("backbone."))
+    return 4 * (numbers + m.classes * m.features + m.classes)
+
+
+def notes(summary: Mapping[str, Any], row: Method, prepared: Sequence[Prepared], division: Division) -> list[str]:
+    """What a reader must know before quoting a figure."""
+    several = len(prepared) > 1
+    found = [
+        f"The {each.bundle.manifest.backbone if several else 'shared'} backbone was {each.bundle.manifest.provenance}. "
+        "No weights were downloaded."
+        for each in prepared
+    ]
+    if several:
+        found.append(
+            "Devices have different backbones, so there is no FFC round: sums of features only add up over one "
+            "extractor. FedAvg could not run here at all; its bytes are the mean over the devices' networks."
+        )
+    else:
+        found.append(
+            "FFC and pooled ridge use the shared backbone as it was exported: Gram sums of differently trained "
+            "networks cannot be added."
+        )
+    found += _comparison(summary, row, prepared[0].bundle.manifest) if row.trains else []
+    return [
+        *found,
+        f"{division.unused:,} training images were left unused: a device drops classes it has fewer than 10 images of, "
+        "and none keeps all classes.",
+        "One run, one seed, one small data set: differences of a point or two are within the spread.",
+        "All processes shared one machine: memory is the peak resident set of a device's process there, no board's. "
+        "Bytes are MQTT payloads, without the few bytes of topic and header around them.",
+    ]
+
+
+def _comparison(summary: Mapping[str, Any], row: Method, manifest: Manifest) -> list[str]:
+    """How the method did against local only, and what its numbers are not."""
+    own, others = summary["accuracy"]["own_classes"], summary["other_answers"]
+    federated, alone = own["federated"], own["local_only"]
+    verdict = "equal to" if federated == alone else "above" if federated > alone else "below"
+    first = f"On own classes {row.title} is {verdict} local only in this run: {federated:.1%} against {alone:.1%}."
+    if row.inference == "nearest-prototype":
+        first += (
+            " It answers among all classes here; among a device's own classes only, as FedProto's public code does, "
+        )
+        first += f"it reaches {others['prototype_among_own']['own_classes']:.1%}"
+        first += f", and the device's own head {others['head']['own_classes']:.1%}." if "head" in others else "."
+    found = [first, "Local only trains the same number of epochs, from the same weights, on the same batches."]
+    if manifest.head == "local":
+        found[-1] += (
+            " The bundle's head starts untrained for both, so a device alone never learns to answer with a class that "
+            "it has not seen."
+        )
+    if not shares_rounds(row):
+        found.append(
+            f"In a round of {row.title} a device sends only that it took part, so until FFC it is local only. The "
+            "paper averages weights in those rounds; here no weights travel, and the lab has the averaged method."
+        )
+    if "noise" in manifest.hyper:
+        noise = float(manifest.hyper["noise"])
+        found.append(
+            f"The Gaussian mechanism has noise multiplier {noise:g}."
+            if noise
+            else "The Gaussian mechanism is off (noise = 0): what was sent is not differentially private."
+        )
+    return found
+
+
+def _device(
+    name: str,
+    share: LocalData,
+    history: Sequence[Mapping[str, Any]],
+    client: Mapping[str, Any],
+    alone: Evaluation,
+    *,
+    row: Method,
+    manifest: Manifest,
+) -> dict[str, Any]:
+    own = [line for line in history if line["method"] == row.name]
+    calibrated = [line for line in history if line["method"] == "ffc"]
+    way, trained = federated_way(row), own if row.trains else []
+    return {
+        "id": name,
+        "samples": len(share),
+        "samples_per_class": share.counts(manifest.classes).tolist(),
+        "accuracy": {
+            part: {
+                "local_only": getattr(alone, part)[alone_way(row, manifest)],
+                "federated": own[-1]["accuracy"][part][way],
+                "ffc": calibrated[-1]["accuracy"][part]["linear"] if calibrated else None,
+            }
+            for part in _PARTS
+        },
+        "extra": {part: dict(trained[-1]["accuracy"][part]) if trained else {} for part in _PARTS},
+        "curve": [
+            {"round": line["round"], "loss": line.get("loss")}
+            | {part: {"federated": line["accuracy"][part][way]} for part in _PARTS}
+            for line in trained
+        ],
+        "sent": client["contributions"]["sent"],
+        "committed": client["contributions"]["committed"],
+        "uplink_bytes": sum(line["uplink_bytes"] for line in history),
+        "peak_rss_bytes": client["peak_rss_bytes"],
+        "step_ms": client["step_ms"],
+    }
+
+
+def _accuracy(devices: Sequence[Mapping[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Mean and standard deviation over devices, by part and way; None for a way that the run does not have."""
+    mean: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
+    deviation: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
+    for part in _PARTS:
+        for way in devices[0]["accuracy"][part]:
+            values = [device["accuracy"][part][way] for device in devices]
+            absent = None in values
+            mean[part][way] = None if absent else float(np.mean(values))
+            deviation[part][way] = None if absent else float(np.std(values))
+    return mean, deviation
+
+
+def _other_answers(devices: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """By every way that was measured in the method's last own round: the mean over devices, by part."""
+    return {
+        way: {part: float(np.mean([device["extra"][part][way] for device in devices])) for part in _PARTS}
+        for way in devices[0]["extra"]["all_classes"]
+    }
+
+
+def _curves(devices: Sequence[Mapping[str, Any]], beside: Beside, alone: str) -> list[dict[str, Any]]:
+    """By round: the mean over devices of local only and federated."""
+    return [
+        {"round": record.round}
+        | {
+            part: {
+                "local_only": getattr(record, part)[alone],
+                "federated": float(np.mean([device["curve"][index][part]["federated"] for device in devices])),
+            }
+            for part in _PARTS
+        }
+        for index, record in enumerate(beside.records)
+    ]
+
+
+def _confusion(row: Method, alone: str, evidence: Evidence, beside: Beside) -> dict[str, Any]:
+    """(C, C) counts summed over devices; FFC's once, since it answers the same on every device."""
+    calibrated = [line for line in evidence.histories[0] if line["method"] == "ffc"]
+    counts: NDArray[np.int64] = np.sum([evaluation.confusion[alone] for evaluation in beside.alone], axis=0)
+    found = {"local_only": counts.tolist()}
+    if calibrated:
+        found["ffc"] = calibrated[-1]["confusion"]["linear"]
+    last = [[line for line in history if line["method"] == row.name][-1] for history in evidence.histories]
+    answers: NDArray[np.int64] = np.sum([line["confusion"][federated_way(row)] for line in last], axis=0)
+    found["federated"] = answers.tolist() if row.trains else found["ffc"]
+    return found
+
+
+def _uplink(
+    bundles: Sequence[Bundle], row: Method, histories: Sequence[list[dict[str, Any]]], shares: Sequence[LocalData]
+) -> dict[str, Any]:
+    """Payload bytes from one device: in a round of the method, in an FFC round, and what FedAvg's would be."""
+    lines = [line for history in histories for line in history]
+    ffc = [line["uplink_bytes"] for line in lines if line["method"] == "ffc"]
+    up = float(np.mean([line["uplink_bytes"] for line in lines if line["method"] == row.name]))
+    fedavg = float(np.mean([fedavg_bytes(bundle) for bundle in bundles]))
+    return {
+        "uplink_bytes_per_device_round": up,
+        "fedavg_bytes_per_device_round": fedavg,
+        "uplink_share": up / fedavg,
+        "ffc_uplink_bytes_per_device": float(np.mean(ffc)) if ffc else None,
+        "message_overhead_bytes": _overhead(histories, shares, bundles[0].manifest),
+    }
+
+
+def _overhead(histories: Sequence[list[dict[str, Any]]], shares: Sequence[LocalData], manifest: Manifest) -> int | None:
+    """The largest message's bytes beyond its raw tensors, in rounds that send class rows: float32 rows, counts in the
+    narrowest integer."""
+    row, numbers = method_row(manifest.method), manifest.features
+    if row.statistic == "hyper-knowledge":
+        numbers += manifest.classes
+    if not shares_rounds(row):
+        return None
+    overheads = []
+    for history, share in zip(histories, shares, strict=True):
+        held = share.counts(manifest.classes)
+        width = next(size for size in (1, 2, 4, 8) if int(held.max()) < 2 ** (8 * size))
+        raw = int((held > 0).sum()) * (4 * numbers + width)
+        overheads += [line["uplink_bytes"] - raw for line in history if line["method"] == row.name]
+    return max(overheads, default=None)
+
+
+def _backbone(prepared: Prepared, devices: int) -> dict[str, Any]:
+    m = prepared.bundle.manifest
+    return {
+        "name": m.backbone,
+        "devices": devices,
+        "parameters": fedavg_bytes(prepared.bundle) // 4,
+        "features": m.features,
+        "provenance": m.provenance,
+        "public_accuracy": prepared.public_accuracy,
+        "bundle": prepared.bundle.sha256.hex(),
+    }
+
+
+def _machine(evidence: Evidence) -> dict[str, Any]:
+    client = evidence.clients[0]
+    return {"board": client["board"], "cores": os.cpu_count(), "versions": dict(client["versions"])}
+
+
+def _settings(manifest: Manifest, seed: int, division: Division) -> dict[str, Any]:
+    settings: dict[str, Any] = {"method": f"{manifest.method}, head {manifest.head}", "batch": manifest.batch}
+    settings |= dict(manifest.hyper)
+    return settings | {"public images": len(division.public), "seed": seed}

@@ -1,0 +1,1 @@
+"""One federation in one process: train, merge, evaluate, keep between rounds."""

@@ -1,0 +1,364 @@
+"""A fleet in one process: the device's core and the aggregator's cores, joined by a function call instead of MQTT.
+
+Every round goes the way it goes in the field:
+
+1. the aggregator's state machine opens it, and each device decides by itself whether it is sampled;
+2. a sampled device trains and summarises (`edge_client.device.Device`), and its contribution is encoded to the wire's
+   bytes, which are counted, and decoded again, so rounding to f32 or f16 is part of what is simulated;
+3. the contributions are merged by the rule (`aggregator.rules`) and become the next global state (`aggregator.state`);
+4. every device is asked about the test images.
+
+`local_only` is the baseline beside it: the same devices, the same seeds, the same number of epochs, and no global
+state. What is simulated is what is deployed, except for time: devices take turns.
+
+With a checkpoint (`lab/engine/checkpoint.py`) a run that was interrupted goes on after the last round that was kept:
+past rounds are opened and closed again without training, so that the state machine is where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from aggregator.rounds import Closed, Opened, Policy, Rounds, plan
+from aggregator.rules import ROBUST, Rule, merge
+from aggregator.state import next_global
+from contract.bundle import Bundle
+from contract.errors import UsageError
+from contract.messages import Announcement, ClassRows, Contribution, Encoding, RowKind
+from contract.methods import calibration, method
+from contract.state import GlobalState
+from contract.statistics import Statistic
+from contract.wire import decode, encode
+from edge_client.data import LocalData
+from edge_client.device import Device
+from edge_client.evaluate import Evaluation
+from edge_client.workbench import Workbench
+from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
+
+__all__ = ["Course", "RoundRecord", "Simulation", "local_only", "mean_accuracy", "run_id", "simulate"]
+
+SCHEMA = "protofleet.lab/1"
+_ROWS = get_args(RowKind)
+
+
+@dataclass(frozen=True)
+class Course:
+    """How a federation runs.
+
+    Attributes:
+        rounds: of the bundle's own method.
+        calibrate: one FFC round after them.
+        fraction, seed: stateless sampling, see `contract.sampling`; the seed also fixes the run's id.
+        min_samples: classes with fewer local examples are withheld.
+        encoding: of class rows on the wire; FFC's sums travel as f64, as the aggregator announces by default.
+        evaluate_every: rounds between two evaluations; the last round is always evaluated.
+    """
+
+    rounds: int = 5
+    calibrate: bool = True
+    fraction: float = 1.0
+    seed: int = 0
+    min_samples: int = 1
+    rule: Rule = "mean"
+    encoding: Encoding = "f32"
+    ffc_encoding: Encoding = "f64"
+    evaluate_every: int = 1
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One round as it is reported: a line of JSON.
+
+    Attributes:
+        participants: how many devices contributed, or trained alone.
+        loss: mean over the devices that trained; None where nothing is trained.
+        uplink_bytes: encoded bytes, mean over participants.
+        own_classes, all_classes: accuracy by way of answering, as fractions, mean over devices; empty when the round
+            was not evaluated.
+    """
+
+    round: int
+    method: str
+    participants: int
+    loss: float | None
+    uplink_bytes: float
+    own_classes: dict[str, float] = field(default_factory=dict)
+    all_classes: dict[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """What a simulated run leaves: its records, the last global state, the devices, and their last evaluation."""
+
+    records: list[RoundRecord]
+    state: GlobalState
+    devices: list[Device]
+    evaluations: list[Evaluation]
+
+
+OnRound = Callable[[RoundRecord], None]
+OnDevice = Callable[[int, int], None]
+
+
+def run_id(seed: int) -> bytes:
+    """A run's 4 bytes, from the seed."""
+    return hashlib.sha256(f"protofleet lab {seed}".encode()).digest()[:4]
+
+
+def simulate(
+    bundle: Bundle | Sequence[Bundle],
+    shares: Sequence[LocalData],
+    test: LocalData,
+    course: Course,
+    *,
+    on_round: OnRound | None = None,
+    on_device: OnDevice | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Simulation:
+    """Run a federation of one device for each of `shares`; one without samples takes no part in it.
+
+    Args:
+        bundle: every device's, or one for each device, which must be able to form one fleet (`contract.fleet`).
+        test: images that every device is asked about; of all classes.
+        on_round: called with each round's record, those of before an interruption, too.
+        on_device: called before each device's turn with the round and how many have had theirs.
+
+    Raises:
+        MethodError: when training diverges.
+        UsageError: when the course has no round, or the checkpoint is not of this run.
+    """
+    run = run_id(course.seed)
+    names, devices = _devices(bundle, shares, test, run)
+    every, (names, devices) = devices, _with_samples(names, devices, shares, bundle)
+    bundle = bundle if isinstance(bundle, Bundle) else bundle[0]
+    policy = Policy(min_clients=1, fraction=course.fraction, seed=course.seed)
+    machine = Rounds(plan(bundle.manifest.method, course.rounds, course.calibrate), policy)
+    for name in names:
+        machine.birth(name, name.encode(), 0.0)
+    records, kept = past_rounds(checkpoint, RoundRecord, on_round)
+    state, gathered = _resume(kept, every, run), _Gathered()
+    _replay(machine, names, len(records))
+    evaluations: list[Evaluation] = []
+    while (step := machine.advance(0.0)) is not None:
+        if isinstance(step, Opened):
+            announcement = _announce(bundle, course, step, state)
+            gathered = _gather(machine, announcement, names, devices, state, bundle, on_device)
+        elif isinstance(step, Closed):
+            state = _close(step, gathered, state, course.rule, bundle)
+            due = step.round == len(machine.plan) or step.round % course.evaluate_every == 0
+            evaluations = _evaluate(devices, state) if due else evaluations
+            records.append(_record(step, gathered, evaluations if due else []))
+            after_round(records, checkpoint, partial(_plain, every, state), on_round)
+    return Simulation(records, state, every, evaluations)
+
+
+def local_only(
+    bundle: Bundle | Sequence[Bundle],
+    shares: Sequence[LocalData],
+    test: LocalData,
+    *,
+    rounds: int,
+    run: bytes,
+    names: Sequence[str] | None = None,
+    evaluate_every: int = 1,
+    on_round: OnRound | None = None,
+    on_device: OnDevice | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> Simulation:
+    """The baseline: each device trains as in `rounds` rounds of the bundle's method, and never hears from the others.
+
+    Args:
+        bundle: every device's, or one for each device.
+        run: fixes, with a device's name and the round, the order in which its samples are taken; that of a federated
+            run makes both see the same batches.
+        names: the devices' ids; `device-1` and so on when None.
+
+    Raises:
+        UsageError: when the bundle does not train, or the checkpoint is not of this run.
+    """
+    ids, devices = _devices(bundle, shares, test, run, names)
+    every, (_, devices) = devices, _with_samples(ids, devices, shares, bundle)
+    first = bundle if isinstance(bundle, Bundle) else bundle[0]
+    if not method(first.manifest.method).trains:
+        raise UsageError("local training", expected="a method that trains", got=first.manifest.method)
+    records, kept = past_rounds(checkpoint, RoundRecord, on_round)
+    state = _resume(kept, every, run)
+    evaluations: list[Evaluation] = []
+    for number in range(len(records) + 1, rounds + 1):
+        announcement = Announcement(run, number, "open", first.manifest.method, first.sha256)
+        losses = []
+        for turn, device in enumerate(devices):
+            if on_device is not None:
+                on_device(number, turn)
+            losses.append(device.run_round(announcement, None).loss)
+        due = number == rounds or number % evaluate_every == 0
+        evaluations = _evaluate(devices, None) if due else evaluations
+        step = Closed(number, "local")
+        records.append(
+            _record(step, _Gathered([], [x for x in losses if x is not None], []), evaluations if due else [])
+        )
+        after_round(records, checkpoint, partial(_plain, every, state), on_round)
+    return Simulation(records, state, every, evaluations)
+
+
+def mean_accuracy(evaluations: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, float]]:
+    """Accuracy on own classes and on all classes by way of answering: the mean over devices of each device's own."""
+    means = []
+    for part in ("own_classes", "all_classes"):
+        tables = [getattr(evaluation, part) for evaluation in evaluations]
+        ways = sorted({way for table in tables for way in table})
+        means.append({way: float(np.mean([table[way] for table in tables if way in table])) for way in ways})
+    return means[0], means[1]
+
+
+@dataclass
+class _Gathered:
+    """What one round brought in."""
+
+    statistics: list[Statistic] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    payload_bytes: list[int] = field(default_factory=list)
+
+
+def _plain(devices: Sequence[Device], state: GlobalState) -> dict[str, Any]:
+    """What a simulation needs to go on."""
+    kept: dict[str, Any] = {"version": state.version, "round": state.round}
+    for kind in _ROWS:
+        rows: ClassRows | None = getattr(state, kind)
+        kept[kind] = None if rows is None else (rows.classes.tolist(), torch.tensor(rows.rows))
+    weights = [{name: torch.tensor(value) for name, value in device.state().items()} for device in devices]
+    return {"devices": weights, "global": kept}
+
+
+def _resume(kept: dict[str, Any] | None, devices: Sequence[Device], run: bytes) -> GlobalState:
+    """Put the devices where `_plain` found them; the global state then. Without anything kept, the first one."""
+    if kept is None:
+        return GlobalState(run, 0, 0)
+    for device, weights in zip(devices, kept["devices"], strict=True):
+        device.restore({name: value.numpy() for name, value in weights.items()})
+    found = kept["global"]
+    rows = {
+        kind: ClassRows(np.array(found[kind][0], np.uint16), found[kind][1].numpy()) for kind in _ROWS if found[kind]
+    }
+    return GlobalState(run, found["version"], found["round"], **rows)
+
+
+def _replay(machine: Rounds, names: Sequence[str], rounds: int) -> None:
+    """Open and close so many rounds in which everyone who was sampled has answered."""
+    while rounds and (step := machine.advance(0.0)) is not None:
+        if isinstance(step, Opened):
+            for name in filter(machine.is_sampled, names):
+                machine.contributed(name)
+        rounds -= isinstance(step, Closed)
+
+
+def _devices(
+    bundle: Bundle | Sequence[Bundle],
+    shares: Sequence[LocalData],
+    test: LocalData,
+    run: bytes,
+    names: Sequence[str] | None = None,
+) -> tuple[list[str], list[Device]]:
+    ids = list(names or [f"device-{number}" for number in range(1, len(shares) + 1)])
+    theirs = [bundle] * len(shares) if isinstance(bundle, Bundle) else bundle
+    benches = {each.sha256: Workbench(each, keep=True) for each in theirs}
+    rows = zip(theirs, ids, shares, strict=True)
+    return ids, [
+        Device(each, share, name, test=test, workbench=benches[each.sha256], secret=_secret(run, name))
+        for each, name, share in rows
+    ]
+
+
+def _with_samples(
+    names: Sequence[str], devices: Sequence[Device], shares: Sequence[LocalData], bundle: Bundle | Sequence[Bundle]
+) -> tuple[list[str], list[Device]]:
+    """Those that take part: a device without a sample to learn from has nothing to say."""
+    hyper = (bundle if isinstance(bundle, Bundle) else bundle[0]).manifest.hyper
+    learnt = [share if hyper.get("pu_weight") else share.labelled for share in shares]
+    found = [(n, d) for n, d, share in zip(names, devices, learnt, strict=True) if len(share)]
+    if not found:
+        raise UsageError("shares", expected="a client with samples", got="none")
+    return [name for name, _ in found], [device for _, device in found]
+
+
+def _secret(run: bytes, name: str) -> bytes:
+    """What a simulated device draws its noise from: from the seed, since a simulation has nothing to keep private."""
+    return hashlib.sha256(b"protofleet lab noise" + run + name.encode()).digest()
+
+
+def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) -> Announcement:
+    return Announcement(
+        run=state.run,
+        round=step.round,
+        phase="open",
+        method=step.method,
+        bundle=bundle.sha256,
+        fraction=course.fraction,
+        seed=step.seed,
+        global_version=state.version,
+        encoding=course.ffc_encoding if step.method == "ffc" else course.encoding,
+        min_samples=course.min_samples,
+    )
+
+
+def _gather(
+    machine: Rounds,
+    announcement: Announcement,
+    names: Sequence[str],
+    devices: Sequence[Device],
+    state: GlobalState,
+    bundle: Bundle,
+    on_device: OnDevice | None,
+) -> _Gathered:
+    gathered, m = _Gathered(), bundle.manifest
+    for turn, (name, device) in enumerate(zip(names, devices, strict=True)):
+        if on_device is not None:
+            on_device(announcement.round, turn)
+        if not machine.is_sampled(name):
+            continue
+        result = device.run_round(announcement, state)
+        payload = encode(result.contribution, announcement.encoding)
+        received = decode(payload)
+        assert isinstance(received, Contribution)
+        width = calibration(m.hyper).width(m.features) if announcement.method == "ffc" else m.features
+        gathered.statistics.append(received.statistic(m.classes, width))
+        gathered.losses += [result.loss] if result.loss is not None else []
+        gathered.payload_bytes.append(len(payload))
+        machine.contributed(name)
+    return gathered
+
+
+def _close(step: Closed, gathered: _Gathered, state: GlobalState, rule: Rule, bundle: Bundle) -> GlobalState:
+    row, hyper = method(step.method), bundle.manifest.hyper
+    robust = rule if row.statistic in ROBUST else "mean"
+    merged = merge(lambda: gathered.statistics, robust, row.weighting_of(hyper))
+    return next_global(state, step.method, merged, round=step.round, ridge=calibration(hyper).ridge)
+
+
+def _evaluate(devices: Sequence[Device], state: GlobalState | None) -> list[Evaluation]:
+    found = [device.evaluate(state) for device in devices]
+    return [evaluation for evaluation in found if evaluation is not None]
+
+
+def _record(step: Closed, gathered: _Gathered, evaluations: Sequence[Evaluation]) -> RoundRecord:
+    own, everything = mean_accuracy(evaluations)
+    return RoundRecord(
+        round=step.round,
+        method=step.method,
+        participants=max(len(gathered.payload_bytes), len(gathered.losses)),
+        loss=float(np.mean(gathered.losses)) if gathered.losses else None,
+        uplink_bytes=float(np.mean(gathered.payload_bytes)) if gathered.payload_bytes else 0.0,
+        own_classes=own,
+        all_classes=everything,
+    )

@@ -1,0 +1,286 @@
+"""`protofleet lab run`: one federation in one process, by any method or baseline, on any data, backbone and partition.
+
+1. Load the data and divide it over the clients.
+2. For a method of the wire (`fedproto`, `fedhp`, `fedpr`, `fedhkd`, `ffc`) or `local`: export a bundle and drive the
+   device's and the aggregator's own cores (`lab/engine/deployed.py`). For a row of `lab/algorithms/registry.py`: train
+   in torch and average weights (`lab/engine/run_averaging.py`), and, when asked, calibrate and save the backbone for
+   `protofleet export --weights`.
+3. Hand out one record for each round.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from contract.bundle import Bundle, read_bundle
+from contract.errors import UsageError, near_names
+from contract.methods import method
+from edge_client.data import LocalData
+from export.backbones import build_backbone
+from export.build import build_bundle
+from lab.algorithms.registry import BASELINES
+from lab.data.datasets import DataSet, load_dataset, take
+from lab.data.partition import Partition, hold_back, partition, unlabel
+from lab.demo.recipes import channel_statistics
+from lab.engine.checkpoint import Checkpoint
+from lab.engine.deployed import Course, OnDevice, RoundRecord, local_only, run_id, simulate
+from lab.engine.local_training import EagerModel, save_weights
+from lab.engine.personal_evaluation import own_tests
+from lab.engine.run_averaging import Measures, run_baseline
+
+__all__ = ["LAB_METHODS", "Experiment", "run_experiment"]
+
+LAB_METHODS = {
+    "fedproto": "class prototypes, as deployed",
+    "fedhp": "learned prototypes held at fixed anchors, as deployed",
+    "fedpr": "class prototypes, each holder one vote, as deployed",
+    "fedhkd": "hyper-knowledge without weights (FedHKD*), as deployed",
+    "ffc": "closed-form calibration of the shared backbone, as deployed",
+    "local": "FedProto's training without the others",
+    **{name: baseline.summary + " (lab only)" for name, baseline in BASELINES.items()},
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is run.
+
+    Attributes:
+        partition: who holds what; its `clients` is the number of devices.
+        course: rounds, sampling, seed.
+        backbones: instead of `backbone`, one for each device in turn, where devices keep their weights (FedProto-mh).
+        head: `frozen` for an orthonormal head that is never trained (FedProto-UH); the method's own when None.
+        test_samples: how many test images are asked about, drawn at random; all when None, and 0 asks about none, where
+            only the clients' own tests matter.
+        positive_rate: share of each client's training samples that is labelled.
+        local_test: share of each client's samples that it keeps for its own test.
+        measures: what a federation that averages weights measures beside.
+        hyper: hyper-parameters that differ from the method's defaults.
+        weights: safetensors to start from; random weights when None.
+        save_weights: where a baseline's backbone is written at the end.
+    """
+
+    method: str
+    data: str
+    partition: Partition
+    course: Course
+    backbone: str = "small_cnn"
+    batch: int = 32
+    backbones: tuple[str, ...] = ()
+    head: str | None = None
+    test_samples: int | None = None
+    positive_rate: float = 1.0
+    local_test: float = 0.0
+    measures: Measures = field(default_factory=Measures)
+    hyper: Mapping[str, object] = field(default_factory=dict)
+    weights: Path | None = None
+    save_weights: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in LAB_METHODS:
+            raise UsageError(
+                "--method", expected="a method of the lab", got=self.method, hint=near_names(self.method, LAB_METHODS)
+            )
+        settle = BASELINES[self.method].settle if self.method in BASELINES else method(_row(self.method)).settle
+        settle(self.hyper)
+        if self.save_weights is not None and self.method not in BASELINES:
+            raise UsageError(
+                "--save-weights",
+                expected="a method that averages weights: " + ", ".join(BASELINES),
+                got=self.method,
+                hint="without it: devices keep their weights",
+            )
+        if self.course.rounds < 1 or self.batch < 1:
+            raise UsageError("--rounds and --batch", expected="1 or more", got=f"{self.course.rounds}, {self.batch}")
+        if not 0 < self.course.fraction <= 1:
+            raise UsageError("--fraction", expected="above 0, up to 1", got=self.course.fraction)
+        if self.method in BASELINES and (self.backbones or self.head):
+            raise UsageError(
+                "backbones and head", expected="a method whose devices keep their weights", got=self.method
+            )
+        if self.backbones and self.course.calibrate:
+            raise UsageError("backbones", expected="no FFC, whose sums only add up over one extractor", got="FFC")
+        if self.head not in (None, "frozen"):
+            raise UsageError("head", expected="frozen", got=self.head)
+        if self.test_samples is not None and self.test_samples < 0:
+            raise UsageError("--test-samples", expected="0 or more", got=self.test_samples)
+        if not 0 < self.positive_rate <= 1:
+            raise UsageError("--positive-rate", expected="above 0, up to 1", got=self.positive_rate)
+        if not 0 <= self.local_test < 1:
+            raise UsageError("--local-test", expected="0 up to 1, without 1", got=self.local_test)
+
+
+def run_experiment(
+    experiment: Experiment,
+    *,
+    on_round: Callable[[RoundRecord], None],
+    on_device: OnDevice,
+    on_text: Callable[[str], None],
+    data: DataSet | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> list[RoundRecord]:
+    """Run it.
+
+    Args:
+        on_round: called with each round's record.
+        on_device: called before each device's turn with the round and how many have had theirs.
+        on_text: called with a few words about what is done now.
+        data: what `experiment.data` names, where it is loaded already.
+        checkpoint: where the run is kept between rounds and goes on from; removed at the end.
+
+    Raises:
+        UsageError, DataError, MethodError, ExportError: one line each.
+    """
+    if data is None:
+        on_text("loading the data")
+        data = load_dataset(experiment.data)
+    parts = partition(data.train.y, experiment.partition, seed=experiment.course.seed)
+    cuts = [hold_back(part, experiment.local_test, experiment.course.seed + n) for n, part in enumerate(parts)]
+    shares = [take(data.train, kept) for kept, _ in cuts]
+    if experiment.positive_rate < 1:
+        rate, seed = experiment.positive_rate, experiment.course.seed
+        shares = [LocalData(share.x, unlabel(share.y, rate, seed + n)) for n, share in enumerate(shares)]
+    held = [take(data.train, own) for _, own in cuts]
+    asked = _asked_about(data, experiment)
+    engine = _averaging if experiment.method in BASELINES else _deployed
+    records = engine(experiment, data, asked, shares, held, on_round, on_device, on_text, checkpoint)
+    if checkpoint is not None:
+        checkpoint.remove()
+    return records
+
+
+def _asked_about(data: DataSet, experiment: Experiment) -> LocalData:
+    """As many test images as are wanted."""
+    few, many = experiment.test_samples, len(data.test)
+    if few is None or few >= many:
+        return data.test
+    return take(data.test, np.sort(np.random.default_rng(experiment.course.seed).choice(many, few, replace=False)))
+
+
+def _row(name: str) -> str:
+    """The row of the methods table that a bundle for `name` is made of."""
+    return "fedproto" if name == "local" else name
+
+
+def _deployed(
+    experiment: Experiment,
+    data: DataSet,
+    test: LocalData,
+    shares: Sequence[LocalData],
+    held: Sequence[LocalData],
+    on_round: Callable[[RoundRecord], None],
+    on_device: OnDevice,
+    on_text: Callable[[str], None],
+    checkpoint: Checkpoint | None,
+) -> list[RoundRecord]:
+    """On the device's and the aggregator's own cores."""
+    on_text("exporting the bundle")
+    names = experiment.backbones or (experiment.backbone,)
+    with tempfile.TemporaryDirectory(prefix="protofleet-lab-") as folder:
+        bundles = [_bundle(experiment, name, data, Path(folder) / f"{n}.bundle") for n, name in enumerate(names)]
+    theirs = [bundles[n % len(bundles)] for n in range(len(shares))]  # a third of the devices each, for three
+    on_text("")
+    fleet = bundles[0] if len(bundles) == 1 else theirs
+    rounds, own = experiment.course.rounds, any(len(each) for each in held)
+
+    def pass_on(record: RoundRecord) -> None:
+        if not (own and record.round >= _last_round(experiment)):  # the last one is not complete yet
+            on_round(record)
+
+    if experiment.method == "local":
+        done = local_only(
+            bundles[0],
+            shares,
+            test,
+            rounds=rounds,
+            run=run_id(experiment.course.seed),
+            evaluate_every=experiment.course.evaluate_every,
+            on_round=pass_on,
+            on_device=on_device,
+            checkpoint=checkpoint,
+        )
+    else:
+        done = simulate(
+            fleet, shares, test, experiment.course, on_round=pass_on, on_device=on_device, checkpoint=checkpoint
+        )
+    if not own:
+        return done.records
+    on_text("each device's own test")
+    last = own_tests(theirs, done, shares, held, fit="fit" in experiment.measures.personal)
+    on_round(last)
+    return [*done.records[:-1], last]
+
+
+def _last_round(experiment: Experiment) -> int:
+    """FFC's round comes after the method's own."""
+    extra = experiment.course.calibrate and experiment.method not in ("local", "ffc")
+    return experiment.course.rounds + extra
+
+
+def _bundle(experiment: Experiment, backbone: str, data: DataSet, path: Path) -> Bundle:
+    mean, std = _statistics(data)
+    build_bundle(
+        backbone=backbone,
+        method_name=_row(experiment.method),
+        labels=data.labels,
+        input_shape=data.input_shape,
+        out=path,
+        weights=experiment.weights,
+        head="frozen" if experiment.head == "frozen" else None,
+        hyper=dict(experiment.hyper),
+        batch=experiment.batch,
+        seed=experiment.course.seed,
+        mean=mean,
+        std=std,
+        provenance=f"weights {experiment.weights.name}" if experiment.weights else "random weights",
+    )
+    return read_bundle(path)
+
+
+@lru_cache(maxsize=2)
+def _statistics(data: DataSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Once for each data set, which is the most of what a short run costs."""
+    return channel_statistics(data.train.x)
+
+
+def _averaging(
+    experiment: Experiment,
+    data: DataSet,
+    test: LocalData,
+    shares: Sequence[LocalData],
+    held: Sequence[LocalData],
+    on_round: Callable[[RoundRecord], None],
+    on_device: OnDevice,
+    on_text: Callable[[str], None],
+    checkpoint: Checkpoint | None,
+) -> list[RoundRecord]:
+    on_text("building the backbone")
+    baseline, seed = BASELINES[experiment.method], experiment.course.seed
+    hyper = baseline.settle(experiment.hyper)
+    mean, std = _statistics(data)
+    net, width = build_backbone(experiment.backbone, data.input_shape, seed=seed)
+    model = EagerModel(net, classes=data.classes, features=width, mean=mean, std=std, head=baseline.head, seed=seed)
+    on_text("")
+    records = run_baseline(
+        baseline,
+        model,
+        shares,
+        test,
+        experiment.course,
+        hyper,
+        batch=experiment.batch,
+        held=held,
+        measures=experiment.measures,
+        on_round=on_round,
+        on_device=on_device,
+        checkpoint=checkpoint,
+    )
+    if experiment.save_weights is not None:
+        save_weights(model, experiment.save_weights)
+    return records

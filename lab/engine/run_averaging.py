@@ -1,0 +1,131 @@
+"""Run one federation that averages weights: rounds, when to measure, and what to do after the last.
+
+`Measures` says what is asked beside training; `run_baseline` hands out one `AveragingRecord` for each round. The last
+record carries the closings (`lab/algorithms/head_calibration.py`) and the personalised accuracies
+(`lab/engine/evaluation.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from contract.errors import UsageError, near_names
+from contract.methods import Value
+from edge_client.data import LocalData
+from lab.algorithms.registry import Baseline
+from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
+from lab.engine.deployed import Course, OnDevice, RoundRecord
+from lab.engine.evaluation import PERSONAL, AveragingRecord, Tally, ask_trained, assess, close, personalise
+from lab.engine.local_training import EagerModel
+from lab.engine.weight_averaging import Federation, Gathered
+
+__all__ = ["CLOSINGS", "Measures", "run_baseline"]
+
+CLOSINGS = ("ffc", "ccvr")
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What is measured, and what is done after the last round.
+
+    Attributes:
+        closings: of `CLOSINGS`.
+        personal: of `lab.engine.evaluation.PERSONAL`; needs samples held back.
+        evaluate_last: that many of the last rounds are measured whatever the course's `evaluate_every` is.
+    """
+
+    closings: tuple[str, ...] = ()
+    personal: tuple[str, ...] = ()
+    evaluate_last: int = 1
+
+    def __post_init__(self) -> None:
+        for option, given, known in (("closings", self.closings, CLOSINGS), ("personal", self.personal, PERSONAL)):
+            for name in given:
+                if name not in known:
+                    raise UsageError(option, expected="known names", got=name, hint=near_names(name, known))
+
+
+def run_baseline(
+    baseline: Baseline,
+    model: EagerModel,
+    shares: Sequence[LocalData],
+    test: LocalData,
+    course: Course,
+    hyper: Mapping[str, Value],
+    *,
+    batch: int,
+    held: Sequence[LocalData] | None = None,
+    measures: Measures | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    on_device: OnDevice | None = None,
+    checkpoint: Checkpoint | None = None,
+) -> list[RoundRecord]:
+    """Train `model` in place by rounds of local training and merging.
+
+    Args:
+        shares: each client's samples; one without samples takes no part in anything.
+        test: images that every client's model is asked about.
+        course: rounds, sampling and seed; `calibrate` adds FFC to the closings.
+        hyper: settled hyper-parameters of `baseline`.
+        batch: B.
+        held: each client's own test samples; none when left out.
+        on_round: called with each round's record, those of before an interruption, too.
+
+    Raises:
+        MethodError: when training diverges.
+        UsageError: for personal measures without held samples, or a checkpoint that is not of this run.
+    """
+    measures = measures or Measures()
+    held = held if held is not None else [LocalData(test.x[:0], test.y[:0]) for _ in shares]
+    if measures.personal and not any(len(each) for each in held):
+        raise UsageError("personal", expected="samples held back for a local test", got="none", hint="--local-test 0.2")
+    wanted = tuple(dict.fromkeys([*measures.closings, *(["ffc"] if course.calibrate else [])]))
+    # Gram sums and class Gaussians only add up over one extractor.
+    wanted = wanted if not baseline.clusters else ()
+    federation = Federation(baseline, model, shares, course, hyper, batch=batch)
+    records, kept = past_rounds(checkpoint, AveragingRecord, on_round)
+    if kept is not None:
+        federation.restore(kept)
+    for number in range(len(records) + 1, course.rounds + 1):
+        last, tally, sent = number == course.rounds, Tally(), {}
+        due = number % course.evaluate_every == 0 or number > course.rounds - max(measures.evaluate_last, 1)
+        gathered = _round(federation, number, held, tally if due else None, on_device)
+        if due:
+            heads, sent = close(federation, wanted, course.seed) if last and wanted else ([], {})
+            assess(federation, test, held, tally, heads)
+        if last and measures.personal:
+            personalise(federation, held, measures.personal, number + 1, tally)
+        federation.load(0)
+        records.append(_record(number, gathered, tally, sent))
+        after_round(records, checkpoint, federation.state, on_round)
+    return records
+
+
+def _round(
+    federation: Federation, number: int, held: Sequence[LocalData], tally: Tally | None, on_device: OnDevice | None
+) -> Gathered:
+    def ask(client: int) -> None:
+        if tally is not None:
+            ask_trained(federation, held[client], tally)
+
+    return federation.run_round(number, on_device=on_device, on_trained=ask)
+
+
+def _record(number: int, gathered: Gathered, tally: Tally, closing_bytes: dict[str, int]) -> AveragingRecord:
+    return AveragingRecord(
+        round=number,
+        method="average",
+        participants=len(gathered.outcomes),
+        loss=gathered.loss,
+        uplink_bytes=float(np.mean(gathered.uplink_bytes)) if gathered.uplink_bytes else 0.0,
+        own_classes=tally.means("own_classes"),
+        all_classes=tally.means("all_classes"),
+        local_test=tally.means("local_test"),
+        trained=tally.means("trained"),
+        personal=tally.means("personal"),
+        spread=tally.spread(),
+        closing_bytes=closing_bytes,
+    )

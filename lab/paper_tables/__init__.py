@@ -1,0 +1,1 @@
+"""The papers' tables: settings, runs, and the published numbers beside ours."""

@@ -1,0 +1,242 @@
+"""The tables' settings: `lab/paper_tables/definitions/NAME.toml`, or a user's own file, read strictly into frozen
+values.
+
+A table is rows × columns. A run's settings are those of the table, overridden by the column's, then by the row's, and
+with `--quick` by those of `[quick]`; `hyper` is merged name by name. A row and a column that end in the same settings
+share one run, and may read different metrics from it: FedAvg, and FedAvg with FFC.
+
+    metric = "all/head"       part/way; parts: all, own, local, trained, personal (lab/engine/evaluation.py)
+    last   = 10               the mean over the measured rounds among the last 10
+
+A key that is no setting is refused with its place in the file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from contract.errors import UsageError, near_names
+from lab.data.partition import Partition
+from lab.engine.deployed import Course
+from lab.engine.experiment import Experiment
+from lab.engine.run_averaging import Measures
+
+__all__ = ["PARTS", "TABLES", "Column", "Row", "Settings", "Table", "read_table"]
+
+_FOLDER = Path(__file__).parent / "definitions"
+TABLES = tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+PARTS = {
+    "all": "all_classes",
+    "own": "own_classes",
+    "local": "local_test",
+    "trained": "trained",
+    "personal": "personal",
+}
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What a run is: any of `protofleet lab run`'s options; None leaves it to the next layer."""
+
+    method: str | None = None
+    backbone: str | None = None
+    batch: int | None = None
+    rounds: int | None = None
+    fraction: float | None = None
+    evaluate_every: int | None = None
+    evaluate_last: int | None = None
+    backbones: tuple[str, ...] | None = None
+    head: str | None = None
+    test_samples: int | None = None
+    positive_rate: float | None = None
+    local_test: float | None = None
+    closings: tuple[str, ...] | None = None
+    personal: tuple[str, ...] | None = None
+    partition: str | None = None
+    clients: int | None = None
+    alpha: float | None = None
+    classes_per_client: int | None = None
+    min_samples: int | None = None
+    ways: int | None = None
+    ways_spread: int | None = None
+    shots: int | None = None
+    only: int | None = None
+    min_classes: int | None = None
+    min_client_samples: int | None = None
+    hyper: dict[str, int | float | str] = {}
+
+    def over(self, below: Settings) -> Settings:
+        """These settings, and `below` where they say nothing."""
+        mine = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+        return msgspec.structs.replace(below, **mine | {"hyper": below.hyper | self.hyper})
+
+    def experiment(self, data: str, seed: int) -> Experiment:
+        """The experiment that these settings describe.
+
+        Raises:
+            UsageError, MethodError: when they do not fit together.
+        """
+        given = {name: value for name, value in msgspec.structs.asdict(self).items() if value is not None}
+
+        def some(*names: str) -> dict[str, Any]:
+            return {name: given[name] for name in names if name in given}
+
+        if given.get("method") == "ffc":
+            given["rounds"] = 1  # sums over a fixed extractor are the same in every round
+        divided = some(*(f for f in Partition.__dataclass_fields__ if f != "scheme"))
+        return Experiment(
+            method=given.get("method", ""),
+            data=data,
+            partition=Partition(given.get("partition", "iid"), **divided),
+            course=Course(
+                calibrate="ffc" in given.get("closings", ()),
+                seed=seed,
+                **some("rounds", "fraction", "evaluate_every"),
+            ),
+            measures=Measures(**some("closings", "personal", "evaluate_last")),
+            **some("backbone", "backbones", "head", "batch", "test_samples", "positive_rate", "local_test", "hyper"),
+        )
+
+
+class Column(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One condition that every row is run under; with `part`, of the same runs another part of what was measured."""
+
+    name: str
+    settings: Settings = Settings()
+    part: str | None = None
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One method.
+
+    Attributes:
+        published: percent, by column's name.
+        metric: instead of the table's.
+        family: what goes up: `nothing`, `prototypes`, `sums` or `weights`; a chart's colour.
+        columns: the only columns that this row is run in; all when empty.
+        own_hyper: whether the row's hyper-parameters replace the table's and the column's instead of joining them.
+    """
+
+    name: str
+    settings: Settings = Settings()
+    published: dict[str, float] = {}
+    metric: str | None = None
+    family: str = "weights"
+    columns: tuple[str, ...] = ()
+    own_hyper: bool = False
+    note: str = ""
+
+
+class Quick(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `--quick` changes, and a line that says so."""
+
+    says: str
+    seeds: int = 1
+    settings: Settings = Settings()
+
+
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A published table and how it is regenerated.
+
+    Attributes:
+        data: a name of the Hub, when no `--data` is given.
+        metric: part/way.
+        last: a cell is the mean over the measured rounds among the last so many.
+        seeds: runs for each cell, seeds 0, 1, ….
+        charts: of `curves`, `bytes`.
+        notes: what differs from the paper.
+    """
+
+    title: str
+    source: str
+    data: str
+    metric: str
+    quick: Quick
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    settings: Settings = Settings()
+    last: int = 1
+    seeds: int = 1
+    charts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def metric_of(self, row: Row, column: Column) -> str:
+        """The row's own metric, or the table's, of the column's part."""
+        metric = row.metric or self.metric
+        return metric if column.part is None else f"{column.part}/{metric.partition('/')[2]}"
+
+    def settle(self, row: Row, column: Column, *, quick: bool) -> Settings:
+        """A cell's settings."""
+        settled = row.settings.over(column.settings.over(self.settings))
+        settled = self.quick.settings.over(settled) if quick else settled
+        return msgspec.structs.replace(settled, hyper=row.settings.hyper) if row.own_hyper else settled
+
+    def choose(self, rows: Iterable[str], columns: Iterable[str]) -> list[tuple[Row, Column]]:
+        """The cells of these rows and columns by name, all where none is named.
+
+        Raises:
+            UsageError: for a name that the table does not have.
+        """
+        wanted_rows = _named("--only", rows, [row.name for row in self.rows])
+        wanted_columns = _named("--columns", columns, [column.name for column in self.columns])
+        return [
+            (row, column)
+            for column in self.columns
+            for row in self.rows
+            if row.name in wanted_rows
+            and column.name in wanted_columns
+            and (not row.columns or column.name in row.columns)
+        ]
+
+
+def read_table(name: str) -> tuple[str, Table]:
+    """A table's name and settings: one of `TABLES`, or a TOML file.
+
+    Raises:
+        UsageError: unknown table, unreadable file, unknown or missing setting, wrong kind, or a metric that is none.
+    """
+    if name in TABLES:
+        path = _FOLDER / f"{name}.toml"
+    elif name.endswith(".toml"):
+        path = Path(name)
+    else:
+        raise UsageError(
+            "lab table", expected="a table, or a TOML file of your own", got=name, hint=near_names(name, TABLES)
+        )
+    try:
+        table = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), Table)
+    except OSError as error:
+        raise UsageError(f"lab table {name}", expected="a TOML file", got=error.strerror) from None
+    except ValueError as error:  # broken TOML, or msgspec's word for a setting that is none
+        raise UsageError(f"lab table {name}", expected="a table's settings", got=error) from None
+    for each in (*table.rows, *table.columns):
+        if "," in each.name:
+            raise UsageError(f"lab table {name}", expected="names without a comma", got=each.name)
+    for row in table.rows:
+        for column in table.columns:
+            _check_metric(name, table.metric_of(row, column))
+        _named(f"{name}: columns of {row.name}", [*row.columns, *row.published], [c.name for c in table.columns])
+    return path.stem, table
+
+
+def _check_metric(name: str, metric: str) -> None:
+    part, slash, way = metric.partition("/")
+    if part not in PARTS or not slash or not way:
+        raise UsageError(
+            f"{name}: metric",
+            expected="part/way, as all/head",
+            got=metric,
+            hint=near_names(part, PARTS) + " with a way",
+        )
+
+
+def _named(option: str, given: Iterable[str], known: list[str]) -> list[str]:
+    wanted = list(given)
+    for name in wanted:
+        if name not in known:
+            raise UsageError(option, expected="a name of the table", got=name, hint=near_names(name, known))
+    return wanted or known

@@ -1,0 +1,1 @@
+"""What the lab shows: charts, progress, tables, TensorBoard."""

@@ -1,0 +1,73 @@
+"""What the lab prints at the end: the demo's one table, and a line for each simulated round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+
+from contract.methods import method
+from lab.demo.method_words import answers_by
+from lab.engine.deployed import RoundRecord
+from lab.reporting.charts import nice_bytes
+
+__all__ = ["demo_table", "round_line"]
+
+
+def demo_table(s: Mapping[str, Any]) -> Group:
+    """The demo's table and the lines under it, from its summary."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    table.add_column("accuracy")
+    for heading in ("own classes", "all classes", "up, device and round"):
+        table.add_column(heading, justify="right")
+    row, own, everything = method(s["method"]), s["accuracy"]["own_classes"], s["accuracy"]["all_classes"]
+    table.add_row("local only", f"{own['local_only']:.1%}", f"{everything['local_only']:.1%}", "0 B")
+    if row.trains:
+        up = nice_bytes(s["uplink_bytes_per_device_round"])
+        label = f"{row.title}, {answers_by(row)}"
+        table.add_row(label, f"{own['federated']:.1%}", f"{everything['federated']:.1%}", up)
+    if "personal" in s["other_answers"]:
+        mine = s["other_answers"]["personal"]
+        label = f"{row.title}, personal head"
+        table.add_row(label, f"{mine['own_classes']:.1%}", f"{mine['all_classes']:.1%}", "0 B")
+    if own["ffc"] is not None:
+        up = f"{nice_bytes(s['ffc_uplink_bytes_per_device'])}, once"
+        table.add_row("FFC, linear head", f"{own['ffc']:.1%}", f"{everything['ffc']:.1%}", up)
+        table.add_row("pooled ridge, FFC's ceiling", "", f"{everything['pooled_ridge']:.1%}", "all data in one place")
+    fedavg = nice_bytes(s["fedavg_bytes_per_device_round"])
+    table.add_row("[dim]FedAvg would send[/dim]", "", "", f"[dim]{fedavg}[/dim]")
+    return Group("", table, "", *_facts(s))
+
+
+def _facts(s: Mapping[str, Any]) -> list[str]:
+    c, against, equal = s["contributions"], s["ffc_vs_pooled_ridge"], []
+    if against is not None:
+        same = f"{against['equal_predictions']} of {s['test_images']} predictions equal"
+        equal = [f"FFC = pooled  relative error {against['relative_error']:.1e}, {same}"]
+    digits = 2 if s["uplink_share"] >= 1e-4 else 4
+    return [
+        f"uplink        {s['uplink_share']:.{digits}%} of FedAvg's bytes for the same backbone",
+        f"receipts      {c['sent']} contributions sent, {c['committed']} committed, "
+        f"{c['duplicates_refused']} duplicates refused",
+        *equal,
+        f"memory        {s['device_peak_rss_bytes'] / 1e6:.0f} MB peak in the largest device process",
+        f"time          {s['seconds']:.0f} s",
+        "",
+    ]
+
+
+def round_line(record: RoundRecord) -> str:
+    """One simulated round as a line."""
+    parts = [f"round {record.round:>3}  {record.method:<9}", f"{record.participants:>3} clients"]
+    parts += [f"loss {record.loss:.4f}"] if record.loss is not None else []
+    parts += [f"up {nice_bytes(record.uplink_bytes):>7}"] if record.uplink_bytes else []
+    for way, accuracy in record.all_classes.items():
+        if way == "prototype_among_own":
+            continue  # the other reading of eq. 2; it is in the JSON
+        own = record.own_classes.get(way)
+        parts.append(f"{way} {accuracy:.1%}" + (f" (own {own:.1%})" if own is not None else ""))
+    for part in ("local_test", "personal"):
+        parts += [f"{part} {way} {value:.1%}" for way, value in getattr(record, part, {}).items()]
+    return "  ".join(parts)

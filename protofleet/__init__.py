@@ -1,0 +1,1 @@
+"""The front door: the `protofleet` command, and what puts several rooms together."""

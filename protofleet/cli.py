@@ -1,0 +1,242 @@
+"""The front door: the `protofleet` command.
+
+It knows each room's commands by name and imports a room only when its command is called, so that `protofleet client`
+on a 512 MB board never loads what `protofleet export` needs. Every error that Protofleet raises on purpose leaves
+here as one line on standard error, with its exit code; a traceback is a bug.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from contract.interrupt import leave_at_once
+
+if __name__ == "__main__" or sys.argv[0].endswith("/protofleet"):  # not where it is imported as a library
+    leave_at_once()
+
+import functools
+import importlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from contract.errors import ProtofleetError, UsageError, near_names
+from contract.terminal import keep_printable
+
+__all__ = ["COMMANDS", "main"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a command lives (`module:name` of a function or a Typer app), the extra it needs, and its line of help."""
+
+    target: str
+    extra: str | None
+    summary: str
+
+
+COMMANDS = {
+    "demo": Command("lab.cli:demo_command", "all", "A fleet of processes learns together, on real images, over MQTT."),
+    "export": Command(
+        "protofleet.commands.export:export_command", "export", "Turn a backbone and a method into one bundle file."
+    ),
+    "inspect": Command("protofleet.commands.inspect:inspect_command", None, "Show what a bundle or a message holds."),
+    "profile": Command(
+        "protofleet.commands.profile:profile_command", None, "Latency, memory, energy on devices; --measure: here."
+    ),
+    "cost": Command("hw_profiles.cli:cost_command", "export", "Cycles and memory on a systolic array."),
+    "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
+    "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
+    "client": Command("edge_client.cli:client_command", None, "Run one device: train, summarise, publish."),
+    "lab": Command("lab.cli:lab_app", "all", "Simulate a fleet in one process with the deployed code."),
+}
+
+_SETTINGS = {"help_option_names": ["-h", "--help"]}
+_ROOMS = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code: 0 done, 1 failed, 2 used wrongly, 130 interrupted."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if "_PROTOFLEET_COMPLETE" in os.environ and argv is None:
+        return _complete()
+    keep_printable(sys.stdout, sys.stderr)
+    try:
+        return _dispatch(args)
+    except ProtofleetError as error:
+        return _refuse(str(error), error.exit_code)
+    except (KeyboardInterrupt, _Interrupted):
+        return _refuse("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args or args[0] in ("-h", "--help", "help"):
+        _print_help()
+        return 0
+    if args[0] == "--version":
+        print(f"protofleet {_version()}")
+        return 0
+    if args[0] in ("--install-completion", "--show-completion"):
+        return _completion(args[0], args[1:])
+    name, rest = args[0], args[1:]
+    if name not in COMMANDS:
+        raise UsageError("unknown command", expected="a protofleet command", got=name, hint=near_names(name, COMMANDS))
+    try:
+        return _call(name, rest)
+    except ModuleNotFoundError as error:  # when the command's module loads, or later: torch is loaded as late as can be
+        raise _missing_package(name, error) from None
+
+
+def _call(name: str, rest: list[str]) -> int:
+    app = _load(name)
+    try:
+        result = app(rest, prog_name=f"protofleet {name}", standalone_mode=False)
+    except Exception as error:
+        # Typer carries its own copy of click since 0.17, so a usage error is known by what it offers, not by its class.
+        if not hasattr(error, "format_message"):
+            raise
+        raise _wrong_use(error, name, rest) from None
+    return result if isinstance(result, int) else 0
+
+
+def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
+    """What the parser of the command line says, as what was expected and what came."""
+    context, option, param = (getattr(error, at, None) for at in ("ctx", "option_name", "param"))
+    command = context.command_path if context is not None else f"protofleet {name}"
+    commands, manual = getattr(context and context.command, "commands", {}), f"{command} --help"
+    if hasattr(error, "possibilities"):
+        near = near_names(option, context.help_option_names + [o for p in context.command.params for o in p.opts])
+        return UsageError("unknown option", expected=f"an option of {command}", got=option, hint=near)
+    if option:
+        expected, got = ("a value", "none") if "requires" in error.message else ("no value", "one")
+        return UsageError(option, expected=expected, got=got, hint=manual)
+    if param is not None:
+        words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
+        got = next((after for word, after in pairwise(words) if word in param.opts), "none")
+        kind = re.search(r"valid \w+", error.message)
+        label = param.opts[0] if param.opts[0].startswith("-") else param.metavar or param.name
+        return UsageError(label, expected=f"a {kind[0] if kind else 'value'}", got=got, hint=manual)
+    if commands:
+        near = near_names(rest[0], commands) if rest else " or ".join(commands)
+        return UsageError(command, expected="a command", got=rest[0] if rest else "none", hint=near)
+    return UsageError(f"{command}: {error.format_message().rstrip('.')}", hint=manual)
+
+
+def _load(name: str) -> typer.Typer:
+    target = _target(COMMANDS[name])
+    if isinstance(target, typer.Typer):
+        return target
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help=target.__doc__, context_settings=_SETTINGS)(_audible(target))
+    return app
+
+
+def _target(command: Command) -> Any:
+    module_name, attribute = command.target.split(":")
+    return getattr(importlib.import_module(module_name), attribute)
+
+
+class _Interrupted(BaseException):
+    """Ctrl-C, by a name that Typer does not know: it would make of it an exit code without a word."""
+
+
+def _audible(target: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(target)
+    def command(*args: Any, **options: Any) -> Any:
+        try:
+            return target(*args, **options)
+        except KeyboardInterrupt:
+            raise _Interrupted from None
+
+    return command
+
+
+def _completion(option: str, rest: list[str]) -> int:
+    """Print the shell's completion script, or put it where the shell finds it. The shell is told, or it is $SHELL."""
+    from typer.completion import Shells, get_completion_script, install
+
+    shell = rest[0] if rest else os.environ.get("SHELL", "").rpartition("/")[2]
+    known = [each.value for each in Shells]
+    if shell not in known:
+        raise UsageError(option, expected="a shell", got=shell or "none", hint=near_names(shell, known))
+    if option == "--show-completion":
+        variable = "_PROTOFLEET_COMPLETE"
+        print(get_completion_script(prog_name="protofleet", complete_var=variable, shell=shell))
+        return 0
+    try:
+        _, path = install(shell=shell, prog_name="protofleet", complete_var="_PROTOFLEET_COMPLETE")
+    except OSError as error:
+        raise UsageError(option, expected="a file that can be written", got=error.strerror) from None
+    print(f"completion for {shell} is in {path}; it works in the next shell")
+    return 0
+
+
+def _complete() -> int:
+    """Answer the shell: it has put the words so far into the environment. Loads the one command that is named."""
+    from typer.main import get_command
+
+    words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
+    named = next((word for word in words[1:] if word in COMMANDS), None)
+    whole = typer.Typer(add_completion=True, rich_markup_mode=None, context_settings=_SETTINGS)
+    for name, command in COMMANDS.items():
+        if name != named:
+            whole.command(name, help=command.summary)(lambda: None)
+        elif isinstance(target := _target(command), typer.Typer):
+            whole.add_typer(target, name=name)
+        else:
+            whole.command(name)(target)
+    get_command(whole)(prog_name="protofleet")
+    return 0
+
+
+def _missing_package(name: str, error: ModuleNotFoundError) -> Exception:
+    """The one line that says which extra to install; the error itself when what is missing is a room of ours."""
+    package, extra = (error.name or "").split(".")[0], COMMANDS[name].extra
+    if extra is None or package in _ROOMS:
+        return error
+    return UsageError(
+        f"protofleet {name} needs a package that is not installed",
+        expected=error.name,
+        got="nothing",
+        hint=f"pip install 'protofleet[{extra}]'",
+    )
+
+
+def _print_help() -> None:
+    console = Console()
+    console.print("[bold]protofleet[/bold] COMMAND [OPTIONS]    one backbone, many devices, no weights on the wire\n")
+    table = Table.grid(padding=(0, 2))
+    for name, command in COMMANDS.items():
+        table.add_row(f"  [cyan]{name}[/cyan]", command.summary)
+    console.print(table)
+    console.print(
+        "\nprotofleet COMMAND -h tells each command's options; protofleet --version the version;\n"
+        "protofleet --install-completion completes commands and options in your shell."
+    )
+
+
+def _refuse(line: str, code: int) -> int:
+    print(f"error: {line}", file=sys.stderr)
+    return code
+
+
+def _version() -> str:
+    try:
+        return version("protofleet")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

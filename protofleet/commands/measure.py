@@ -1,0 +1,108 @@
+"""Measure a bundle on this machine with the code that a device runs: its extractor and its trainer.
+
+`edge_client` knows how to run a bundle, `hw_profiles` how to measure; a command that needs both is put together here.
+Nothing of torch or of the ONNX package is touched, so this works with the base install. Each run gets a fresh Python
+process (`spawn`), because a process's peak memory never goes down.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contract.bundle import read_bundle
+from contract.errors import ProtofleetError, UsageError
+from edge_client.data import LocalData
+from edge_client.extractor import Extractor
+from edge_client.measure import board_name, peak_rss_bytes, versions
+from edge_client.trainer import Trainer
+from hw_profiles.devices.measure import measured_run, record
+
+__all__ = ["load_inference", "load_training", "measure_bundle"]
+
+
+def measure_bundle(
+    path: str | Path,
+    *,
+    threads: Sequence[int],
+    seconds: float = 3.0,
+    batch: int = 1,
+    progress: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Time inference at `batch` and, where the bundle trains, a training step at the bundle's own batch.
+
+    Args:
+        threads: each is measured on its own.
+        seconds: of measuring for each run.
+        progress: called with one line before each run.
+
+    Returns:
+        A record of `hw_profiles.devices.measure`.
+
+    Raises:
+        ProtofleetError: the bundle cannot be read or run, or a run was killed (out of memory).
+    """
+    bundle = read_bundle(path)
+    manifest = bundle.manifest
+    phases = [("inference", batch)] + ([("training_step", manifest.batch)] if manifest.trainable else [])
+    runs = []
+    for count in threads:
+        if count < 1:
+            raise UsageError("threads", expected="positive numbers", got=count)
+        for phase, size in phases:
+            progress(f"measuring {phase.replace('_', ' ')}, batch {size}, {count} thread{'s' * (count > 1)}")
+            runs.append(
+                {"phase": phase, "threads": count, "batch": size, **_in_process(path, phase, count, size, seconds)}
+            )
+    about = {
+        "sha256": bundle.sha256.hex(),
+        "backbone": manifest.backbone,
+        "method": manifest.method,
+        "input_shape": list(manifest.input_shape),
+    }
+    return record(runs, bundle=about, board=board_name(), versions=versions())
+
+
+def _in_process(path: str | Path, phase: str, threads: int, batch: int, seconds: float) -> dict[str, Any]:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(_measure_here, str(path), phase, threads, batch, seconds).result()
+        except BrokenProcessPool:
+            raise ProtofleetError(
+                f"measuring {phase.replace('_', ' ')}",
+                expected="the run to end",
+                got="its process killed, most likely for want of memory",
+                hint="a smaller batch",
+            ) from None
+
+
+def _measure_here(path: str, phase: str, threads: int, batch: int, seconds: float) -> dict[str, Any]:
+    loaders = {"inference": load_inference, "training_step": load_training}
+    return measured_run(lambda: loaders[phase](path, threads, batch), seconds=seconds, peak_rss_bytes=peak_rss_bytes)
+
+
+def load_inference(path: str, threads: int, batch: int) -> Callable[[], object]:
+    bundle = read_bundle(path)
+    extractor = Extractor(bundle, bundle.params, threads)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (batch, *bundle.manifest.input_shape), dtype=np.uint8)  # (B, H, W, c)
+    return lambda: list(extractor.blocks(x, samples=batch))
+
+
+def load_training(path: str, threads: int, batch: int) -> Callable[[], object]:
+    bundle = read_bundle(path)
+    manifest = bundle.manifest
+    trainer = Trainer(bundle, threads)
+    trainer.load_state(bundle.params)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (batch, *manifest.input_shape), dtype=np.uint8)  # (B, H, W, c)
+    data = LocalData(x, rng.integers(0, manifest.classes, batch))
+    mask = np.ones(manifest.classes, np.float32)  # (C,)
+    # The smallest learning rate keeps the weights where they are, so that no step meets a number it is slow at.
+    return lambda: trainer.fit(data, epochs=1, lr=1e-9, given={"prototype_mask": mask}, seed=0)

@@ -1,0 +1,236 @@
+"""`protofleet profile`: what a bundle takes on devices (predicted, simulated) and on this machine (measured).
+
+Predicting is `hw_profiles`, running a bundle is `edge_client`; the command that does both is put together here. What
+is imported follows what is asked for, so that `--measure` works on a board with the base install: no onnx, no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from contract.bundle import read_bundle
+from contract.errors import UsageError, near_names
+from contract.interrupt import interruptible
+from contract.report import JSON_HELP, beside, write_json, write_text
+from contract.tables import show_table
+from hw_profiles.devices.measure import read_measurement
+from hw_profiles.devices.schema import Device, find_device, load_devices
+from hw_profiles.latency.published_rows import OWN_DEVICE
+from hw_profiles.reports.cost_page import size, time_text
+
+__all__ = ["profile_command"]
+
+_PRECISIONS = ("fp32", "fp16", "int8")
+_SHORT = {"onnxruntime": "ort", "tensorrt": "trt"}
+
+
+def profile_command(
+    bundle: Annotated[Path | None, typer.Argument(metavar="F.bundle", help="the bundle to profile")] = None,
+    devices: Annotated[
+        str, typer.Option(help="device names, comma-separated; default all, or host with --measure")
+    ] = "",
+    list_devices: Annotated[bool, typer.Option("--list", help="list the devices and end")] = False,
+    devices_file: Annotated[list[Path] | None, typer.Option(help="device files of your own (TOML)")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="measure on this machine")] = False,
+    measured: Annotated[
+        Path | None, typer.Option(help="read back what --measure --json wrote, here or elsewhere")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="of measuring, for each number of threads and phase")] = 3.0,
+    batch: Annotated[int, typer.Option(help="B of inference")] = 1,
+    samples: Annotated[int, typer.Option(help="local samples N in a round")] = 1000,
+    runtime: Annotated[str, typer.Option(help="of the main figure, e.g. ncnn, tflite, onnxruntime, tensorrt")] = "",
+    precision: Annotated[str, typer.Option(help="fp32, fp16 or int8; default what the runtime takes there")] = "",
+    threads: Annotated[
+        str, typer.Option(help="numbers, comma-separated, for --measure; 1 or all for predictions")
+    ] = "",
+    json_file: Annotated[Path | None, typer.Option("--json", help=JSON_HELP.format("the report"))] = None,
+    html_file: Annotated[Path | None, typer.Option("--html", help="write the report as one HTML page")] = None,
+) -> None:
+    """Latency, memory and energy of a bundle on devices, predicted; with --measure, on this machine."""
+    known = load_devices(devices_file or ())
+    console = beside(json_file)
+    if list_devices:
+        _show_devices(known.values(), console)
+        return
+    if bundle is None:
+        raise UsageError(
+            "profile", expected="a bundle file, or --list", got="neither", hint="protofleet profile --list"
+        )
+    _check_options(batch, samples, seconds, precision)
+    named = [name.strip() for name in devices.split(",") if name.strip()] or (
+        ["host"] if measure else [n for n in known if n != OWN_DEVICE]
+    )
+    chosen = [find_device(name, known) for name in named]
+    record = read_measurement(measured) if measured else None
+    if measure:
+        with interruptible():  # the processes that measure are ended
+            record = _measure(bundle, threads, seconds, batch, console)
+    if measure and not _has_onnx():
+        _show_measured(record or {}, console)
+        console.print("predictions need the onnx package: pip install 'protofleet[export]'", style="dim", markup=False)
+        write_json(json_file, record)
+        return
+    choice = {"batch": batch, "samples": samples, "runtime": runtime or None, "precision": precision or None}
+    report = _report(bundle, chosen, choice | {"threads": "1" if threads == "1" else "all"}, record)
+    _show(report, console)
+    write_json(json_file, report)
+    if html_file is not None:
+        from hw_profiles.reports.profile_page import profile_page
+
+        write_text(html_file, profile_page(report), option="--html")
+
+
+def _check_options(batch: int, samples: int, seconds: float, precision: str) -> None:
+    for name, value in (("--batch", batch), ("--samples", samples)):
+        if value < 1:
+            raise UsageError(name, expected="a positive integer", got=value)
+    if not 0 < seconds <= 3600:
+        raise UsageError("--seconds", expected="a number from 0 to 3600", got=seconds)
+    if precision and precision not in _PRECISIONS:
+        raise UsageError(
+            "--precision", expected=", ".join(_PRECISIONS), got=precision, hint=near_names(precision, _PRECISIONS)
+        )
+
+
+def _measure(bundle: Path, threads: str, seconds: float, batch: int, console: Console) -> dict[str, Any]:
+    from protofleet.commands.measure import measure_bundle
+
+    cores = len(os.sched_getaffinity(0))
+    counts = sorted({1, cores} | ({2} if cores >= 4 else set()))
+    if threads and threads != "all":
+        try:
+            counts = sorted({int(word) for word in threads.split(",")})
+        except ValueError:
+            raise UsageError("--threads", expected="numbers, comma-separated", got=threads) from None
+    return measure_bundle(
+        bundle, threads=counts, seconds=seconds, batch=batch, progress=lambda line: console.print(line, style="dim")
+    )
+
+
+def _report(
+    bundle: Path, devices: Sequence[Device], choice: Mapping[str, Any], record: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    if not _has_onnx():
+        raise UsageError(
+            "predictions read the bundle's graphs", expected="the onnx package", got="none installed",
+            hint="pip install 'protofleet[export]', or --measure, which needs nothing more",
+        )  # fmt: skip
+    from hw_profiles.reports.profile_report import Choice, profile_report
+
+    return profile_report(read_bundle(bundle), devices, Choice(**choice), record)
+
+
+def _has_onnx() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("onnx") is not None
+
+
+def _show_devices(devices: Iterable[Device], console: Console) -> None:
+    rows = [
+        (each.name, ", ".join(each.processors), f"{each.memory.ram_bytes / 2**30:.3g} GiB", each.title)
+        for each in devices
+    ]
+    show_table(console, ("name", "processors", "memory", "title"), rows, words=(0, 1, 3))
+
+
+_FLEET_COLUMNS = ("device", "latency", "8 of 10", "by", "step", "round", "at most", "fits")
+
+
+def _show(report: Mapping[str, Any], console: Console) -> None:
+    subject, uplink = report["subject"], report["uplink"]
+    console.print(
+        f"[bold]{subject['backbone']}[/bold], {subject['method']}, {subject['parameters']:,} parameters, "
+        f"{subject['inference_macs'] / 1e6:,.1f} M multiply-accumulates at batch {subject['batch']}"
+    )
+    console.print(_uplink_line(uplink))
+    rows = [_fleet_row(device) for device in report["devices"]]
+    show_table(console, _FLEET_COLUMNS, rows, words=(0, 3, 7), title=f"a round is {report['samples']:,} samples")
+    console.print(_LEGEND, style="dim", highlight=False)
+    for line in dict.fromkeys(_extrapolations(report["devices"])):
+        console.print(line, style="yellow", highlight=False)
+    if report["measured"]:
+        _show_measured(report["measured"], console, report["comparison"])
+    if subject["unmodelled"]:
+        named = ", ".join(f"{op} x{count}" for op, count in subject["unmodelled"].items())
+        console.print(f"[yellow]not modelled[/yellow], priced as element-wise work: {named}")
+    for line in report["assumptions"]:
+        console.print(f"  - {line}", style="dim", highlight=False)
+
+
+_LEGEND = (
+    "latency of inference and step by an array: simulated; all else predicted. 8 of 10: where 8 of 10 latencies would "
+    "lie, in ms. at most: upper bound of our client's memory, samples included, over rounds and FFC's, which decides "
+    "what fits. ?: extrapolated"
+)
+
+
+def _uplink_line(uplink: Mapping[str, Any]) -> str:
+    own, ffc, fedavg = (size(uplink[f"{what}_bytes"]) for what in ("contribution", "ffc", "fedavg"))
+    if uplink["statistic"] == "feature-gram":
+        return f"up once {ffc} (measured); FedAvg would send {fedavg} each round"
+    return f"up per round {own}, once for FFC {ffc} (measured); FedAvg would send {fedavg} each round"
+
+
+def _extrapolations(devices: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """In what the memory lies beyond all that was measured."""
+    for device in devices:
+        if device["memory"]["extrapolated"]:
+            yield f"memory extrapolated, beyond all that was measured: {', '.join(device['memory']['extrapolated'])}"
+
+
+def _fleet_row(device: Mapping[str, Any]) -> tuple[str, ...]:
+    main, step, memory = device["inference"][0], device["training_step"], device["memory"]
+    runtime = "array" if main["processor"] == "systolic" else _SHORT.get(main["runtime"], main["runtime"])
+    return (
+        device["name"],
+        _brief(main["latency_ms"]),
+        f"{main['low_ms']:.2g}–{main['high_ms']:.2g}" if main["low_ms"] else "",
+        runtime if runtime == "array" else f"{runtime} {main['precision']}",
+        _brief(step["latency_ms"]) if step else "–",
+        _brief(step["round_s"] * 1e3) if step else "–",
+        *_memory_cells(memory),
+    )
+
+
+def _memory_cells(memory: Mapping[str, Any]) -> tuple[str, str]:
+    """What it takes at most, and whether that fits."""
+    most = memory["peak_bytes_at_most"]
+    verdict = "yes" if memory["fits"] else "NO"
+    if not memory["fits"] and memory["training_fits"]:
+        verdict = "not FFC"
+    elif not memory["fits"] and memory["inference_fits"]:
+        verdict = "inference"
+    return size(most), verdict + ("?" if memory["extrapolated"] else "")
+
+
+def _brief(milliseconds: float) -> str:
+    """A duration in seven characters."""
+    return time_text(milliseconds).replace(" ", "")
+
+
+_MEASURED_COLUMNS = ("what", "threads", "B", "median ms", "p99 ms", "peak MB", "°C", "predicted ms")
+
+
+def _show_measured(record: Mapping[str, Any], console: Console, comparison: Sequence[Mapping[str, Any]] = ()) -> None:
+    rows = []
+    for line in comparison or record["runs"]:
+        degrees, predicted = line["temperature_c"][1], line.get("predicted_ms")
+        cells = (
+            line["phase"].replace("_", " "),
+            str(line["threads"]),
+            str(line["batch"]),
+            f"{line['median_ms']:.3g}",
+            f"{line['p99_ms']:.3g}",
+            f"{line['peak_rss_bytes'] / 1e6:.1f}",
+            "?" if degrees is None else f"{degrees:.0f}{' throttled' if line['throttled'] else ''}",
+            f"{predicted:.3g} ({line['low_ms']:.2g} – {line['high_ms']:.2g})" if predicted else "–",
+        )
+        rows.append(cells)
+    show_table(console, _MEASURED_COLUMNS, rows, title=f"measured on {record['host']['board']}")
