@@ -16,13 +16,13 @@ from contract.messages import Announcement
 from contract.sphere import orthonormal_frame
 from edge_client.device import Device, round_seed
 from export.backbones import build_backbone
+from lab.algorithms import ALGORITHMS
+from lab.algorithms.base import average
 from lab.algorithms.head_calibration import calibrated_head
-from lab.algorithms.registry import BASELINES
-from lab.algorithms.server_rules import average
 from lab.demo.baselines import ridge_head
 from lab.engine.deployed import Course, run_id
 from lab.engine.local_training import EagerModel, save_weights, train_eager
-from lab.engine.run_averaging import run_baseline
+from lab.engine.run_averaging import run_algorithm
 
 TEST = some(shipped().test, 8)
 
@@ -45,16 +45,16 @@ def test_average_is_the_weighted_mean_number_by_number() -> None:
 
 
 def test_one_round_of_fedavg_is_the_average_of_local_trainings() -> None:
-    baseline, held, course = BASELINES["fedavg"], shares(), Course(rounds=1, calibrate=False, seed=4)
-    hyper = baseline.settle({"lr": 0.02, "epochs": 1})
+    algorithm, held, course = ALGORITHMS["fedavg"], shares(), Course(rounds=1, calibrate=False, seed=4)
+    hyper = algorithm.settle({"lr": 0.02, "epochs": 1})
     model = _model()
     locals_ = []
     for number, share in enumerate(held, start=1):
         local = copy.deepcopy(model)
         seed = round_seed(f"device-{number}", run_id(4), 1)
-        train_eager(local, share, baseline.objective, hyper, epochs=1, batch=8, lr=0.02, seed=seed)
+        train_eager(local, share, algorithm.loss(), hyper, epochs=1, batch=8, lr=0.02, seed=seed)
         locals_.append(local.state_dict())
-    (record,) = run_baseline(baseline, model, held, TEST, course, hyper, batch=8)
+    (record,) = run_algorithm(algorithm, model, held, TEST, course, hyper, batch=8)
     total = sum(len(share) for share in held)
     for name, tensor in model.state_dict().items():
         naive = sum(len(share) / total * local[name].double() for share, local in zip(held, locals_, strict=True))
@@ -83,10 +83,10 @@ def test_torch_and_the_device_train_alike(tmp_path: Path) -> None:
 
 
 def test_spherefed_never_moves_its_head() -> None:
-    baseline, model = BASELINES["spherefed"], _model("frozen")
-    hyper = baseline.settle({"epochs": 1, "lr": 0.1})
+    algorithm, model = ALGORITHMS["spherefed"], _model("frozen")
+    hyper = algorithm.settle({"epochs": 1, "lr": 0.1})
     before = copy.deepcopy(model.backbone.state_dict())
-    records = run_baseline(baseline, model, shares(), TEST, Course(rounds=2), hyper, batch=8)
+    records = run_algorithm(algorithm, model, shares(), TEST, Course(rounds=2), hyper, batch=8)
     np.testing.assert_allclose(model.head_weight.numpy(), orthonormal_frame(10, 50, 3), atol=1e-7)
     assert any(not torch.equal(before[name], tensor) for name, tensor in model.backbone.state_dict().items())
     assert set(records[0].all_classes) == {"head"}

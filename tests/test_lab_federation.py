@@ -1,4 +1,4 @@
-"""The engine of averaging federations: each base algorithm against a naive loop, each baseline by what makes it one."""
+"""The engine of averaging federations: each rule against a naive loop, each algorithm by its own trait."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from export.backbones import build_backbone
 from export.build import export_step, initial_state
 from export.step import Preprocess, plan_step
 from export.verify import Images, run_step
+from lab.algorithms import ALGORITHMS, RULES
+from lab.algorithms.base import Outcome, WeightRule, average
+from lab.algorithms.fedhkd import FedHKD
+from lab.algorithms.fednh import FedNH
+from lab.algorithms.fedpr import FedPR
 from lab.algorithms.head_calibration import _virtual, calibrated_head, ccvr_head, head_by_ffc
-from lab.algorithms.registry import BASELINES
-from lab.algorithms.server_rules import Outcome, Server, average
-from lab.algorithms.shared_knowledge import Knowledge, NormalisedHead, Prototypes
 from lab.engine.deployed import Course
 from lab.engine.evaluation import AveragingRecord
 from lab.engine.local_training import EagerModel, train_eager
-from lab.engine.run_averaging import Measures, run_baseline
+from lab.engine.run_averaging import Measures, run_algorithm
 from lab.engine.weight_averaging import Federation
 
 TEST = some(shipped().test, 8)
@@ -38,10 +40,10 @@ def _model(head: str = "local", seed: int = 3) -> EagerModel:
 
 
 def _federation(name: str, *, rounds: int = 2, fraction: float = 1.0, **hyper: object) -> Federation:
-    baseline = BASELINES[name]
-    settled = baseline.settle({**GENTLY, **hyper})
+    algorithm = ALGORITHMS[name]
+    settled = algorithm.settle({**GENTLY, **hyper})
     course = Course(rounds=rounds, calibrate=False, fraction=fraction)
-    return Federation(baseline, _model(baseline.head), shares(), course, settled, batch=8)
+    return Federation(algorithm, _model(algorithm.head), shares(), course, settled, batch=8)
 
 
 def _run(
@@ -53,15 +55,15 @@ def _run(
     held: bool = True,
     **hyper: object,
 ):
-    baseline = BASELINES[name]
+    algorithm = ALGORITHMS[name]
     own = [LocalData(share.x[:10], share.y[:10]) for share in shares()]
-    return run_baseline(
-        baseline,
-        _model(baseline.head),
+    return run_algorithm(
+        algorithm,
+        _model(algorithm.head),
         shares(),
         TEST,
         Course(rounds=rounds, calibrate=calibrate),
-        baseline.settle({**GENTLY, **hyper}),
+        algorithm.settle({**GENTLY, **hyper}),
         batch=8,
         held=own if held else None,
         measures=measures,
@@ -69,6 +71,10 @@ def _run(
 
 
 # ── servers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _rule(name: str, clients: int = 3, **hyper: object) -> WeightRule:
+    return RULES[name](ALGORITHMS[name].settle(hyper), frozenset({"w"}), clients)
 
 
 def _outcomes(pulls: tuple[float, ...]) -> tuple[dict[str, torch.Tensor], list[Outcome]]:
@@ -85,7 +91,7 @@ def _outcomes(pulls: tuple[float, ...]) -> tuple[dict[str, torch.Tensor], list[O
 
 def test_fednova_divides_each_clients_way_by_its_pull() -> None:
     start, outcomes = _outcomes((4.0, 9.0, 1.5))
-    found = Server(BASELINES["fednova"].settle({}), frozenset({"w"})).step(start, outcomes)
+    found = _rule("fednova").merge(start, outcomes)
     shares_ = np.array([o.samples for o in outcomes]) / sum(o.samples for o in outcomes)
     effective = sum(p * o.pull for p, o in zip(shares_, outcomes, strict=True))
     way = sum(p * (start["w"] - o.state["w"]).numpy() / o.pull for p, o in zip(shares_, outcomes, strict=True))
@@ -97,7 +103,7 @@ def test_fednova_divides_each_clients_way_by_its_pull() -> None:
 
 def test_fednova_is_fedavg_where_all_pull_alike() -> None:
     start, outcomes = _outcomes((7.0, 7.0, 7.0))
-    found = Server(BASELINES["fednova"].settle({}), frozenset({"w"})).step(start, outcomes)
+    found = _rule("fednova").merge(start, outcomes)
     plain = average([o.state for o in outcomes], [o.samples for o in outcomes])
     np.testing.assert_allclose(found["w"].numpy(), plain["w"].numpy(), rtol=1e-12)
 
@@ -114,7 +120,7 @@ def test_the_pull_is_how_far_constant_gradients_move_the_weights(momentum: float
         if halve_every and number % halve_every == 0:
             optimizer.param_groups[0]["lr"] /= 2
     data = some(shipped().train, 4)  # 40 samples: 5 steps of 8
-    hyper = BASELINES["fedavg"].settle({"momentum": momentum, "halve_every": halve_every})
+    hyper = ALGORITHMS["fedavg"].settle({"momentum": momentum, "halve_every": halve_every})
     fitted = train_eager(_model(), data, "fedproto", hyper, epochs=1, batch=8, lr=1e-6, seed=0)
     assert fitted.steps == steps
     assert fitted.pull == pytest.approx(-w.item() / lr, rel=1e-5)
@@ -122,8 +128,7 @@ def test_the_pull_is_how_far_constant_gradients_move_the_weights(momentum: float
 
 def test_fedadam_and_fedavgm_follow_algorithm_2_over_two_rounds() -> None:
     for name in ("fedavgm", "fedadam"):
-        hyper = BASELINES[name].settle({})
-        server = Server(hyper, frozenset({"w"}))
+        rule = _rule(name)
         state, m, v = None, 0.0, 0.0
         for _ in range(2):
             start, outcomes = _outcomes((1.0, 1.0))
@@ -137,7 +142,7 @@ def test_fedadam_and_fedavgm_follow_algorithm_2_over_two_rounds() -> None:
             else:
                 m, v = 0.9 * m + 0.1 * delta, 0.99 * v + 0.01 * delta**2
                 expected = start["w"].numpy() + 0.01 * m / (np.sqrt(v) + 1e-3)
-            state = server.step(start, outcomes)
+            state = rule.merge(start, outcomes)
             np.testing.assert_allclose(state["w"].numpy(), expected, rtol=1e-10)
 
 
@@ -153,8 +158,10 @@ def test_the_proximal_term_holds_weights_back() -> None:
     def distance(mu: float) -> float:
         model, data = _model(), shares()[0]
         before = model.head_weight.detach().clone()
-        hyper = BASELINES["fedprox"].settle({"mu": mu})
-        train_eager(model, data, "fedproto", hyper, epochs=2, batch=8, lr=0.05, seed=0)
+        hyper = ALGORITHMS["fedprox"].settle({"mu": mu})
+        start = {name: p.detach().clone() for name, p in model.named_parameters()}
+        correct = RULES["fedprox"](hyper, frozenset(start), 1).correction(0, start)
+        train_eager(model, data, "fedproto", hyper, epochs=2, batch=8, lr=0.05, seed=0, correct=correct)
         return float((model.head_weight.detach() - before).norm())
 
     assert distance(5.0) < 0.8 * distance(1e-9)
@@ -163,7 +170,7 @@ def test_the_proximal_term_holds_weights_back() -> None:
 # ── baselines ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_baseline_learns_and_reports(name: str) -> None:
     records = _run(name, rounds=4, lr=0.002 if name == "fedhkd-averaged" else 0.02)
     assert all(isinstance(record, AveragingRecord) for record in records)
@@ -198,11 +205,11 @@ def test_fesem_puts_clients_of_one_kind_together() -> None:
     """Clients 0 and 1 hold the same images, 2 and 3 the same others."""
     one, other = shares()[0], shares()[2]
     federation = Federation(
-        BASELINES["fesem"],
+        ALGORITHMS["fesem"],
         _model(),
         [one, one, other, other],
         Course(rounds=3, calibrate=False),
-        BASELINES["fesem"].settle({"clusters": 2, "lr": 0.05}),
+        ALGORITHMS["fesem"].settle({"clusters": 2, "lr": 0.05}),
         batch=8,
     )
     for number in (1, 2, 3):
@@ -217,11 +224,11 @@ def test_more_clusters_than_clients_is_one_line() -> None:
 
 
 def test_fednh_moves_unit_prototypes_by_smoothing() -> None:
-    model, side = _model("normalised"), NormalisedHead(10, 50, {"smoothing": 0.75})
+    model, side = _model("normalised"), FedNH(10, 50, {"smoothing": 0.75}, 3)
     before = model.head_weight.numpy().copy()
     held = shares()
     for share in held:
-        side.gather(model, share, np.random.default_rng(0))
+        side.gather(0, model, share, np.random.default_rng(0))
     side.merge()
     side.install(model)
     z = np.concatenate([model.features(share.x) for share in held]).astype(np.float64)
@@ -234,16 +241,16 @@ def test_fednh_moves_unit_prototypes_by_smoothing() -> None:
 
 
 def test_fedpr_gives_each_holder_one_vote_and_keeps_what_nobody_sent() -> None:
-    model, side, held = _model(), Prototypes(10, 50, {}), shares()
+    model, side, held = _model(), FedPR(10, 50, {}, 3), shares()
     for share in held[:2]:
-        side.gather(model, share, np.random.default_rng(0))
+        side.gather(0, model, share, np.random.default_rng(0))
     side.merge()
     guide = side.guide()
     assert guide is not None
     means = [ClassMeans.of(model.features(share.x), share.y, 10) for share in held]
     np.testing.assert_allclose(guide.prototypes[3], (means[0].means[3] + means[1].means[3]) / 2, rtol=1e-5)
     assert guide.mask.tolist() == [1.0] * 7 + [0.0] * 3
-    side.gather(model, held[2], np.random.default_rng(0))
+    side.gather(0, model, held[2], np.random.default_rng(0))
     side.merge()
     later = side.guide()
     assert later is not None
@@ -253,11 +260,11 @@ def test_fedpr_gives_each_holder_one_vote_and_keeps_what_nobody_sent() -> None:
 
 def test_fedhkd_gathers_means_of_features_and_soft_predictions() -> None:
     model, held = _model(), shares()
-    hyper = BASELINES["fedhkd-averaged"].settle({})
-    side = Knowledge(10, 50, hyper)
+    hyper = ALGORITHMS["fedhkd-averaged"].settle({})
+    side = FedHKD(10, 50, hyper, 3)
     assert side.guide() is None
     for share in held:
-        side.gather(model, share, np.random.default_rng(0))
+        side.gather(0, model, share, np.random.default_rng(0))
     side.merge()
     guide = side.guide()
     assert guide is not None
@@ -274,9 +281,9 @@ def test_fedhkds_noise_is_fresh_and_of_the_stated_size() -> None:
     model, share = _model(), shares()[0]
 
     def knowledge(noise: float, seed: int) -> np.ndarray:
-        hyper = BASELINES["fedhkd-averaged"].settle({"noise": noise, "clip": 0.5})
-        side = Knowledge(10, 50, hyper)
-        side.gather(model, share, np.random.default_rng(seed))
+        hyper = ALGORITHMS["fedhkd-averaged"].settle({"noise": noise, "clip": 0.5})
+        side = FedHKD(10, 50, hyper, 3)
+        side.gather(0, model, share, np.random.default_rng(seed))
         side.merge()
         guide = side.guide()
         assert guide is not None
@@ -294,19 +301,19 @@ def test_samples_without_a_label_are_left_out_or_weighed() -> None:
     half = LocalData(share.x, np.where(np.arange(len(share)) % 2, share.y, -1))
 
     def trained(data: LocalData, pu_weight: float) -> torch.Tensor:
-        model, hyper = _model(), BASELINES["fedavg"].settle({"pu_weight": pu_weight})
+        model, hyper = _model(), ALGORITHMS["fedavg"].settle({"pu_weight": pu_weight})
         train_eager(model, data, "fedproto", hyper, epochs=1, batch=8, lr=0.05, seed=0)
         return model.head_weight.detach()
 
     assert torch.equal(trained(half, 0.0), trained(half.labelled, 0.0))
     assert not torch.equal(trained(half, 1.0), trained(half, 0.0))
-    records = run_baseline(
-        BASELINES["fedpr-averaged"],
+    records = run_algorithm(
+        ALGORITHMS["fedpr-averaged"],
         _model(),
         [half, shares()[1]],
         TEST,
         Course(rounds=2),
-        BASELINES["fedpr-averaged"].settle({}),
+        ALGORITHMS["fedpr-averaged"].settle({}),
         batch=8,
     )
     assert set(records[-1].all_classes) == {"head", "prototype", "linear"}
@@ -314,11 +321,12 @@ def test_samples_without_a_label_are_left_out_or_weighed() -> None:
 
 def test_options_are_checked() -> None:
     with pytest.raises(MethodError, match="no hyper-parameter 'lamda'"):
-        BASELINES["fedavg"].settle({"lamda": 1})
-    with pytest.raises(MethodError, match="mu, expected above 0 for the base fedprox, got 0, try mu=0"):
-        BASELINES["spherefed"].settle({"base": "fedprox"})
+        ALGORITHMS["fedavg"].settle({"lamda": 1})
+    assert ALGORITHMS["spherefed"].settle({"base": "fedprox"})["mu"] == ALGORITHMS["fedprox"].settle({})["mu"]
+    with pytest.raises(MethodError, match="fedavg over fedavg has no hyper-parameter 'mu'"):
+        ALGORITHMS["fedavg"].settle({"mu": 0.1})
     with pytest.raises(MethodError, match="base, expected one of fedavg"):
-        BASELINES["fedavg"].settle({"base": "fedsgd"})
+        ALGORITHMS["fedavg"].settle({"base": "fedsgd"})
 
 
 def test_cosine_falls_to_nearly_nothing() -> None:
@@ -353,7 +361,7 @@ def test_closings_answer_better_than_an_untrained_head() -> None:
     model, held = _model("initial"), shares()
     features = model.features(TEST.x)
     before = (model.predict(TEST.x) == TEST.y).mean()
-    hyper = BASELINES["fedavg"].settle({"ccvr_virtual": 200})
+    hyper = ALGORITHMS["fedavg"].settle({"ccvr_virtual": 200})
     for head in (calibrated_head(model, held, 1e-6), ccvr_head(model, held, hyper, seed=0)):
         assert (head.answers(features) == TEST.y).mean() > before + 0.2
 
@@ -379,15 +387,15 @@ def test_personal_without_held_samples_is_one_line() -> None:
 def test_a_client_with_one_sample_is_handled() -> None:
     model = _model()
     single = LocalData(TEST.x[:1], TEST.y[:1])
-    baseline = BASELINES["fedpr-averaged"]
+    algorithm = ALGORITHMS["fedpr-averaged"]
     empty = LocalData(TEST.x[:0], TEST.y[:0])
-    (record,) = run_baseline(
-        baseline,
+    (record,) = run_algorithm(
+        algorithm,
         model,
         [single, shares()[0]],
         TEST,
         Course(rounds=1),
-        baseline.settle({}),
+        algorithm.settle({}),
         batch=8,
         held=[empty, single],
     )
@@ -402,15 +410,15 @@ def test_a_client_with_one_sample_is_handled() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fednova", "fedpr-averaged"])
 def test_a_client_without_samples_takes_no_part(name: str) -> None:
     """In nothing: rounds, closings, personal measures and accuracies are those of the others alone."""
-    baseline, nobody = BASELINES[name], LocalData(TEST.x[:0], TEST.y[:0])
-    settled = baseline.settle({**GENTLY, "epochs": 1})
+    algorithm, nobody = ALGORITHMS[name], LocalData(TEST.x[:0], TEST.y[:0])
+    settled = algorithm.settle({**GENTLY, "epochs": 1})
     records = []
     for parts in (shares(), [*shares(), nobody]):
         held = [LocalData(share.x[:10], share.y[:10]) for share in parts[:3]] + [TEST] * (len(parts) - 3)
         course, measures = Course(rounds=2, calibrate=True), Measures(personal=("head-ffc", "fit"))
         records.append(
-            run_baseline(
-                baseline, _model(baseline.head), parts, TEST, course, settled, batch=8, held=held, measures=measures
+            run_algorithm(
+                algorithm, _model(algorithm.head), parts, TEST, course, settled, batch=8, held=held, measures=measures
             )
         )
     assert records[0] == records[1]

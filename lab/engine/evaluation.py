@@ -81,10 +81,8 @@ class Tally:
 
 def ways(federation: Federation, features: NDArray[np.float32]) -> Answers:
     """Answers (N,) to features of the model as it stands."""
-    answers = {"head": np.asarray(federation.model.logits(features).argmax(axis=1), dtype=np.int64)}
-    if federation.side is not None:
-        answers |= federation.side.answers(features)
-    return answers
+    head = np.asarray(federation.model.logits(features).argmax(axis=1), dtype=np.int64)
+    return {"head": head} | federation.algorithm.answers(features)
 
 
 def assess(

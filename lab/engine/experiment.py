@@ -2,7 +2,7 @@
 
 1. Load the data and divide it over the clients.
 2. For a method of the wire (`fedproto`, `fedhp`, `fedpr`, `fedhkd`, `ffc`) or `local`: export a bundle and drive the
-   device's and the aggregator's own cores (`lab/engine/deployed.py`). For a row of `lab/algorithms/registry.py`: train
+   device's and the aggregator's own cores (`lab/engine/deployed.py`). For an algorithm of `lab/algorithms/`: train
    in torch and average weights (`lab/engine/run_averaging.py`), and, when asked, calibrate and save the backbone for
    `protofleet export --weights`.
 3. Hand out one record for each round.
@@ -24,7 +24,7 @@ from contract.methods import method
 from edge_client.data import LocalData
 from export.backbones import build_backbone
 from export.build import build_bundle
-from lab.algorithms.registry import BASELINES
+from lab.algorithms import ALGORITHMS
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.data.partition import Partition, hold_back, partition, unlabel
 from lab.demo.recipes import channel_statistics
@@ -32,7 +32,7 @@ from lab.engine.checkpoint import Checkpoint
 from lab.engine.deployed import Course, OnDevice, RoundRecord, local_only, run_id, simulate
 from lab.engine.local_training import EagerModel, save_weights
 from lab.engine.personal_evaluation import own_tests
-from lab.engine.run_averaging import Measures, run_baseline
+from lab.engine.run_averaging import Measures, run_algorithm
 
 __all__ = ["LAB_METHODS", "Experiment", "run_experiment"]
 
@@ -43,7 +43,7 @@ LAB_METHODS = {
     "fedhkd": "hyper-knowledge without weights (FedHKD*), as deployed",
     "ffc": "closed-form calibration of the shared backbone, as deployed",
     "local": "FedProto's training without the others",
-    **{name: baseline.summary + " (lab only)" for name, baseline in BASELINES.items()},
+    **{name: algorithm.summary + " (lab only)" for name, algorithm in ALGORITHMS.items()},
 }
 
 
@@ -63,7 +63,7 @@ class Experiment:
         measures: what a federation that averages weights measures beside.
         hyper: hyper-parameters that differ from the method's defaults.
         weights: safetensors to start from; random weights when None.
-        save_weights: where a baseline's backbone is written at the end.
+        save_weights: where the backbone of an algorithm that averages weights is written at the end.
     """
 
     method: str
@@ -87,12 +87,12 @@ class Experiment:
             raise UsageError(
                 "--method", expected="a method of the lab", got=self.method, hint=near_names(self.method, LAB_METHODS)
             )
-        settle = BASELINES[self.method].settle if self.method in BASELINES else method(_row(self.method)).settle
+        settle = ALGORITHMS[self.method].settle if self.method in ALGORITHMS else method(_row(self.method)).settle
         settle(self.hyper)
-        if self.save_weights is not None and self.method not in BASELINES:
+        if self.save_weights is not None and self.method not in ALGORITHMS:
             raise UsageError(
                 "--save-weights",
-                expected="a method that averages weights: " + ", ".join(BASELINES),
+                expected="a method that averages weights: " + ", ".join(ALGORITHMS),
                 got=self.method,
                 hint="without it: devices keep their weights",
             )
@@ -100,7 +100,7 @@ class Experiment:
             raise UsageError("--rounds and --batch", expected="1 or more", got=f"{self.course.rounds}, {self.batch}")
         if not 0 < self.course.fraction <= 1:
             raise UsageError("--fraction", expected="above 0, up to 1", got=self.course.fraction)
-        if self.method in BASELINES and (self.backbones or self.head):
+        if self.method in ALGORITHMS and (self.backbones or self.head):
             raise UsageError(
                 "backbones and head", expected="a method whose devices keep their weights", got=self.method
             )
@@ -148,7 +148,7 @@ def run_experiment(
         shares = [LocalData(share.x, unlabel(share.y, rate, seed + n)) for n, share in enumerate(shares)]
     held = [take(data.train, own) for _, own in cuts]
     asked = _asked_about(data, experiment)
-    engine = _averaging if experiment.method in BASELINES else _deployed
+    engine = _averaging if experiment.method in ALGORITHMS else _deployed
     records = engine(experiment, data, asked, shares, held, on_round, on_device, on_text, checkpoint)
     if checkpoint is not None:
         checkpoint.remove()
@@ -261,14 +261,14 @@ def _averaging(
     checkpoint: Checkpoint | None,
 ) -> list[RoundRecord]:
     on_text("building the backbone")
-    baseline, seed = BASELINES[experiment.method], experiment.course.seed
-    hyper = baseline.settle(experiment.hyper)
+    algorithm, seed = ALGORITHMS[experiment.method], experiment.course.seed
+    hyper = algorithm.settle(experiment.hyper)
     mean, std = _statistics(data)
     net, width = build_backbone(experiment.backbone, data.input_shape, seed=seed)
-    model = EagerModel(net, classes=data.classes, features=width, mean=mean, std=std, head=baseline.head, seed=seed)
+    model = EagerModel(net, classes=data.classes, features=width, mean=mean, std=std, head=algorithm.head, seed=seed)
     on_text("")
-    records = run_baseline(
-        baseline,
+    records = run_algorithm(
+        algorithm,
         model,
         shares,
         test,

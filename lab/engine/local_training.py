@@ -5,8 +5,8 @@ The objective is the one of `export/objectives.py`, and samples come in the orde
 on ONNX Runtime follow the same path. Images stay uint8 until they are a batch; networks are laid out channels last,
 as the images are, which is faster on a CPU.
 
-A method's hyper-parameters may also name what only the lab has: the optimiser (`sgd`, `adam`), `halve_every` steps,
-and FedProx's proximal term (Li et al., MLSys 2020): μ/2·‖w − w₀‖², whose gradient μ(w − w₀) is added to each step.
+A method's hyper-parameters may also name what only the lab has: the optimiser (`sgd`, `adam`), and `halve_every` steps.
+An algorithm that changes its clients' gradients (FedProx, SCAFFOLD) hands in a function that does it.
 """
 
 from __future__ import annotations
@@ -65,11 +65,13 @@ class Fitted:
         steps: optimiser steps.
         pull: ‖a‖₁, how much of the summed gradients, in units of the learning rate, the optimiser has moved the
             weights by: FedNova's normaliser (Wang et al., NeurIPS 2020, section 3). Equal to `steps` for plain SGD.
+        lr: the learning rate of the first step.
     """
 
     loss: float
     steps: int
     pull: float
+    lr: float
 
 
 class EagerModel(nn.Module):
@@ -160,6 +162,7 @@ def train_eager(
     lr: float,
     seed: int,
     guide: Guide | None = None,
+    correct: Callable[[Mapping[str, Tensor]], None] | None = None,
     on_epoch: Callable[[int, float], None] | None = None,
 ) -> Fitted:
     """Train in place.
@@ -167,8 +170,9 @@ def train_eager(
     Args:
         objective: of `export.objectives.OBJECTIVES`, or `fednh`.
         hyper: the method's settled hyper-parameters: the objective's, `momentum` and `weight_decay`; and, where they
-            are there, `optimizer`, `halve_every`, `mu`.
+            are there, `optimizer` and `halve_every`.
         guide: global prototypes or hyper-knowledge; without it their terms add nothing.
+        correct: changes each step's gradients in place, given the trained parameters by name.
         data: at least one sample; those without a label are left out unless `pu_weight` says what they weigh.
         on_epoch: called with the epoch, from 1, and its mean loss.
 
@@ -177,7 +181,7 @@ def train_eager(
     """
     quiet(model)
     data = data if hyper.get("pu_weight") else data.labelled
-    stepper = _Stepper(model, data, objective, hyper, lr, guide)
+    stepper = _Stepper(model, data, objective, hyper, lr, guide, correct)
     rng, total = np.random.default_rng(seed), 0.0
     for epoch in range(1, epochs + 1):
         shuffled, sums = rng.permutation(len(data)), 0.0
@@ -189,7 +193,7 @@ def train_eager(
         total += sums
         if on_epoch is not None:
             on_epoch(epoch, sums / len(data))
-    return Fitted(total / (epochs * len(data)), stepper.steps, stepper.pull)
+    return Fitted(total / (epochs * len(data)), stepper.steps, stepper.pull, lr)
 
 
 def save_weights(model: EagerModel, path: Path) -> None:
@@ -237,26 +241,25 @@ class _Stepper:
         hyper: Mapping[str, Value],
         lr: float,
         guide: Guide | None,
+        correct: Callable[[Mapping[str, Tensor]], None] | None,
     ) -> None:
         self.model, self.objective, self.hyper = model, objective, hyper
         self.guide = guide or Guide.nothing(*model.head_weight.shape)
         counts = torch.from_numpy(data.counts(len(model.head_weight))).to(torch.float32)
         self.priors = counts / counts.sum().clamp(min=1.0)  # (C,) among the labelled
-        self.trained = [p for p in model.parameters() if p.requires_grad]
-        self.mu = float(hyper.get("mu", 0.0))
-        self.start = [p.detach().clone() for p in self.trained] if self.mu else []
-        self.optimizer, self.momentum = _optimizer(self.trained, hyper, lr)
+        self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.correct = correct
+        self.optimizer, self.momentum = _optimizer(list(self.trained.values()), hyper, lr)
         self.halve_every = int(hyper.get("halve_every", 0))
         self.steps, self.pull, self._running, self._rate = 0, 0.0, 0.0, 1.0
 
     def step(self, x: Tensor, y: Tensor) -> float:
-        """One step; returns the batch's loss, without the proximal term."""
+        """One step; returns the batch's loss, without what a correction adds."""
         loss = _loss(self.model, self.objective, x, y, self.guide, self.priors, self.hyper)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        for p, start in zip(self.trained, self.start, strict=False):
-            if p.grad is not None:
-                p.grad.add_(p.detach() - start, alpha=self.mu)
+        if self.correct is not None:
+            self.correct(self.trained)
         self.optimizer.step()
         self._count()
         return float(loss.detach())

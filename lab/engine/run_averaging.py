@@ -1,6 +1,6 @@
 """Run one federation that averages weights: rounds, when to measure, and what to do after the last.
 
-`Measures` says what is asked beside training; `run_baseline` hands out one `AveragingRecord` for each round. The last
+`Measures` says what is asked beside training; `run_algorithm` hands out one `AveragingRecord` for each round. The last
 record carries the closings (`lab/algorithms/head_calibration.py`) and the personalised accuracies
 (`lab/engine/evaluation.py`).
 """
@@ -15,14 +15,14 @@ import numpy as np
 from contract.errors import UsageError, near_names
 from contract.methods import Value
 from edge_client.data import LocalData
-from lab.algorithms.registry import Baseline
+from lab.algorithms.base import Algorithm
 from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
 from lab.engine.deployed import Course, OnDevice, RoundRecord
 from lab.engine.evaluation import PERSONAL, AveragingRecord, Tally, ask_trained, assess, close, personalise
 from lab.engine.local_training import EagerModel
 from lab.engine.weight_averaging import Federation, Gathered
 
-__all__ = ["CLOSINGS", "Measures", "run_baseline"]
+__all__ = ["CLOSINGS", "Measures", "run_algorithm"]
 
 CLOSINGS = ("ffc", "ccvr")
 
@@ -48,8 +48,8 @@ class Measures:
                     raise UsageError(option, expected="known names", got=name, hint=near_names(name, known))
 
 
-def run_baseline(
-    baseline: Baseline,
+def run_algorithm(
+    algorithm: type[Algorithm],
     model: EagerModel,
     shares: Sequence[LocalData],
     test: LocalData,
@@ -69,7 +69,7 @@ def run_baseline(
         shares: each client's samples; one without samples takes no part in anything.
         test: images that every client's model is asked about.
         course: rounds, sampling and seed; `calibrate` adds FFC to the closings.
-        hyper: settled hyper-parameters of `baseline`.
+        hyper: settled hyper-parameters of `algorithm`.
         batch: B.
         held: each client's own test samples; none when left out.
         on_round: called with each round's record, those of before an interruption, too.
@@ -84,8 +84,8 @@ def run_baseline(
         raise UsageError("personal", expected="samples held back for a local test", got="none", hint="--local-test 0.2")
     wanted = tuple(dict.fromkeys([*measures.closings, *(["ffc"] if course.calibrate else [])]))
     # Gram sums and class Gaussians only add up over one extractor.
-    wanted = wanted if not baseline.clusters else ()
-    federation = Federation(baseline, model, shares, course, hyper, batch=batch)
+    wanted = wanted if algorithm.centres is None else ()
+    federation = Federation(algorithm, model, shares, course, hyper, batch=batch)
     records, kept = past_rounds(checkpoint, AveragingRecord, on_round)
     if kept is not None:
         federation.restore(kept)

@@ -1,13 +1,12 @@
-"""The engine of the federations that average weights: a round is sample → train → merge, for every row of `BASELINES`.
+"""The engine of the federations that average weights: a round is sample → train → merge, whatever the algorithm.
 
 1. `sampled` (contract/sampling.py) says which clients take part, as on devices.
-2. Each starts from its centre's weights, with whatever tensors it keeps, trains (`lab/engine/local_training.py`), and
-   leaves its weights and the statistic that travels beside them (`lab/algorithms/shared_knowledge.py`).
-3. The server merges both (`lab/algorithms/server_rules.py`). With clusters (FeSEM, Xie et al., 2021), the first round's
-   weights are divided by k-means; later each participant joins the centre nearest to its new weights (E), and each
-   centre becomes its members' average (M).
+2. Each starts from its model's weights, with whatever tensors it keeps, trains (`lab/engine/local_training.py`), and
+   leaves its weights and what travels beside them.
+3. The server merges both.
 
-A federation holds one network; `load` puts a client's present weights into it. `lab/engine/evaluation.py` measures.
+What differs from one algorithm to the next are the hooks of `lab/algorithms/base.py`. A federation holds one network;
+`load` puts a client's present weights into it. `lab/engine/evaluation.py` measures.
 """
 
 from __future__ import annotations
@@ -18,9 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from contract.errors import UsageError
 from contract.methods import Value
@@ -28,15 +24,12 @@ from contract.sampling import sampled
 from edge_client.data import LocalData
 from edge_client.device import round_seed
 from export.weights import put_tensors
-from lab.algorithms.registry import Baseline
-from lab.algorithms.server_rules import Outcome, Server, average
-from lab.algorithms.shared_knowledge import SIDES, Side
+from lab.algorithms import RULES
+from lab.algorithms.base import Algorithm, Outcome, State
 from lab.engine.deployed import Course, OnDevice, run_id
 from lab.engine.local_training import EagerModel, Fitted, train_eager
 
 __all__ = ["Federation", "Gathered"]
-
-State = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +66,7 @@ class Federation:
 
     def __init__(
         self,
-        baseline: Baseline,
+        algorithm: type[Algorithm],
         model: EagerModel,
         shares: Sequence[LocalData],
         course: Course,
@@ -81,22 +74,21 @@ class Federation:
         *,
         batch: int,
     ) -> None:
-        self.baseline, self.model, self.shares = baseline, model, shares
+        self.model, self.shares = model, shares
         self.course, self.hyper, self.batch = course, hyper, batch
-        classes, width = model.head_weight.shape
-        self.side: Side | None = SIDES[baseline.side](classes, width, hyper) if baseline.side else None
+        self.algorithm = algorithm(*model.head_weight.shape, hyper, len(shares))
         floats = model.floats()
-        self.shared = [name for name in floats if baseline.kept is None or not name.startswith(baseline.kept)]
+        self.shared = [name for name in floats if algorithm.kept is None or not name.startswith(algorithm.kept)]
         self._first = {name: tensor.clone() for name, tensor in floats.items() if name not in self.shared}
         self._kept: dict[int, State] = {}
-        number = int(hyper["clusters"]) if baseline.clusters else 1
+        number = int(hyper[algorithm.centres]) if algorithm.centres else 1
         if number > len(shares):
-            raise UsageError("clusters", expected=f"up to {len(shares)}, the number of clients", got=number)
+            raise UsageError(str(algorithm.centres), expected=f"up to {len(shares)}, the number of clients", got=number)
         self.centres: list[State] = [{name: floats[name].clone() for name in self.shared} for _ in range(number)]
-        trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
-        self._servers = [Server(hyper, trained) for _ in range(number)]
+        trained = frozenset(n for n, p in model.named_parameters() if p.requires_grad and n in set(self.shared))
+        rule = RULES[str(hyper["base"])]
+        self._rules = [rule(hyper, trained, len(shares)) for _ in range(number)]
         self.member = np.zeros(len(shares), dtype=np.int64)
-        self._divided = number == 1
 
     def run_round(
         self, number: int, *, on_device: OnDevice | None = None, on_trained: Callable[[int], None] | None = None
@@ -131,16 +123,18 @@ class Federation:
     def fit(self, client: int, number: int) -> Fitted:
         """Train the client's present model on its samples, in the model in place, as in round `number`."""
         self.load(client)
+        centre = self.member[client]
         return train_eager(
             self.model,
             self.shares[client],
-            self.baseline.objective,
+            self.algorithm.loss(),
             self.hyper,
             epochs=int(self.hyper["epochs"]),
             batch=self.batch,
             lr=self._lr(number),
             seed=round_seed(_name(client), run_id(self.course.seed), number),
-            guide=self.side.guide() if self.side else None,
+            guide=self.algorithm.guide(),
+            correct=self._rules[centre].correction(client, self.centres[centre]),
         )
 
     def load(self, client: int) -> None:
@@ -154,21 +148,19 @@ class Federation:
             "model": self.model.state_dict(),
             "centres": self.centres,
             "kept": self._kept,
-            "moments": [server.moments for server in self._servers],
+            "rules": [rule.state() for rule in self._rules],
             "member": self.member.tolist(),
-            "divided": self._divided,
-            "side": None if self.side is None else self.side.state(),
+            "algorithm": self.algorithm.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         put_tensors(self.model, state["model"])
         self.centres, self._kept = state["centres"], state["kept"]
-        for server, moments in zip(self._servers, state["moments"], strict=True):
-            server.moments = moments
-        self.member, self._divided = np.array(state["member"], np.int64), state["divided"]
-        if self.side is not None:
-            self.side.restore(state["side"])
+        for rule, kept in zip(self._rules, state["rules"], strict=True):
+            rule.restore(kept)
+        self.member = np.array(state["member"], np.int64)
+        self.algorithm.restore(state["algorithm"])
 
     def groups(self) -> list[list[int]]:
         """Clients whose present models are the same one."""
@@ -189,50 +181,24 @@ class Federation:
         if self._first:
             self._kept[client] = {name: floats[name].clone() for name in self._first}
         sent = 4 * sum(tensor.numel() for tensor in state.values())
-        if self.side is not None:
-            rng = np.random.default_rng(round_seed(f"{_name(client)}-side", run_id(self.course.seed), number))
-            sent += self.side.gather(self.model, self.shares[client].labelled, rng)
+        centre = self.member[client]
+        sent += self._rules[centre].trained(client, self.centres[centre], state, fitted)
+        rng = np.random.default_rng(round_seed(f"{_name(client)}-side", run_id(self.course.seed), number))
+        sent += self.algorithm.gather(client, self.model, self.shares[client].labelled, rng)
         gathered.outcomes.append(Outcome(client, state, len(self.shares[client]), fitted.pull, fitted.loss))
         gathered.uplink_bytes.append(sent)
 
     def _merge(self, outcomes: list[Outcome]) -> None:
-        if len(self.centres) > 1:
-            self._assign(outcomes)
-        for number, server in enumerate(self._servers):
+        if len(self.centres) > 1 and outcomes:
+            self.algorithm.assign(outcomes, self.centres, self.member, self.course.seed)
+        for number, rule in enumerate(self._rules):
             mine = [each for each in outcomes if self.member[each.client] == number]
-            self.centres[number] = server.step(self.centres[number], mine)
+            self.centres[number] = rule.merge(self.centres[number], mine)
         put_tensors(self.model, self.centres[0])
-        if self.side is not None and outcomes:
-            self.side.merge()
-            self.side.install(self.model)
-
-    def _assign(self, outcomes: list[Outcome]) -> None:
-        """FeSEM's E step: which centre is nearest in squared distance of weights."""
-        weights = np.stack([_flat(each.state) for each in outcomes])  # (participants, weights)
-        clients = [each.client for each in outcomes]
-        if not self._divided and len(outcomes) >= len(self.centres):
-            self.member[clients] = _kmeans(weights, len(self.centres), self.course.seed)
-            for number in range(len(self.centres)):
-                mine = [each for each in outcomes if self.member[each.client] == number]
-                self.centres[number] = average([each.state for each in mine], [each.samples for each in mine])
-            # Clients that were not there begin in the fullest cluster.
-            away = np.setdiff1d(np.arange(len(self.shares)), clients)
-            self.member[away] = int(np.bincount(self.member[clients]).argmax())
-            self._divided = True
-        elif self._divided:
-            centres = np.stack([_flat(centre) for centre in self.centres])
-            self.member[clients] = ((weights[:, None] - centres[None]) ** 2).sum(axis=2).argmin(axis=1)
+        if outcomes:
+            self.algorithm.merge()
+            self.algorithm.install(self.model)
 
 
 def _name(client: int) -> str:
     return f"device-{client + 1}"
-
-
-def _flat(state: Mapping[str, Tensor]) -> NDArray[np.float32]:
-    return torch.cat([state[name].reshape(-1) for name in sorted(state)]).numpy()
-
-
-def _kmeans(rows: NDArray[np.float32], number: int, seed: int) -> NDArray[np.int64]:
-    from sklearn.cluster import KMeans
-
-    return np.asarray(KMeans(number, n_init=5, random_state=seed).fit(rows).labels_, dtype=np.int64)

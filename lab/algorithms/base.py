@@ -1,0 +1,242 @@
+"""What a federation that averages weights is made of: an algorithm, and the rule by which its server merges weights.
+
+Both are classes with hooks; a new one is one file in this folder. A federation (`lab/engine/weight_averaging.py`) holds
+one object of each and calls, in every round:
+
+    rule.correction(client, start)     what is added to a client's gradients at each of its steps
+    algorithm.guide()                  what clients train against beside their samples
+        … the client trains …
+    rule.trained(client, …)            a client's own state moves on; returns the bytes it sends for that
+    algorithm.gather(client, …)        the statistic that travels beside its weights; returns its bytes
+    algorithm.assign(…)                which of several models each client belongs to
+    rule.merge(start, outcomes)        the next global weights, one rule object for each model
+    algorithm.merge()                  the round's statistics become the next global ones
+    algorithm.install(model)           what of them belongs into the model
+    algorithm.answers(features)        how test images are classified, beside the head
+
+`state` and `restore` are a checkpoint's. Any algorithm can run over any rule: its hyper-parameter `base` names the
+rule, so SphereFed on FedNova is `spherefed` with `base=fednova`.
+
+On Protofleet's wire no message can carry weights, so all of this exists in the lab only, to be compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from contract.errors import MethodError, near_names
+from contract.methods import METHODS, Hyper, Value
+from edge_client.data import LocalData
+from lab.engine.local_training import EagerModel, Fitted, Guide, LabHead
+
+__all__ = ["Algorithm", "Correction", "CrossEntropy", "Outcome", "State", "WeightRule", "average"]
+
+State = dict[str, Tensor]
+Features = NDArray[np.float32]
+Correction = Callable[[Mapping[str, Tensor]], None]
+"""Changes the gradients of a step in place, given the trained parameters by name."""
+
+_TRAINING = {
+    "lr": Hyper(0.01, "common setting", low=1e-9, high=100.0),
+    "momentum": Hyper(0.5, "common setting", high=0.9999),
+    "weight_decay": Hyper(0.0, "common setting"),
+    "epochs": Hyper(1, "common setting", low=1, high=10_000),
+    "optimizer": Hyper("sgd", "of the clients", ("sgd", "adam")),
+    "schedule": Hyper("constant", "of lr over rounds; cosine: SphereFed, Tab. 16", ("constant", "cosine")),
+    "halve_every": Hyper(0, "steps of a round after which lr halves, again and again; 0: never. FedHKD's public code"),
+}
+_CLOSING = {
+    "ridge": METHODS["ffc"].hyper["ridge"],
+    "ccvr_virtual": Hyper(2000, "virtual features of a class, Luo et al., NeurIPS 2021; SphereFed: 500", low=1),
+    "ccvr_lr": Hyper(0.01, "ours; SphereFed, Tab. 16: 0.00001", low=1e-9),
+    "ccvr_epochs": Hyper(10, "ours", low=1),
+}
+# What only rounds over the air have: how prototypes are weighted, and FFC's projection.
+_ON_THE_WIRE = ("aggregation", "project", "project_seed", "delta")
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one client's local training left.
+
+    Attributes:
+        client: its number, from 0.
+        state: its floating-point tensors by name.
+        pull: as in `lab.engine.local_training.Fitted`.
+    """
+
+    client: int
+    state: State
+    samples: int
+    pull: float
+    loss: float
+
+
+class WeightRule:
+    """What the server does with the clients' weights: FedAvg, and the base of every other rule.
+
+    A rule sees the weights w that the clients started from, each client's weights w_i and its share p_i of the samples,
+    and returns Σ p_i w_i (McMahan et al., AISTATS 2017). Rules differ for trained tensors only: running statistics of
+    BatchNorm are averaged by p_i whatever the rule. All sums are float64.
+
+    Args:
+        hyper: settled.
+        trained: names of the tensors that training moves and clients send.
+        clients: how many there are.
+
+    Attributes:
+        name, source: as `base=NAME` takes it; its paper.
+        hyper: hyper-parameters that only this rule reads, by name.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    source: ClassVar[str] = "McMahan et al., AISTATS 2017"
+    hyper: ClassVar[Mapping[str, Hyper]] = {}
+
+    def __init__(self, hyper: Mapping[str, Value], trained: frozenset[str], clients: int) -> None:
+        self.settled, self._trained, self._clients = hyper, trained, clients
+
+    def correction(self, client: int, start: Mapping[str, Tensor]) -> Correction | None:
+        """What changes the gradients of this client, which starts from the weights `start`; None for nothing."""
+        return None
+
+    def trained(self, client: int, start: Mapping[str, Tensor], state: Mapping[str, Tensor], fitted: Fitted) -> int:
+        """Client `client` went from `start` to `state`; returns the bytes that it sends beside its weights."""
+        return 0
+
+    def merge(self, start: Mapping[str, Tensor], outcomes: Sequence[Outcome]) -> State:
+        """The next weights; `start` where no client took part."""
+        if not outcomes:
+            return dict(start)
+        return average([each.state for each in outcomes], [each.samples for each in outcomes])
+
+    def state(self) -> dict[str, Any]:
+        """What later rounds depend on, beside the weights."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+
+
+class Algorithm:
+    """A federation that averages weights: what clients minimise, what stays with them, what travels beside weights.
+
+    Args:
+        classes, width: C and D.
+        hyper: settled.
+        clients: how many there are.
+
+    Attributes:
+        name, summary, source: its name, a line for a person, its paper.
+        objective: what clients minimise: a method of `contract/methods.py`, whose hyper-parameters it takes, too.
+        head: see `lab.engine.local_training.EagerModel`.
+        kept: tensors whose names begin so stay with each client and are never averaged.
+        centres: the hyper-parameter that says how many models there are; None for one.
+        base: the rule by which weights merge, unless `base` says otherwise.
+        fixed: hyper-parameters of the objective that make it this algorithm's, and cannot be given.
+        hyper: hyper-parameters that are only this one's, or have another default here.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    source: ClassVar[str]
+    objective: ClassVar[str] = "fedproto"
+    head: ClassVar[LabHead] = "local"
+    kept: ClassVar[str | None] = None
+    centres: ClassVar[str | None] = None
+    base: ClassVar[str] = "fedavg"
+    fixed: ClassVar[Mapping[str, Value]] = {}
+    hyper: ClassVar[Mapping[str, Hyper]] = {}
+
+    def __init__(self, classes: int, width: int, hyper: Mapping[str, Value], clients: int) -> None:
+        """Nothing to hold, for most."""
+
+    # ── settings ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def loss(cls) -> str:
+        """The training objective's name: of `export.objectives.OBJECTIVES`, or one that only the lab has."""
+        return (METHODS[cls.objective].objective or "") if cls.objective in METHODS else cls.objective
+
+    @classmethod
+    def options(cls, base: str | None = None) -> dict[str, Hyper]:
+        """Every hyper-parameter over that base: how clients train, how the server merges, the objective's own."""
+        from lab.algorithms import RULES
+
+        rule = RULES[base or cls.base]
+        row = METHODS[cls.objective].hyper if cls.objective in METHODS else {}
+        own = {name: hyper for name, hyper in row.items() if name not in (*_TRAINING, *_ON_THE_WIRE)}
+        choice = Hyper(cls.base, RULES[cls.base].source, tuple(RULES))
+        every = {**_TRAINING, "base": choice, **rule.hyper, **_CLOSING, **own, **cls.hyper}
+        return {name: hyper for name, hyper in every.items() if name not in cls.fixed}
+
+    @classmethod
+    def settle(cls, given: Mapping[str, object]) -> dict[str, Value]:
+        """Every hyper-parameter: the defaults, overridden by `given` and checked.
+
+        Raises:
+            MethodError: for a name this algorithm does not have over its base, or a value out of range.
+        """
+        base = str(cls.options()["base"].check("base", given.get("base", cls.base)))
+        options = cls.options(base)
+        for name in given:
+            if name not in options:
+                raise MethodError(
+                    f"{cls.name} over {base} has no hyper-parameter {name!r}", hint=near_names(name, options)
+                )
+        return {name: hyper.check(name, given.get(name, hyper.default)) for name, hyper in options.items()} | cls.fixed
+
+    # ── hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def guide(self) -> Guide | None:
+        """What clients train against; None before there is anything."""
+        return None
+
+    def gather(self, client: int, model: EagerModel, share: LocalData, rng: np.random.Generator) -> int:
+        """After a client's training: keep its statistic for `merge`; returns its bytes."""
+        return 0
+
+    def assign(self, outcomes: Sequence[Outcome], models: list[State], member: NDArray[np.int64], seed: int) -> None:
+        """Of an algorithm with several models: which one each participant belongs to. Changes `models` and `member`."""
+
+    def merge(self) -> None:
+        """The round's statistics become the next global ones."""
+
+    def install(self, model: EagerModel) -> None:
+        """Put what belongs into the model there."""
+
+    def answers(self, features: Features) -> dict[str, NDArray[np.int64]]:
+        """Class numbers (N,) of features (N, D), by way of answering."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """What is global between two rounds, beside the model's own tensors."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` returned."""
+
+
+class CrossEntropy(Algorithm):
+    """The base of those whose clients minimise the plain cross-entropy of the head."""
+
+    fixed: ClassVar[Mapping[str, Value]] = {"lambda": 0.0, "distance": "squared", "reading": "sample"}
+
+
+def average(states: Sequence[Mapping[str, Tensor]], samples: Sequence[float]) -> State:
+    """Σ n_i w_i / Σ n_i for each tensor, summed in float64, in the tensors' own dtype."""
+    shares = [n / sum(samples) for n in samples]
+    averaged = {}
+    for name, like in states[0].items():
+        total = torch.zeros(like.shape, dtype=torch.float64)
+        for state, share in zip(states, shares, strict=True):
+            total.add_(state[name], alpha=share)
+        averaged[name] = total.to(like.dtype)
+    return averaged

@@ -1,0 +1,57 @@
+"""FedNH (Dai et al., AAAI 2023, eq. 5 and 6): the head's rows are unit prototypes W that the server moves.
+
+Clients train against them and send class means μ of unit features; the server moves W_j ← ρ W_j + (1 − ρ) μ_j/‖μ_j‖ for
+the classes that the round has seen, and normalises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from aggregator.rules import merge
+from contract.methods import Hyper, Value
+from contract.sphere import unit_rows
+from contract.statistics import ClassMeans
+from edge_client.data import LocalData
+from lab.algorithms.base import Algorithm
+from lab.algorithms.prototypes import row_bytes
+from lab.engine.local_training import EagerModel
+
+__all__ = ["FedNH"]
+
+_PAPER = "Dai et al., AAAI 2023"
+
+
+class FedNH(Algorithm):
+    name = "fednh"
+    summary = "backbones averaged, a head of unit prototypes moved by the server"
+    source = _PAPER
+    objective = "fednh"
+    head = "normalised"
+    hyper: ClassVar = {"smoothing": Hyper(0.9, f"ρ, {_PAPER}", high=1.0)}
+
+    def __init__(self, classes: int, width: int, hyper: Mapping[str, Value], clients: int) -> None:
+        self._smoothing = float(hyper["smoothing"])
+        self._round: list[ClassMeans] = []
+        self._classes, self._merged = classes, ClassMeans.zero(classes, width)
+
+    def gather(self, client: int, model: EagerModel, share: LocalData, rng: np.random.Generator) -> int:
+        own = ClassMeans.of(unit_rows(model.features(share.x)), share.y, self._classes)
+        self._round.append(own)
+        return row_bytes(own.present, own.width)
+
+    def merge(self) -> None:
+        merged = merge(lambda: self._round)
+        assert isinstance(merged, ClassMeans)
+        self._merged, self._round = merged, []
+
+    def install(self, model: EagerModel) -> None:
+        """Move the prototypes of the classes that the round has seen."""
+        old = model.head_weight.numpy().astype(np.float64)
+        moved = unit_rows(self._smoothing * old + (1.0 - self._smoothing) * unit_rows(self._merged.means))
+        rows = np.where(self._merged.present[:, None], moved, old)
+        model.head_weight.copy_(torch.from_numpy(rows))

@@ -1,0 +1,49 @@
+"""FedNova (Wang et al., NeurIPS 2020): clients that take more steps count no more than their samples.
+
+With ‖a_i‖ the pull of client i's optimiser (its steps, more with momentum), the next weights are
+w − (Σ p_i ‖a_i‖)·Σ p_i (w − w_i)/‖a_i‖.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from lab.algorithms.base import CrossEntropy, Outcome, State, WeightRule
+
+__all__ = ["FedNova", "Normalised"]
+
+_PAPER = "Wang et al., NeurIPS 2020"
+
+
+class Normalised(WeightRule):
+    """Each client's way is rescaled to the mean pull; the average of these is FedNova's step."""
+
+    name = "fednova"
+    source = _PAPER
+
+    def merge(self, start: Mapping[str, Tensor], outcomes: Sequence[Outcome]) -> State:
+        total = sum(each.samples for each in outcomes)
+        effective = sum(each.samples / total * each.pull for each in outcomes)
+        return super().merge(start, [self._rescaled(start, each, effective) for each in outcomes])
+
+    def _rescaled(self, start: Mapping[str, Tensor], outcome: Outcome, effective: float) -> Outcome:
+        factor = effective / outcome.pull
+        return replace(
+            outcome,
+            state={
+                name: start[name].double() + (tensor.double() - start[name].double()) * factor
+                if name in self._trained
+                else tensor
+                for name, tensor in outcome.state.items()
+            },
+        )
+
+
+class FedNova(CrossEntropy):
+    name = "fednova"
+    summary = "FedAvg, normalised by local steps"
+    source = _PAPER
+    base = "fednova"

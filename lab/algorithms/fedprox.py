@@ -1,0 +1,43 @@
+"""FedProx (Li et al., MLSys 2020): FedAvg at the server, and μ/2·‖w − w₀‖² in each client's objective.
+
+The term's gradient, μ(w − w₀), is added to each step's; w₀ are the weights that the client started from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+
+from contract.methods import Hyper
+from lab.algorithms.base import Correction, CrossEntropy, WeightRule
+
+__all__ = ["FedProx", "Proximal"]
+
+_PAPER = "Li et al., MLSys 2020"
+
+
+class Proximal(WeightRule):
+    """FedAvg's average; clients are held back."""
+
+    name = "fedprox"
+    source = _PAPER
+    hyper: ClassVar = {"mu": Hyper(0.01, f"weight of the proximal term, {_PAPER}; ours", low=1e-12)}
+
+    def correction(self, client: int, start: Mapping[str, Tensor]) -> Correction | None:
+        mu, trained = float(self.settled["mu"]), self._trained
+
+        def hold_back(parameters: Mapping[str, Tensor]) -> None:
+            for name, p in parameters.items():
+                if name in trained and p.grad is not None:
+                    p.grad.add_(p.detach() - start[name], alpha=mu)
+
+        return hold_back
+
+
+class FedProx(CrossEntropy):
+    name = "fedprox"
+    summary = "FedAvg with a proximal term"
+    source = _PAPER
+    base = "fedprox"
