@@ -134,7 +134,7 @@ def test_cells_say_what_the_runs_gave(table: Path) -> None:
 
 def test_a_diverging_run_is_a_result(table: Path) -> None:
     table.write_text(
-        TABLE.replace('"fedavg", closings = ["ffc"] }\npub', '"fedavg", hyper = { lr = 100.0, mu = 100.0 } }\npub')
+        TABLE.replace('"fedavg", closings = ["ffc"] }\npub', '"fedprox", hyper = { lr = 100.0, mu = 100.0 } }\npub')
     )
     order = _order(table, seeds=1, columns=("IID",), rows=("FedAvg",))
     progress, _ = _quietly()
