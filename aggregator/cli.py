@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, get_args
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from aggregator.broker import EmbeddedBroker, parse_listen
 from aggregator.content import MAX_SAMPLES
-from aggregator.coordinator import Coordinator, Settings
-from aggregator.events import RunFinished
 from aggregator.progress import Progress
-from aggregator.report import Summary
-from aggregator.rounds import DEADLINE_S, Policy
-from aggregator.rules import ROBUST, RULES, check_rule
-from aggregator.server import Server
-from aggregator.store import SqliteStore
-from contract.bundle import Manifest, read_bundle
-from contract.errors import LinkError, UsageError, near_names
-from contract.fleet import check_fleet
+from aggregator.rounds import DEADLINE_S
+from aggregator.rules import RULES
+from aggregator.service import Service, settle
+from contract.errors import LinkError
 from contract.interrupt import interruptible
 from contract.link import Address
-from contract.messages import Encoding
 from contract.report import JSON_HELP, is_stdout, write_json
-from contract.topics import check_id
 
 __all__ = ["aggregate_command", "broker_command"]
 
@@ -90,51 +81,32 @@ def aggregate_command(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
 ) -> int:
     """Run rounds: announce, receive, commit, merge."""
-    check_id(fleet, "--fleet")
-    settings = Settings(
+    settings = settle(
         rounds=rounds,
         calibrate=len(bundle) == 1 if calibrate is None else calibrate,
-        policy=_policy(min_clients, deadline, fraction, seed),
-        rule=check_rule(rule, ROBUST[0]),
-        encoding=_encoding("--encoding", encoding, get_args(Encoding)),
-        ffc_encoding=_encoding("--ffc-encoding", ffc_encoding, ("f64", "f32", "f16")),
-        min_samples=_at_least("--min-samples", min_samples, 1),
-        max_samples=_at_least("--max-samples", max_samples, 1),
-        max_share=_between("--max-share", max_share, 0.5, 1.0),
-        ridge=None if ridge is None else _between("--ridge", ridge, 0.0, 1e6),
+        min_clients=min_clients,
+        deadline=deadline,
+        fraction=fraction,
+        seed=seed,
+        min_samples=min_samples,
+        max_samples=max_samples,
+        max_share=max_share,
+        ridge=ridge,
+        rule=rule,
+        encoding=encoding,
+        ffc_encoding=ffc_encoding,
         limit_bytes=limit_bytes,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
-    manifest, hashes = _identity(bundle)
+    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run)
     console = Console(stderr=True, quiet=quiet)
 
+    def on_summary(content: dict[str, Any], finished: bool) -> None:
+        if finished or not is_stdout(json):
+            write_json(json, content)
+
     def run() -> None:
-        with SqliteStore(store, _together(hashes), fleet) as opened:
-            if new_run:
-                opened.begin_new_run()
-            now = time.monotonic()
-            coordinator = Coordinator(opened, manifest, hashes[0], settings, now=now, others=hashes[1:])
-            progress = Progress(console)
-            summary = Summary(opened, fleet, hashes[0])
-
-            def on_round(finished: bool) -> None:
-                version = coordinator.state.version
-                content = summary.content(finished=finished, global_version=version)
-                if finished or not is_stdout(json):
-                    write_json(json, content)
-                if finished:
-                    totals = content["totals"]
-                    progress(RunFinished(len(content["rounds"]), totals["committed"], totals["uplink_bytes"]))
-
-            Server(
-                coordinator,
-                address,
-                fleet,
-                listener=progress,
-                on_round=on_round,
-                patience_s=patience,
-                take_over=take_over,
-            ).run()
+        service.run(Progress(console), on_summary)
 
     return _until_stopped(run, console, f"the run goes on with the same --store {store}")
 
@@ -187,45 +159,3 @@ def _part(console: Console, line: str, code: int) -> int:
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
     raise _Terminated
-
-
-def _identity(paths: list[Path]) -> tuple[Manifest, tuple[bytes, ...]]:
-    """What the server needs of the fleet's bundles; their graphs and weights do not stay in memory."""
-    bundles = [(path, read_bundle(path)) for path in paths]
-    check_fleet(bundles)
-    return bundles[0][1].manifest, tuple(bundle.sha256 for _, bundle in bundles)
-
-
-def _together(hashes: tuple[bytes, ...]) -> bytes:
-    """What a store calls its bundle: the one, or all of them together whatever their order."""
-    return hashes[0] if len(hashes) == 1 else hashlib.sha256(b"".join(sorted(hashes))).digest()
-
-
-def _policy(min_clients: int, deadline_s: float, fraction: float, seed: int) -> Policy:
-    _at_least("--min-clients", min_clients, 1)
-    if not 0 <= deadline_s < 10**9:
-        raise UsageError("--deadline", expected="seconds, 0 or more", got=deadline_s)
-    if not 0 < fraction <= 1:
-        raise UsageError("--fraction", expected="above 0, up to 1", got=fraction)
-    if not 0 <= seed < 2**32:
-        raise UsageError("--seed", expected="0 to 4294967295", got=seed)
-    return Policy(min_clients, deadline_s, fraction, seed)
-
-
-def _at_least(option: str, value: int, lowest: int) -> int:
-    if not lowest <= value < 2**32:
-        raise UsageError(option, expected=f"{lowest} or more", got=value)
-    return value
-
-
-def _between(option: str, value: float, low: float, high: float) -> float:
-    if not low <= value <= high:  # NaN is not
-        raise UsageError(option, expected=f"{low:g} to {high:g}", got=value)
-    return value
-
-
-def _encoding(option: str, given: str, allowed: tuple[Encoding, ...]) -> Encoding:
-    for encoding in allowed:
-        if given == encoding:
-            return encoding
-    raise UsageError(option, expected="an encoding", got=given, hint=near_names(given, allowed))

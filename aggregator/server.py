@@ -22,6 +22,7 @@ in its name; one that is alive answers with a birth, and what is retained of the
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -77,6 +78,7 @@ class Server:
         on_round: called with whether the run is finished, after each round and at the end.
         patience_s: how long the broker may be absent at the start.
         take_over: end another aggregator that serves this fleet, instead of refusing to start.
+        stopping: ends `run` once it is set.
     """
 
     def __init__(
@@ -89,9 +91,11 @@ class Server:
         on_round: Callable[[bool], None],
         patience_s: float = 60.0,
         take_over: bool = False,
+        stopping: threading.Event | None = None,
     ) -> None:
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round, self._patience_s = listener, on_round, patience_s
+        self._stopping = stopping or threading.Event()
         self._teller = Teller(coordinator, listener)
         self._seat = Seat(fleet, coordinator.run, started=int(time.time()), take_over=take_over)
         self._pace = Pace()
@@ -123,7 +127,7 @@ class Server:
         try:
             self._connected(self._link.wait_connected(self._patience_s))
             self._teller.resumed()
-            while not self._over():
+            while not (self._over() or self._stopping.is_set()):
                 self._turn()
         finally:
             if self._seat.taken:

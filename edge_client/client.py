@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -66,6 +67,7 @@ class Client:
         measured: figures of `profile --measure` that go into every birth.
         accountant: of noise, where the bundle says that its method adds it.
         log: takes one line for a person.
+        stopping: ends `run`, once it is set and nothing is being done.
     """
 
     def __init__(
@@ -81,10 +83,12 @@ class Client:
         measured: Mapping[str, float] | None = None,
         accountant: Accountant | None = None,
         log: Callable[[str], None] = lambda line: None,
+        stopping: threading.Event | None = None,
     ) -> None:
         self._device, self._journal, self._bundle = device, journal, bundle
         self._address, self._fleet, self._id = address, fleet, device_id
         self._patience_s, self._log = patience_s, log
+        self._stopping = stopping or threading.Event()
         self._profiled, self._accountant = dict(measured or {}), accountant
         self._instance = os.urandom(8)
         self._boot = journal.begin(self._instance)
@@ -169,7 +173,7 @@ class Client:
                 self._handle(event)
             waiting = event is None and not self._work()  # work only once what has arrived is taken in
             if waiting:
-                if self._over():
+                if self._over() or self._stopping.is_set():
                     return
                 self._check_patience()
                 self._tell_what_is_waited_for()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from contract.bundle import Manifest
 from contract.errors import DataError, near_names
 
-__all__ = ["UNLABELLED", "LocalData", "Purpose", "class_number", "load_data"]
+__all__ = ["UNLABELLED", "LocalData", "Purpose", "class_number", "from_arrays", "load_data"]
 
 Purpose = Literal["train", "test"]
 UNLABELLED = -1
@@ -89,6 +89,16 @@ def load_data(
             f"cannot tell what {source} is", expected="a folder, a .npz or a .parquet", got=source.suffix or "a file"
         )
     return _checked(data, manifest, source, purpose)
+
+
+def from_arrays(images: NDArray[Any], labels: NDArray[Any], manifest: Manifest) -> LocalData:
+    """Samples that are in memory: uint8 images (N, H, W, c) of the bundle's shape, and class numbers (N,).
+
+    Raises:
+        DataError: as `load_data`.
+    """
+    source = Path("the arrays")
+    return _checked(LocalData(_images(images, manifest, source), _labels(labels, source)), manifest, source, "train")
 
 
 def class_number(label: str, manifest: Manifest, where: object) -> int:

@@ -17,21 +17,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
-from contract.errors import ProtofleetError, UsageError
+from contract.errors import ProtofleetError
 from contract.interrupt import hold_back
 from contract.report import is_stdout, write_json
 from contract.terminal import keep_printable, printable
-from edge_client.config import ClientConfig, read_public_key
-
-if TYPE_CHECKING:  # loaded after `become`, and only when they are needed
-    from contract.bundle import Manifest
-    from edge_client.journal import Journal
-    from edge_client.privacy import Accountant
+from edge_client.config import ClientConfig
 
 __all__ = ["become", "main", "run"]
 
@@ -104,70 +98,13 @@ def run(settings: ClientConfig) -> int:
 
 
 def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
-    from contract.bundle import read_bundle
-    from contract.link import Address
-    from edge_client.client import Client
-    from edge_client.data import load_data
-    from edge_client.device import Device
-    from edge_client.journal import Journal
-    from edge_client.measured import measured_metrics
+    from edge_client.service import Service
 
-    address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
-    trusted = None if settings.trust is None else read_public_key(settings.trust)
-    bundle = read_bundle(settings.bundle, public_key=trusted)
-    data = load_data(settings.data, bundle.manifest, log=log)
-    test = None if settings.test is None else load_data(settings.test, bundle.manifest, purpose="test", log=log)
-    state = Path(settings.state)
-    with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
-        device = Device(bundle, data, settings.id, test=test, threads=settings.threads, secret=journal.secret())
-        device.restore(journal.weights())
-        accountant = _accountant(settings, bundle.manifest, journal)
-        log(f"{len(data):,} samples of {int(device.own_classes.sum())} classes, bundle {bundle.sha256.hex()[:12]}")
-        client = Client(
-            device=device,
-            journal=journal,
-            bundle=bundle,
-            address=address,
-            fleet=settings.fleet,
-            device_id=settings.id,
-            patience_s=settings.patience,
-            measured=measured_metrics(state, bundle.sha256),
-            accountant=accountant,
-            log=log,
-        )
-        if not is_stdout(settings.json):
-            write_json(settings.json, client.summary())  # now, so that a path that cannot be written is known now
-        try:
-            client.run()
-        finally:
-            write_json(settings.json, client.summary())
-        ended = journal.outcomes()
-        log(f"done: {ended['sent']} contributions, {ended['committed']} committed")
+    def on_summary(content: dict[str, Any], finished: bool) -> None:
+        if finished or not is_stdout(settings.json):
+            write_json(settings.json, content)
 
-
-def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal) -> Accountant | None:
-    """For a bundle whose method adds noise; without any, there is no ε to keep a budget of."""
-    from edge_client.privacy import Accountant, Mechanism
-
-    mechanism = Mechanism.of(manifest.hyper)
-    if not mechanism.noise:
-        if settings.epsilon is not None:
-            raise UsageError(
-                f"--epsilon {settings.epsilon:g}",
-                expected="a bundle whose method adds noise",
-                got=f"{manifest.method} without",
-                hint="export --method fedhkd --set noise=…",
-            )
-        return None
-    done = journal.rounds_done(manifest.method)
-    return Accountant(
-        mechanism,
-        float(manifest.hyper["delta"]),
-        settings.epsilon,
-        done,
-        method=manifest.method,
-        bare=journal.rounds_done() - done,
-    )
+    Service(settings).run(log, on_summary)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +29,7 @@ from rich.table import Table
 
 from contract.errors import ProtofleetError, UsageError, near_names
 from contract.terminal import keep_printable
+from protofleet.versions import __version__
 
 __all__ = ["COMMANDS", "main"]
 
@@ -85,7 +85,7 @@ def _dispatch(args: list[str]) -> int:
         _print_help()
         return 0
     if args[0] == "--version":
-        print(f"protofleet {_version()}")
+        print(f"protofleet {__version__}")
         return 0
     if args[0] in ("--install-completion", "--show-completion"):
         return _completion(args[0], args[1:])
@@ -229,13 +229,6 @@ def _print_help() -> None:
 def _refuse(line: str, code: int) -> int:
     print(f"error: {line}", file=sys.stderr)
     return code
-
-
-def _version() -> str:
-    try:
-        return version("protofleet")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":

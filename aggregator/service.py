@@ -1,0 +1,181 @@
+"""One aggregator, from its files to its end: the one way in for the command and for a program that holds one.
+
+`settle` checks what was asked. A `Service` then reads the bundles, opens the store, serves its fleet until the plan is
+done or `stop` is called, and sums up after every round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from aggregator.content import MAX_SAMPLES
+from aggregator.coordinator import Coordinator, Settings
+from aggregator.events import Listener, RunFinished
+from aggregator.report import Summary
+from aggregator.rounds import DEADLINE_S, Policy
+from aggregator.rules import ROBUST, check_rule
+from aggregator.server import Server
+from aggregator.store import SqliteStore
+from contract.bundle import read_bundle
+from contract.errors import UsageError, near_names
+from contract.fleet import check_fleet
+from contract.link import Address
+from contract.messages import Encoding
+from contract.topics import check_id
+
+__all__ = ["Service", "settle"]
+
+OnSummary = Callable[[dict[str, Any], bool], None]
+"""Takes a run's summary so far, and whether the run is finished."""
+
+
+@dataclass
+class Service:
+    """An aggregator of one fleet.
+
+    Attributes:
+        bundles: the fleet's bundle, and one for each further backbone that devices may have.
+        address: of the broker.
+        store: SQLite file that holds the run; made when absent, resumed when not.
+        patience_s: how long the broker may be absent at the start.
+        take_over: end another aggregator that serves this fleet, instead of refusing.
+        new_run: go on from the store as a new run: for a store from a backup.
+    """
+
+    bundles: Sequence[Path]
+    address: Address
+    store: Path
+    fleet: str
+    settings: Settings
+    patience_s: float = 60.0
+    take_over: bool = False
+    new_run: bool = False
+    _stopping: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        check_id(self.fleet, "--fleet")
+        read = [(path, read_bundle(path)) for path in self.bundles]
+        check_fleet(read)  # their graphs and weights do not stay in memory
+        self._manifest, self._hashes = read[0][1].manifest, tuple(bundle.sha256 for _, bundle in read)
+
+    def run(self, listener: Listener, on_summary: OnSummary) -> dict[str, Any]:
+        """Serve until the plan is done and the devices have gone, or `stop`; returns the summary.
+
+        Raises:
+            LinkError: when there is no broker, it refuses us, or another aggregator serves this fleet.
+            StoreError, UsageError: when the disk refuses, or the store is another fleet's or bundle's.
+        """
+        with SqliteStore(self.store, _together(self._hashes), self.fleet) as store:
+            if self.new_run:
+                store.begin_new_run()
+            first, *others = self._hashes
+            core = Coordinator(store, self._manifest, first, self.settings, now=time.monotonic(), others=tuple(others))
+            summary = Summary(store, self.fleet, first)
+
+            is_finished = False
+
+            def content() -> dict[str, Any]:
+                return summary.content(finished=is_finished, global_version=core.state.version)
+
+            def on_round(finished: bool) -> None:
+                nonlocal is_finished
+                is_finished = finished
+                found = content()
+                on_summary(found, finished)
+                if finished:
+                    totals = found["totals"]
+                    listener(RunFinished(len(found["rounds"]), totals["committed"], totals["uplink_bytes"]))
+
+            Server(
+                core,
+                self.address,
+                self.fleet,
+                listener=listener,
+                on_round=on_round,
+                patience_s=self.patience_s,
+                take_over=self.take_over,
+                stopping=self._stopping,
+            ).run()
+            return content()
+
+    def stop(self) -> None:
+        """End `run` within about a second, from any thread. The run goes on with the same store."""
+        self._stopping.set()
+
+
+def settle(
+    *,
+    rounds: int = 5,
+    calibrate: bool = True,
+    min_clients: int = 1,
+    deadline: float = DEADLINE_S,
+    fraction: float = 1.0,
+    seed: int = 0,
+    min_samples: int = 1,
+    max_samples: int = MAX_SAMPLES,
+    max_share: float = 0.5,
+    ridge: float | None = None,
+    rule: str = "mean",
+    encoding: str = "f32",
+    ffc_encoding: str = "f64",
+    limit_bytes: int = 65_536,
+) -> Settings:
+    """What `protofleet aggregate` takes by these names, checked.
+
+    Raises:
+        UsageError: for a value out of range, or a name that is none.
+    """
+    return Settings(
+        rounds=rounds,
+        calibrate=calibrate,
+        policy=_policy(min_clients, deadline, fraction, seed),
+        rule=check_rule(rule, ROBUST[0]),
+        encoding=_encoding("--encoding", encoding, get_args(Encoding)),
+        ffc_encoding=_encoding("--ffc-encoding", ffc_encoding, ("f64", "f32", "f16")),
+        min_samples=_at_least("--min-samples", min_samples, 1),
+        max_samples=_at_least("--max-samples", max_samples, 1),
+        max_share=_between("--max-share", max_share, 0.5, 1.0),
+        ridge=None if ridge is None else _between("--ridge", ridge, 0.0, 1e6),
+        limit_bytes=limit_bytes,
+    )
+
+
+def _together(hashes: tuple[bytes, ...]) -> bytes:
+    """What a store calls its bundle: the one, or all of them together whatever their order."""
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256(b"".join(sorted(hashes))).digest()
+
+
+def _policy(min_clients: int, deadline_s: float, fraction: float, seed: int) -> Policy:
+    _at_least("--min-clients", min_clients, 1)
+    if not 0 <= deadline_s < 10**9:
+        raise UsageError("--deadline", expected="seconds, 0 or more", got=deadline_s)
+    if not 0 < fraction <= 1:
+        raise UsageError("--fraction", expected="above 0, up to 1", got=fraction)
+    if not 0 <= seed < 2**32:
+        raise UsageError("--seed", expected="0 to 4294967295", got=seed)
+    return Policy(min_clients, deadline_s, fraction, seed)
+
+
+def _at_least(option: str, value: int, lowest: int) -> int:
+    if not lowest <= value < 2**32:
+        raise UsageError(option, expected=f"{lowest} or more", got=value)
+    return value
+
+
+def _between(option: str, value: float, low: float, high: float) -> float:
+    if not low <= value <= high:  # NaN is not
+        raise UsageError(option, expected=f"{low:g} to {high:g}", got=value)
+    return value
+
+
+def _encoding(option: str, given: str, allowed: tuple[Encoding, ...]) -> Encoding:
+    for encoding in allowed:
+        if given == encoding:
+            return encoding
+    raise UsageError(option, expected="an encoding", got=given, hint=near_names(given, allowed))

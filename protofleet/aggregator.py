@@ -1,0 +1,77 @@
+"""An aggregator inside a program: what `protofleet aggregate` does, with events as values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from aggregator.events import Event
+from aggregator.service import Service, settle
+from contract.link import Address
+
+__all__ = ["Aggregator"]
+
+Source = str | os.PathLike[str]
+
+
+class Aggregator:
+    """Runs the rounds of one fleet.
+
+    Args:
+        bundle: the fleet's bundle; a list where devices have several backbones.
+        broker: `mqtt://host[:port]` or `mqtts://host[:port]`.
+        store: SQLite file that holds the run; made when absent, resumed when not.
+        fleet: the fleet's id, in every topic.
+        calibrate: end with one FFC round; where there is one bundle, unless said otherwise.
+        ca, cert, key: PEM files, for `mqtts://`.
+        patience_s: how long the broker may be absent at the start.
+        take_over, new_run, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
+            `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`, `ridge`, `rule`,
+            `encoding`, `ffc_encoding`, `limit_bytes`.
+
+    Raises:
+        ProtofleetError: a bundle that cannot be read, an option out of range; one line says what, and what to do.
+    """
+
+    def __init__(
+        self,
+        bundle: Source | Sequence[Source],
+        *,
+        broker: str,
+        store: Source,
+        fleet: str = "fleet",
+        calibrate: bool | None = None,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        patience_s: float = 60.0,
+        take_over: bool = False,
+        new_run: bool = False,
+        **options: Any,
+    ) -> None:
+        bundles = [Path(bundle)] if isinstance(bundle, str | os.PathLike) else [Path(each) for each in bundle]
+        settings = settle(calibrate=len(bundles) == 1 if calibrate is None else calibrate, **options)
+        address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
+        self._service = Service(bundles, address, Path(store), fleet, settings, patience_s, take_over, new_run)
+
+    def run(
+        self,
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_summary: Callable[[dict[str, Any]], None] = lambda summary: None,
+    ) -> dict[str, Any]:
+        """Serve until the rounds are done and the devices have gone, or `stop`; returns the summary.
+
+        Args:
+            on_event: takes each event, as it happens, on this thread.
+            on_summary: takes the summary so far after each round: what `aggregate --json` writes.
+
+        Raises:
+            ProtofleetError: no broker, another aggregator on this fleet, a full disk; one line says what to do.
+        """
+        return self._service.run(on_event, lambda content, finished: on_summary(content))
+
+    def stop(self) -> None:
+        """End `run` within about a second, from any thread or event. A new one on the same store goes on."""
+        self._service.stop()

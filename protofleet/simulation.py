@@ -1,0 +1,64 @@
+"""A federation in one process, in one call: what `protofleet lab run` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from lab.data.partition import Partition
+from lab.engine.deployed import Course, RoundRecord
+from lab.engine.experiment import Experiment, run_experiment
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    method: str = "fedproto",
+    data: str = "fashion_mnist_subset",
+    *,
+    clients: int = 5,
+    rounds: int = 5,
+    backbone: str | Sequence[str] = "small_cnn",
+    partition: str = "dirichlet",
+    alpha: float = 0.5,
+    samples: int = 0,
+    fraction: float = 1.0,
+    batch: int = 32,
+    seed: int = 0,
+    calibrate: bool | None = None,
+    hyper: Mapping[str, object] | None = None,
+    on_round: Callable[[RoundRecord], None] = lambda record: None,
+    **options: Any,
+) -> list[RoundRecord]:
+    """One record for each round; accuracies as fractions, by way of answering.
+
+    Args:
+        method: one of `protofleet lab list`.
+        data: a shipped data set, a directory with train.parquet, or a name of the Hub.
+        clients: how many devices the data is divided among.
+        backbone: as `protofleet export` takes it; several are dealt to the devices in turn.
+        partition, alpha: who holds what, see `protofleet lab run --help`.
+        samples: training samples in all, drawn at random; 0 for every one.
+        fraction: of the devices, sampled in each round.
+        calibrate: end with FFC; with one backbone, unless said otherwise.
+        hyper: hyper-parameters that differ from the method's defaults.
+        on_round: takes each round's record as it comes.
+        options: further fields of `lab.engine.experiment.Experiment`.
+
+    Raises:
+        ProtofleetError: one line says what was expected, what came, and what to do.
+    """
+    names = (backbone,) if isinstance(backbone, str) else tuple(backbone)
+    several = len(names) > 1
+    experiment = Experiment(
+        method=method,
+        data=data,
+        partition=Partition(partition, clients, alpha, only=samples),
+        course=Course(rounds, not several if calibrate is None else calibrate, fraction, seed),
+        backbone=names[0],
+        backbones=names if several else (),
+        batch=batch,
+        hyper=dict(hyper or {}),
+        **options,
+    )
+    return run_experiment(experiment, on_round=on_round, on_device=lambda number, turn: None, on_text=lambda text: None)
