@@ -20,6 +20,7 @@ README = (ROOT / "README.md").read_text()
 
 sys.path.insert(0, str(ROOT / "docs"))
 from write_commands import PAGE, SUBCOMMANDS, help_of, reference  # noqa: E402
+from write_files import ROOMS, TITLE, section  # noqa: E402
 
 # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -138,7 +139,8 @@ def test_every_page_of_docs_can_be_reached_from_the_readme():
 
 @pytest.mark.parametrize("page", ["architecture.md", "wire.md", "bundle.md"])
 def test_every_file_named_in_a_page_of_docs_exists(page):
-    for name in re.findall(r"`([a-z_./]+/[a-z_0-9.]+\.(?:py|cddl|toml|json|md))`", (ROOT / "docs" / page).read_text()):
+    files, folders = r"[a-z_./]+/[a-z_0-9.]*\.(?:py|cddl|toml|json|md|j2)", r"[a-z_.]+/[a-z_./]+/"
+    for name in re.findall(f"`({files}|{folders})`", (ROOT / "docs" / page).read_text()):
         assert (ROOT / name).exists(), name
 
 
@@ -151,6 +153,46 @@ def test_decisions_are_numbered_once_and_say_context_decision_and_cost():
         assert re.match(rf"# {page.name[:3]}: ", text), page.name
         for part in ("Context", "Decision", "Cost"):
             assert part in text, f"{part} in {page.name}"
+
+
+# ── the list of files ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def files_listed() -> set[str]:
+    """The paths of the list at the end of the architecture page: headings, and items two spaces deeper for a folder."""
+    found, room, folders = set(), "", []
+    for line in (ROOT / "docs" / "architecture.md").read_text().split(TITLE)[1].splitlines():
+        if line.startswith("### "):
+            room = line.removeprefix("### ")
+        elif item := re.match(r"( *)- `([^`]+)`: \S", line):
+            depth = len(item.group(1)) // 2
+            path = "/".join([room, *folders[:depth], item.group(2)])
+            if item.group(2).endswith("/"):
+                folders = [*folders[:depth], item.group(2).removesuffix("/")]
+                path += "__init__.py"
+            found.add(path)
+    return found
+
+
+def test_the_list_of_files_says_what_the_modules_say_today():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert page.split(TITLE)[1] == section().split(TITLE)[1], "run: python docs/write_files.py"
+
+
+def test_every_module_of_every_room_is_listed_and_every_listed_one_exists():
+    modules = {str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    assert files_listed() == modules - {f"{room}/__init__.py" for room in ROOMS}
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
+    assert set(packages) == set(ROOMS)
+
+
+def test_nothing_cites_a_document_that_the_project_does_not_contain():
+    word = "DESI" + "GN"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+    files = [ROOT / name for name in listed if name] or [*ROOT.glob("**/*.py"), *PAGES]
+    for file in files:
+        if file.suffix in (".py", ".md", ".toml", ".cddl", ".j2", ".conf", ".txt") and file.exists():
+            assert word not in file.read_text(), file
 
 
 # ── facts that pages repeat ─────────────────────────────────────────────────────────────────────────────────────────
