@@ -145,7 +145,7 @@ def test_every_file_named_in_a_page_of_docs_exists(page):
 
 
 def test_decisions_are_numbered_once_and_say_context_decision_and_cost():
-    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     numbers = [page.name[:3] for page in pages]
     assert len(numbers) == len(set(numbers)) > 3
     for page in pages:
@@ -153,6 +153,24 @@ def test_decisions_are_numbered_once_and_say_context_decision_and_cost():
         assert re.match(rf"# {page.name[:3]}: ", text), page.name
         for part in ("Context", "Decision", "Cost"):
             assert part in text, f"{part} in {page.name}"
+
+
+def test_the_index_of_decisions_has_each_with_its_title_date_and_status():
+    folder = ROOT / "docs" / "decisions"
+    row = re.compile(
+        r"^\| \[(\d{3})\]\((\S+)\) \| (.*) \| (\d{4}-\d\d-\d\d) \| (accepted|replaced by \d{3}) \|$", re.MULTILINE
+    )
+    listed = {
+        name: (number, title, status)
+        for number, name, title, _, status in row.findall((folder / "README.md").read_text())
+    }
+    expected = {}
+    for page in folder.glob("[0-9]*.md"):
+        text = page.read_text()
+        title = re.sub(r" \(replaces \d{3}\)$", "", text.splitlines()[0].split(": ", 1)[1])
+        replaced = re.search(r"^Replaced by (\d{3})\.$", text, re.MULTILINE)
+        expected[page.name] = (page.name[:3], title, f"replaced by {replaced.group(1)}" if replaced else "accepted")
+    assert listed == expected
 
 
 # ── the list of files ────────────────────────────────────────────────────────────────────────────────────────────────
