@@ -224,6 +224,53 @@ def test_the_bytes_decoded_by_hand_are_the_golden_ones():
     assert by_hand == golden["messages"]["contribution-means"]["bytes"]["f32"]
 
 
+def test_the_limits_and_waits_of_the_wire_page_are_those_of_the_code():
+    from aggregator import ingest, pace, server
+    from contract.chunks import Assembler
+    from contract.plausible import LARGEST_NORM
+    from edge_client import caution
+    from edge_client.outbox import MAX_CHUNK_BYTES, Outbox
+
+    text = " ".join((ROOT / "docs" / "wire.md").read_text().split())
+    waits = {"first_wait_s": 10.0, "max_wait_s": 300.0}
+    assert Outbox.__init__.__kwdefaults__ == waits
+    assert "waits 5 to 10 s" in text
+    assert "up to 150 to 300 s" in text
+    assert (MAX_CHUNK_BYTES, Assembler().max_contribution_bytes) == (64 << 10, 64 << 20)
+    assert "larger than 64 KiB" in text
+    assert "more than 64 MiB" in text
+    view = ingest.View(bytes(4), bytes(32), classes=10, width=32, round=1, method="fedproto", open=True)
+    assert ingest.largest_contribution_bytes(view) == 8 * 10 * 32 + 16 * 10 + 4_096
+    assert "8 bytes for each number that the method sends (see below), 16 for each class and 4,096 beside" in text
+    assert (ingest.STALL_S, ingest.MAX_QUESTIONS, ingest._MIN_CHUNK_BYTES) == (5.0, 6, 512)
+    assert "5, 10, 20 … s after the last chunk came, six times" in text
+    assert "1 + total/512 of them" in text
+    assert (pace._DEVICE_BURST, pace._DEVICE_EACH_S) == (4, 1.0)
+    assert "four at once for a device, then one a second" in text
+    assert (caution.FOREIGN, LARGEST_NORM) == (100.0, 1e6)
+    assert "more than 100 times its own longest class mean, of norm above 10⁶" in text
+    assert server.GRACE_S == 40.0
+    assert "up to 40 s" in text
+
+
+def test_the_defaults_that_pages_name_are_those_of_the_code():
+    from aggregator.content import MAX_SAMPLES
+    from aggregator.rounds import DEADLINE_S
+    from contract.bundle import SCHEMA
+    from contract.methods import METHODS
+    from contract.wire import WIRE_VERSION
+
+    assert f"waits {DEADLINE_S:.0f} s (`--deadline`)" in README
+    assert (
+        f"Ours is {METHODS['ffc'].hyper['ridge'].default} of the mean diagonal"
+        in (ROOT / "docs/methods.md").read_text()
+    )
+    assert f"{MAX_SAMPLES:,} by default" in next(ROOT.glob("docs/decisions/077*")).read_text()
+    assert (ROOT / "docs/bundle.md").read_text().startswith(f"# The bundle, schema {SCHEMA}\n")
+    assert (ROOT / "docs/wire.md").read_text().startswith(f"# The wire, version {WIRE_VERSION}\n")
+    assert f"wire {WIRE_VERSION} and bundle schema {SCHEMA}" in (ROOT / "CHANGELOG.md").read_text()
+
+
 def test_the_topics_of_the_wire_page_are_those_of_the_code():
     from contract import topics
 
