@@ -1,4 +1,6 @@
-"""Rounds: a state machine without sockets, files or clock. Time is an argument, in seconds of any steady clock.
+"""When a round opens and closes, and who is awaited: a state machine without sockets, files or clock.
+
+Time is an argument, in seconds of any steady clock.
 
     waiting ──enough devices online──▶ open ──enough contributions, none awaited or deadline passed──▶ closed
        ▲                                                                                                 │

@@ -6,7 +6,7 @@ Exports the bundle, gives one device 1,000 of the shipped Fashion-MNIST images a
 the embedded broker and `protofleet client`. Once it is connected, its resident set (VmRSS) is read: that is the
 waiting device. Then `protofleet aggregate` runs rounds of FedProto and one of FFC; the peak (VmHWM) is what the client
 reports of itself at the end, and the smallest resident set after the first round is what it falls back to. Prints both
-beside the targets of DESIGN section 8, in MB of 1,000,000 bytes, and exits with 1 when a target is missed.
+beside the targets of the README's Figures, in MB of 1,000,000 bytes, and exits with 1 when a target is missed.
 
     python benchmarks/device_memory.py --options [--batch 16]
 

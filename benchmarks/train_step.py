@@ -1,6 +1,6 @@
 """One training step on one thread: stock ONNX Runtime against eager torch, paired.
 
-    python benchmarks/train_step.py                      # the three targets of DESIGN section 8
+    python benchmarks/train_step.py                      # the three targets of the README's Figures
     python benchmarks/train_step.py --case vgg13:32x32x3:16:fedproto --repeats 30 --json out.json
 
 Both do the same: forward, objective, backward, SGD with the method's own momentum and weight decay, on the same

@@ -1,4 +1,4 @@
-"""The messages of the wire, as values. DESIGN section 4; `messages.cddl` is the same in RFC 8610's language.
+"""The messages of the wire, as values; `messages.cddl` is the same in RFC 8610's language. See docs/wire.md.
 
 There are six, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
 The only arrays are class rows (one row of numbers for each class present) and a Gram triangle.

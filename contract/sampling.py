@@ -1,4 +1,4 @@
-"""Stateless sampling: a device decides by itself whether it takes part in a round. DESIGN section 4.
+"""Stateless sampling: a device decides by itself whether it takes part in a round. See docs/wire.md.
 
 The aggregator announces a fraction and a seed; no message per device is needed to start a round.
 """

@@ -1,4 +1,4 @@
-"""MQTT topics and the ids in them. DESIGN section 4.
+"""MQTT topics and the ids in them. See docs/wire.md.
 
     pf/v2/{fleet}/round             aggregator → devices   announcement, retained
     pf/v2/{fleet}/global/{i}        aggregator → devices   part i of the global state, retained

@@ -1,4 +1,4 @@
-"""The loop of a device: link, journal, outbox and core put together. DESIGN section 4.
+"""The loop of a device: link, journal, outbox and core put together. See docs/wire.md.
 
 What happens, in order:
 

@@ -3,7 +3,7 @@
 `load_data` looks at the path and picks a reader: a directory of class folders (`images.py`), a `.npz` with x and y
 (here), or the Hub's parquet layout (`parquet.py`). Whatever the source, the result is one `LocalData`: images that
 are exactly of the bundle's shape and labels that are of its classes. No float copy of the set is ever made: turning
-uint8 into normalised floats is the graph's work (DESIGN section 3).
+uint8 into normalised floats is the graph's work (docs/bundle.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Inference on the device: images to features with the bundle's `features.onnx` and a given set of weights.
 
 The graph holds no weights. They are supplied when the session is made, so a device that has just trained gets a
-session over its own weights, fused and prepacked like any other (DESIGN section 3). Features come in blocks, so that
+session over its own weights, fused and prepacked like any other (docs/bundle.md). Features come in blocks, so that
 a large data set is never held as N × D floats.
 """
 

@@ -3,7 +3,7 @@
 A round ends in one transaction: the new weights, the mark that the round is done, and the encoded contribution to send
 are written together or not at all. So after a power cut at any moment, either nothing of the round happened and it is
 repeated from the old weights with the same result, or all of it did and the very same bytes are sent again. A
-contribution stays pending until a receipt settles it: committed, duplicate, late or rejected (DESIGN section 4).
+contribution stays pending until a receipt settles it: committed, duplicate, late or rejected (docs/wire.md).
 
 What has been sent is kept for a while after that, newest first up to `KEEP_BYTES`, so that a person can inspect what
 left the device (`protofleet inspect`) and a test can add it up again.

@@ -1,4 +1,4 @@
-"""What a device measures of itself: memory, board, versions, the time of a training step. DESIGN sections 4 and 5.
+"""What a device measures of itself: memory, board, versions, the time of a training step. See docs/hardware.md.
 
 Memory is read from Linux's own account of the process (`/proc/self/status`): `VmHWM` is the largest resident set so
 far, `VmRSS` the present one. `release_memory` hands freed pages back to the system after a round, so that a device

@@ -1,4 +1,4 @@
-"""What this board was measured to take for its bundle, for the status message. DESIGN sections 4 and 5.
+"""What this board was measured to take for its bundle, for the status message. See docs/hardware.md.
 
 `protofleet profile F.bundle --measure --json STATE/profile.json` leaves a record in the state directory; its
 `status_metrics` travel with every birth. A record of another bundle is left where it is and not sent: it would

@@ -7,7 +7,7 @@ Every session of the device is made here, so that threads, memory and errors are
   (docs/decisions/020: the pattern costs 24 MB of peak on the default network and gains no time);
 - no blocked layouts for training: they pay where weights can be packed beforehand, and cost memory where they change;
 - weights are handed over as external initializers when the session is made, so that the graph file holds none and
-  ONNX Runtime still folds, fuses and prepacks them (DESIGN section 3);
+  ONNX Runtime still folds, fuses and prepacks them (docs/bundle.md);
 - a session reads no file: `read_bundle` has refused every graph that would, and should one come another way, it is
   given a folder that cannot exist. (Without it, a model loaded from bytes may read below the working directory.)
 """

@@ -1,6 +1,6 @@
 """Local training on stock ONNX Runtime: the bundle's `train_step.onnx`, run over and over.
 
-The step is a pure function (DESIGN section 3):
+The step is a pure function (docs/bundle.md):
 
     x, y, sample_weight, prototypes, prototype_mask, lr, further…, state…  →  loss, state′…
 

@@ -6,7 +6,7 @@
 4. run both in stock ONNX Runtime against plain torch (export/verify.py), and stop if they disagree;
 5. write the bundle, whole or not at all.
 
-The same arguments give the same bytes. DESIGN section 3.
+The same arguments give the same bytes. See docs/bundle.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Inference mode: running statistics, no dropout. Each weight is an initializer whose bytes are not in the file but in
 `params.safetensors`; a device hands its own trained weights to ONNX Runtime at session creation, which then packs and
-fuses them as it does any constant. DESIGN section 3.
+fuses them as it does any constant. See docs/bundle.md.
 
 Our own translation comes first; where it lacks an operator, torch's exporter writes the graph
 (export/torch_exporter.py): whatever `torch.onnx.export` can do has features.

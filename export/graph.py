@@ -3,7 +3,7 @@
 Three properties matter to the rest of the room. Emitting the same operation on the same inputs twice returns the
 first result, so a forward and a backward formula may both ask for `x − mean` and pay once. Names are numbered in
 order of emission, so the same trace is the same bytes. And nothing of this machine (paths, stack traces, tool
-versions) enters the file. Only operators of the standard ONNX domain are used. DESIGN section 3.
+versions) enters the file. Only operators of the standard ONNX domain are used. See docs/bundle.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ equals a plain torch step on the partial batch alone, running statistics with th
 
 Its arithmetic is one operator of our own, `protofleet::batch_norm`, and its gradient, `…_backward`. That keeps the
 trace small, and it keeps the step clear of `aten.native_batch_norm`, whose training mode torch's ONNX exporter
-silently translates as inference (DESIGN section 3, trap). `export/translate_norm.py` gives both to ONNX.
+silently translates as inference (docs/decisions/010). `export/translate_norm.py` gives both to ONNX.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 int8 follows ONNX Runtime's own recipe: fold what folds, run calibration images through the graph to see each
 activation's range, insert QuantizeLinear and DequantizeLinear around the operators that have integer kernels, weights
 per output channel. fp16 converts weights and activations and keeps x and z as they were. Both come from packages that
-ship with ONNX Runtime. The result is inference only: a device trains in fp32. DESIGN section 6, `export --target`.
+ship with ONNX Runtime. The result is inference only: a device trains in fp32. See docs/hardware.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the method's objective (export/objectives.py), gradients by autograd, then the u
 
 Dropout and stochastic depth are off in training graphs: an ONNX graph that draws random numbers cannot be compared
 with torch. BatchNorm sees real samples only (export/norms.py). A batch that is all padding leaves parameters and
-running statistics as they are. DESIGN section 3.
+running statistics as they are. See docs/bundle.md.
 """
 
 from __future__ import annotations

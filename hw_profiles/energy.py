@@ -4,7 +4,7 @@ A board's power is a range (its modes, its spread over networks), and so is a pr
 power for the short time, its high the other way, and its middle the geometric mean of the powers times the prediction.
 On a Raspberry Pi 4 the measured range is narrow (6.3 to 7.2 W in fp32, 7.0 to 7.5 W in int8), which is why power times
 time is a good first model there; on boards whose data sheet only gives modes it is an order of magnitude. What the
-board draws while it waits is not in it. DESIGN section 5.
+board draws while it waits is not in it. See docs/hardware.md.
 """
 
 from __future__ import annotations

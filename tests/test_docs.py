@@ -20,6 +20,7 @@ README = (ROOT / "README.md").read_text()
 
 sys.path.insert(0, str(ROOT / "docs"))
 from write_commands import PAGE, SUBCOMMANDS, help_of, reference  # noqa: E402
+from write_files import ROOMS, TITLE, section  # noqa: E402
 
 # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -138,12 +139,13 @@ def test_every_page_of_docs_can_be_reached_from_the_readme():
 
 @pytest.mark.parametrize("page", ["architecture.md", "wire.md", "bundle.md"])
 def test_every_file_named_in_a_page_of_docs_exists(page):
-    for name in re.findall(r"`([a-z_./]+/[a-z_0-9.]+\.(?:py|cddl|toml|json|md))`", (ROOT / "docs" / page).read_text()):
+    files, folders = r"[a-z_./]+/[a-z_0-9.]*\.(?:py|cddl|toml|json|md|j2)", r"[a-z_.]+/[a-z_./]+/"
+    for name in re.findall(f"`({files}|{folders})`", (ROOT / "docs" / page).read_text()):
         assert (ROOT / name).exists(), name
 
 
 def test_decisions_are_numbered_once_and_say_context_decision_and_cost():
-    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
     numbers = [page.name[:3] for page in pages]
     assert len(numbers) == len(set(numbers)) > 3
     for page in pages:
@@ -151,6 +153,64 @@ def test_decisions_are_numbered_once_and_say_context_decision_and_cost():
         assert re.match(rf"# {page.name[:3]}: ", text), page.name
         for part in ("Context", "Decision", "Cost"):
             assert part in text, f"{part} in {page.name}"
+
+
+def test_the_index_of_decisions_has_each_with_its_title_date_and_status():
+    folder = ROOT / "docs" / "decisions"
+    row = re.compile(
+        r"^\| \[(\d{3})\]\((\S+)\) \| (.*) \| (\d{4}-\d\d-\d\d) \| (accepted|replaced by \d{3}) \|$", re.MULTILINE
+    )
+    listed = {
+        name: (number, title, status)
+        for number, name, title, _, status in row.findall((folder / "README.md").read_text())
+    }
+    expected = {}
+    for page in folder.glob("[0-9]*.md"):
+        text = page.read_text()
+        title = re.sub(r" \(replaces \d{3}\)$", "", text.splitlines()[0].split(": ", 1)[1])
+        replaced = re.search(r"^Replaced by (\d{3})\.$", text, re.MULTILINE)
+        expected[page.name] = (page.name[:3], title, f"replaced by {replaced.group(1)}" if replaced else "accepted")
+    assert listed == expected
+
+
+# ── the list of files ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def files_listed() -> set[str]:
+    """The paths of the list at the end of the architecture page: headings, and items two spaces deeper for a folder."""
+    found, room, folders = set(), "", []
+    for line in (ROOT / "docs" / "architecture.md").read_text().split(TITLE)[1].splitlines():
+        if line.startswith("### "):
+            room = line.removeprefix("### ")
+        elif item := re.match(r"( *)- `([^`]+)`: \S", line):
+            depth = len(item.group(1)) // 2
+            path = "/".join([room, *folders[:depth], item.group(2)])
+            if item.group(2).endswith("/"):
+                folders = [*folders[:depth], item.group(2).removesuffix("/")]
+                path += "__init__.py"
+            found.add(path)
+    return found
+
+
+def test_the_list_of_files_says_what_the_modules_say_today():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert page.split(TITLE)[1] == section().split(TITLE)[1], "run: python docs/write_files.py"
+
+
+def test_every_module_of_every_room_is_listed_and_every_listed_one_exists():
+    modules = {str(path.relative_to(ROOT)) for room in ROOMS for path in (ROOT / room).rglob("*.py")}
+    assert files_listed() == modules - {f"{room}/__init__.py" for room in ROOMS}
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
+    assert set(packages) == set(ROOMS)
+
+
+def test_nothing_cites_a_document_that_the_project_does_not_contain():
+    word = "DESI" + "GN"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
+    files = [ROOT / name for name in listed if name] or [*ROOT.glob("**/*.py"), *PAGES]
+    for file in files:
+        if file.suffix in (".py", ".md", ".toml", ".cddl", ".j2", ".conf", ".txt") and file.exists():
+            assert word not in file.read_text(), file
 
 
 # ── facts that pages repeat ─────────────────────────────────────────────────────────────────────────────────────────
@@ -162,6 +222,53 @@ def test_the_bytes_decoded_by_hand_are_the_golden_ones():
     by_hand = "".join(line.split(";")[0] for line in lines).replace(" ", "")
     golden = json.loads((ROOT / "tests" / "golden" / "wire_v2.json").read_text())
     assert by_hand == golden["messages"]["contribution-means"]["bytes"]["f32"]
+
+
+def test_the_limits_and_waits_of_the_wire_page_are_those_of_the_code():
+    from aggregator import ingest, pace, server
+    from contract.chunks import Assembler
+    from contract.plausible import LARGEST_NORM
+    from edge_client import caution
+    from edge_client.outbox import MAX_CHUNK_BYTES, Outbox
+
+    text = " ".join((ROOT / "docs" / "wire.md").read_text().split())
+    waits = {"first_wait_s": 10.0, "max_wait_s": 300.0}
+    assert Outbox.__init__.__kwdefaults__ == waits
+    assert "waits 5 to 10 s" in text
+    assert "up to 150 to 300 s" in text
+    assert (MAX_CHUNK_BYTES, Assembler().max_contribution_bytes) == (64 << 10, 64 << 20)
+    assert "larger than 64 KiB" in text
+    assert "more than 64 MiB" in text
+    view = ingest.View(bytes(4), bytes(32), classes=10, width=32, round=1, method="fedproto", open=True)
+    assert ingest.largest_contribution_bytes(view) == 8 * 10 * 32 + 16 * 10 + 4_096
+    assert "8 bytes for each number that the method sends (see below), 16 for each class and 4,096 beside" in text
+    assert (ingest.STALL_S, ingest.MAX_QUESTIONS, ingest._MIN_CHUNK_BYTES) == (5.0, 6, 512)
+    assert "5, 10, 20 … s after the last chunk came, six times" in text
+    assert "1 + total/512 of them" in text
+    assert (pace._DEVICE_BURST, pace._DEVICE_EACH_S) == (4, 1.0)
+    assert "four at once for a device, then one a second" in text
+    assert (caution.FOREIGN, LARGEST_NORM) == (100.0, 1e6)
+    assert "more than 100 times its own longest class mean, of norm above 10⁶" in text
+    assert server.GRACE_S == 40.0
+    assert "up to 40 s" in text
+
+
+def test_the_defaults_that_pages_name_are_those_of_the_code():
+    from aggregator.content import MAX_SAMPLES
+    from aggregator.rounds import DEADLINE_S
+    from contract.bundle import SCHEMA
+    from contract.methods import METHODS
+    from contract.wire import WIRE_VERSION
+
+    assert f"waits {DEADLINE_S:.0f} s (`--deadline`)" in README
+    assert (
+        f"Ours is {METHODS['ffc'].hyper['ridge'].default} of the mean diagonal"
+        in (ROOT / "docs/methods.md").read_text()
+    )
+    assert f"{MAX_SAMPLES:,} by default" in next(ROOT.glob("docs/decisions/077*")).read_text()
+    assert (ROOT / "docs/bundle.md").read_text().startswith(f"# The bundle, schema {SCHEMA}\n")
+    assert (ROOT / "docs/wire.md").read_text().startswith(f"# The wire, version {WIRE_VERSION}\n")
+    assert f"wire {WIRE_VERSION} and bundle schema {SCHEMA}" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_topics_of_the_wire_page_are_those_of_the_code():

@@ -126,7 +126,7 @@ def test_a_run_from_birth_to_death(
         client = start(broker.url, test=files[1], json=tmp_path / "summary.json")
         birth = peer.status(online=True)
         assert (birth.boot, "onnxruntime" in birth.versions) == (1, True)
-        assert 20e6 < birth.metrics["peak_rss_bytes"] < 75e6  # a device that waits, DESIGN section 8
+        assert 20e6 < birth.metrics["peak_rss_bytes"] < 75e6  # a device that waits: README, Figures
         for number in (1, 2):
             peer.announce(number)
             sent = peer.contribution(number)
@@ -161,7 +161,7 @@ def test_a_run_from_birth_to_death(
     assert summary["contributions"] == {
         "sent": 3, "committed": 3, "duplicate": 0, "late": 0, "rejected": 0, "pending": 0,
     }  # fmt: skip
-    assert 40e6 < summary["peak_rss_bytes"] < 120e6  # DESIGN section 8
+    assert 40e6 < summary["peak_rss_bytes"] < 120e6  # README, Figures
     assert "round 2 (fedproto): committed" in said
 
 

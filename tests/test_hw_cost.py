@@ -144,7 +144,7 @@ def test_a_round_is_its_steps(convnet):
 
 
 def test_the_memory_claim_is_the_heads_share_of_the_weights():
-    """DESIGN section 5: 256,000 of 2,445,760; Table 14 has one 1x1 convolution of 1,024 weights more."""
+    """docs/hardware.md: 256,000 of 2,445,760; Table 14 has one 1x1 convolution of 1,024 weights more."""
     found = {
         r.assumption: r.percent
         for r in readings(lambda b: read_workload(build_network("spherefed_mobilenetv2"), batch=b), 200, Array())

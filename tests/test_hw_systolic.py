@@ -1,4 +1,4 @@
-"""The systolic closed form against DESIGN's printed figures and against an array simulated cycle by cycle."""
+"""The systolic closed form against the figures of docs/hardware.md and against an array simulated cycle by cycle."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from contract.errors import UsageError
 from hw_profiles.accelerator.systolic import gemm_cycles, map_gemm, sram_traffic
 from hw_profiles.workload.model import Gemm
 
-PRINTED = [  # (M, N, K) and SCALE-Sim 3.0.0's cycles on the 32x64 array. DESIGN section 5 writes the first as M x K x N
-    # and the second as M x N x K: only so do its three figures for each agree with its own table.
+PRINTED = [  # (M, N, K) and SCALE-Sim 3.0.0's cycles on the 32x64 array: docs/hardware.md, `The array's cycles`
     ((64, 100, 1280), {"os": 5495, "ws": 15199, "is": 9039}),
     ((196, 576, 96), {"os": 11969, "ws": 8693, "is": 8423}),
 ]
@@ -20,7 +19,7 @@ PRINTED = [  # (M, N, K) and SCALE-Sim 3.0.0's cycles on the 32x64 array. DESIGN
 
 @pytest.mark.parametrize(("shape", "cycles"), PRINTED)
 @pytest.mark.parametrize("dataflow", ["os", "ws", "is"])
-def test_agrees_with_the_simulator_figures_that_the_design_prints(shape, cycles, dataflow):
+def test_agrees_with_the_simulator_figures_that_the_documentation_prints(shape, cycles, dataflow):
     assert gemm_cycles(*shape, rows=32, cols=64, dataflow=dataflow) == cycles[dataflow]
 
 

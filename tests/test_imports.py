@@ -16,7 +16,7 @@ import hw_profiles
 
 ROOT = Path(contract.__file__).parent.parent
 SLIM = (contract, edge_client, aggregator, hw_profiles)
-# What reads ONNX graphs needs the package `onnx` (DESIGN section 1); measuring and everything else does not.
+# What reads ONNX graphs needs the package `onnx` (docs/architecture.md); measuring and everything else does not.
 READS_GRAPHS = {
     f"hw_profiles.{name}"
     for name in (

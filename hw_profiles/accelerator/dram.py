@@ -3,7 +3,7 @@
 Each operand has one buffer. A product whose two operands A and B both exceed theirs is blocked: either A is kept block
 by block and B read again for each, or the other way round, whichever moves less. Stationary dataflows (ws, is) spill
 partial sums when one column block of them does not fit. A tensor that one layer writes and the next reads stays on the
-chip if it fits its buffer; it is written out only if something later needs it. DESIGN section 5.
+chip if it fits its buffer; it is written out only if something later needs it. See docs/hardware.md.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A round is the local training (steps of batch B over the local samples, some epochs), or, where a method calibrates
 instead of training, a forward pass over the local samples, its statistic, and the server's share. Each figure is
-`simulated` by `array` over the workloads of `training` and `calibration`; memory is `memory.peak_memory` of one step.
-DESIGN section 5; settings of SphereFed, Tab. 16.
+`simulated` by `simulate` over workloads of `training_step` and `calibration_step`; memory is `liveness.peak_memory` of
+one step. See docs/hardware.md; settings of SphereFed, Tab. 16.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ For each layer, in order: its matrix products go on the array (`systolic.map_gem
 the special unit, `lanes` of them a cycle, while the array works; its operands come from DDR unless the layer before
 left them on the chip (`dram`). The three overlap, so the layer takes as long as the longest of them, which names what
 bounds it. Layers follow each other without overlap. Every assumption that this rests on is in `ASSUMPTIONS`, and every
-report prints them. All figures are `simulated`. DESIGN section 5.
+report prints them. All figures are `simulated`. See docs/hardware.md.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ A partly filled fold costs as much as a full one.
 `sram_traffic` counts what the array takes from its on-chip buffers: a streamed operand is read again for every fold
 that the other operand is cut into, a stationary one once. `map_gemm` puts a layer's products on the array: many small
 products of one depthwise layer either one after the other (`per-channel`, as SCALE-Sim does) or several side by side
-as one block-diagonal product (`packed`). DESIGN section 5.
+as one block-diagonal product (`packed`). See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def gemm_cycles(m: int, n: int, k: int, *, rows: int = 32, cols: int = 64, dataf
     Raises:
         UsageError: for a size that is not a positive integer, or an unknown dataflow.
 
-    Source: DESIGN section 5; equal to SCALE-Sim 3.0.0.
+    Source: docs/hardware.md; equal to SCALE-Sim 3.0.0.
     """
     _check(m, n, k, rows, cols, dataflow)
     folds, fold_cycles = _FOLDS[dataflow](m, n, k, rows, cols)
@@ -77,7 +77,7 @@ def sram_traffic(
     Raises:
         UsageError: as `gemm_cycles`.
 
-    Source: DESIGN section 5.
+    Source: docs/hardware.md.
     """
     _check(m, n, k, rows, cols, dataflow)
     if dataflow == "os":

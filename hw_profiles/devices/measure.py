@@ -6,7 +6,7 @@ own, so that the peak of its memory is its own and one run leaves nothing to the
 settle, then run for a while and keep every time. The record says the median and the 99th percentile, the time to load,
 the peak resident set, the temperature before and after and whether the processor was held back. It is plain JSON:
 `profile` reads it back and lays it beside its predictions; its `status_metrics` are what a client puts into its status
-message. Needs numpy and the standard library only. DESIGN section 5.
+message. Needs numpy and the standard library only. See docs/hardware.md.
 """
 
 from __future__ import annotations

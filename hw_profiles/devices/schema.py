@@ -5,7 +5,7 @@ as `{ value = 4, source = "…" }`, so that every figure of a report can be trac
 ship in `hw_profiles/devices/` and one's own (`--devices-file`: a file of one device, or several in `[[device]]`
 tables), and refuses a number that is missing, unsourced or absurd with its name and the range expected. `FIELDS`
 below is the whole schema. The device `host` has its cores, clock and memory replaced by what this machine tells of
-itself. DESIGN section 5.
+itself. See docs/hardware.md.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each model (or, stricter, each architecture family) is left out in turn, everything is fitted on the rest, and the rows
 left out are predicted. The roofline gets the same chance: its peak rates are scaled by one efficiency per setting,
-fitted on the same rows. DESIGN section 8: median error at most 15 %, 90th percentile at most 40 %.
+fitted on the same rows. The targets (README, Figures): median at most 15 %, 90th percentile at most 40 %.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ by which and how many, from how such kernels work and not from the published row
 4 times fewer products but transforms every input and output element; a depthwise product uses each loaded weight once
 and each input a few times; a swish is an exponential, a division and a product. `EFFICIENCY` is the share of a data
 sheet's peak that good kernels reach; for memory it is STREAM's share on a Raspberry Pi 4 (5.5 of 12.8 GB/s). The fit
-then learns by how much each class on each device and runtime departs from this. DESIGN section 5.
+then learns by how much each class on each device and runtime departs from this. See docs/hardware.md.
 """
 
 from __future__ import annotations

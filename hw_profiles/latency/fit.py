@@ -1,8 +1,9 @@
 """Fit the latency model to published rows and write `coefficients.json`:  python -m hw_profiles.latency.fit --rows CSV
 
-In order: read the rows, leave models out in turn and print how well they are predicted (crossval), fit on all rows,
-and write every setting that can be asked for: those with rows, and for each board the runtimes it has none for. What is
-written says from which rows it came, how many were left out and why, and what the checks gave. DESIGN section 5.
+In order: read the rows, leave models out in turn and print how well they are predicted (`cross_validation`), fit on
+all rows, and write every setting that can be asked for: those with rows, and for each board the runtimes it has none
+for. What is written says from which rows it came, how many were left out and why, and what the checks gave.
+See docs/hardware.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ rows' logarithms get Gaussian noise, and the most probable effects are found by 
 offsets, also of settings without a row, and so an interval for every prediction.
 
 Standard deviations are natural logarithms (0.1 ≈ 10 %) and were set from what the levels mean, not searched on the
-rows that are left out; docs/decisions/056 tells what was tried. DESIGN section 5.
+rows that are left out; docs/decisions/056 tells what was tried.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ every launch. So each layer of a `Workload` is put into classes after what a run
     launches       operations started
     squeeze        half the number of convolutions on a 1 x 1 image: the latency of squeeze-and-excite
 
-DESIGN section 5: "Winograd beats nominal peak". Nothing here knows a device.
+Why classes and not one roofline: docs/decisions/056. Nothing here knows a device.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """How long a workload takes on a board's CPU or GPU: a prediction with an interval, and what it rests on.
 
-    demand by operator class (demand)  x  data sheet (nominal)  x  learned departure (coefficients.json)
+    demand (operator_classes)  x  data sheet (datasheet)  x  learned departure (coefficients.json)
 
 In order: pick the setting (runtime, precision, threads), look up its fitted offsets, or those of the nearest setting
 that has some, price the demand class by class, and widen the interval by what the fit does not know. The interval is
 meant to hold 8 times out of 10, scaled so that it did for architecture families that were left out. Every figure is
 `predicted`. The coefficients are data, made by `python -m hw_profiles.latency.fit`, with their provenance inside.
-DESIGN section 5.
+See docs/hardware.md.
 """
 
 from __future__ import annotations

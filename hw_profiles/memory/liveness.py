@@ -5,7 +5,7 @@ last that reads it; an elementwise result may take the place of an operand that 
 into one arena, largest first, each at the lowest offset that is free for its whole life (the greedy-by-size packing of
 Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020). Weights, running statistics and
 the optimizer's state live throughout. What the arena holds at the fullest moment is told apart: gradients of weights,
-activations saved for the backward pass, and the rest, working values. DESIGN section 5.
+activations saved for the backward pass, and the rest, working values. See docs/hardware.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ and then, one after the other, never together:
     ffc         inference, with the Gram sums beside it in float64: the triangle of D(D+1)/2, the full matrix it is
                 taken from, and the copies of which the contribution is encoded and put into the outbox
 
-The arena is the greedy packing of `memory` with the nodes in ONNX Runtime's order (depth first from the last result),
+The arena is the greedy packing of `liveness` with the nodes in ONNX Runtime's order (depth first from the last result),
 times a factor for what its allocator wastes and for the second copies it makes of blocked layouts.
 
 The coefficients are data, `client_memory.json`, with how they were measured, on real clients; `python

@@ -10,7 +10,7 @@
     claims        the paper's figures beside ours, by reading
     step_graph    the bundle's own train_step.onnx: products by phase           counted
 
-Every block names its `kind`. DESIGN section 5.
+Every block names its `kind`. See docs/hardware.md.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Subject:
 
     Attributes:
         forward_at: the features graph at batch B.
-        options: bias, normalised, optimizer, weight_decay and learned, as `training.training_step` takes them.
+        options: bias, normalised, optimizer, weight_decay and learned, as `training_step.training_step` takes them.
         step: the bundle's own training step, at its own batch.
     """
 

@@ -2,7 +2,7 @@
 
 In order: what was profiled; the fleet table (latency, energy, memory, does it fit, uplink); latency as bars with their
 intervals; a training step by phase; measured beside predicted; every runtime and precision that can be predicted; the
-heat table of layers by device; a roofline for each device; assumptions and sources. DESIGN section 5.
+heat table of layers by device; a roofline for each device; assumptions and sources. See docs/hardware.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
     comparison    measured beside predicted
     assumptions   what all this rests on
 
-A systolic array's entries are `simulated` by the accelerator model instead. DESIGN section 5.
+A systolic array's entries are `simulated` by the accelerator model instead. See docs/hardware.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A bundle's graphs as workloads, each read once, and what they need of a device's memory. Part of the profile report.
 
-On a board the memory is that of our own client process (`client_memory`); on an accelerator what lives at once
-(`memory`). The largest training batch is found from steps derived of the forward graph at other batches, since the
+On a board the memory is that of our own client process (`process_rss`); on an accelerator what lives at once
+(`liveness`). The largest training batch is found from steps derived of the forward graph at other batches, since the
 bundle's own step graph has one fixed batch.
 """
 

@@ -5,7 +5,7 @@ on the data from what depends only on weights, then turn each node into a `Layer
 that the product after it takes in (`fold`) is only a view. A training
 step (inputs `x, y, …, lr, state…`, outputs `loss, <name>.next…`) also has its nodes told apart into forward, input
 gradient, weight gradient and update by `phases`. Weights may live outside the file: only their shapes are read.
-DESIGN section 5; graph contract of a bundle in DESIGN section 3.
+docs/hardware.md; what a bundle's graphs are, docs/bundle.md.
 """
 
 from __future__ import annotations

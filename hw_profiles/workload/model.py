@@ -2,10 +2,10 @@
 
 A `Workload` is an ordered list of `Layer`s over named `Tensor`s. A layer says what it computes (its operator class, its
 matrix products, its vector operations) and what it touches (the tensors it reads and writes), so that the same value
-answers three questions: how many cycles (`systolic`), how many bytes move (`dram`), how many bytes live (`memory`).
+answers three questions: how many cycles (`systolic`), how many bytes move (`dram`), how many bytes live (`liveness`).
 
-`graph` reads a workload from an ONNX graph, `training` derives the backward pass, the update and the statistics of a
-method from a forward one. Nothing here knows a device.
+`from_onnx` reads a workload from an ONNX graph, `training_step` derives the backward pass and the update from a forward
+one, `calibration_step` what statistics cost. Nothing here knows a device.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Layer:
     """One operation.
 
     Attributes:
-        op: the ONNX operator, or what `training` calls the derived one.
+        op: the ONNX operator, or what `training_step` calls the derived one.
         gemms: the matrix products it consists of; empty when it is not one.
         vector_ops: scalar operations outside the matrix products (comparisons, adds, exponentials each count 1).
         weights: the names among `reads` that are parameters (trained or frozen).

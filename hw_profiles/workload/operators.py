@@ -3,7 +3,7 @@
 A convolution is a product of M = B*OH*OW by N = C_out over K = kh*kw*C_in; a grouped one is `groups` such products; a
 matrix product is itself. Everything else is counted in scalar operations per element of its output (or of its input,
 where it reduces). An operator that is in no table below is `unmodelled`: it is kept and named, never free.
-DESIGN section 5.
+See docs/hardware.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A step graph is plain dataflow, so the phase is read from what a node depends on
     weight gradient   the rest that feeds one tensor's update only, or multiplies two things that vary with the data
     input gradient    the rest: the gradient on its way to earlier layers
 
-DESIGN section 5, training cost.
+See docs/hardware.md.
 """
 
 from __future__ import annotations

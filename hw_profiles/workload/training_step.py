@@ -3,9 +3,9 @@
 In order: the forward layers; the head and the loss of the method; then backwards through the layers, each giving a
 weight gradient (where it has trained weights) and an input gradient (where something trained lies before it); where a
 value was used twice, its gradients are added; last, the optimizer's update of every trained tensor. The result is a
-`Workload` like any other: `array.simulate` costs it, `memory` finds its peak.
+`Workload` like any other: `accelerator.simulate` costs it, `memory.liveness` finds its peak.
 
-What a method trains (DESIGN section 5):
+What a method trains (docs/hardware.md, `methods`):
 
     fedavg       the classifier is trained: forward, input gradient, weight gradient, update; weights go up
     fedproto     as fedavg, with the distance to the class prototypes in the loss (FedProto eq. 5, 6)

@@ -4,7 +4,8 @@ Accuracies are fractions. `own_classes` are the test images of the classes that 
 images; each is the mean over devices. Under `accuracy`, `federated` is the method's own inference as the methods table
 has it (FedProto's is eq. 2: the nearest of all global prototypes), after the last of its own rounds; `local_only` is
 what a device that trained alone answers (`lab/demo/method_words.py`). `ffc` and `pooled_ridge` are null where devices
-have different backbones. The keys of DESIGN section 6 stand at the top level; the others are there for the report.
+have different backbones. docs/methods.md lists the keys that a program may read; the others are for the
+report.
 """
 
 from __future__ import annotations
