@@ -110,6 +110,8 @@ def check_sums(statistic: FeatureGram, encoding: Encoding, *, projected: bool = 
         WireError: when none can.
     """
     samples, trace = float(statistic.counts.sum()), _trace(statistic)
+    if not samples and statistic.gram.any():  # a matrix whose diagonal alone is zero has the trace of no samples, too
+        raise WireError("gram", expected="zeros, as the sum of no samples", got="other numbers")
     slack = _slack(statistic, encoding)
     if trace > samples + slack:
         raise WireError("gram", expected=f"a trace of at most {samples:g}, one for each feature", got=f"{trace:g}")

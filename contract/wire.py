@@ -54,6 +54,7 @@ _DTYPES = {64: "u1", 69: "<u2", 70: "<u4", 72: "i1", 84: "<f2", 85: "<f4", 86: "
 _TAGS = {np.dtype(dtype): tag for tag, dtype in _DTYPES.items()}
 _FLOATS: dict[str, np.dtype[np.floating]] = {"f64": np.dtype("<f8"), "f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
 _MAX_DEPTH = 8
+_MAX_ITEMS = 4_096  # keys, values, entries, tags: a message needs some hundred, however large its tensors are
 
 
 # ── encode ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -200,6 +201,7 @@ def decode(payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Message:
 
 
 def _load(payload: bytes) -> dict[int, Any]:
+    _count_items(payload)
     stream = io.BytesIO(payload)
     try:
         decoder = cbor2.CBORDecoder(
@@ -222,6 +224,37 @@ def _load(payload: bytes) -> dict[int, Any]:
     if type(value) is not dict:
         raise WireError("message", expected="a map", got=type(value).__name__)
     return value
+
+
+def _count_items(payload: bytes) -> None:
+    """Refuse more than `_MAX_ITEMS` before anything is built: an empty map is one byte here and 72 in Python.
+
+    What is cut off, or has no definite length, is left to the decoder, which refuses it.
+    """
+    if len(payload) <= _MAX_ITEMS:  # an item has a byte at least
+        return
+    at, end, left, seen = 0, len(payload), 1, 0  # left: items that are announced and still to come
+    while left and at < end:
+        kind, short = payload[at] >> 5, payload[at] & 0x1F
+        at += 1
+        argument = short
+        if short >= 24:
+            if short > 27:
+                return
+            size = 1 << (short - 24)
+            argument = int.from_bytes(payload[at : at + size], "big")
+            at += size
+        left, seen = left - 1, seen + 1
+        if kind in (2, 3):
+            at += argument
+        elif kind == 4:
+            left += argument
+        elif kind == 5:
+            left += 2 * argument
+        elif kind == 6:
+            left += 1
+        if seen + left > _MAX_ITEMS:
+            raise WireError("message", expected=f"at most {_MAX_ITEMS:,} keys, values and entries", got="more")
 
 
 def _tag(tag: cbor2.CBORTag, immutable: bool = False) -> NDArray[Any]:

@@ -246,11 +246,13 @@ def test_nothing_at_all_passes() -> None:
         _check(_message(statistic, method), statistic, Terms(min_samples=50))
 
 
-def test_a_gram_without_rows_is_refused() -> None:
-    """Sums of no samples are zero."""
-    rows = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 4)))
-    forged = Contribution(RUN, 1, "ffc", BUNDLE[:4], rows, np.zeros(0, np.uint64), np.ones(10))
-    with pytest.raises(WireError, match="a trace of at most 0"):
+@pytest.mark.parametrize("diagonal", [1.0, 0.0])
+def test_a_gram_without_rows_is_refused(diagonal: float) -> None:
+    """Sums of no samples are zero, also beside a diagonal that is: its trace says nothing of the rest."""
+    rows, gram = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 4))), np.full((4, 4), 1e30)
+    gram[np.diag_indices(4)] = diagonal
+    forged = Contribution(RUN, 1, "ffc", BUNDLE[:4], rows, np.zeros(0, np.uint64), _packed(gram))
+    with pytest.raises(WireError, match="gram, expected zeros, as the sum of no samples"):
         check_content(forged, Terms(), bundles=(BUNDLE,), classes=3, width=4)
 
 
