@@ -57,7 +57,7 @@ SUBJECTS = (
 def main() -> None:
     """Export, run, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "hw_profiles" / "own_rows.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "hw_profiles" / "latency" / "own_rows.json")
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--recount", action="store_true", help="keep the times, count the demands anew")

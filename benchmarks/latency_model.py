@@ -36,7 +36,7 @@ def main() -> None:
     args = parser.parse_args()
     devices = load_devices()
     rows, left_out = read_rows(args.rows, devices)
-    checks = cross_validate(rows + read_own_rows(ROOT / "hw_profiles" / "own_rows.json"), devices)
+    checks = cross_validate(rows + read_own_rows(ROOT / "hw_profiles" / "latency" / "own_rows.json"), devices)
     tables = {name: error_table(found) for name, found in checks.items()}
     console = Console(width=150)
     for name, found in checks.items():

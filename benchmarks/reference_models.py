@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from export import vision
 from hw_profiles.latency.operator_classes import CLASSES, demand
 from hw_profiles.workload.from_onnx import read_workload
 
-_TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")  # its declarations live as long as it does
 ROOT = Path(__file__).resolve().parent.parent
 WIDTHS_V1 = {"0.25": (128, 160, 192, 224), "0.5": (160, 192, 224), "0.75": (128, 160, 224), "1.0": (128, 160, 192, 224)}
 WIDTHS_V2 = {
@@ -79,30 +79,33 @@ def architectures() -> dict[str, tuple[str, str]]:
 
 def build(network: str) -> nn.Module:
     """The network of this name, with random weights, in inference mode."""
-    import timm
-    import torchvision
-    from timm.models.efficientnet import _gen_mobilenet_v1
-
     library, name, width = re.fullmatch(r"(\w+):(\w+)(?:@([\d.]+))?", network).groups()  # type: ignore[union-attr]
-    if name == "mobilenetv1":
-        return _gen_mobilenet_v1("mobilenetv1_100", channel_multiplier=float(width), pretrained=False).eval()
+    torchvision_models = vision.models()  # before timm, which imports torchvision
     if library == "timm":
-        return timm.create_model(name, pretrained=False).eval()
+        return _timm(name, width)
     options: dict[str, Any] = {"width_mult": float(width)} if width else {}
     if name == "googlenet":
         options = {"aux_logits": False, "init_weights": False}
-    model = getattr(torchvision.models, name)(weights=None, **options).eval()
+    model = getattr(torchvision_models, name)(weights=None, **options).eval()
     return _five_by_five(model) if name == "googlenet" else model
+
+
+def _timm(name: str, width: str | None) -> nn.Module:
+    import timm
+    from timm.models.efficientnet import _gen_mobilenet_v1
+
+    if name == "mobilenetv1":
+        return _gen_mobilenet_v1("mobilenetv1_100", channel_multiplier=float(width or 1), pretrained=False).eval()
+    return timm.create_model(name, pretrained=False).eval()
 
 
 def main() -> None:
     """Export what is asked for and write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "hw_profiles" / "reference_models.json")
+    parser.add_argument("--out", type=Path, default=ROOT / "hw_profiles" / "latency" / "reference_models.json")
     parser.add_argument("--only", default="")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
-    _let_torchvision_load()
     found = {}
     for key, (network, note) in sorted(architectures().items()):
         if args.only in key:
@@ -127,12 +130,6 @@ def _five_by_five(model: nn.Module) -> nn.Module:
             old = module.branch3[1].conv
             module.branch3[1].conv = nn.Conv2d(old.in_channels, old.out_channels, 5, padding=2, bias=False)
     return model
-
-
-def _let_torchvision_load() -> None:
-    """A CPU-only torch beside a stock torchvision: declare the operators whose absence stops its import."""
-    for schema in ("nms(Tensor d, Tensor s, float t) -> Tensor", "qnms(Tensor d, Tensor s, float t) -> Tensor"):
-        _TORCHVISION.define(schema)
 
 
 if __name__ == "__main__":

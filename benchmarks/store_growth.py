@@ -18,8 +18,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from aggregator.report import Summary, write_summary
+from aggregator.report import Summary
 from aggregator.store import KEEP_BYTES, Accepted, SqliteStore
+from contract.report import write_json
 
 BUNDLE, METHOD, BATCH = bytes(32), "fedproto", 256
 
@@ -39,7 +40,7 @@ def one_round(store: SqliteStore, number: int, devices: int, payload_bytes: int)
 def timed(summary: Summary, path: Path) -> float:
     """Seconds to put the summary together and to write it."""
     began = time.perf_counter()
-    write_summary(path, summary.content(finished=False, global_version=0))
+    write_json(path, summary.content(finished=False, global_version=0))
     return time.perf_counter() - began
 
 
