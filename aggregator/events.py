@@ -44,11 +44,12 @@ class LinkDown:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Between rounds: `online` of `needed` devices are here."""
+    """Between rounds: `online` of `needed` devices are here; with `unsampled`, no sample that was tried has so many."""
 
     round: int
     online: int
     needed: int
+    unsampled: bool = False
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,10 @@ class Progress:
 
     @_show.register
     def _(self, event: events.Waiting) -> None:
-        self._line(f"waiting for devices: {event.online}/{event.needed} online")
+        why = (
+            ", but no sample of them has so many: --fraction is too small for --min-clients" if event.unsampled else ""
+        )
+        self._line(f"waiting for devices: {event.online}/{event.needed} online{why}")
 
     @_show.register
     def _(self, event: events.RoundOpened) -> None:

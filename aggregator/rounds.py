@@ -121,6 +121,7 @@ class Rounds:
         method, seed: of round `number`.
         phase: `waiting` before the first round and between rounds.
         settled_at: no round closes before that time, see `resume`.
+        unsampled: devices enough are online, but no seed was found that samples K of them.
     """
 
     plan: tuple[str, ...]
@@ -130,6 +131,7 @@ class Rounds:
     seed: int = 0
     phase: Literal["waiting", "open", "finished"] = "waiting"
     settled_at: float = 0.0
+    unsampled: bool = False
     contributions: set[str] = field(default_factory=set)
     _online: dict[str, bytes] = field(default_factory=dict)
     _awaited: dict[str, float] = field(default_factory=dict)  # since when nothing was heard of it
@@ -255,6 +257,7 @@ class Rounds:
             return None
         self._presence_changed = False
         seed = self._choose_seed(self.number + 1)
+        self.unsampled = seed is None
         if seed is None:
             return None
         self._open(self.number + 1, self.plan[self.number], seed, set(), now)

@@ -23,10 +23,10 @@ from typing import Literal
 
 from contract.errors import LinkError
 from contract.messages import MAX_ROUND, Status
+from contract.topics import AGGREGATOR
 
-__all__ = ["AGGREGATOR", "Seat"]
+__all__ = ["Seat"]
 
-AGGREGATOR = "aggregator"  # reserved among the device ids
 LISTEN_S = 0.5
 ANSWER_S = 8.0  # an aggregator may be in the middle of a merge
 _ASSERT_EACH_S = 0.5
@@ -69,7 +69,7 @@ class Seat:
     @property
     def birth(self) -> Status:
         """That we are here."""
-        return Status(True, self.instance, self._boot, "aggregator")
+        return Status(True, self.instance, self._boot, AGGREGATOR)
 
     @property
     def death(self) -> Status:

@@ -34,12 +34,13 @@ from aggregator.ingest import Decision
 from aggregator.pace import Pace
 from aggregator.retained import Retained
 from aggregator.rounds import Closed, Finished
-from aggregator.seat import AGGREGATOR, Seat
+from aggregator.seat import Seat
 from aggregator.teller import Teller
 from contract import topics
 from contract.errors import LinkError, StoreError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
 from contract.messages import Announcement, Status
+from contract.topics import AGGREGATOR
 from contract.wire import decode, encode
 
 __all__ = ["BATCH", "Server"]
@@ -195,9 +196,11 @@ class Server:
             except WireError:  # an id that the broker allows and we do not
                 self._core.malformed()
                 return False
-            if kind == "up":
+            if kind == "up" and device != AGGREGATOR:
                 return self._seat.taken
-            if device == AGGREGATOR:
+            if kind == "up":
+                self._core.malformed()  # no device is called so
+            elif device == AGGREGATOR:
                 self._hear_rival(message)
             else:
                 self._hear_status(device, message)

@@ -24,7 +24,7 @@ class Teller:
 
     def __init__(self, coordinator: Coordinator, listener: events.Listener) -> None:
         self._core, self._listener = coordinator, listener
-        self._waiting: tuple[int, int] | None = None
+        self._waiting: tuple[int, int, bool] | None = None
         self._nobody: tuple[int, int, int] | None = None
         self._seen: tuple[int, int, int] | None = None
         self._remind_at, self._remind_s = 0.0, _SLOW_S
@@ -76,9 +76,10 @@ class Teller:
         """What is waited for, if that has changed, or has not for long."""
         rounds = self._core.rounds
         online, here, needed = rounds.online, len(rounds.contributions), rounds.policy.min_clients
-        waiting = (rounds.number, online) if rounds.phase == "waiting" else None
+        unsampled = rounds.unsampled and online >= needed
+        waiting = (rounds.number, online, unsampled) if rounds.phase == "waiting" else None
         if waiting is not None and waiting != self._waiting:
-            self._listener(events.Waiting(rounds.number + 1, online, needed))
+            self._listener(events.Waiting(rounds.number + 1, online, needed, unsampled))
         self._waiting = waiting
         nobody = (rounds.number, here, online) if rounds.nobody and now >= rounds.settled_at else None
         if nobody is not None and nobody != self._nobody:

@@ -1,14 +1,17 @@
 """kill -9 of any part at random moments: is anything lost, is anything counted twice?
 
-    python benchmarks/faults.py [--kills 200] [--broker embedded|mosquitto] [--seed 0] [--json FILE]
+    python benchmarks/faults.py [--kills 200] [--broker embedded|mosquitto] [--each 3] [--keep FOLDER] [--json FILE]
 
 A fleet of real processes runs FedProto rounds on the shipped images: a broker, `protofleet aggregate` and three
-`protofleet client`s. Again and again one of the five, drawn at random, is killed with SIGKILL after a random time and
-started again. After the last kill the run is brought to its end, with an FFC round, and every contribution in the
-aggregator's store is compared with the journals of the devices: byte for byte where a journal still has the payload.
+`protofleet client`s. Again and again one of the five, drawn at random, is killed with SIGKILL after a random time of
+at most `--each` seconds and started again. After the last kill the run is brought to its end, with an FFC round, and
+every contribution in the aggregator's store is compared with the journals of the devices: byte for byte where a
+journal still has the payload.
 
+    rounds    that closed, and the longest time that one of them was open: each kill can delay a round, none may stop it
     lost      in a journal as sent, and not in the store
     doubled   in the store twice, or differing from what the journal says was sent
+    hung      parts that did not end by themselves within three minutes after the last kill
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +37,7 @@ from export.build import build_bundle
 from lab.data.datasets import load_dataset
 
 DEVICES, SAMPLES, FLEET = 3, 48, "faults"
+HUNG_S = 180.0
 PAYLOADS = "SELECT c.round, c.method, c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload"
 
 
@@ -97,11 +102,11 @@ def parts(folder: Path, kind: str) -> dict[str, Part]:
     return made
 
 
-def torment(fleet: dict[str, Part], kills: int, draw: random.Random) -> Counter[str]:
+def torment(fleet: dict[str, Part], kills: int, each_s: float, draw: random.Random) -> Counter[str]:
     """Kill and restart `kills` times; how often each part was."""
     killed: Counter[str] = Counter()
     for _ in range(kills):
-        time.sleep(draw.uniform(0.0, 3.0))
+        time.sleep(draw.uniform(0.0, each_s))
         name = draw.choice(list(fleet))
         ended = fleet[name].kill()
         assert ended is None, f"{name} had ended with {ended}:\n{fleet[name].tail()}"
@@ -111,23 +116,38 @@ def torment(fleet: dict[str, Part], kills: int, draw: random.Random) -> Counter[
     return killed
 
 
-def bring_to_an_end(fleet: dict[str, Part], folder: Path) -> None:
-    """Restart the aggregator with a plan that ends after the round that is open, and wait for all."""
+def bring_to_an_end(fleet: dict[str, Part], folder: Path) -> list[str]:
+    """Restart the aggregator with a plan that ends after the round that is open, and wait for all; who did not end."""
     fleet["aggregator"].kill()
-    with sqlite3.connect(folder / "store.sqlite") as db:
-        (last,) = db.execute("SELECT max(number) FROM round").fetchone()
-    db.close()
+    last = max([1, *(number for number, _ in rounds_of(folder))])
     fleet["aggregator"].with_options("--rounds", str(last), "--calibrate").start()
+    until = time.monotonic() + HUNG_S
+    hung = []
     for name, part in fleet.items():
         if name != "broker":
             try:
-                code = part.wait(180)
+                code = part.wait(max(1.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
-                raise SystemExit(f"{name} did not end:\n{part.tail()}\n{fleet['aggregator'].tail()}") from None
+                hung.append(name)
+                print(f"{name} did not end:\n{part.tail()}", file=sys.stderr)
+                continue
             assert code == 0, f"{name} ended with {code}:\n{part.tail()}"
+    return hung
 
 
-def compare(folder: Path) -> dict[str, object]:
+def rounds_of(folder: Path) -> list[tuple[int, float | None]]:
+    """Number and seconds of each round in the store; None while it is open. The aggregator may have been killed before
+    there was a store."""
+    if not (folder / "store.sqlite").exists():
+        return []
+    with sqlite3.connect(folder / "store.sqlite") as db:
+        has_rounds = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'round'").fetchone()
+        rows = db.execute("SELECT number, seconds FROM round ORDER BY number").fetchall() if has_rounds else []
+    db.close()
+    return rows
+
+
+def compare(folder: Path) -> dict[str, Any]:
     """Journals against the store."""
     with sqlite3.connect(folder / "store.sqlite") as db:
         rows = db.execute(PAYLOADS).fetchall()
@@ -145,53 +165,64 @@ def compare(folder: Path) -> dict[str, object]:
         for key, payload in stored.items()
         if key not in sent or len(payload) != sent[key][1] or sent[key][0] not in (None, payload)
     ]
-    told = json.loads((folder / "out.json").read_text())
+    with sqlite3.connect(folder / "store.sqlite") as db:
+        (refused,) = db.execute("SELECT coalesce(sum(messages), 0) FROM tally WHERE outcome = 'duplicate'").fetchone()
+    db.close()
+    seconds = [seconds for _, seconds in rounds_of(folder) if seconds is not None]
     return {
-        "rounds": len(told["rounds"]),
+        "rounds": len(seconds),
+        "longest_round_s": max(seconds, default=0.0),
         "sent": len(sent),
         "committed": len(stored),
         "lost": sum(key not in stored for key in sent),
         "doubled": len(rows) - len(stored) + len(differing),
         "compared_byte_for_byte": sum(payload is not None for payload, _, _ in sent.values()),
-        "duplicates_refused": told["totals"]["duplicates"],
+        "duplicates_refused": refused,
         "outcomes": dict(Counter(outcome for _, _, outcome in sent.values())),
     }
 
 
-def measure(kills: int, kind: str, seed: int) -> dict[str, object]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name).resolve()
-        fleet = parts(folder, kind)
-        fleet["aggregator"].with_options("--rounds", "1000000")
-        began = time.monotonic()
-        try:
-            for part in fleet.values():
-                part.start()
-            time.sleep(4.0)
-            killed = torment(fleet, kills, random.Random(seed))
-            bring_to_an_end(fleet, folder)
-        finally:
-            for part in fleet.values():
-                part.kill()
-        seconds = time.monotonic() - began
-        return {"broker": kind, "kills": kills, "killed": dict(killed), "seconds": seconds, **compare(folder)}
+def measure(kills: int, kind: str, each_s: float, seed: int, folder: Path) -> dict[str, Any]:
+    fleet = parts(folder, kind)
+    fleet["aggregator"].with_options("--rounds", "1000000")
+    began = time.monotonic()
+    try:
+        for part in fleet.values():
+            part.start()
+        time.sleep(4.0)
+        killed = torment(fleet, kills, each_s, random.Random(seed))
+        hung = bring_to_an_end(fleet, folder)
+    finally:
+        for part in fleet.values():
+            part.kill()
+    seconds = time.monotonic() - began
+    found = {"broker": kind, "kills": kills, "killed": dict(killed), "seconds": seconds, "hung": hung}
+    return {**found, **compare(folder)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--broker", choices=("embedded", "mosquitto"), default="embedded")
+    parser.add_argument("--each", type=float, default=3.0, help="seconds between two kills, at most")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a folder for logs, store and journals; a temporary one otherwise")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    result = measure(options.kills, options.broker, options.seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.keep or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        result = measure(options.kills, options.broker, options.each, options.seed, folder)
     print(f"{options.kills} kills in {result['seconds']:.0f} s, {options.broker} broker: {result['killed']}")
-    print(f"  {result['rounds']} rounds, sent {result['sent']}, committed {result['committed']}")
-    print(f"  lost {result['lost']}, doubled {result['doubled']}, duplicates refused {result['duplicates_refused']}")
+    print(f"  {result['rounds']} rounds, the longest {result['longest_round_s']:.1f} s")
+    print(
+        f"  sent {result['sent']}, committed {result['committed']}, duplicates refused {result['duplicates_refused']}"
+    )
+    print(f"  lost {result['lost']}, doubled {result['doubled']}, hung {len(result['hung'])}")
     print(f"  {result['compared_byte_for_byte']} compared byte for byte; outcomes on the devices {result['outcomes']}")
     if options.json:
         options.json.write_text(json.dumps({"schema": "protofleet.benchmark.faults/1", **result}, indent=1) + "\n")
-    sys.exit(0 if result["lost"] == result["doubled"] == 0 else 1)
+    sys.exit(1 if result["lost"] or result["doubled"] or result["hung"] else 0)
 
 
 if __name__ == "__main__":

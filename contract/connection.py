@@ -101,8 +101,8 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        """Whether the broker has acknowledged everything that was handed over on this connection, and we, too."""
-        return not (self._queue or self._sent or self._actions or self._acks)
+        """Whether the broker has acknowledged everything that was handed over on this connection."""
+        return not (self._queue or self._sent)
 
     def publish(self, topic: str, payload: bytes, retain: bool, now: float) -> bool:
         """A QoS 1 message to send; False when no connection is up, and then nothing is kept.
@@ -261,7 +261,7 @@ class Connection:
         """What time has brought."""
         if self.phase == "over":
             return
-        if self._close_by is not None and (self.phase != "up" or self.idle or now >= self._close_by):
+        if self._close_by is not None and (self.phase != "up" or self._is_done() or now >= self._close_by):
             self._hang_up(polite=self.phase == "up")
             self.phase = "over"
         elif self.phase == "waiting":
@@ -276,6 +276,10 @@ class Connection:
             self.ended(f"the broker has acknowledged nothing for {now - self._progress_at:.0f} s", now)
         elif self._echo is not None and now >= self._echo[1]:
             self._miss_echo(self._echo[0], now)
+
+    def _is_done(self) -> bool:
+        """Whether nothing is left to send or to acknowledge."""
+        return self.idle and not self._actions and not self._acks
 
     def _miss_echo(self, payload: bytes, now: float) -> None:
         """A broker whose window the owner has not emptied, or that has not got the message yet, is given more time."""

@@ -6,7 +6,8 @@
     pf/v2/{fleet}/down/{device}     aggregator → device    receipts
     pf/v2/{fleet}/status/{device}   device → aggregator    birth and death, retained, last will
 
-Ids match `[a-z0-9][a-z0-9-]{0,63}`; a wildcard or a slash in an id is refused here, not only by the broker.
+Ids match `[a-z0-9][a-z0-9-]{0,63}`; a wildcard or a slash in an id is refused here, not only by the broker. No device
+is called `aggregator`: the aggregator says on that status topic that it is there.
 """
 
 from __future__ import annotations
@@ -15,9 +16,22 @@ import re
 
 from contract.errors import UsageError, WireError
 
-__all__ = ["PREFIX", "check_id", "device_of", "down", "global_all", "global_part", "round_", "status", "up"]
+__all__ = [
+    "AGGREGATOR",
+    "PREFIX",
+    "check_device",
+    "check_id",
+    "device_of",
+    "down",
+    "global_all",
+    "global_part",
+    "round_",
+    "status",
+    "up",
+]
 
 PREFIX = "pf/v2"
+AGGREGATOR = "aggregator"  # reserved among the device ids
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -30,6 +44,17 @@ def check_id(value: str, what: str = "id") -> str:
     if not _ID.fullmatch(value):
         raise UsageError(what, expected="1 to 64 of a-z, 0-9 and -, not beginning with -", got=repr(value)[:80])
     return value
+
+
+def check_device(value: str, what: str = "device id") -> str:
+    """`value` when a device may be called so.
+
+    Raises:
+        UsageError: when it may not.
+    """
+    if value == AGGREGATOR:
+        raise UsageError(what, expected="a device's own name", got=value, hint="the aggregator alone is called so")
+    return check_id(value, what)
 
 
 def round_(fleet: str) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from contract.errors import UsageError, near_names
-from contract.topics import check_id
+from contract.topics import check_device, check_id
 
 __all__ = ["ClientConfig", "read_public_key", "settle_config"]
 
@@ -64,7 +64,7 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
         config = msgspec.convert(values, ClientConfig)
     except msgspec.ValidationError as error:
         raise UsageError(where, expected="settings of the right kind", got=error, hint="--help") from None
-    check_id(config.id, "--id")
+    check_device(config.id, "--id")
     check_id(config.fleet, "--fleet")
     limits = [("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)]
     limits += [] if config.epsilon is None else [("epsilon", config.epsilon, 1e-6, 1e6)]

@@ -47,6 +47,7 @@ class _Item:
     attempt: int = 0  # times that the queue ran empty, that is: times sent
     waits: int = 0  # times that it was waited for a receipt, since it was last worth asking at once
     wait_s: float = 0.0
+    leaving: bool = False  # whether the link may still hold some of what was sent last
     due_s: float = float("-inf")  # when to send again; only meaningful while the queue is empty
     sent_bytes: int = 0
 
@@ -83,6 +84,7 @@ class Outbox:
         """
         self._limit_bytes = limit_bytes
         for item in self._items.values():
+            item.leaving = False
             item.queue.clear()
             item.attempt, item.waits, item.due_s = min(item.attempt, 1), min(item.waits, 1), float("-inf")
             self._cut(item)
@@ -97,8 +99,8 @@ class Outbox:
             if recut or limit_bytes < item.pending.limit_bytes:
                 self._recut(item)
             if item.attempt and not item.queue:
-                item.attempt, item.waits = 1, 0
-                item.due_s = min(item.due_s, now_s + self._rng.uniform(0.0, _SOON_S))
+                item.attempt, item.waits, item.wait_s = 1, 0, self._rng.uniform(0.0, _SOON_S)
+                item.due_s = min(item.due_s, now_s + item.wait_s)
 
     def disconnected(self) -> None:
         """The connection is gone."""
@@ -115,8 +117,11 @@ class Outbox:
             return []
         if not idle:
             for item in self._items.values():
-                item.due_s = max(item.due_s, now_s + item.wait_s)
+                if item.leaving:  # nothing else that is on its way holds a contribution back
+                    item.due_s = max(item.due_s, now_s + item.wait_s)
             return []
+        for item in self._items.values():
+            item.leaving = False
         out: list[bytes] = []
         room = _WINDOW_BYTES
         for item in self._active():
@@ -204,7 +209,7 @@ class Outbox:
 
     def _await_receipt(self, item: _Item, now_s: float) -> None:
         longest = min(self._first_wait_s * 2.0 ** min(item.waits, 16), self._max_wait_s)
-        item.attempt, item.waits = item.attempt + 1, item.waits + 1
+        item.attempt, item.waits, item.leaving = item.attempt + 1, item.waits + 1, True
         item.wait_s = longest * self._rng.uniform(0.5, 1.0)
         item.due_s = now_s + item.wait_s
 

@@ -26,6 +26,7 @@ def test_a_run_is_told_line_by_line() -> None:
     assert _lines(
         events.LinkUp("mqtt://127.0.0.1:1883", 65_536),
         events.Waiting(1, 2, 5),
+        events.Waiting(1, 5, 5, unsampled=True),
         events.RoundOpened(1, 3, "fedproto", 5),
         events.ContributionsIn(1, 3, 2),
         events.ContributionsIn(1, 4, 1),
@@ -37,6 +38,7 @@ def test_a_run_is_told_line_by_line() -> None:
     ) == [
         "connected to mqtt://127.0.0.1:1883, messages up to 65,536 bytes",
         "waiting for devices: 2/5 online",
+        "waiting for devices: 5/5 online, but no sample of them has so many: --fraction is too small for --min-clients",
         "round 1/3 open: fedproto, 5 devices awaited",
         "  round 1: contributions 3/5",
         "  round 1: contributions 4/5",

@@ -57,6 +57,18 @@ def test_a_round_waits_for_enough_devices_then_for_each_of_them() -> None:
     ]
 
 
+def test_a_share_that_no_sample_fulfils_is_said_until_enough_devices_are_there() -> None:
+    machine = Rounds(("fedproto",), Policy(min_clients=5, fraction=0.01))
+    for device in "abcde":
+        machine.birth(device, ONE, 0.0)
+    assert machine.advance(0.0) is None
+    assert machine.unsampled
+    for number in range(1000):
+        machine.birth(f"d{number}", ONE, 0.0)
+    assert isinstance(machine.advance(0.0), Opened)
+    assert not machine.unsampled
+
+
 def test_a_device_that_dies_or_was_refused_is_not_awaited() -> None:
     machine = _open(Policy(), "a", "b", "c")
     machine.contributed("a")

@@ -122,6 +122,8 @@ def test_hostile_messages_do_not_stop_a_run(broker: TestBroker, tmp_path: Path) 
     with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle, SETTINGS)
         wait(lambda: server.events)
+        birth = encode(Status(True, bytes([255] * 8), 2**31))  # of the highest rank, but not where a rank is said
+        hostile.publish(f"pf/v2/{FLEET}/up/aggregator", birth)
         good = encode(Contribution.of(means(), run=store.run, round=1, method="fedproto", bundle=bundle))
         for i in range(300):
             noise = bytearray(good)

@@ -112,6 +112,33 @@ def test_a_payload_above_the_limit_is_refused_and_what_is_behind_it_goes():
 # ── acknowledgements ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_idle_speaks_of_what_we_published_and_closing_waits_for_acknowledgements_too():
+    core = up(machine())
+    hear(core, 7)
+    (seven,) = told(actions(core, 0.0), Received)
+    core.acknowledge(seven)
+    assert core.idle  # whoever waits until the broker has a message does not wait for our acknowledgement of another
+    core.publish("t", b"x", False, 0.0)
+    assert not core.idle
+    core.close(0.0, 3.0)
+    send, acknowledge = core.advance(0.0), core.advance(0.0)
+    assert isinstance(send, Send)
+    assert acknowledge == Acknowledge(7)
+    assert core.advance(0.0) is None
+    core.published(send.ticket, None, False, 0.0)
+    assert core.idle
+    assert actions(core, 0.0) == [Hangup(polite=True)]
+
+
+def test_closing_sends_the_acknowledgements_that_are_due():
+    core = up(machine())
+    hear(core, 7)
+    (seven,) = told(actions(core, 0.0), Received)
+    core.acknowledge(seven)
+    core.close(0.0, 3.0)
+    assert actions(core, 0.0) == [Acknowledge(7), Hangup(polite=True)]
+
+
 def test_acknowledgements_go_out_in_the_order_of_the_messages():
     core = up(machine())
     for mid in (7, 3, 5):

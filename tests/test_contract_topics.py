@@ -41,6 +41,14 @@ def test_an_id_with_a_wildcard_a_slash_or_worse_is_refused_by_us(of, wrong):
             name(wrong)
 
 
+def test_no_device_is_called_as_the_aggregator_is():
+    assert topics.check_device("aggregator-2") == "aggregator-2"
+    with pytest.raises(UsageError, match="--id, expected a device's own name, got aggregator"):
+        topics.check_device(topics.AGGREGATOR, "--id")
+    with pytest.raises(UsageError, match="device id, expected 1 to 64"):
+        topics.check_device("a/b")
+
+
 @pytest.mark.parametrize(
     "topic",
     ["", "pf/v2/shop/up", "pf/v1/shop/up/a", "pf/v2/shop/up/a/b", "pf/v2/shop/up/+", "pf/v2/shop/up/A", "x" * 9000],

@@ -348,6 +348,25 @@ def test_three_lost_receipts_at_the_end_of_a_run_fit_the_aggregators_grace(seed:
     assert GRACE_S < 60.0 <= LATECOMERS_S
 
 
+def test_what_else_is_on_its_way_does_not_undo_an_announcement() -> None:
+    """A birth, or a receipt of another round: the link is busy for a moment, with nothing of this contribution."""
+    box = ready(pending())
+    box.due(0.0, idle=True)
+    box.due(0.1, idle=True)  # all of it has reached the broker
+    box.announced(RUN, BIG, 1.0)
+    box.due(1.0, idle=False)
+    assert (box.wait_s(1.0) or 0.0) <= 2.0
+    assert box.due(3.0, idle=True) == [pending().payload]
+
+
+def test_an_announcement_during_a_slow_upload_asks_soon_after_its_end() -> None:
+    box = ready(pending())
+    box.due(0.0, idle=True)
+    box.announced(RUN, BIG, 1.0)
+    assert box.due(100.0, idle=False) == []
+    assert box.due(102.0, idle=True) == [pending().payload]
+
+
 def test_what_was_never_sent_is_not_held_back_by_an_announcement() -> None:
     box = ready(pending())
     box.announced(RUN, BIG, 0.0)
