@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-
-from onnx import NodeProto
+from typing import TYPE_CHECKING
 
 from hw_profiles.workload.model import Tensor, Workload
+
+if TYPE_CHECKING:  # what reads the cost of a round needs no onnx
+    from onnx import NodeProto
 
 __all__ = ["fold_weights", "free_transposes"]
 
