@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aggregator.content import MAX_SAMPLES, Terms
-from aggregator.ingest import Decision, Ingest, View
+from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
 from aggregator.rules import ROBUST, Rule, check_rule, merge
 from aggregator.screen import Finding, Traits, screen
@@ -120,6 +120,13 @@ class Coordinator:
     def limit_bytes(self) -> int:
         """The largest message taken and sent."""
         return self._settings.limit_bytes
+
+    @property
+    def largest_message_bytes(self) -> int:
+        """The largest message that is of any use: a contribution that was made for a larger limit is taken whole."""
+        methods = {*self.rounds.plan, *(record.method for record in self._store.rounds()[-1:])}
+        views = [replace(self._view(), method=name, width=self._width(name)) for name in methods]
+        return max([self.limit_bytes, *map(largest_contribution_bytes, views)])
 
     @property
     def least_limit_bytes(self) -> int:

@@ -107,6 +107,7 @@ class Server:
             subscriptions=[topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)],
             will=(self._seat_topic, encode(self._seat.death)),
             receive_maximum=RECEIVE_MAXIMUM,
+            largest_bytes=coordinator.largest_message_bytes,
             echo_topic=self._round_topic,
         )
         self._limit_bytes = coordinator.limit_bytes
@@ -142,7 +143,7 @@ class Server:
         contributions = [message for message in received if self._is_contribution(message)]
         self._take_seat()
         if not self._seat.taken:
-            self._held += received
+            self._held += [message for message in received if message.mid]  # no window bounds those at QoS 0
             return
         held = [message for message in self._held if _kind(message) in ("up", "global")]
         contributions = [message for message in held if self._is_contribution(message)] + contributions

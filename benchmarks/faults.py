@@ -4,13 +4,14 @@
 
 A fleet of real processes runs FedProto rounds on the shipped images: a broker, `protofleet aggregate` and three
 `protofleet client`s. Again and again one of the five, drawn at random, is killed with SIGKILL after a random time of
-at most `--each` seconds and started again. After the last kill the run is brought to its end, with an FFC round, and
-every contribution in the aggregator's store is compared with the journals of the devices: byte for byte where a
-journal still has the payload.
+at most `--each` seconds and started again; after every tenth kill all are left alone until a round has closed, however
+slow the machine. After the last kill the run is brought to its end, with an FFC round, and every contribution in the
+aggregator's store is compared with the journals of the devices: byte for byte where a journal still has the payload.
 
     rounds    that closed, and the longest time that one of them was open: each kill can delay a round, none may stop it
     lost      in a journal as sent, and not in the store
     doubled   in the store twice, or differing from what the journal says was sent
+    stalled   how often no round closed within three minutes of such a pause
     hung      parts that did not end by themselves within three minutes after the last kill
 """
 
@@ -38,6 +39,7 @@ from lab.data.datasets import load_dataset
 
 DEVICES, SAMPLES, FLEET = 3, 48, "faults"
 HUNG_S = 180.0
+BREATHER_EACH = 10  # kills: on a busy machine the five are seldom all up, and nothing would be measured
 PAYLOADS = "SELECT c.round, c.method, c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload"
 
 
@@ -102,10 +104,13 @@ def parts(folder: Path, kind: str) -> dict[str, Part]:
     return made
 
 
-def torment(fleet: dict[str, Part], kills: int, each_s: float, draw: random.Random) -> Counter[str]:
-    """Kill and restart `kills` times; how often each part was."""
+def torment(
+    fleet: dict[str, Part], kills: int, each_s: float, draw: random.Random, folder: Path
+) -> tuple[Counter[str], int]:
+    """Kill and restart `kills` times; how often each part was, and how often the rounds stalled."""
     killed: Counter[str] = Counter()
-    for _ in range(kills):
+    stalled = 0
+    for number in range(kills):
         time.sleep(draw.uniform(0.0, each_s))
         name = draw.choice(list(fleet))
         ended = fleet[name].kill()
@@ -113,7 +118,19 @@ def torment(fleet: dict[str, Part], kills: int, each_s: float, draw: random.Rand
         time.sleep(draw.choice((0.0, 0.0, draw.uniform(0.0, 1.0))))
         fleet[name].start()
         killed[name] += 1
-    return killed
+        if number % BREATHER_EACH == BREATHER_EACH - 1:
+            stalled += not a_round_closes(folder)
+    return killed, stalled
+
+
+def a_round_closes(folder: Path) -> bool:
+    """Whether one does from now on, within three minutes."""
+    before, until = closed(folder), time.monotonic() + HUNG_S
+    while time.monotonic() < until:
+        if len(closed(folder)) > len(before):
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def bring_to_an_end(fleet: dict[str, Part], folder: Path) -> list[str]:
@@ -140,11 +157,16 @@ def rounds_of(folder: Path) -> list[tuple[int, float | None]]:
     there was a store."""
     if not (folder / "store.sqlite").exists():
         return []
-    with sqlite3.connect(folder / "store.sqlite") as db:
+    with sqlite3.connect(f"file:{folder}/store.sqlite?mode=ro", uri=True) as db:
         has_rounds = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'round'").fetchone()
         rows = db.execute("SELECT number, seconds FROM round ORDER BY number").fetchall() if has_rounds else []
     db.close()
     return rows
+
+
+def closed(folder: Path) -> list[float]:
+    """The seconds that each closed round took."""
+    return [seconds for _, seconds in rounds_of(folder) if seconds is not None]
 
 
 def compare(folder: Path) -> dict[str, Any]:
@@ -168,7 +190,7 @@ def compare(folder: Path) -> dict[str, Any]:
     with sqlite3.connect(folder / "store.sqlite") as db:
         (refused,) = db.execute("SELECT coalesce(sum(messages), 0) FROM tally WHERE outcome = 'duplicate'").fetchone()
     db.close()
-    seconds = [seconds for _, seconds in rounds_of(folder) if seconds is not None]
+    seconds = closed(folder)
     return {
         "rounds": len(seconds),
         "longest_round_s": max(seconds, default=0.0),
@@ -190,13 +212,20 @@ def measure(kills: int, kind: str, each_s: float, seed: int, folder: Path) -> di
         for part in fleet.values():
             part.start()
         time.sleep(4.0)
-        killed = torment(fleet, kills, each_s, random.Random(seed))
+        killed, stalled = torment(fleet, kills, each_s, random.Random(seed), folder)
         hung = bring_to_an_end(fleet, folder)
     finally:
         for part in fleet.values():
             part.kill()
     seconds = time.monotonic() - began
-    found = {"broker": kind, "kills": kills, "killed": dict(killed), "seconds": seconds, "hung": hung}
+    found = {
+        "broker": kind,
+        "kills": kills,
+        "killed": dict(killed),
+        "seconds": seconds,
+        "stalled": stalled,
+        "hung": hung,
+    }
     return {**found, **compare(folder)}
 
 
@@ -218,11 +247,13 @@ def main() -> None:
     print(
         f"  sent {result['sent']}, committed {result['committed']}, duplicates refused {result['duplicates_refused']}"
     )
-    print(f"  lost {result['lost']}, doubled {result['doubled']}, hung {len(result['hung'])}")
+    print(
+        f"  lost {result['lost']}, doubled {result['doubled']}, stalled {result['stalled']}, hung {len(result['hung'])}"
+    )
     print(f"  {result['compared_byte_for_byte']} compared byte for byte; outcomes on the devices {result['outcomes']}")
     if options.json:
         options.json.write_text(json.dumps({"schema": "protofleet.benchmark.faults/1", **result}, indent=1) + "\n")
-    sys.exit(1 if result["lost"] or result["doubled"] or result["hung"] else 0)
+    sys.exit(1 if any(result[what] for what in ("lost", "doubled", "stalled", "hung")) else 0)
 
 
 if __name__ == "__main__":

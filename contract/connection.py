@@ -44,7 +44,7 @@ from contract.actions import (
 )
 from contract.errors import LinkError
 
-__all__ = ["Connection"]
+__all__ = ["PACKET_OVERHEAD_BYTES", "Connection"]
 
 WINDOW_COUNT, WINDOW_BYTES = 64, 1 << 20  # publications that wait for their acknowledgement, where the broker allows
 LOOSE_COUNT, LOOSE_BYTES = 256, 1 << 20  # messages at QoS 0 that wait for the owner

@@ -40,7 +40,7 @@ from contract.actions import (
     Tell,
 )
 from contract.address import Address
-from contract.connection import Connection
+from contract.connection import PACKET_OVERHEAD_BYTES, Connection
 from contract.errors import LinkError, ProtofleetError
 from contract.transport import Transport
 
@@ -59,6 +59,8 @@ class Link:
         will: topic and payload that the broker publishes, retained, when we vanish.
         keepalive_s: an idle link sends two bytes in that time.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
+        largest_bytes: the largest payload that is of any use here: the broker is told to drop larger ones, since one
+            window full of them could take all memory. No bound when None.
         echo_topic: a topic that is published to and listened to: a broker that does not send back what was published
             there delivers nothing at all, and is left for a new connection.
     """
@@ -72,10 +74,12 @@ class Link:
         will: tuple[str, bytes] | None = None,
         keepalive_s: int = 60,
         receive_maximum: int = 64,
+        largest_bytes: int | None = None,
         echo_topic: str | None = None,
     ) -> None:
         self._address, self._client_id = address, client_id
         self._will, self._keepalive_s, self._receive_maximum = will, keepalive_s, receive_maximum
+        self._packet_bytes = None if largest_bytes is None else largest_bytes + PACKET_OVERHEAD_BYTES
         limits = Limits(str(address), client_id, tuple(subscriptions), echo_topic)
         self._core = Connection(limits, random.Random(os.urandom(8)))
         self._lock = threading.RLock()  # around every use of the core, and of what follows
@@ -218,6 +222,7 @@ class Link:
                 will=self._will,
                 keepalive_s=self._keepalive_s,
                 receive_maximum=self._receive_maximum,
+                packet_bytes=self._packet_bytes,
             )
             self._transport.dial()
         elif self._transport is None:

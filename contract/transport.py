@@ -40,6 +40,7 @@ class Transport:
         core: is told what the broker says, under `lock`.
         will: topic and payload that the broker publishes, retained, when we vanish.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
+        packet_bytes: the largest packet that the broker may deliver; it drops what is larger. No bound when None.
 
     Raises:
         UsageError: when a certificate file cannot be used.
@@ -55,9 +56,10 @@ class Transport:
         will: tuple[str, bytes] | None,
         keepalive_s: int,
         receive_maximum: int,
+        packet_bytes: int | None = None,
     ) -> None:
         self._core, self._lock, self._address = core, lock, address
-        self._keepalive_s, self._receive_maximum = keepalive_s, receive_maximum
+        self._keepalive_s, self._receive_maximum, self._packet_bytes = keepalive_s, receive_maximum, packet_bytes
         self._tickets: dict[int, int] = {}  # paho's packet id of what was sent → the ticket of `Send`
         self._properties = Properties(
             PacketTypes.PUBLISH
@@ -88,6 +90,8 @@ class Transport:
         """Connect and send CONNECT: a session that ends with the connection. Blocks for seconds at most."""
         properties = Properties(PacketTypes.CONNECT)
         properties.ReceiveMaximum = self._receive_maximum
+        if self._packet_bytes is not None:
+            properties.MaximumPacketSize = self._packet_bytes
         address = self._address
         self._client.connect(address.host, address.port, self._keepalive_s, clean_start=True, properties=properties)
 

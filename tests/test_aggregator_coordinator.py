@@ -193,6 +193,11 @@ def test_a_refused_device_is_not_awaited_even_after_a_restart(tmp_path: Path) ->
 
 def test_settings_that_do_not_fit_the_bundle(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        wide = Coordinator(store, manifest(width=1280), BUNDLE, SETTINGS, now=0.0)
+        assert 8 * 1280 * 1281 // 2 < wide.largest_message_bytes < 8_000_000  # FFC's sums, whole
+        frugal = dataclasses.replace(SETTINGS, calibrate=False)
+        wide = Coordinator(store, manifest(width=1280), BUNDLE, frugal, now=0.0)
+        assert wide.largest_message_bytes == SETTINGS.limit_bytes
         with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 5248 for class rows"):
             Coordinator(store, manifest(width=1280), BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
         many = manifest(name="fedhkd", classes=1000)  # soft predictions are rows of 1000 numbers, whatever the width

@@ -391,3 +391,11 @@ Liveness.TestCase.settings = settings(max_examples=60, stateful_step_count=30, d
 TestLiveness = Liveness.TestCase
 AnyOrder.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
+
+
+def test_a_deadline_loses_only_who_was_silent_through_all_of_it() -> None:
+    machine = _open(Policy(min_clients=2, deadline_s=10.0), "a", "b")
+    machine.heard("a", 9.0)
+    assert machine.advance(10.0) == Extended(1, 0)
+    assert machine.take_lost() == [("b", ONE)]
+    assert machine.awaited == {"a"}

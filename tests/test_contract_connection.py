@@ -329,6 +329,71 @@ def test_closing_ends_from_anywhere(where):
 # ── whatever happens ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+# ── what no other test would miss ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_messages_keep_a_slow_subscription_from_being_given_up():
+    core = machine()
+    actions(core, 0.0)
+    core.accepted(Terms(), 0.0)
+    actions(core, 0.0)
+    hear(core, 1, now=rules.ANSWER_S - 1.0)  # much is retained: it comes before the SUBACK
+    actions(core, rules.ANSWER_S + 1.0)
+    assert core.phase == "subscribing"
+    actions(core, 2 * rules.ANSWER_S)
+    assert core.phase == "waiting"
+
+
+def test_what_the_owner_takes_at_qos_0_makes_room_by_count_and_by_bytes():
+    core = up(machine())
+    for _ in range(3):
+        hear(core, 0, qos=0, payload=bytes(rules.LOOSE_BYTES))
+        (message,) = told(actions(core, 0.0), Received)
+        core.taken(message)
+    assert core.dropped == 0
+
+
+@pytest.mark.parametrize(("count", "length"), [(rules.LOOSE_COUNT, 1), (1, rules.LOOSE_BYTES)])
+def test_what_came_at_qos_0_before_the_subscription_and_was_lost_with_it_takes_no_room(count, length):
+    core = machine()
+    actions(core, 0.0)
+    core.accepted(Terms(), 0.0)
+    actions(core, 0.0)
+    for _ in range(count):
+        hear(core, 0, qos=0, payload=bytes(length))
+    core.ended("a cut", 0.0)
+    actions(core, 0.0)
+    up(core, 100.0)
+    hear(core, 0, 100.0, qos=0, payload=bytes(length))
+    assert len(told(actions(core, 100.0), Received)) == 1
+
+
+def test_nothing_that_was_to_be_sent_on_a_lost_connection_is_done_on_the_next():
+    core = machine()
+    actions(core, 0.0)
+    core.accepted(Terms(), 0.0)
+    core.ended("a cut before we had subscribed", 0.0)
+    assert [type(action) for action in actions(core, 0.0)] == [Hangup, Tell]
+
+
+def test_a_message_that_is_told_twice_while_the_owner_has_it_is_one():
+    core = up(machine())
+    hear(core, 7)
+    hear(core, 7)
+    assert len(told(actions(core, 0.0), Received)) == 1
+
+
+def test_a_cut_while_closing_ends_it():
+    core = up(machine())
+    core.publish("t", b"x", False, 0.0)
+    actions(core, 0.0)
+    core.close(0.0, 3.0)
+    core.ended("a cut", 1.0)
+    assert core.phase == "over"
+    assert actions(core, 1.0) == [Hangup(polite=False)]
+    assert core.due_in_s(1.0) is None
+
+
 class Anything(RuleBasedStateMachine):
     """A broker and an owner that do anything, and a shell that obeys; what must hold after every step."""
 

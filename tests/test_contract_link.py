@@ -363,6 +363,18 @@ def test_a_payload_above_the_brokers_limit_is_refused_here_and_blocks_nothing_be
     assert take(device, 2) == [bytes(connected.limit_bytes), b"next"]
 
 
+def test_a_payload_of_no_use_does_not_reach_us_and_blocks_nothing_behind_it(mosquitto, links):
+    """More of them than Mosquitto keeps in flight: a window full of the largest would be gigabytes."""
+    url = mosquitto().url
+    device, other = links(url, "device", "t", largest_bytes=3000), links(url, "other")
+    until(device, Connected)
+    until(other, Connected)
+    for _ in range(30):
+        other.publish("t", bytes(5000))
+    other.publish("t", bytes(3000))
+    assert take(device, 1) == [bytes(3000)]
+
+
 def test_a_wrong_password_ends_the_link_with_one_clear_line(mosquitto, links, tmp_path):
     passwords = tmp_path / "passwords"
     passwords.touch(mode=0o644)
