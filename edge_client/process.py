@@ -30,6 +30,7 @@ from edge_client.config import ClientConfig, read_public_key
 
 if TYPE_CHECKING:  # loaded after `become`, and only when they are needed
     from contract.bundle import Manifest
+    from edge_client.data import LocalData
     from edge_client.journal import Journal
     from edge_client.privacy import Accountant
 
@@ -121,7 +122,7 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
     with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
         device = Device(bundle, data, settings.id, test=test, threads=settings.threads, secret=journal.secret())
         device.restore(journal.weights())
-        accountant = _accountant(settings, bundle.manifest, journal)
+        accountant = _accountant(settings, bundle.manifest, journal, data.labelled)
         log(f"{len(data):,} samples of {int(device.own_classes.sum())} classes, bundle {bundle.sha256.hex()[:12]}")
         client = Client(
             device=device,
@@ -145,7 +146,7 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
         log(f"done: {ended['sent']} contributions, {ended['committed']} committed")
 
 
-def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal) -> Accountant | None:
+def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal, data: LocalData) -> Accountant | None:
     """For a bundle whose method adds noise; without any, there is no ε to keep a budget of."""
     from edge_client.privacy import Accountant, Mechanism
 
@@ -166,6 +167,7 @@ def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal) ->
         settings.epsilon,
         done,
         method=manifest.method,
+        counts=data.counts(manifest.classes),
         bare=journal.rounds_done() - done,
     )
 
