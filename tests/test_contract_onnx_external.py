@@ -220,7 +220,7 @@ def test_a_field_of_another_wire_type_does_not_stand_for_the_real_one() -> None:
     tensor = b"\x08\x02\x08\x03\x10\x01\x42\x01w" + told + b"\x70\x01"
     assert TensorProto.FromString(tensor).external_data[0].key == "none"
     graph = b"\x2a" + bytes([len(tensor)]) + tensor
-    with pytest.raises(BundleError, match="location params.safetensors"):
+    with pytest.raises(BundleError, match=r"location params\.safetensors"):
         check_external(b"\x3a" + bytes([len(graph)]) + graph, "f", PLACES)
 
 
