@@ -243,7 +243,8 @@ class Coordinator:
         devices = list(self._store.record(step.round).uplink_bytes)  # ordered as their contributions are
         if not self._traits.keys() >= set(devices):  # some were taken before a restart
             messages = self._messages(step.round, step.method)
-            self._traits = {d: Traits.of(message) for d, message in zip(devices, messages, strict=True)}
+            noise = DeclaredNoise.of(self._manifest.hyper)
+            self._traits = {d: Traits.of(message, noise) for d, message in zip(devices, messages, strict=True)}
         traits = {device: self._traits[device] for device in devices}
         source = lambda: self._statistics(step.round, step.method)  # noqa: E731
         screened = screen(source, traits, max_share=self._settings.max_share)

@@ -264,7 +264,8 @@ class Ingest:
             return _decision(device, message, "rejected", reason=str(error))
         self._accepted.add((message.round, message.method, device))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes)
-        return replace(_decision(device, message, "committed", accepted=accepted), traits=Traits.of(message))
+        traits = Traits.of(message, view.terms.noise)
+        return replace(_decision(device, message, "committed", accepted=accepted), traits=traits)
 
 
 def largest_contribution_bytes(view: View) -> int:

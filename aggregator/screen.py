@@ -1,7 +1,8 @@
 """Before a round's contributions merge: who is left out, and who counts for less. What only comparing devices can show.
 
 - **Left out**: a device with a class mean more than `OUTLIER` times as long as the usual device's longest. What is
-  usual is the middle device of this round, so less than half of the devices, lying together, cannot shift it.
+  usual is the middle device of this round, so less than half of the devices, lying together, cannot shift it. What the
+  bundle's noise may have added is taken off first: of a class with one sample that is most of the mean.
 - **Counted as less**: a device that says it has more samples than all other devices together. It counts as that many,
   or as s / (1 − s) times that many for another largest share s than a half: its counts, and with them the weight of its
   rows or sums, are scaled as a whole. So nobody can buy more than the share of a round with a number that costs
@@ -12,7 +13,7 @@ longer is left out, for long features end training and short ones do not; their 
 of a class that only one or two of many devices have: only `aggregator/content.py` and what is usual in the other
 classes bound it.
 
-What is compared is two numbers of each contribution, its `Traits`, so that none must be read again to be screened.
+What is compared is three numbers of each contribution, its `Traits`, so that none must be read again to be screened.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 
 from aggregator.rules import Source
 from contract.messages import Contribution
-from contract.plausible import largest_norm, usual_norm
+from contract.plausible import DeclaredNoise, largest_norm, usual_norm
 from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
 
 __all__ = ["OUTLIER", "Finding", "Screened", "Traits", "screen"]
@@ -39,16 +40,24 @@ class Traits:
     Attributes:
         longest: the norm of its longest class mean; 0 for FFC's sums, whose features all have length 1.
         samples: as it says.
+        certain: what of the longest one declared noise cannot explain; `longest` where none is declared.
     """
 
     longest: float
     samples: int
+    certain: float
 
     @classmethod
-    def of(cls, message: Contribution) -> Traits:
-        """Those of a contribution as it came."""
-        longest = 0.0 if message.gram is not None else largest_norm(message.body.rows)
-        return cls(longest, int(message.counts.sum()))
+    def of(cls, message: Contribution, noise: DeclaredNoise | None = None) -> Traits:
+        """Those of a contribution as it came, `noise` being what the bundle declares."""
+        samples, rows = int(message.counts.sum()), message.body.rows
+        if message.gram is not None:
+            return cls(0.0, samples, 0.0)
+        longest = certain = largest_norm(rows)
+        if noise is not None:
+            norms = np.linalg.norm(rows.astype(np.float64), axis=1)  # (K,)
+            certain = float((norms - noise.on_mean(message.counts, rows.shape[1])).max(initial=0.0))
+        return cls(longest, samples, certain)
 
 
 @dataclass(frozen=True)
@@ -108,9 +117,9 @@ def _outliers(traits: Mapping[str, Traits]) -> list[Finding]:
     usual = usual_norm([found.longest for found in traits.values()])
     words = f"at most {OUTLIER:g} times the usual {usual:.3g}"
     return [
-        Finding(device, True, f"a class mean of norm {found.longest:.3g}, {words}")
+        Finding(device, True, f"a class mean of norm {found.certain:.3g}, {words}")
         for device, found in traits.items()
-        if found.longest > OUTLIER * usual
+        if found.certain > OUTLIER * usual
     ]
 
 

@@ -84,7 +84,7 @@ SUM_LIES = {"indefinite Gram": _indefinite, "cross sums at the limit": _limit}
 
 def _traits(statistic: Statistic) -> Traits:
     longest = 0.0 if isinstance(statistic, FeatureGram) else largest_norm(statistic.means)
-    return Traits(longest, int(statistic.counts.sum()))
+    return Traits(longest, int(statistic.counts.sum()), longest)
 
 
 @dataclass

@@ -153,7 +153,7 @@ class _Tensor:
 def _tensor(message: memoryview) -> _Tensor:
     tensor = _Tensor()
     for number, value in _fields(message):
-        if number == _DIMS:
+        if number == _DIMS and value is not None:
             tensor.dims += _integers(value)
         elif number == _DATA_TYPE and isinstance(value, int):
             tensor.data_type = value
@@ -191,8 +191,11 @@ def _kind(path: tuple[str, ...]) -> str:
 # ── protobuf ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Each field in turn: its number and its value, an integer, or a view of its bytes."""
+def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview | None]]:
+    """Each field in turn: its number and its value, an integer, or a view of its bytes.
+
+    None for a number of fixed width: of the fields that we look at none is one, and protobuf reads it as unknown.
+    """
     at, end = 0, len(message)
     while at < end:
         key, at = _varint(message, at)
@@ -211,7 +214,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
             raise _Malformed(f"wire type {wire}")
         if size > end - at:
             raise _Malformed("a field that is longer than what is left")
-        yield number, message[at : at + size]
+        yield number, message[at : at + size] if wire == 2 else None
         at += size
 
 

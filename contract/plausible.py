@@ -52,8 +52,12 @@ class DeclaredNoise:
 
     def largest_norm(self, counts: NDArray[np.integer], width: int) -> NDArray[np.float64]:
         """(K,) the longest that means over `counts` (K,) samples of width D can be."""
-        noise = 2.0 * self.clip * self.multiplier / counts.astype(np.float64)
-        return np.asarray(self.clip + noise * (math.sqrt(width) + _DEVIATIONS), dtype=np.float64)
+        return self.clip + self.on_mean(counts, width)
+
+    def on_mean(self, counts: NDArray[np.integer], width: int) -> NDArray[np.float64]:
+        """(K,) the longest that the noise on means over `counts` (K,) samples of width D can be."""
+        deviation = 2.0 * self.clip * self.multiplier / counts.astype(np.float64)
+        return np.asarray(deviation * (math.sqrt(width) + _DEVIATIONS), dtype=np.float64)
 
     def soft_slack(self, counts: NDArray[np.integer]) -> NDArray[np.float64]:
         """(K,) how far noise moves a mean soft prediction over `counts` (K,) samples, at most."""

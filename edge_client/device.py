@@ -165,8 +165,15 @@ class Device:
         return RoundResult(self._wrapped(statistic, announcement), loss, samples, steps, judged.refused)
 
     def sit_out(self, announcement: Announcement) -> RoundResult:
-        """What may be sent for a round without a result: that the device took part, and no class rows."""
+        """What may be sent for a round without a result: that the device took part, and no class rows.
+
+        Where noise is added, it is what the weights of before the round give: whether training diverged follows from
+        the samples, and must not be told without noise.
+        """
         m, row = self._manifest, self._row(announcement.method)
+        if row.statistic == "hyper-knowledge" and Mechanism.of(m.hyper).noise:
+            statistic = self._hyper_knowledge(announcement)
+            return RoundResult(self._wrapped(statistic, announcement), None, int(statistic.counts.sum()), 0)
         zero = HyperKnowledge.zero if row.statistic == "hyper-knowledge" else ClassMeans.zero
         return RoundResult(self._wrapped(zero(m.classes, m.features), announcement), None, 0, 0)
 

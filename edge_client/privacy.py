@@ -1,11 +1,13 @@
 """The Gaussian mechanism on what FedHKD sends, and the accountant that says what it has cost.
 
-A class mean over n samples whose norm is at most ζ moves by at most 2ζ/n when one sample is replaced, and a mean soft
-prediction by at most √2/n. Normal noise with σ times that as its deviation is added to each, fresh for every class and
-round, so a round is one (features) or two (features and soft predictions) Gaussian releases of noise multiplier σ about
-any one sample, whose class is taken to be known; k of them compose exactly to one of multiplier σ/√k. Labels and counts
-are not hidden. Source: FedHKD (Chen, Wang, Vikalo, ICLR 2023), section 3, which noises the features alone; Balle and
-Wang, ICML 2018, for ε(δ).
+Features are clipped to norm ζ; then normal noise of deviation 2ζσ/n is added to a class mean over n samples, and of
+√2 σ/n to a mean soft prediction, fresh for every class and round. Through a network that has never seen the samples, a
+replaced one would move one class mean by at most 2ζ/n: so the paper counts. But the network was trained on them, and
+one sample moves every feature of every class. All that then holds is that a mean has norm ζ at most: each of the class
+means moves by 2ζ at most, n/σ deviations. A round is a Gaussian release of noise multiplier σ/√(Σ n²) for the features,
+the sum over classes, and another for the soft predictions; k of them compose exactly to one of that over √k. Which
+class a sample is of, and how many each has, is not hidden. See docs/decisions/095. Source: FedHKD (Chen, Wang, Vikalo,
+ICLR 2023), section 3, which noises the features alone; Balle and Wang, ICML 2018, for ε(δ).
 
 The noise comes from a secret that never leaves the device: a round that is repeated after a crash gives the same bytes,
 and who knows the device's name and the round cannot subtract it.
@@ -100,6 +102,7 @@ class Accountant:
         budget: the largest ε the device may come to, or None.
         rounds: done before, with noise.
         method: the one whose rounds add noise.
+        counts: (C,) samples of each class.
         bare: rounds done before without noise.
 
     Raises:
@@ -108,7 +111,15 @@ class Accountant:
     """
 
     def __init__(
-        self, mechanism: Mechanism, delta: float, budget: float | None, rounds: int, *, method: str, bare: int = 0
+        self,
+        mechanism: Mechanism,
+        delta: float,
+        budget: float | None,
+        rounds: int,
+        *,
+        method: str,
+        counts: NDArray[np.integer],
+        bare: int = 0,
     ) -> None:
         if budget is not None and not mechanism.predictions:
             raise UsageError(
@@ -126,13 +137,14 @@ class Accountant:
             )
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
         self._rounds, self._method, self._bare = rounds, method, bare
-        self._first, self._table = rounds, _epsilons(mechanism, delta, rounds)
+        self._multiplier = mechanism.noise / max(float(np.linalg.norm(counts.astype(np.float64))), 1.0)
+        self._first, self._table = rounds, self._epsilons()
 
     def epsilon(self, more: int = 0) -> float:
         """ε at δ of the noised rounds done so far and `more`; 0 before the first. Holds only where `holds` says so."""
         index = self._rounds + more - self._first
         if index >= len(self._table):
-            self._first, self._table = self._rounds, _epsilons(self._mechanism, self._delta, self._rounds)
+            self._first, self._table = self._rounds, self._epsilons()
             index = more
         return self._table[index]
 
@@ -190,10 +202,13 @@ class Accountant:
         of = "" if self._budget is None else f" of {self._budget:g}"
         return f"ε = {self.epsilon():.3g}{of} at δ = {self._delta:g} after {self._rounds} rounds"
 
+    def _epsilons(self) -> list[float]:
+        """ε after the rounds so far, and after each further one."""
+        return _table([self._multiplier, self._mechanism.releases, self._delta, self._rounds])
 
-def _epsilons(mechanism: Mechanism, delta: float, rounds: int) -> list[float]:
-    """ε after `rounds` rounds, and after each further one."""
-    numbers = [mechanism.noise, mechanism.releases, delta, rounds]
+
+def _table(numbers: list[float]) -> list[float]:
+    """What this module's own process answers to: multiplier, releases in a round, δ, rounds."""
     command = [sys.executable, "-m", "edge_client.privacy", json.dumps(numbers)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)

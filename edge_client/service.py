@@ -18,7 +18,7 @@ from contract.errors import UsageError
 from contract.link import Address
 from edge_client.client import Client
 from edge_client.config import ClientConfig, read_public_key
-from edge_client.data import from_arrays, load_data
+from edge_client.data import LocalData, from_arrays, load_data
 from edge_client.device import Device
 from edge_client.journal import Journal
 from edge_client.measured import measured_metrics
@@ -74,7 +74,7 @@ class Service:
                 device_id=settings.id,
                 patience_s=settings.patience,
                 measured=measured_metrics(state, bundle.sha256),
-                accountant=_accountant(settings, m, journal),
+                accountant=_accountant(settings, m, journal, data.labelled),
                 log=log,
                 stopping=self._stopping,
             )
@@ -92,7 +92,7 @@ class Service:
         self._stopping.set()
 
 
-def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal) -> Accountant | None:
+def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal, data: LocalData) -> Accountant | None:
     """For a bundle whose method adds noise; without any, there is no ε to keep a budget of."""
     mechanism = Mechanism.of(manifest.hyper)
     if not mechanism.noise:
@@ -111,5 +111,6 @@ def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal) ->
         settings.epsilon,
         done,
         method=manifest.method,
+        counts=data.counts(manifest.classes),
         bare=journal.rounds_done() - done,
     )

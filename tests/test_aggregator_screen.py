@@ -11,8 +11,10 @@ from aggregator.rules import Source, merge
 from aggregator.screen import OUTLIER, Screened, Traits
 from aggregator.screen import screen as screen_traits
 from contract.messages import Contribution
+from contract.plausible import DeclaredNoise
 from contract.sphere import unit_rows
 from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+from edge_client.privacy import Mechanism
 
 RUN = b"run1"
 NAMES = [f"device-{i}" for i in range(5)]
@@ -55,6 +57,28 @@ def test_hyper_knowledge_is_screened_as_class_means_are() -> None:
     good = [HyperKnowledge.from_means(_honest(i).means, np.full((4, 4), 0.25), [9] * 4) for i in range(4)]
     liar = HyperKnowledge.from_means(1e5 * np.ones((4, 6)), np.full((4, 4), 0.25), [9] * 4)
     assert [f.device for f in screen(lambda: [*good, liar], NAMES).findings] == ["device-4"]
+
+
+@given(st.integers(0, 10_000), st.floats(0.05, 10.0), st.floats(0.05, 1.0))
+@settings(max_examples=60, deadline=None)
+def test_a_class_of_one_sample_under_much_noise_is_no_outlier(seed: int, multiplier: float, length: float) -> None:
+    """Noise on a mean goes with one over its samples: honest devices of few and of many must both stay."""
+    rng, mechanism = np.random.default_rng(seed), Mechanism(1.0, multiplier, True)
+    centres = length * unit_rows(rng.normal(size=(6, 64)))
+    traits, noise = {}, DeclaredNoise(1.0, multiplier, True)
+    for name in NAMES:
+        counts = rng.integers(1, 200, 6) * (rng.random(6) < 0.6)
+        counts[rng.integers(6)] = 1
+        sent = mechanism.released(
+            HyperKnowledge.from_means(centres, np.full((6, 6), 1 / 6), counts), rng.bytes(32), b"round 1"
+        )
+        message = Contribution.of(sent, run=RUN, round=1, method="fedhkd", bundle=bytes(32))
+        traits[name] = Traits.of(message, noise)
+    assert not screen_traits(list, traits).findings
+    loud = ClassMeans.from_means(np.full((6, 64), 1e4), np.full(6, 10_000))
+    message = Contribution.of(loud, run=RUN, round=1, method="fedhkd", bundle=bytes(32))
+    traits["liar"] = Traits.of(message, noise)
+    assert [f.device for f in screen_traits(list, traits).findings if f.left_out] == ["liar"]
 
 
 def test_less_than_half_of_the_devices_cannot_shift_what_is_usual() -> None:

@@ -210,6 +210,20 @@ def test_any_mutation_is_refused_or_points_nowhere_else() -> None:
     assert accepted > 40
 
 
+def test_a_field_of_another_wire_type_does_not_stand_for_the_real_one() -> None:
+    """Protobuf reads `location` of fixed width as unknown: it must not hide what the key really says."""
+    entry = b"\x0a\x04none" + b"\x12\x12params.safetensors" + b"\x09location"  # the last: field 1 in 8 bytes
+    told = b"\x6a" + bytes([len(entry)]) + entry
+    for key, value in (("offset", "64"), ("length", "24")):
+        pair = b"\x0a\x06" + key.encode() + b"\x12\x02" + value.encode()
+        told += b"\x6a" + bytes([len(pair)]) + pair
+    tensor = b"\x08\x02\x08\x03\x10\x01\x42\x01w" + told + b"\x70\x01"
+    assert TensorProto.FromString(tensor).external_data[0].key == "none"
+    graph = b"\x2a" + bytes([len(tensor)]) + tensor
+    with pytest.raises(BundleError, match=r"location params\.safetensors"):
+        check_external(b"\x3a" + bytes([len(graph)]) + graph, "f", PLACES)
+
+
 @settings(max_examples=400, deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_bundle_error_or_fine(data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from edge_client.privacy import Accountant, Mechanism
 C, D = 48, 200
 SECRET, OTHER = bytes(32), bytes([1]) * 32
 CLIP, NOISE = 2.5, 0.7
+ONE = np.array([0, 1, 0])  # one sample, whose mean is itself
 
 
 def _knowledge(seed: int = 0) -> HyperKnowledge:
@@ -158,16 +160,65 @@ def test_the_accountant_agrees_with_composed_privacy_loss_distributions(
     noise: float, predictions: bool, delta: float
 ) -> None:
     mechanism = Mechanism(1.0, noise, predictions)
-    accountant = Accountant(mechanism, delta, None, 0, method="fedhkd")
+    accountant = Accountant(mechanism, delta, None, 0, method="fedhkd", counts=ONE)
     assert accountant.epsilon() == 0.0
     for rounds in (1, 20):
         other = PLDAccountant().compose(SelfComposedDpEvent(GaussianDpEvent(noise), rounds * mechanism.releases))
         assert accountant.epsilon(rounds) == pytest.approx(other.get_epsilon(delta), rel=0.01)
 
 
+def test_one_sample_moves_every_class_by_way_of_the_weights_and_epsilon_covers_that(
+    noisy: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two devices whose data differs in one image: what they release differs by no more than ε was counted for.
+
+    By 2ζ/n in that image's class and nothing in the others, as if the network had not been trained on it, is not so.
+    """
+    released: list[HyperKnowledge] = []
+    plain = Mechanism.released
+
+    def watched(self: Mechanism, statistic: HyperKnowledge, secret: bytes, what: bytes) -> HyperKnowledge:
+        released.append(statistic)
+        return plain(self, statistic, secret, what)
+
+    monkeypatch.setattr(Mechanism, "released", watched)
+    data = fashion(noisy, 24, (0, 3))
+    for x in (data.x, np.concatenate([255 - data.x[:1], data.x[1:]])):
+        device = Device(noisy, replace(data, x=x), "pi-1", secret=SECRET)
+        for number in (1, 2):
+            device.run_round(announcement(noisy, number), None)
+    mechanism, one, other = Mechanism.of(noisy.manifest.hyper), released[1], released[3]
+    counts, sample_class = one.counts, int(data.y[0])
+    moved = np.linalg.norm(one.means - other.means, axis=1)
+    assert np.delete(moved, sample_class).max() > 1e-4  # not 0
+    soft = np.linalg.norm(one.soft_means - other.soft_means, axis=1)
+    in_deviations = math.hypot(
+        np.linalg.norm(moved * counts) / (2 * mechanism.clip), np.linalg.norm(soft * counts) / math.sqrt(2)
+    ) / mechanism.noise  # fmt: skip
+    accountant = Accountant(mechanism, 1e-5, None, 0, method="fedhkd", counts=counts)
+    assert accountant.epsilon(1) >= get_epsilon_gaussian(1 / in_deviations, 1e-5)
+
+
+def test_epsilon_is_that_of_means_that_can_be_anywhere_in_the_clip() -> None:
+    """Of 3 and 4 samples: 3/σ and 4/σ deviations, 5/σ together, and again for the soft predictions."""
+    accountant = Accountant(Mechanism(1.0, 50.0, True), 1e-5, None, 0, method="fedhkd", counts=np.array([3, 0, 4]))
+    assert accountant.epsilon(1) == pytest.approx(get_epsilon_gaussian(10.0 / math.sqrt(2), 1e-5))
+
+
+def test_a_round_that_diverged_is_not_told_without_noise(noisy: Bundle) -> None:
+    """That it diverged follows from the samples, too: noised rows go out, of the weights of before the round."""
+    data = fashion(noisy, 24, (0, 3))
+    asked = announcement(noisy)
+    sat_out = Device(noisy, data, "pi-1", secret=SECRET).sit_out(asked).contribution
+    held = np.flatnonzero(np.bincount(data.y))
+    np.testing.assert_array_equal(sat_out.body.classes, held)
+    other = Device(noisy, data, "pi-1", secret=OTHER).sit_out(asked).contribution
+    assert np.abs(sat_out.body.rows - other.body.rows).min() > 0
+
+
 def test_a_round_that_would_exceed_the_budget_is_refused_before_it_is_done() -> None:
     mechanism, budget = Mechanism(1.0, 12.0, True), 2.5
-    accountant, done = Accountant(mechanism, 1e-5, budget, 0, method="fedhkd"), 0
+    accountant, done = Accountant(mechanism, 1e-5, budget, 0, method="fedhkd", counts=ONE), 0
     while accountant.epsilon(1) <= budget:
         accountant.check("fedhkd")
         accountant.count("fedhkd")
@@ -179,7 +230,7 @@ def test_a_round_that_would_exceed_the_budget_is_refused_before_it_is_done() -> 
     assert accountant.facts() == {**facts, "rounds_without_noise": 0}
     for spent in (
         accountant,
-        Accountant(mechanism, 1e-5, budget, done, method="fedhkd"),
+        Accountant(mechanism, 1e-5, budget, done, method="fedhkd", counts=ONE),
     ):  # and by a process that starts later
         with pytest.raises(PrivacyError) as refused:
             spent.check("fedhkd")
@@ -191,7 +242,7 @@ def test_a_round_that_would_exceed_the_budget_is_refused_before_it_is_done() -> 
 
 
 def test_the_accountant_goes_on_beyond_its_first_table() -> None:
-    accountant = Accountant(Mechanism(1.0, 200.0, True), 1e-5, None, 0, method="fedhkd")
+    accountant = Accountant(Mechanism(1.0, 200.0, True), 1e-5, None, 0, method="fedhkd", counts=ONE)
     before = accountant.epsilon(999)  # the last that was computed at the start
     for _ in range(999):
         accountant.count("fedhkd")
@@ -200,7 +251,7 @@ def test_the_accountant_goes_on_beyond_its_first_table() -> None:
 
 
 def test_with_a_budget_a_round_without_noise_is_refused() -> None:
-    accountant = Accountant(Mechanism(1.0, 12.0, True), 1e-5, 2.5, 0, method="fedhkd")
+    accountant = Accountant(Mechanism(1.0, 12.0, True), 1e-5, 2.5, 0, method="fedhkd", counts=ONE)
     for other in ("ffc", "fedproto", "anything"):
         with pytest.raises(PrivacyError) as refused:
             accountant.check(other)
@@ -214,13 +265,13 @@ def test_with_a_budget_a_round_without_noise_is_refused() -> None:
 @pytest.mark.parametrize(("predictions", "bare"), [(True, 1), (False, 0)])
 def test_no_epsilon_is_stated_where_something_went_out_without_noise(predictions: bool, bare: int) -> None:
     mechanism = Mechanism(1.0, 12.0, predictions)
-    accountant = Accountant(mechanism, 1e-5, None, 1, method="fedhkd", bare=bare)
+    accountant = Accountant(mechanism, 1e-5, None, 1, method="fedhkd", counts=ONE, bare=bare)
     accountant.count("fedhkd")
     assert accountant.told().startswith("no ε holds: ")
     assert accountant.facts()["epsilon"] is None
     assert (accountant.facts()["rounds"], accountant.facts()["rounds_without_noise"]) == (2, bare)
     with pytest.raises(PrivacyError if bare else UsageError) as refused:
-        Accountant(mechanism, 1e-5, 2.5, 1, method="fedhkd", bare=bare)
+        Accountant(mechanism, 1e-5, 2.5, 1, method="fedhkd", counts=ONE, bare=bare)
     assert str(refused.value).startswith("--epsilon 2.5")
 
 

@@ -101,14 +101,19 @@ def test_prototypes_are_merged_as_the_paper_weights_them(fleet: Fleet, method: s
     assert np.abs(other - wanted[1]).max() > 1e-5
 
 
+def _deviations(multiplier: float, samples: Samples) -> float:
+    """σ whose noise hides a device's samples as `multiplier` does one: see docs/decisions/095."""
+    return multiplier * float(np.linalg.norm(np.bincount(samples[1])))
+
+
 def test_hyper_knowledge_with_noise_and_a_budget_that_one_device_spends(fleet: Fleet) -> None:
-    """σ = 8 costs ε = 0.634 after one round and 0.926 after two: a device with 0.8 stops between them."""
-    path = bundle(fleet.folder / "a.bundle", "fedhkd", hyper={"epochs": 1, "noise": 8.0})
+    """8 deviations cost ε = 0.634 after one round and 0.926 after two: a device with 0.8 stops between them."""
     names, data = ["d0", "d1", "d2"], [share(0, (0, 4)), share(1, HELD[0]), share(2, HELD[1])]
+    path = bundle(fleet.folder / "a.bundle", "fedhkd", hyper={"epochs": 1, "noise": _deviations(8.0, data[0])})
     for name, samples in zip(names, data, strict=True):
         fleet.client(name, path, samples, *(("--epsilon", 0.8) if name == "d0" else ()))
     for name in names:
-        fleet.wait_for(name, "connected")
+        fleet.wait_for(name, "connected", 120.0)
     fleet.aggregator([path], "--rounds", 2, "--min-clients", 2, "--no-calibrate")
     codes = fleet.finish()
     assert codes == {"aggregator": 0, "d0": 1, "d1": 0, "d2": 0}, fleet.log("d0")
@@ -131,10 +136,11 @@ def test_hyper_knowledge_with_noise_and_a_budget_that_one_device_spends(fleet: F
 
 def test_a_device_with_a_budget_sends_no_ffc_sums(fleet: Fleet) -> None:
     """They carry no noise: the device with a budget ends before that round, and nothing of it leaves."""
-    path = bundle(fleet.folder / "a.bundle", "fedhkd", hyper={"epochs": 1, "noise": 8.0})
+    noise = _deviations(8.0, share(0, HELD[0]))
+    path = bundle(fleet.folder / "a.bundle", "fedhkd", hyper={"epochs": 1, "noise": noise})
     for index, options in enumerate((("--epsilon", 5), ())):
         fleet.client(f"d{index}", path, share(index, HELD[index]), *options)
-        fleet.wait_for(f"d{index}", "connected")
+        fleet.wait_for(f"d{index}", "connected", 120.0)
     fleet.aggregator([path], "--rounds", 1, "--min-clients", 1, "--calibrate")
     assert fleet.finish() == {"aggregator": 0, "d0": 1, "d1": 0}, fleet.log("d0")
     line = error_line(fleet.log("d0"))

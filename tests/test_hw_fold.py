@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from contract.bundle import read_bundle
+from contract.runtime import ort
 from hw_profiles.latency.operator_classes import demand
 from hw_profiles.workload.fold import fold_weights
 from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
