@@ -35,7 +35,7 @@ def test_profile_and_inspect_tell_what_a_device_sends(name, tmp_path, capsys):
     assert told["ffc_bytes"] == uplink_bytes(bundle.manifest)["ffc"]
     assert told["statistic"] == METHODS[name].statistic
     capsys.readouterr()
-    assert main(["inspect", str(tmp_path / "b.bundle"), "--json"]) == 0
+    assert main(["inspect", str(tmp_path / "b.bundle"), "--json", "-"]) == 0
     inspected = json.loads(capsys.readouterr().out)["uplink_bytes_per_round"]
     assert inspected[name] == really
     assert inspected["fedavg"] == told["fedavg_bytes"]
