@@ -150,6 +150,27 @@ def test_one_process_at_a_time_under_whatever_name(subject: Subject, tmp_path: P
     subject.open(there).close()
 
 
+@both
+@pytest.mark.parametrize("way", ["soft link", "relative"])
+def test_a_file_is_the_same_one_by_a_link_and_from_another_folder(
+    subject: Subject, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    subject.open(there).close()
+    if way == "soft link":
+        (here / subject.file).symlink_to(there / subject.file)
+        opened = subject.open(here)
+    else:
+        monkeypatch.chdir(there)
+        opened = subject.open(Path())
+        monkeypatch.chdir(here)
+    subject.write(opened, 1)
+    opened.close()
+    assert subject.count(there) == 1
+
+
 # ── deleted, full, read-only ────────────────────────────────────────────────────────────────────────────────────────
 
 
