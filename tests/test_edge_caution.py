@@ -103,6 +103,11 @@ def test_what_is_plausible_follows_from_the_devices_own_means() -> None:
     noised = _state(rows, soft=np.full((3, 3), -2.0))  # what noise makes of few samples is taken where it is declared
     assert Caution(DeclaredNoise(1.0, 1.0, predictions=True)).judge(noised, lambda: 1.0).state is noised
     assert Caution(DeclaredNoise(1.0, 1.0, predictions=False)).judge(noised, lambda: 1.0).refused
+    last = _state(rows)
+    assert caution.judge(last, lambda: 1.0).state is last
+    assert caution.judge(_state(rows * 1e9), lambda: 1.0).state is last
+    another_run = dataclasses.replace(_state(rows * 1e9), run=b"new!")  # whose versions have nothing to do with it
+    assert caution.judge(another_run, lambda: 1.0).state is None
     empty = GlobalState(RUN, 1, 1, ClassRows(np.zeros(0, np.uint16), np.zeros((0, 4))))
     assert caution.judge(empty, lambda: 1.0).state is empty
 

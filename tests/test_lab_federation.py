@@ -27,7 +27,7 @@ from lab.algorithms.head_calibration import _virtual, calibrated_head, ccvr_head
 from lab.algorithms.prototypes import row_bytes
 from lab.engine.deployed import Course
 from lab.engine.evaluation import AveragingRecord
-from lab.engine.local_training import EagerModel, train_eager
+from lab.engine.local_training import EagerModel, Fitted, train_eager
 from lab.engine.run_averaging import Measures, run_algorithm
 from lab.engine.weight_averaging import Federation
 
@@ -145,6 +145,18 @@ def test_fedadam_and_fedavgm_follow_algorithm_2_over_two_rounds() -> None:
                 expected = start["w"].numpy() + 0.01 * m / (np.sqrt(v) + 1e-3)
             state = rule.merge(start, outcomes)
             np.testing.assert_allclose(state["w"].numpy(), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_running_statistics_are_averaged_whatever_the_rule(name: str) -> None:
+    rule = RULES[name](ALGORITHMS["fedavg"].settle({"base": name, "momentum": 0.0}), frozenset({"w"}), 2)
+    start = {"w": torch.zeros(1), "running_mean": torch.zeros(1)}
+    outcomes = []
+    for client, samples in ((0, 10), (1, 30)):
+        state = {"w": torch.ones(1), "running_mean": torch.full((1,), 4.0 * (client + 1))}
+        rule.trained(client, start, state, Fitted(0.0, 2, 2.0 + client, 0.1))
+        outcomes.append(Outcome(client, state, samples, 2.0 + client, 0.0))
+    assert rule.merge(start, outcomes)["running_mean"].tolist() == [7.0]  # (10 · 4 + 30 · 8) / 40
 
 
 def test_nobody_sampled_changes_nothing() -> None:
