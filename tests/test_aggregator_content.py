@@ -207,6 +207,18 @@ def test_noise_excuses_no_more_than_it_explains() -> None:
         _check(_message(loud, "fedhkd"), loud, features_only)
 
 
+@pytest.mark.parametrize("deviations", [4.0, 30.0])
+def test_noise_explains_soft_predictions_by_its_own_deviation(deviations: float) -> None:
+    noise = DeclaredNoise(clip=10.0, multiplier=1.0, predictions=True)
+    off = deviations * np.sqrt(2.0) / 10  # √2 σ/n, over the 10 samples of each class
+    moved = _knowledge(np.tile([1 / 3 + off, 1 / 3 - off, 1 / 3], (3, 1)))
+    if deviations < 10:
+        _check(_message(moved, "fedhkd"), moved, Terms(noise=noise))
+        return
+    with pytest.raises(WireError, match="soft predictions of class 0"):
+        _check(_message(moved, "fedhkd"), moved, Terms(noise=noise))
+
+
 @pytest.mark.parametrize("method", ["fedproto", "fedhp", "fedpr"])
 def test_means_that_would_end_training_are_refused(method: str) -> None:
     forged = ClassMeans.from_means(np.full((3, 4), 1e15), [10, 10, 10])

@@ -149,6 +149,7 @@ def test_counts_by_round_and_in_all(tmp_path: Path) -> None:
         core.take([first["a"], ("z", first["a"][1])], 2.0)
         core.status("a", b"garbage", 0.0)
         core.take([], 2.0)
+        core.take([], 2.0)  # what was counted with a batch is not counted with the next
         content = Summary(store, "f", BUNDLE).content(finished=False, global_version=1)
         told = msgspec.json.decode(msgspec.json.encode(content))
         (row,) = told["rounds"]
@@ -207,6 +208,10 @@ def test_settings_that_do_not_fit_the_bundle(tmp_path: Path) -> None:
             Coordinator(store, manifest(), BUNDLE, Settings(rounds=0, calibrate=False), now=0.0)
         with pytest.raises(UsageError, match="--rule"):
             Coordinator(store, manifest(name="ffc"), BUNDLE, Settings(rule="median"), now=0.0)
+        other = bytes(32)  # FFC's sums are over one extractor
+        with pytest.raises(UsageError, match="an FFC round, expected one backbone, got 2 bundles, try --no-calibrate"):
+            Coordinator(store, manifest(), BUNDLE, SETTINGS, now=0.0, others=(other,))
+        Coordinator(store, manifest(), BUNDLE, dataclasses.replace(SETTINGS, calibrate=False), now=0.0, others=(other,))
 
 
 def _one_round(store: SqliteStore, settings: Settings, made: dict[str, ClassMeans | FeatureGram]) -> Coordinator:

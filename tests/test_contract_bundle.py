@@ -178,6 +178,14 @@ def test_a_changed_member_is_named_with_its_hashes(bundle, name):
         read_bundle(bundle)
 
 
+@pytest.mark.parametrize("name", ["features.onnx", "train_step.onnx", "params.safetensors"])
+def test_a_members_hash_is_compared_to_its_last_digit(bundle, name):
+    hashes = msgspec.json.decode(members_of(bundle)["manifest.json"])["members"]
+    last = "0" if hashes[name][-1] != "0" else "1"
+    with pytest.raises(BundleError, match=f"{name} was changed"):
+        read_bundle(forge(bundle, members=hashes | {name: hashes[name][:-1] + last}))
+
+
 @pytest.mark.parametrize("name", ["features.onnx", "train_step.onnx", "params.safetensors", "manifest.json"])
 def test_a_missing_member_is_named(bundle, name):
     members = members_of(bundle)

@@ -205,6 +205,17 @@ def test_the_longest_untouched_is_dropped_first_and_the_newest_completes():
     assert assembler.held_bytes == 0
 
 
+def test_who_began_first_but_is_still_sending_is_not_the_one_dropped():
+    assembler = Assembler(capacity_bytes=5 * (10 + PART_COST_BYTES))
+    steady, silent = split(b"a" * 60, LIMIT, **AT), split(b"b" * 60, LIMIT, **AT)
+    for device, piece in (("steady", steady[0]), ("silent", silent[0]), ("silent", silent[1])):
+        assembler.add(device, piece)
+    for piece in steady[1:4]:
+        assembler.add("steady", piece)
+    assert assembler.missing("silent", "ffc") is None
+    assert [assembler.add("steady", piece) for piece in steady[4:]] == [None, b"a" * 60]
+
+
 @given(piece=st.binary(max_size=64))
 def test_a_chunk_is_one_message_like_any_other(piece):
     for chunk in split(b"abc" + piece, LIMIT, **AT):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,27 @@ def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -
         raise KeyboardInterrupt
     assert path.read_bytes() == b"new"
     assert os.listdir(tmp_path) == ["f"]
+
+
+def test_the_bytes_are_on_the_disk_before_the_name_is_and_then_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, rename = os.fsync, os.replace
+
+    def forced(descriptor: int) -> None:
+        done.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else f"{os.fstat(descriptor).st_size} bytes")
+        fsync(descriptor)
+
+    def renamed(old: Path, new: Path) -> None:
+        done.append("renamed")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", forced)
+    monkeypatch.setattr(os, "replace", renamed)
+    with whole_file(tmp_path / "f") as file:
+        file.write(b"new")
+    assert done == ["3 bytes", "renamed", "folder"]
 
 
 def test_a_link_is_followed_and_what_is_no_plain_file_is_written_to(tmp_path: Path) -> None:

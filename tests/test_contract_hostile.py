@@ -166,6 +166,8 @@ CRAFTED = {
     "a count of zero": (contribution(_7=cbor2.CBORTag(64, b"\0")), "positive"),
     "counts of another number": (contribution(_7=cbor2.CBORTag(64, b"\5\5")), "counts"),
     "a triangle of another width": (contribution(_9=f8(1, 2)), "triangle of width 2"),
+    "a NaN soft prediction": (contribution(_10=shaped([1, 2], f8(NAN, 1))), "soft, expected finite"),
+    "a Gram and soft predictions": (contribution(_9=f8(1, 2, 3), _10=shaped([1, 2], f8(1, 0))), "got both"),
     "a shaped triangle": (contribution(_9=shaped([1, 3], f8(1, 2, 3))), "1 dimensions"),
     "a run of 5 bytes": (contribution(_2=b"run12"), "4 bytes"),
     "an empty method": (contribution(_4=""), "1 to 32 characters"),

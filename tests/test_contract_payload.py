@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import msgspec
 import numpy as np
 import pytest
+from contract_samples import small_parts
 from lab_samples import lab_bundle, shipped, some
 
-from contract.bundle import read_bundle
+from contract.bundle import read_bundle, write_bundle
 from contract.messages import Announcement
 from contract.methods import METHODS
 from contract.payload import payload_bytes, sent_bytes, uplink_bytes
@@ -35,7 +37,7 @@ def test_profile_and_inspect_tell_what_a_device_sends(name, tmp_path, capsys):
     assert told["ffc_bytes"] == uplink_bytes(bundle.manifest)["ffc"]
     assert told["statistic"] == METHODS[name].statistic
     capsys.readouterr()
-    assert main(["inspect", str(tmp_path / "b.bundle"), "--json"]) == 0
+    assert main(["inspect", str(tmp_path / "b.bundle"), "--json", "-"]) == 0
     inspected = json.loads(capsys.readouterr().out)["uplink_bytes_per_round"]
     assert inspected[name] == really
     assert inspected["fedavg"] == told["fedavg_bytes"]
@@ -52,3 +54,14 @@ def test_ffc_sends_f64_and_the_cost_report_counts_so():
 
 def test_rounds_in_which_nothing_goes_up_have_no_class_rows():
     assert sent_bytes("participation", 10, 1280) < 200 < sent_bytes("class-means", 10, 1280)
+
+
+def test_a_bundle_that_trains_nothing_is_compared_with_the_head_that_fedavg_would_send(tmp_path):
+    """Its manifest has frozen weights alone, so what FedAvg trains there is a head of C rows of D."""
+    parts = small_parts(trainable=False)
+    manifest = parts["manifest"]
+    frozen = tuple(msgspec.structs.replace(t, role="frozen") for t in manifest.state if t.role != "optimizer")
+    parts["manifest"] = msgspec.structs.replace(manifest, method="ffc", head="none", hyper={}, state=frozen)
+    write_bundle(tmp_path / "b.bundle", **parts)
+    manifest = read_bundle(tmp_path / "b.bundle").manifest
+    assert uplink_bytes(manifest)["fedavg"] == 4 * manifest.classes * manifest.features

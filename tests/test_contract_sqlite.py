@@ -150,6 +150,27 @@ def test_one_process_at_a_time_under_whatever_name(subject: Subject, tmp_path: P
     subject.open(there).close()
 
 
+@both
+@pytest.mark.parametrize("way", ["soft link", "relative"])
+def test_a_file_is_the_same_one_by_a_link_and_from_another_folder(
+    subject: Subject, tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    there.mkdir()
+    here.mkdir()
+    subject.open(there).close()
+    if way == "soft link":
+        (here / subject.file).symlink_to(there / subject.file)
+        opened = subject.open(here)
+    else:
+        monkeypatch.chdir(there)
+        opened = subject.open(Path())
+        monkeypatch.chdir(here)
+    subject.write(opened, 1)
+    opened.close()
+    assert subject.count(there) == 1
+
+
 # ── deleted, full, read-only ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -339,3 +360,22 @@ def test_a_file_whose_making_was_cut_off_is_made_anew(subject: Subject, tmp_path
     with subject.open(tmp_path) as opened:
         subject.write(opened, 1)
     assert subject.count(tmp_path) == 1
+
+
+@both
+def test_a_file_whose_making_was_cut_off_halfway_is_made_anew(subject: Subject, tmp_path: Path) -> None:
+    """Some of the first transaction's pages have reached the file, its beginning has not; the roll-back journal has."""
+    made = sqlite3.connect(tmp_path / "made", isolation_level=None)
+    made.execute("PRAGMA cache_size = 1")  # pages spill into the file before they are committed
+    made.execute("BEGIN IMMEDIATE")
+    made.execute("CREATE TABLE meta (name TEXT PRIMARY KEY, value)")
+    made.execute("INSERT INTO meta VALUES ('big', zeroblob(1000000))")
+    folder = tmp_path / "cut"
+    folder.mkdir()
+    for end in ("", "-journal"):
+        (folder / (subject.file + end)).write_bytes((tmp_path / ("made" + end)).read_bytes())
+    made.close()
+    assert (folder / subject.file).stat().st_size > 0
+    with subject.open(folder) as opened:
+        subject.write(opened, 1)
+    assert subject.count(folder) == 1

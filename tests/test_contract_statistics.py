@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from contract.errors import StatisticError
-from contract.statistics import ClassMeans, FeatureGram, pack_triangle, shareable, unpack_triangle
+from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, pack_triangle, shareable, unpack_triangle
 
 C, D = 4, 3
 KINDS = [ClassMeans, FeatureGram]
@@ -129,6 +129,9 @@ BAD = [
     (lambda: FeatureGram(np.full(6, np.nan), np.ones((C, D)), ONE), "finite"),
     (lambda: FeatureGram(np.array([1, 0, 0, -1, 0, 1.0]), np.ones((C, D)), ONE), "diagonal of squares"),
     (lambda: FeatureGram(np.ones(6), np.ones((C, D)), ONE * 0), "zero sums"),
+    (lambda: HyperKnowledge(np.zeros((C, D)), np.ones((C, C)), ONE * 0), "zero sums"),
+    (lambda: HyperKnowledge(np.ones((C, D)), np.zeros((C, C)), ONE * 0), "zero sums"),
+    (lambda: HyperKnowledge(np.ones((C, D)), np.ones((C, D)), ONE), "C rows of C"),
     (lambda: ClassMeans.of(np.ones((2, D)), np.array([0, C]), C), "0 to 3"),
     (lambda: ClassMeans.of(np.ones((2, D)), np.array([0, -1]), C), "0 to 3"),
     (lambda: ClassMeans.of(np.ones((2, D)), np.array([0]), C), "N labels"),

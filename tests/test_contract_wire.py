@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.errors import WireError
-from contract.messages import ClassRows, Contribution, GlobalPart, Status
+from contract.messages import Announcement, ClassRows, Contribution, GlobalPart, Status
 from contract.statistics import ClassMeans, FeatureGram
 from contract.wire import decode, encode
 
@@ -149,3 +149,8 @@ def test_a_transposed_tensor_is_sent_as_its_values_not_as_its_memory():
 def test_a_metric_that_is_a_numpy_float_travels():
     status = Status(True, bytes(8), 1, metrics={"latency_ms": np.float64(1.5)})
     assert decode(encode(status)).metrics == {"latency_ms": 1.5}
+
+
+def test_an_announcement_names_each_bundle_once():
+    with pytest.raises(WireError, match="different ones, got one twice"):
+        Announcement(b"run1", 1, "open", "fedproto", bytes(32), others=(bytes(32),))

@@ -17,7 +17,7 @@ from test_edge_client import Start, bundle, ended, files, finish, history, mosqu
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DivergedError
 from contract.messages import ClassRows, Contribution
-from contract.plausible import LARGEST_NORM
+from contract.plausible import LARGEST_NORM, DeclaredNoise
 from contract.state import GlobalState
 from contract.wire import encode
 from edge_client.caution import FOREIGN, Caution
@@ -100,6 +100,14 @@ def test_what_is_plausible_follows_from_the_devices_own_means() -> None:
     assert caution.judge(_state(rows * LARGEST_NORM), lambda: 1e30).refused
     for soft, fine in ((np.full((3, 3), 1 / 3), True), (np.full((3, 3), -1e20), False), (np.eye(3) * 3, False)):
         assert (caution.judge(_state(rows, soft=soft), lambda: 1.0).refused == "") == fine
+    noised = _state(rows, soft=np.full((3, 3), -2.0))  # what noise makes of few samples is taken where it is declared
+    assert Caution(DeclaredNoise(1.0, 1.0, predictions=True)).judge(noised, lambda: 1.0).state is noised
+    assert Caution(DeclaredNoise(1.0, 1.0, predictions=False)).judge(noised, lambda: 1.0).refused
+    last = _state(rows)
+    assert caution.judge(last, lambda: 1.0).state is last
+    assert caution.judge(_state(rows * 1e9), lambda: 1.0).state is last
+    another_run = dataclasses.replace(_state(rows * 1e9), run=b"new!")  # whose versions have nothing to do with it
+    assert caution.judge(another_run, lambda: 1.0).state is None
     empty = GlobalState(RUN, 1, 1, ClassRows(np.zeros(0, np.uint16), np.zeros((0, 4))))
     assert caution.judge(empty, lambda: 1.0).state is empty
 

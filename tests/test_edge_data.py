@@ -86,6 +86,17 @@ def test_folder_npz_and_parquet_give_the_same_samples(tmp_path: Path) -> None:
         assert sorted_rows(data.x, data.y) == sorted_rows(x, y), source
 
 
+def test_hidden_files_and_folders_are_no_samples(tmp_path: Path) -> None:
+    """What file managers leave beside pictures, macOS a `._NAME` for each, is not read, be it an image or not."""
+    x, y = samples()
+    folder = write_folder(tmp_path / "folder", x, y, manifest().labels)
+    picture = next(folder.rglob("*.png"))
+    picture.with_name(f"._{picture.name}").write_bytes(picture.read_bytes())
+    (folder / ".thumbnails").mkdir()
+    data = load_data(folder, manifest())
+    assert sorted_rows(data.x, data.y) == sorted_rows(x, y)
+
+
 def test_parquet_numbers_are_mapped_by_name(tmp_path: Path) -> None:
     """A file that numbers its classes differently from the bundle must not be read by number."""
     x, y = samples()

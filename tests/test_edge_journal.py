@@ -251,3 +251,10 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
             unsettled = {number for number in numbers if number % 3}
             assert unsettled <= set(waiting)
     assert done > 12
+
+
+def test_what_was_made_first_waits_first(tmp_path: Path) -> None:
+    with Journal(tmp_path, fleet="fleet", device="pi-1", bundle=bytes(32)) as journal:
+        for number in (2, 3, 1):  # a new run may begin at 1 again
+            journal.commit_round((b"run1", number, "m"), weights={}, payload=b"p", limit_bytes=1, metrics={})
+        assert [waiting.key[1] for waiting in journal.pending()] == [2, 3, 1]

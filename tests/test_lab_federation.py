@@ -24,9 +24,10 @@ from lab.algorithms.fedhkd import FedHKD
 from lab.algorithms.fednh import FedNH
 from lab.algorithms.fedpr import FedPR
 from lab.algorithms.head_calibration import _virtual, calibrated_head, ccvr_head, head_by_ffc
+from lab.algorithms.prototypes import row_bytes
 from lab.engine.deployed import Course
 from lab.engine.evaluation import AveragingRecord
-from lab.engine.local_training import EagerModel, train_eager
+from lab.engine.local_training import EagerModel, Fitted, train_eager
 from lab.engine.run_averaging import Measures, run_algorithm
 from lab.engine.weight_averaging import Federation
 
@@ -146,6 +147,18 @@ def test_fedadam_and_fedavgm_follow_algorithm_2_over_two_rounds() -> None:
             np.testing.assert_allclose(state["w"].numpy(), expected, rtol=1e-10)
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_running_statistics_are_averaged_whatever_the_rule(name: str) -> None:
+    rule = RULES[name](ALGORITHMS["fedavg"].settle({"base": name, "momentum": 0.0}), frozenset({"w"}), 2)
+    start = {"w": torch.zeros(1), "running_mean": torch.zeros(1)}
+    outcomes = []
+    for client, samples in ((0, 10), (1, 30)):
+        state = {"w": torch.ones(1), "running_mean": torch.full((1,), 4.0 * (client + 1))}
+        rule.trained(client, start, state, Fitted(0.0, 2, 2.0 + client, 0.1))
+        outcomes.append(Outcome(client, state, samples, 2.0 + client, 0.0))
+    assert rule.merge(start, outcomes)["running_mean"].tolist() == [7.0]  # (10 · 4 + 30 · 8) / 40
+
+
 def test_nobody_sampled_changes_nothing() -> None:
     federation = _federation("fedadam", fraction=1e-9)
     before = copy.deepcopy(federation.centres[0])
@@ -165,6 +178,17 @@ def test_the_proximal_term_holds_weights_back() -> None:
         return float((model.head_weight.detach() - before).norm())
 
     assert distance(5.0) < 0.8 * distance(1e-9)
+
+
+def test_the_proximal_gradient_is_mu_times_the_way_for_shared_weights_alone() -> None:
+    start = {"w": torch.tensor([1.0, -2.0])}  # a head that stays with its client has no common start to be held to
+    shared, kept = (torch.nn.Parameter(torch.tensor([3.0, 0.0])) for _ in range(2))
+    shared.grad, kept.grad = torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5])
+    correct = RULES["fedprox"](ALGORITHMS["fedprox"].settle({"mu": 0.25}), frozenset(start), 1).correction(0, start)
+    assert correct is not None
+    correct({"w": shared, "head.weight": kept})
+    assert shared.grad.tolist() == [1.0, 1.0]  # 0.5 + 0.25 · 2
+    assert kept.grad.tolist() == [0.5, 0.5]
 
 
 # ── baselines ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -238,6 +262,13 @@ def test_fednh_moves_unit_prototypes_by_smoothing() -> None:
     naive = 0.75 * before[4] + 0.25 * mean / np.linalg.norm(mean)
     np.testing.assert_allclose(model.head_weight.numpy()[4], naive / np.linalg.norm(naive), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(model.head_weight.numpy(), axis=1), 1.0, rtol=1e-5)
+
+
+def test_rows_beside_weights_cost_their_numbers_and_a_count_for_each_class_that_is_there() -> None:
+    present = np.array([True, False, True])
+    assert row_bytes(present, 5) == 4 * 2 * (5 + 1)
+    assert row_bytes(present, 5, 3) == 4 * 2 * (5 + 3 + 1)
+    assert row_bytes(np.zeros(3, dtype=bool), 5) == 0
 
 
 def test_fedpr_gives_each_holder_one_vote_and_keeps_what_nobody_sent() -> None:

@@ -39,7 +39,7 @@ def _run(rule: WeightRule, rounds: int, part: tuple[tuple[int, ...], ...] = ((0,
                 p.data.sub_(LR * p.grad)
             state = {"w": p.detach().clone()}
             rule.trained(client, start, state, Fitted(0.0, STEPS, float(STEPS), LR))
-            outcomes.append(Outcome(client, state, 10, float(STEPS), 0.0))
+            outcomes.append(Outcome(client, state, 10 * (client + 1), float(STEPS), 0.0))  # all count the same
         start = rule.merge(start, outcomes)
         seen.append(start["w"].numpy().copy())
     return np.array(seen)
