@@ -13,7 +13,7 @@ from typing import Annotated, get_args
 import typer
 from rich.console import Console
 
-from aggregator.broker import EmbeddedBroker, parse_listen
+from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
 from aggregator.content import MAX_SAMPLES
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import RunFinished
@@ -28,6 +28,7 @@ from contract.errors import LinkError, UsageError, near_names
 from contract.fleet import check_fleet
 from contract.interrupt import interruptible
 from contract.link import Address
+from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
 from contract.messages import Encoding
 from contract.report import JSON_HELP, is_stdout, write_json
 from contract.topics import check_id
@@ -87,9 +88,14 @@ def aggregate_command(
         bool, typer.Option("--new-run", help="Go on from this store as a new run: for a store from a backup.")
     ] = False,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the run's summary, after every round,"))] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("what became of each message, and counts at the end")),
+    ] = False,
 ) -> int:
     """Run rounds: announce, receive, commit, merge."""
+    check_loudness(quiet, verbose)
     check_id(fleet, "--fleet")
     settings = Settings(
         rounds=rounds,
@@ -114,7 +120,7 @@ def aggregate_command(
                 opened.begin_new_run()
             now = time.monotonic()
             coordinator = Coordinator(opened, manifest, hashes[0], settings, now=now, others=hashes[1:])
-            progress = Progress(console)
+            progress = Progress(console, verbose=verbose)
             summary = Summary(opened, fleet, hashes[0])
 
             def on_round(finished: bool) -> None:
@@ -126,6 +132,8 @@ def aggregate_command(
                     totals = content["totals"]
                     progress(RunFinished(len(content["rounds"]), totals["committed"], totals["uplink_bytes"]))
 
+            if not is_stdout(json):  # now, so that a path that cannot be written is known now
+                write_json(json, summary.content(finished=False, global_version=coordinator.state.version))
             Server(
                 coordinator,
                 address,
@@ -141,9 +149,13 @@ def aggregate_command(
 
 def broker_command(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0 for a free one.")] = "127.0.0.1:1883",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("the broker's process and limits"))
+    ] = False,
 ) -> int:
     """Run the embedded MQTT broker."""
+    check_loudness(quiet, verbose)
     console = Console(stderr=True, quiet=quiet)
     host, port = parse_listen(listen)
 
@@ -152,6 +164,9 @@ def broker_command(
             console.print(f"broker on {running.url}, Ctrl-C ends it", highlight=False, soft_wrap=True)
             if host not in _LOOPBACK:
                 console.print(_OPEN_WARNING, highlight=False, soft_wrap=True)
+            if verbose:
+                about = f"process {running.pid}, messages up to {MAX_PAYLOAD_BYTES:,} bytes, nothing is kept on disk"
+                console.print(about, highlight=False, soft_wrap=True)
             while running.running:
                 time.sleep(0.2)
             raise LinkError(f"broker on {running.url}", expected="it to go on", got="its process ended")

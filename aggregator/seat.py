@@ -24,9 +24,8 @@ from typing import Literal
 from contract.errors import LinkError
 from contract.messages import MAX_ROUND, Status
 
-__all__ = ["AGGREGATOR", "Seat"]
+__all__ = ["Seat"]
 
-AGGREGATOR = "aggregator"  # reserved among the device ids
 LISTEN_S = 0.5
 ANSWER_S = 8.0  # an aggregator may be in the middle of a merge
 _ASSERT_EACH_S = 0.5

@@ -33,7 +33,7 @@ from aggregator.ingest import Decision
 from aggregator.pace import Pace
 from aggregator.retained import Retained
 from aggregator.rounds import Closed, Finished
-from aggregator.seat import AGGREGATOR, Seat
+from aggregator.seat import Seat
 from aggregator.teller import Teller
 from contract import topics
 from contract.errors import LinkError, StoreError, WireError
@@ -95,7 +95,7 @@ class Server:
         self._teller = Teller(coordinator, listener)
         self._seat = Seat(fleet, coordinator.run, started=int(time.time()), take_over=take_over)
         self._pace = Pace()
-        self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, AGGREGATOR)
+        self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, topics.AGGREGATOR)
         self._link = Link(
             address,
             f"pf-{fleet}-aggregator-{coordinator.run.hex()}",
@@ -106,6 +106,7 @@ class Server:
         )
         self._limit_bytes = coordinator.limit_bytes
         self._retained = Retained()
+        self._connections = 0
         self._echoed_on = 0  # the connection on which our own announcement has come back
         self._held: list[Received] = []  # what came before the seat was taken
         self._ask: deque[tuple[str, bytes]] = deque()
@@ -129,6 +130,7 @@ class Server:
             if self._seat.taken:
                 self._link.publish(self._seat_topic, encode(self._seat.death), retain=True)
             self._link.close()
+            self._listener(events.Ended(self._connections, self._link.dropped))
 
     # ── one turn ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -193,7 +195,7 @@ class Server:
                 return False
             if kind == "up":
                 return self._seat.taken
-            if device == AGGREGATOR:
+            if device == topics.AGGREGATOR:
                 self._hear_rival(message)
             else:
                 self._hear_status(device, message)
@@ -208,6 +210,8 @@ class Server:
         sent = set()
         for decision in decisions:
             receipt = decision.receipt
+            named = "" if receipt is None else receipt.method
+            self._listener(events.Decided(decision.device, decision.outcome, decision.round, named, decision.reason))
             if decision.outcome in ("rejected", "malformed"):
                 self._listener(events.Refused(decision.device, decision.reason))
             if receipt is None:
@@ -281,6 +285,7 @@ class Server:
     # ── what is retained ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _connected(self, event: Connected) -> None:
+        self._connections += 1
         self._limit_bytes = min(event.limit_bytes, self._core.limit_bytes)
         least = self._core.least_limit_bytes
         if self._limit_bytes < least:

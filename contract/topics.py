@@ -6,7 +6,8 @@
     pf/v2/{fleet}/down/{device}     aggregator → device    receipts
     pf/v2/{fleet}/status/{device}   device → aggregator    birth and death, retained, last will
 
-Ids match `[a-z0-9][a-z0-9-]{0,63}`; a wildcard or a slash in an id is refused here, not only by the broker.
+Ids match `[a-z0-9][a-z0-9-]{0,63}`; a wildcard or a slash in an id is refused here, not only by the broker. One id is
+no device's: on `status/aggregator` stands the birth of the fleet's aggregator.
 """
 
 from __future__ import annotations
@@ -15,9 +16,22 @@ import re
 
 from contract.errors import UsageError, WireError
 
-__all__ = ["PREFIX", "check_id", "device_of", "down", "global_all", "global_part", "round_", "status", "up"]
+__all__ = [
+    "AGGREGATOR",
+    "PREFIX",
+    "check_device",
+    "check_id",
+    "device_of",
+    "down",
+    "global_all",
+    "global_part",
+    "round_",
+    "status",
+    "up",
+]
 
 PREFIX = "pf/v2"
+AGGREGATOR = "aggregator"  # whose status topic is the seat of the one aggregator of a fleet
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -30,6 +44,17 @@ def check_id(value: str, what: str = "id") -> str:
     if not _ID.fullmatch(value):
         raise UsageError(what, expected="1 to 64 of a-z, 0-9 and -, not beginning with -", got=repr(value)[:80])
     return value
+
+
+def check_device(value: str, what: str = "device") -> str:
+    """`value` when it may be a device's id.
+
+    Raises:
+        UsageError: when it may not stand in a topic, or is reserved.
+    """
+    if value == AGGREGATOR:
+        raise UsageError(what, expected="a device's id", got=f"{value}, which is reserved", hint=f"{value}-1")
+    return check_id(value, what)
 
 
 def round_(fleet: str) -> str:
@@ -49,27 +74,32 @@ def global_all(fleet: str) -> str:
 
 def up(fleet: str, device: str | None = None) -> str:
     """Where a device publishes contributions; without a device, the filter for all."""
-    return _of("up", fleet, device)
+    return _of("up", fleet, None if device is None else check_device(device))
 
 
 def down(fleet: str, device: str | None = None) -> str:
     """Where a device gets its receipts; without a device, the filter for all."""
-    return _of("down", fleet, device)
+    return _of("down", fleet, None if device is None else check_device(device))
 
 
 def status(fleet: str, device: str | None = None) -> str:
-    """Where a device's birth and death stand; without a device, the filter for all."""
+    """Where a device's birth and death stand, or the aggregator's; without a device, the filter for all."""
     return _of("status", fleet, device)
 
 
 def device_of(topic: str) -> str:
-    """The device that an `up` or `status` topic belongs to.
+    """The device that an `up` or `status` topic belongs to; `AGGREGATOR` on its own status topic.
 
     Raises:
         WireError: when the topic is not one of ours.
     """
     parts = topic.split("/")
-    if len(parts) != 5 or "/".join(parts[:2]) != PREFIX or not _ID.fullmatch(parts[4]):
+    if (
+        len(parts) != 5
+        or "/".join(parts[:2]) != PREFIX
+        or not _ID.fullmatch(parts[4])
+        or (parts[4] == AGGREGATOR and parts[3] != "status")
+    ):
         raise WireError("topic", expected=f"{PREFIX}/FLEET/up/DEVICE", got=repr(topic)[:120])
     return parts[4]
 

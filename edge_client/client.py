@@ -66,6 +66,7 @@ class Client:
         measured: figures of `profile --measure` that go into every birth.
         accountant: of noise, where the bundle says that its method adds it.
         log: takes one line for a person.
+        detail: takes a line for each message, and the link's counts at the end.
     """
 
     def __init__(
@@ -81,10 +82,11 @@ class Client:
         measured: Mapping[str, float] | None = None,
         accountant: Accountant | None = None,
         log: Callable[[str], None] = lambda line: None,
+        detail: Callable[[str], None] | None = None,
     ) -> None:
         self._device, self._journal, self._bundle = device, journal, bundle
         self._address, self._fleet, self._id = address, fleet, device_id
-        self._patience_s, self._log = patience_s, log
+        self._patience_s, self._log, self._detail = patience_s, log, detail or (lambda line: None)
         self._profiled, self._accountant = dict(measured or {}), accountant
         self._instance = os.urandom(8)
         self._boot = journal.begin(self._instance)
@@ -141,6 +143,10 @@ class Client:
             if polite:
                 self._link.publish(self._status, encode(self._state_of_health(online=False)), retain=True)
             self._link.close()
+            self._detail(
+                f"link closed: {self._connections} connections, {self._malformed} messages skipped, "
+                f"{self._link.dropped} dropped at QoS 0, {len(self._outbox)} contributions without a receipt"
+            )
 
     def summary(self) -> dict[str, Any]:
         """What this device has done, as `--json` writes it."""
@@ -184,7 +190,8 @@ class Client:
         if self._presence.birth_due(now_s):
             self._publish_birth()
         for payload in self._outbox.due(now_s, idle=self._link.idle):
-            self._link.publish(self._up, payload)
+            taken = self._link.publish(self._up, payload)
+            self._detail(f"{'sent' if taken else 'not sent'} {len(payload):,} bytes on {self._up}")
 
     def _work(self) -> bool:
         """Do one thing that is to be done; False when there is nothing."""
@@ -233,6 +240,7 @@ class Client:
             self._last_progress_s = now_s
             self._connections += 1
             self._outbox.connected(event.limit_bytes)
+            self._detail(f"connection {self._connections}, messages up to {event.limit_bytes:,} bytes")
             self._presence.connected(now_s)
             self._say(f"connected to {self._address}")
         elif isinstance(event, Disconnected):
@@ -240,6 +248,7 @@ class Client:
             self._presence.disconnected()
             if self._connections:
                 self._say(f"connection lost ({event.reason}), trying again")
+            self._detail(f"no connection ({event.reason}), again in {event.retry_s:.1f} s")
             self._note = event.reason
         elif isinstance(event, Failed):
             raise event.error
@@ -252,6 +261,7 @@ class Client:
             topic, handler = self._handlers.get(type(message), ("", None))
             if handler is None or not received.topic.startswith(topic):
                 raise WireError(received.topic, expected="a message of this topic", got=type(message).__name__)
+            self._detail(f"{type(message).__name__.lower()}, {len(received.payload):,} bytes on {received.topic}")
             handler(message)
         except WireError as error:
             self._malformed += 1

@@ -22,7 +22,8 @@ from typing import Any
 import msgspec
 
 from contract.errors import UsageError, near_names
-from contract.topics import check_id
+from contract.loudness import check_loudness
+from contract.topics import check_device, check_id
 
 __all__ = ["ClientConfig", "read_public_key", "settle_config"]
 
@@ -46,6 +47,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     epsilon: float | None = None
     json: str | None = None
     quiet: bool = False
+    verbose: bool = False
 
 
 def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
@@ -64,7 +66,8 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
         config = msgspec.convert(values, ClientConfig)
     except msgspec.ValidationError as error:
         raise UsageError(where, expected="settings of the right kind", got=error, hint="--help") from None
-    check_id(config.id, "--id")
+    check_loudness(config.quiet, config.verbose)
+    check_device(config.id, "--id")
     check_id(config.fleet, "--fleet")
     limits = [("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)]
     limits += [] if config.epsilon is None else [("epsilon", config.epsilon, 1e-6, 1e6)]

@@ -37,7 +37,7 @@ from contract.plausible import LARGEST_NORM, DeclaredNoise, largest_norm
 from contract.ridge import solve_head
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
-from contract.topics import check_id
+from contract.topics import check_device
 from edge_client.caution import Caution
 from edge_client.data import LocalData
 from edge_client.evaluate import Answer, Evaluation, linear_answer, nearest_answer, score, summary
@@ -90,7 +90,7 @@ class Device:
         secret: what noise is drawn from; 32 random bytes when None.
 
     Raises:
-        UsageError: when `device_id` may not stand in a topic.
+        UsageError: when `device_id` cannot be a device's.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Device:
         self._data, self._test = data.labelled, test
         self._training_data = data if bundle.manifest.hyper.get("pu_weight") else self._data
         self._secret = secret or os.urandom(32)
-        self._id = check_id(device_id, "device id")
+        self._id = check_device(device_id, "device id")
         self._workbench = workbench or Workbench(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
         self._own_means: ClassMeans | None = None

@@ -134,6 +134,7 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
             measured=measured_metrics(state, bundle.sha256),
             accountant=accountant,
             log=log,
+            detail=log if settings.verbose else None,
         )
         if not is_stdout(settings.json):
             write_json(settings.json, client.summary())  # now, so that a path that cannot be written is known now
