@@ -24,7 +24,7 @@ from contract.errors import LinkError, UsageError
 if TYPE_CHECKING:
     from iotcore import Broker
 
-__all__ = ["EmbeddedBroker", "parse_listen"]
+__all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedBroker", "parse_listen"]
 
 MAX_PAYLOAD_BYTES = 8 << 20
 _SEGMENT_BYTES = 32 << 20  # what rumqttd keeps in memory for each subscription filter: four of these

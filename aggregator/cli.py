@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from aggregator.broker import EmbeddedBroker, parse_listen
+from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
 from aggregator.content import MAX_SAMPLES
 from aggregator.progress import Progress
 from aggregator.rounds import DEADLINE_S
@@ -21,6 +21,7 @@ from aggregator.service import Service, settle
 from contract.errors import LinkError
 from contract.interrupt import interruptible
 from contract.link import Address
+from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
 from contract.report import JSON_HELP, is_stdout, write_json
 
 __all__ = ["aggregate_command", "broker_command"]
@@ -78,9 +79,14 @@ def aggregate_command(
         bool, typer.Option("--new-run", help="Go on from this store as a new run: for a store from a backup.")
     ] = False,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the run's summary, after every round,"))] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("what became of each message, and counts at the end")),
+    ] = False,
 ) -> int:
     """Run rounds: announce, receive, commit, merge."""
+    check_loudness(quiet, verbose)
     settings = settle(
         rounds=rounds,
         calibrate=len(bundle) == 1 if calibrate is None else calibrate,
@@ -106,16 +112,20 @@ def aggregate_command(
             write_json(json, content)
 
     def run() -> None:
-        service.run(Progress(console), on_summary)
+        service.run(Progress(console, verbose=verbose), on_summary)
 
     return _until_stopped(run, console, f"the run goes on with the same --store {store}")
 
 
 def broker_command(
     listen: Annotated[str, typer.Option(help="HOST:PORT to listen on; port 0 for a free one.")] = "127.0.0.1:1883",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("the broker's process and limits"))
+    ] = False,
 ) -> int:
     """Run the embedded MQTT broker."""
+    check_loudness(quiet, verbose)
     console = Console(stderr=True, quiet=quiet)
     host, port = parse_listen(listen)
 
@@ -124,6 +134,9 @@ def broker_command(
             console.print(f"broker on {running.url}, Ctrl-C ends it", highlight=False, soft_wrap=True)
             if host not in _LOOPBACK:
                 console.print(_OPEN_WARNING, highlight=False, soft_wrap=True)
+            if verbose:
+                about = f"process {running.pid}, messages up to {MAX_PAYLOAD_BYTES:,} bytes, nothing is kept on disk"
+                console.print(about, highlight=False, soft_wrap=True)
             while running.running:
                 time.sleep(0.2)
             raise LinkError(f"broker on {running.url}", expected="it to go on", got="its process ended")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 __all__ = [
     "Answering",
     "ContributionsIn",
+    "Decided",
+    "Ended",
     "Event",
     "LinkDown",
     "LinkUp",
@@ -116,6 +118,25 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class Decided:
+    """What became of one message of a device. `method` is empty, and `round` 0, where they cannot be told."""
+
+    device: str
+    outcome: str
+    round: int
+    method: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The link is closed: how many connections it had, and how many messages at QoS 0 found no room."""
+
+    connections: int
+    dropped: int
+
+
+@dataclass(frozen=True)
 class RoundExtended:
     round: int
     committed: int
@@ -172,6 +193,8 @@ Event = (
     | Nobody
     | Answering
     | Refused
+    | Decided
+    | Ended
     | RoundExtended
     | Screened
     | Warned

@@ -22,10 +22,11 @@ class Progress:
 
     Args:
         console: where to.
+        verbose: also what became of each message, and the link's counts at the end.
     """
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+        self._console, self._verbose = console, verbose
         self._printed_at: dict[type, float] = {}
         self._screened_in, self._screened = 0, 0
 
@@ -37,7 +38,9 @@ class Progress:
         self._console.print(printable(text), highlight=False, soft_wrap=True)
 
     def _often(self, kind: type) -> bool:
-        """Whether a line of this kind was printed less than a second ago."""
+        """Whether a line of this kind was printed less than a second ago; for who wants every line, never."""
+        if self._verbose:
+            return False
         now = time.monotonic()
         if now - self._printed_at.get(kind, -_EVERY_S) < _EVERY_S:
             return True
@@ -109,8 +112,20 @@ class Progress:
 
     @_show.register
     def _(self, event: events.Refused) -> None:
-        if not self._often(events.Refused):
+        if not self._verbose and not self._often(events.Refused):  # verbose has told it as what was decided
             self._line(f"  [yellow]refused[/yellow] {escape(event.device)}: {escape(event.reason)}")
+
+    @_show.register
+    def _(self, event: events.Decided) -> None:
+        if self._verbose:
+            reason = f": {event.reason}" if event.reason else ""
+            method = f" ({event.method})" if event.method else ""
+            self._line(escape(f"  {event.device}, round {event.round}{method}: {event.outcome}{reason}"))
+
+    @_show.register
+    def _(self, event: events.Ended) -> None:
+        if self._verbose:
+            self._line(f"link closed: {event.connections} connections, {event.dropped} messages dropped at QoS 0")
 
     @_show.register
     def _(self, event: events.Screened) -> None:

@@ -40,7 +40,6 @@ from contract import topics
 from contract.errors import LinkError, StoreError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
 from contract.messages import Announcement, Status
-from contract.topics import AGGREGATOR
 from contract.wire import decode, encode
 
 __all__ = ["BATCH", "Server"]
@@ -100,7 +99,7 @@ class Server:
         self._teller = Teller(coordinator, listener)
         self._seat = Seat(fleet, coordinator.run, started=int(time.time()), take_over=take_over)
         self._pace = Pace()
-        self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, AGGREGATOR)
+        self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, topics.AGGREGATOR)
         self._link = Link(
             address,
             f"pf-{fleet}-aggregator-{coordinator.run.hex()}",
@@ -112,6 +111,7 @@ class Server:
         )
         self._limit_bytes = coordinator.limit_bytes
         self._retained = Retained()
+        self._connections = 0
         self._echoed_on = 0  # the connection on which our own announcement has come back
         self._held: list[Received] = []  # what came before the seat was taken
         self._ask: deque[tuple[str, bytes]] = deque()
@@ -135,6 +135,7 @@ class Server:
             if self._seat.taken:
                 self._link.publish(self._seat_topic, encode(self._seat.death), retain=True)
             self._link.close()
+            self._listener(events.Ended(self._connections, self._link.dropped))
 
     # ── one turn ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -197,11 +198,11 @@ class Server:
             except WireError:  # an id that the broker allows and we do not
                 self._core.malformed()
                 return False
-            if kind == "up" and device != AGGREGATOR:
+            if kind == "up" and device != topics.AGGREGATOR:
                 return self._seat.taken
             if kind == "up":
                 self._core.malformed()  # no device is called so
-            elif device == AGGREGATOR:
+            elif device == topics.AGGREGATOR:
                 self._hear_rival(message)
             else:
                 self._hear_status(device, message)
@@ -216,6 +217,8 @@ class Server:
         sent = set()
         for decision in decisions:
             receipt = decision.receipt
+            named = "" if receipt is None else receipt.method
+            self._listener(events.Decided(decision.device, decision.outcome, decision.round, named, decision.reason))
             if decision.outcome in ("rejected", "malformed"):
                 self._listener(events.Refused(decision.device, decision.reason))
             if receipt is None:
@@ -289,6 +292,7 @@ class Server:
     # ── what is retained ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _connected(self, event: Connected) -> None:
+        self._connections += 1
         self._limit_bytes = min(event.limit_bytes, self._core.limit_bytes)
         least = self._core.least_limit_bytes
         if self._limit_bytes < least:

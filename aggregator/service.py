@@ -92,6 +92,7 @@ class Service:
                     totals = found["totals"]
                     listener(RunFinished(len(found["rounds"]), totals["committed"], totals["uplink_bytes"]))
 
+            on_summary(content(), False)  # now, so that a path that cannot be written is known now
             Server(
                 core,
                 self.address,

@@ -71,8 +71,8 @@ class Address:
             UsageError: when a file is missing or not what it should be.
         """
         for name in (self.ca_file, self.cert_file, self.key_file):
-            if name is not None and not os.path.isfile(name):
-                raise UsageError("TLS", expected="a PEM file", got=f"no file {name}")
+            if name is not None:
+                _check_readable(name)
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
         except OSError as error:
@@ -90,6 +90,17 @@ class Address:
 
     def __str__(self) -> str:
         return f"mqtt{'s' if self.tls else ''}://{self.host}:{self.port}"
+
+
+def _check_readable(name: str) -> None:
+    got: str | None = None
+    try:
+        if not os.path.isdir(name):
+            os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK))
+    except OSError as error:
+        got = error.strerror
+    if got is not None or not os.path.isfile(name):
+        raise UsageError(f"TLS file {name}", expected="a PEM file", got=got or "something else", hint=f"ls -l {name}")
 
 
 def _unusable(what: str, expected: str, name: str | None, error: OSError) -> UsageError:

@@ -219,14 +219,14 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None
 
 
 def _read_file(path: str | os.PathLike[str]) -> bytes:
-    expected = "a .bundle file"
+    expected, hint = "a .bundle file", f"ls -l {os.fspath(path)}"
     try:
         if not Path(path).is_file() and Path(path).exists():  # a directory, or a device that never ends
-            raise BundleError(f"cannot read bundle {path}", expected=expected, got="something else")
+            raise BundleError(f"cannot read bundle {path}", expected=expected, got="something else", hint=hint)
         return Path(path).read_bytes()
     except (OSError, ValueError) as error:
         got = getattr(error, "strerror", None) or error
-        raise BundleError(f"cannot read bundle {path}", expected=expected, got=got) from None
+        raise BundleError(f"cannot read bundle {path}", expected=expected, got=got, hint=hint) from None
 
 
 def _zip(members: Mapping[str, bytes]) -> bytes:

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 PREFIX = "pf/v2"
-AGGREGATOR = "aggregator"  # reserved among the device ids
+AGGREGATOR = "aggregator"  # whose status topic is the seat of a fleet's aggregator
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -74,27 +74,32 @@ def global_all(fleet: str) -> str:
 
 def up(fleet: str, device: str | None = None) -> str:
     """Where a device publishes contributions; without a device, the filter for all."""
-    return _of("up", fleet, device)
+    return _of("up", fleet, None if device is None else check_device(device))
 
 
 def down(fleet: str, device: str | None = None) -> str:
     """Where a device gets its receipts; without a device, the filter for all."""
-    return _of("down", fleet, device)
+    return _of("down", fleet, None if device is None else check_device(device))
 
 
 def status(fleet: str, device: str | None = None) -> str:
-    """Where a device's birth and death stand; without a device, the filter for all."""
+    """Where a device's birth and death stand, or the aggregator's; without a device, the filter for all."""
     return _of("status", fleet, device)
 
 
 def device_of(topic: str) -> str:
-    """The device that an `up` or `status` topic belongs to.
+    """The device that an `up` or `status` topic belongs to; `AGGREGATOR` on its own status topic.
 
     Raises:
         WireError: when the topic is not one of ours.
     """
     parts = topic.split("/")
-    if len(parts) != 5 or "/".join(parts[:2]) != PREFIX or not _ID.fullmatch(parts[4]):
+    if (
+        len(parts) != 5
+        or "/".join(parts[:2]) != PREFIX
+        or not _ID.fullmatch(parts[4])
+        or (parts[4] == AGGREGATOR and parts[3] != "status")
+    ):
         raise WireError("topic", expected=f"{PREFIX}/FLEET/up/DEVICE", got=repr(topic)[:120])
     return parts[4]
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from contract.loudness import QUIET_HELP, VERBOSE_HELP
 from contract.report import JSON_HELP
 from edge_client.config import settle_config
 from edge_client.process import become, run
@@ -41,7 +42,11 @@ def client_command(
     ] = None,
     config: Annotated[str | None, typer.Option(help="TOML file with any of these options by name.")] = None,
     json: Annotated[str | None, typer.Option(help=JSON_HELP.format("a summary at the end"))] = None,
-    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help="Print errors only.")] = None,
+    quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help=QUIET_HELP)] = None,
+    verbose: Annotated[
+        bool | None,
+        typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("each message, and counts at the end")),
+    ] = None,
 ) -> int:
     """Run one device: take part in the fleet's rounds until its run is finished."""
     given = dict(locals())

@@ -68,6 +68,7 @@ class Client:
         accountant: of noise, where the bundle says that its method adds it.
         log: takes one line for a person.
         stopping: ends `run`, once it is set and nothing is being done.
+        detail: takes a line for each message, and the link's counts at the end.
     """
 
     def __init__(
@@ -84,10 +85,11 @@ class Client:
         accountant: Accountant | None = None,
         log: Callable[[str], None] = lambda line: None,
         stopping: threading.Event | None = None,
+        detail: Callable[[str], None] | None = None,
     ) -> None:
         self._device, self._journal, self._bundle = device, journal, bundle
         self._address, self._fleet, self._id = address, fleet, device_id
-        self._patience_s, self._log = patience_s, log
+        self._patience_s, self._log, self._detail = patience_s, log, detail or (lambda line: None)
         self._stopping = stopping or threading.Event()
         self._profiled, self._accountant = dict(measured or {}), accountant
         self._instance = os.urandom(8)
@@ -145,6 +147,10 @@ class Client:
             if polite:
                 self._link.publish(self._status, encode(self._state_of_health(online=False)), retain=True)
             self._link.close()
+            self._detail(
+                f"link closed: {self._connections} connections, {self._malformed} messages skipped, "
+                f"{self._link.dropped} dropped at QoS 0, {len(self._outbox)} contributions without a receipt"
+            )
 
     def summary(self) -> dict[str, Any]:
         """What this device has done, as `--json` writes it."""
@@ -188,7 +194,8 @@ class Client:
         if self._presence.birth_due(now_s):
             self._publish_birth()
         for payload in self._outbox.due(now_s, idle=self._link.idle):
-            self._link.publish(self._up, payload)
+            taken = self._link.publish(self._up, payload)
+            self._detail(f"{'sent' if taken else 'not sent'} {len(payload):,} bytes on {self._up}")
 
     def _work(self) -> bool:
         """Do one thing that is to be done; False when there is nothing."""
@@ -237,6 +244,7 @@ class Client:
             self._last_progress_s = now_s
             self._connections += 1
             self._outbox.connected(event.limit_bytes)
+            self._detail(f"connection {self._connections}, messages up to {event.limit_bytes:,} bytes")
             self._presence.connected(now_s)
             self._say(f"connected to {self._address}")
         elif isinstance(event, Disconnected):
@@ -244,6 +252,7 @@ class Client:
             self._presence.disconnected()
             if self._connections:
                 self._say(f"connection lost ({event.reason}), trying again")
+            self._detail(f"no connection ({event.reason}), again in {event.retry_s:.1f} s")
             self._note = event.reason
         elif isinstance(event, Failed):
             raise event.error
@@ -256,6 +265,7 @@ class Client:
             topic, handler = self._handlers.get(type(message), ("", None))
             if handler is None or not received.topic.startswith(topic):
                 raise WireError(received.topic, expected="a message of this topic", got=type(message).__name__)
+            self._detail(f"{type(message).__name__.lower()}, {len(received.payload):,} bytes on {received.topic}")
             handler(message)
         except WireError as error:
             self._malformed += 1

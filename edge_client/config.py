@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from contract.errors import UsageError, near_names
+from contract.loudness import check_loudness
 from contract.topics import check_device, check_id
 
 __all__ = ["ClientConfig", "read_public_key", "settle_config"]
@@ -46,6 +47,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     epsilon: float | None = None
     json: str | None = None
     quiet: bool = False
+    verbose: bool = False
 
 
 def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
@@ -64,6 +66,7 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
         config = msgspec.convert(values, ClientConfig)
     except msgspec.ValidationError as error:
         raise UsageError(where, expected="settings of the right kind", got=error, hint="--help") from None
+    check_loudness(config.quiet, config.verbose)
     check_device(config.id, "--id")
     check_id(config.fleet, "--fleet")
     limits = [("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)]

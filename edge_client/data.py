@@ -72,23 +72,37 @@ def load_data(
         DataError: one line: what is wrong with which file, and what was expected.
     """
     source = Path(path)
+    try:
+        data = _read(source, manifest, purpose, log)
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str) else source
+        raise DataError(
+            f"cannot read {named}", expected="data that this user may read", got=error.strerror, hint=f"ls -ld {named}"
+        ) from None
+    return _checked(data, manifest, source, purpose)
+
+
+def _read(source: Path, manifest: Manifest, purpose: Purpose, log: Callable[[str], None]) -> LocalData:
     if not source.exists():
-        raise DataError(f"no data at {source}", expected="an image folder, a .npz or a .parquet", got="nothing there")
+        raise DataError(
+            f"no data at {source}",
+            expected="an image folder, a .npz or a .parquet",
+            got="nothing there",
+            hint=f"ls {source.parent}",
+        )
     if source.is_dir() and not any(source.glob("*.parquet")):
         from edge_client.images import read_image_folder
 
-        data = read_image_folder(source, manifest, log)
-    elif source.is_dir() or source.suffix == ".parquet":
+        return read_image_folder(source, manifest, log)
+    if source.is_dir() or source.suffix == ".parquet":
         from edge_client.parquet import read_parquet
 
-        data = read_parquet(source, manifest, purpose, log)
-    elif source.suffix == ".npz":
-        data = _read_npz(source, manifest)
-    else:
-        raise DataError(
-            f"cannot tell what {source} is", expected="a folder, a .npz or a .parquet", got=source.suffix or "a file"
-        )
-    return _checked(data, manifest, source, purpose)
+        return read_parquet(source, manifest, purpose, log)
+    if source.suffix == ".npz":
+        return _read_npz(source, manifest)
+    raise DataError(
+        f"cannot tell what {source} is", expected="a folder, a .npz or a .parquet", got=source.suffix or "a file"
+    )
 
 
 def from_arrays(images: NDArray[Any], labels: NDArray[Any], manifest: Manifest) -> LocalData:

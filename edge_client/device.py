@@ -90,7 +90,7 @@ class Device:
         secret: what noise is drawn from; 32 random bytes when None.
 
     Raises:
-        UsageError: when `device_id` may not stand in a topic.
+        UsageError: when `device_id` cannot be a device's.
     """
 
     def __init__(

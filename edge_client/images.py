@@ -12,6 +12,7 @@ so that no file can take a small board's memory.
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -152,6 +153,8 @@ def _decoded(image: Image.Image, shape: tuple[int, int, int]) -> NDArray[np.uint
 
 
 def _image_files(folder: Path) -> list[Path]:
+    with os.scandir(folder):  # one that may not be looked into is an error: `rglob` would take it for empty
+        pass
     return sorted(
         file
         for file in folder.rglob("*")

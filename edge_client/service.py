@@ -76,6 +76,7 @@ class Service:
                 measured=measured_metrics(state, bundle.sha256),
                 accountant=_accountant(settings, m, journal, data.labelled),
                 log=log,
+                detail=log if settings.verbose else None,
                 stopping=self._stopping,
             )
             on_summary(client.summary(), False)

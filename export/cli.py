@@ -15,6 +15,7 @@ from rich.table import Table
 
 from contract.errors import UsageError, near_names
 from contract.interrupt import interruptible
+from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
 from contract.methods import METHODS, Head
 
 __all__ = ["export_command"]
@@ -41,9 +42,13 @@ def export_command(
     provenance: Annotated[str | None, typer.Option(help="How the weights were obtained, in words.")] = None,
     bundle_version: Annotated[int, typer.Option(help="Must grow with each export for one fleet.")] = 1,
     sign: Annotated[str | None, typer.Option(help="File with the 32 bytes of an Ed25519 private key.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("each step's seconds, and all that is ignored"))
+    ] = False,
 ) -> None:
     """Turn a backbone and a method into one bundle file."""
+    check_loudness(quiet, verbose)
     arguments = {
         "backbone": backbone,
         "method_name": method,
@@ -67,13 +72,14 @@ def export_command(
 
     with interruptible():  # a half-written bundle is removed
         exported = build_bundle(**arguments, progress=lambda line: console.print(line, style="dim", markup=False))
-    _summarise(exported, console)
+    _summarise(exported, console, verbose)
 
 
-def _summarise(exported, console: Console) -> None:  # type: ignore[no-untyped-def]
+def _summarise(exported, console: Console, verbose: bool) -> None:  # type: ignore[no-untyped-def]
     manifest, found = exported.manifest, exported.agreement
     if exported.ignored:
-        names = ", ".join(exported.ignored[:4]) + (", …" if len(exported.ignored) > 4 else "")
+        shown = exported.ignored if verbose else exported.ignored[:4]
+        names = ", ".join(shown) + (", …" if len(exported.ignored) > len(shown) else "")
         console.print(f"ignored in the weights file: {names}", markup=False)
     table = Table.grid(padding=(0, 2))
     rows = {
@@ -84,6 +90,7 @@ def _summarise(exported, console: Console) -> None:  # type: ignore[no-untyped-d
         "against torch": f"worst relative difference {found.error:.1e} ({found.tensor}; torch's own rounding "
         f"{found.torch_error:.1e})",
         "seconds": f"{sum(exported.seconds.values()):.1f}",
+        **({f"  {step}": f"{seconds:.2f}" for step, seconds in exported.seconds.items()} if verbose else {}),
     }
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", value)

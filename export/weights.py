@@ -85,14 +85,14 @@ def _bare(name: str) -> str:
 def _read(path: Path) -> Mapping[str, Tensor]:
     expected = "safetensors or a torch state dict"
     if not path.is_file():
-        raise ExportError(f"--weights {path}", expected=expected, got="no such file")
+        raise ExportError(f"--weights {path}", expected=expected, got="no such file", hint=f"ls -l {path}")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        hint = "saving model.state_dict()"
-        raise ExportError(f"--weights {path} cannot be read safely", expected=expected, got=error, hint=hint) from None
+        got, hint = str(error) or type(error).__name__, "saving model.state_dict()"
+        raise ExportError(f"--weights {path} cannot be read safely", expected=expected, got=got, hint=hint) from None
     for nest in _NESTS:
         if isinstance(loaded, dict) and isinstance(loaded.get(nest), dict):
             loaded = loaded[nest]

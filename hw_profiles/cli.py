@@ -55,13 +55,13 @@ def cost_command(
     subject = load_subject(target, classes=classes, side=side, batch=batch)
     setting = Setting(samples, epochs, subject.batch)
     report = cost_report(subject, array, device=device, setting=setting, capacity_bytes=board.memory.usable_bytes)
-    _show(report, beside(json_file))
-    write_json(json_file, report)
+    write_json(json_file, report)  # before it is shown: whoever reads along may leave (`| head`)
     if html_file is not None:
         write_text(html_file, cost_page(report), option="--html")
     if scalesim_csv is not None:
         text = topology_text(topology_rows(step_cost(subject, array).layers))
         write_text(scalesim_csv, text, option="--scalesim-csv")
+    _show(report, beside(json_file))
 
 
 def array_of(device: Device, **choices: str) -> Array:

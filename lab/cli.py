@@ -9,11 +9,11 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from contract.errors import UsageError
 from contract.interrupt import interruptible
+from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
 from contract.report import JSON_HELP, add_json_line, beside, write_json, write_text
 from lab.data.partition import PARTITIONS, Partition
 
@@ -44,17 +44,24 @@ def demo_command(
     backbone: Annotated[
         str, typer.Option(help="As protofleet export takes it; several with commas between, dealt to the devices.")
     ] = "small_cnn",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("summary.json, too,"))] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("each command it starts, whose logs then hold more")),
+    ] = False,
 ) -> int:
     """A fleet of processes learns together, on real images, over MQTT."""
+    check_loudness(quiet, verbose)
     from lab.demo.run import Demo, run_demo
     from lab.reporting.console import demo_table
 
-    console = Console(quiet=quiet)
-    demo = Demo(clients, rounds, method, data, out, seed, port, backbone)
+    console = beside(json, quiet=quiet)
+    demo = Demo(clients, rounds, method, data, out, seed, port, backbone, verbose)
 
     def run() -> None:
         summary = run_demo(demo, console)
+        write_json(json, summary)
         console.print(demo_table(summary))
         console.print(f"report  {out / 'report.html'}\nsummary {out / 'summary.json'}", highlight=False, soft_wrap=True)
 
@@ -82,8 +89,8 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
         for index, (name, text) in enumerate(names.items()):
             table.add_row(group if index == 0 else "", f"[cyan]{name}[/cyan]", text)
         table.add_row()
-    beside(json).print(table)
     write_json(json, groups)
+    beside(json).print(table)
     return 0
 
 
@@ -127,8 +134,13 @@ def run_command(
     ] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("each round, a line each,"))] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("a line for each device's turn"))
+    ] = False,
 ) -> int:
     """Run one federation in this process and print a line for each round."""
+    check_loudness(quiet, verbose)
     from lab.engine.checkpoint import Checkpoint
     from lab.engine.deployed import Course, RoundRecord
     from lab.engine.experiment import Experiment, run_experiment
@@ -170,9 +182,11 @@ def run_command(
         local_test=local_test,
         measures=Measures(("ccvr",) if ccvr else (), tuple(personal or ())),
     )
+    if save_weights is not None and save_weights.is_dir():  # now, not after the run
+        raise UsageError("--save-weights", expected="a file", got=f"the directory {save_weights}")
     if json is not None:
         write_text(json, "")
-    console = beside(json)
+    console = beside(json, quiet=quiet)
     board = open_board(tensorboard) if tensorboard is not None else None
 
     def run() -> None:
@@ -184,10 +198,15 @@ def run_command(
                 if board is not None:
                     log_round(board, method, record)
 
+            def on_device(number: int, turn: int) -> None:
+                part.at((number - 1) * clients + turn, f"round {number}")
+                if verbose:
+                    console.print(f"  round {number}, device {turn + 1} of {clients}", highlight=False)
+
             run_experiment(
                 experiment,
                 on_round=on_round,
-                on_device=lambda number, turn: part.at((number - 1) * clients + turn, f"round {number}"),
+                on_device=on_device,
                 on_text=part.say,
                 checkpoint=Checkpoint.of(checkpoint, experiment) if checkpoint is not None else None,
             )
@@ -249,10 +268,10 @@ def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | No
     if board is not None:
         board.close()
     paths = write_sheet(stem, order, cells, _command_line(stem, order))
-    console.print(show(stem, order, cells))
-    console.print(*paths, sep="\n", highlight=False, soft_wrap=True)
     if json is not None:
         write_text(json, paths[0].read_text(encoding="utf-8"))
+    console.print(show(stem, order, cells))
+    console.print(*paths, sep="\n", highlight=False, soft_wrap=True)
 
 
 def _command_line(stem: str, order: Any) -> str:

@@ -14,6 +14,7 @@ from contract.interrupt import leave_at_once
 if __name__ == "__main__" or sys.argv[0].endswith("/protofleet"):  # not where it is imported as a library
     leave_at_once()
 
+import errno
 import functools
 import importlib
 import os
@@ -27,7 +28,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from contract.errors import ProtofleetError, UsageError, near_names
+from contract.errors import ProtofleetError, StoreError, UsageError, near_names
 from contract.terminal import keep_printable
 from protofleet.versions import __version__
 
@@ -60,6 +61,7 @@ COMMANDS = {
 }
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
+_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _ROOMS = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab")
 
 
@@ -78,6 +80,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 1
+    except OSError as error:
+        if error.errno not in _MACHINE:
+            raise
+        return _refuse(str(_refused_by_machine(error)), StoreError.exit_code)
+
+
+def _refused_by_machine(error: OSError) -> StoreError:
+    """What no room looks for at each of its files, since it can happen at any: a disk that is full, or read-only."""
+    where = error.filename if isinstance(error.filename, str) else "a file"
+    got, hint = error.strerror, "freeing space, or another place"
+    return StoreError(f"cannot write {where}", expected="a disk that takes it", got=got, hint=hint)
 
 
 def _dispatch(args: list[str]) -> int:
@@ -121,6 +134,10 @@ def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
     if option:
         expected, got = ("a value", "none") if "requires" in error.message else ("no value", "one")
         return UsageError(option, expected=expected, got=got, hint=manual)
+    barred = re.search(r"'(.+)' is not readable", error.message) if param is not None else None
+    if barred:
+        hint = f"ls -l {barred[1]}"
+        return UsageError(f"cannot read {barred[1]}", expected="a readable file", got="Permission denied", hint=hint)
     if param is not None:
         words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
         got = next((after for word, after in pairwise(words) if word in param.opts), "none")

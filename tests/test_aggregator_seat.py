@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 import aggregator.seat as seat_module
 from aggregator import events
-from aggregator.seat import AGGREGATOR, ANSWER_S, LISTEN_S, Seat
+from aggregator.seat import ANSWER_S, LISTEN_S, Seat
 from aggregator.store import SqliteStore
 from contract import topics
 from contract.errors import LinkError
 from contract.messages import Announcement, Status
 from contract.wire import encode
 
-SEAT = topics.status(FLEET, AGGREGATOR)
+SEAT = topics.status(FLEET, topics.AGGREGATOR)
 
 
 def _seated(now: float = 0.0, run: bytes = b"run1", **options: object) -> Seat:

@@ -60,7 +60,7 @@ def test_good_files_are_read(pem):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("missing.pem",), "no file"),
+        (("missing.pem",), "expected a PEM file, got No such file or directory"),
         (("half.pem",), "half.pem, expected certificates of an authority in PEM, got"),
         (("text.pem",), "text.pem, expected certificates of an authority in PEM, got no certificate or crl found"),
         (("ca.pem", "text.pem", "d1.key"), "text.pem, expected a certificate in PEM and its key"),

@@ -58,6 +58,15 @@ def test_a_topic_that_is_none_of_ours_names_no_device(topic):
         topics.device_of(topic)
 
 
+def test_the_aggregators_id_is_refused_where_a_device_is_meant():
+    for name in (topics.up, topics.down):
+        with pytest.raises(UsageError, match="device, expected a device's id, got aggregator, which is reserved"):
+            name("shop", topics.AGGREGATOR)
+    with pytest.raises(WireError):
+        topics.device_of("pf/v2/shop/up/aggregator")
+    assert topics.device_of(topics.status("shop", topics.AGGREGATOR)) == topics.AGGREGATOR
+
+
 @given(topic=st.text(max_size=40))
 def test_any_topic_gives_a_valid_id_or_a_wire_error(topic):
     try:

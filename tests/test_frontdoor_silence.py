@@ -72,6 +72,30 @@ def test_a_demo_calls_nobody_but_its_own_broker(tmp_path: Path) -> None:
     _check(demo, out, broker, calls={f"127.0.0.1:{port}" for port in ports})
 
 
+def test_measuring_here_calls_nobody(bundle_path: Path, tmp_path: Path) -> None:
+    strace()
+    told = tmp_path / "told.json"
+    words = ("profile", bundle_path, "--measure", "--seconds", 0.1, "--threads", 1, "--json", told)
+    watched = Watched.protofleet(tmp_path / "w", *words).start()
+    assert watched.finish() == 0, watched.said
+    _check(watched, told, tmp_path / "told.json.partial", calls=set())
+
+
+@pytest.mark.slow  # torch and its exporter under strace
+def test_an_export_for_a_target_calls_nobody(tmp_path: Path) -> None:
+    strace()
+    x, y = share(0, range(3), whole=True)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    out = tmp_path / "out"
+    out.mkdir()
+    options = ("--backbone", "fedproto_mnist", "--method", "fedproto", "--classes", 10, "--input", "28x28x1")
+    target = ("--target", "raspberry-pi-4", "--data", tmp_path / "data.npz", "--out", out / "f.bundle")
+    watched = Watched.protofleet(tmp_path / "w", "export", *options, *target).start()
+    assert watched.finish(240) == 0, watched.said
+    assert (watched.connections(), watched.lookups(), watched.written_outside(out)) == (set(), [], set())
+    assert [path.name.startswith("torchinductor_") for path in watched.left()] == [True]  # empty: see decisions/070
+
+
 def test_the_watcher_sees_what_it_must_not_find(tmp_path: Path) -> None:
     """ONNX Runtime as it comes, and a name that is looked up: the same look as above finds both."""
     strace()

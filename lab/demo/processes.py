@@ -9,12 +9,13 @@ ends through `lab.demo.child_process`.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import TracebackType
@@ -31,16 +32,22 @@ class Fleet:
 
     Args:
         logs: directory for `NAME.log`; made if absent.
+        on_start: takes each command line.
+        extra: options that every command gets.
     """
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(
+        self, logs: Path, *, on_start: Callable[[str], None] = lambda line: None, extra: Sequence[str] = ()
+    ) -> None:
         logs.mkdir(parents=True, exist_ok=True)
-        self._logs = logs
+        self._logs, self._on_start, self._extra = logs, on_start, tuple(extra)
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start `protofleet COMMAND…` as `name`."""
-        argv = [sys.executable, "-m", "lab.demo.child_process", str(os.getpid()), *command]
+        words = [*command, *self._extra]
+        self._on_start(f"protofleet {shlex.join(words)}")
+        argv = [sys.executable, "-m", "lab.demo.child_process", str(os.getpid()), *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with self.log(name).open("wb") as log:
             self._processes[name] = subprocess.Popen(

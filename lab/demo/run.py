@@ -56,6 +56,7 @@ class Demo:
         rounds: None for what the method's recipe says.
         port: of the broker; 0 for any free one.
         backbone: one name, or several with commas between, dealt to the devices in turn.
+        verbose: print each command that is started, and start it with `-v`.
     """
 
     clients: int = 5
@@ -66,6 +67,7 @@ class Demo:
     seed: int = 0
     port: int = 0
     backbone: str = "small_cnn"
+    verbose: bool = False
 
     @property
     def backbones(self) -> list[str]:
@@ -233,7 +235,7 @@ def _run_fleet(
     text = (
         f"{len(names)} devices, {rounds} {'round' if rounds == 1 else 'rounds'} of {method(demo.method).title}{ending}"
     )
-    with shown.part("fleet", text, demo.rounds_in_all * len(names)) as part, Fleet(out / "logs") as fleet:
+    with shown.part("fleet", text, demo.rounds_in_all * len(names)) as part, _fleet(demo, out, part) as fleet:
         part.say("broker")
         fleet.start("broker", ["broker", "--listen", f"127.0.0.1:{port}"])
         wait_for_port(fleet, "broker", port)
@@ -249,6 +251,10 @@ def _run_fleet(
         histories=[read_history(_history(out, name)) for name in names],
         head=head,
     )
+
+
+def _fleet(demo: Demo, out: Path, part: Part) -> Fleet:
+    return Fleet(out / "logs", on_start=part.tell, extra=("-v",)) if demo.verbose else Fleet(out / "logs")
 
 
 def _aggregate_options(demo: Demo, rounds: int, prepared: Sequence[Prepared], out: Path) -> list[str]:

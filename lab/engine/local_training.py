@@ -19,10 +19,11 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from contract.errors import DivergedError
+from contract.errors import DivergedError, StoreError
+from contract.files import whole_file
 from contract.methods import Value
 from contract.sphere import orthonormal_frame, uniform_prototypes
 from edge_client.data import LocalData
@@ -197,9 +198,20 @@ def train_eager(
 
 
 def save_weights(model: EagerModel, path: Path) -> None:
-    """The backbone's weights as safetensors, under the names that `protofleet export --weights` takes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.detach().contiguous() for name, tensor in model.backbone.state_dict().items()}, path)
+    """The backbone's weights as safetensors, under the names that `protofleet export --weights` takes.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    encoded = save({name: tensor.detach().contiguous() for name, tensor in model.backbone.state_dict().items()})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(path) as file:
+            file.write(encoded)
+    except OSError as error:
+        raise StoreError(
+            f"--save-weights {path}", expected="a file that can be written", got=error.strerror, hint="another path"
+        ) from None
 
 
 def _loss(

@@ -30,6 +30,10 @@ class Part:
         """A few words behind the bar."""
         self._progress.update(self._task, note=note)
 
+    def tell(self, line: str) -> None:
+        """A line of its own, which stays."""
+        self._progress.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
 
 @dataclass
 class Stage:

@@ -24,6 +24,7 @@ from rich.console import Console
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DataError, StoreError, UsageError
+from contract.files import whole_file
 from export.cli import export_command as plain_export
 from hw_profiles.devices.schema import Device, find_device, load_devices
 
@@ -190,7 +191,8 @@ def _table_for(bundle: Bundle, bundle_path: Path, device: Device, precision: str
 
 def _write(path: Path, payload: bytes) -> None:
     try:
-        path.write_bytes(payload)
+        with whole_file(path) as file:
+            file.write(payload)
     except OSError as error:
         raise StoreError(f"cannot write {path}", expected="a writable path", got=error.strerror) from None
 
@@ -211,6 +213,8 @@ def _with_target(plain: Callable[..., None]) -> Callable[..., None]:
             raise UsageError(
                 f"--target {target} takes int8", expected="--data to calibrate on", got="none", hint="--precision fp32"
             )
+        if data is not None and not data.exists():  # now, not after the export
+            raise UsageError(f"--data {data}", expected="images of the classes", got="nothing there")
         plain(**options)
         if device is not None and chosen is not None:
             made = write_for(Path(options["out"]), device, chosen, data)

@@ -43,12 +43,12 @@ def inspect_command(
 ) -> None:
     """Show what a bundle or a message holds, after checking it as a device would."""
     facts = _facts(file)
+    write_json(json, facts)  # before it is shown: whoever reads along may leave (`| head`)
     console = beside(json, highlight=False)
     if facts["kind"] == "bundle":
         _show_bundle(facts, console)
     else:
         _show_message(facts, console)
-    write_json(json, facts)
 
 
 def _facts(file: Path) -> dict[str, Any]:

@@ -72,18 +72,18 @@ def profile_command(
         with interruptible():  # the processes that measure are ended
             record = _measure(bundle, threads, seconds, batch, console)
     if measure and not _has_onnx():
+        write_json(json_file, record)
         _show_measured(record or {}, console)
         console.print("predictions need the onnx package: pip install 'protofleet[export]'", style="dim", markup=False)
-        write_json(json_file, record)
         return
     choice = {"batch": batch, "samples": samples, "runtime": runtime or None, "precision": precision or None}
     report = _report(bundle, chosen, choice | {"threads": "1" if threads == "1" else "all"}, record)
-    _show(report, console)
-    write_json(json_file, report)
+    write_json(json_file, report)  # before it is shown: whoever reads along may leave (`| head`)
     if html_file is not None:
         from hw_profiles.reports.profile_page import profile_page
 
         write_text(html_file, profile_page(report), option="--html")
+    _show(report, console)
 
 
 def _check_options(batch: int, samples: int, seconds: float, precision: str) -> None:
