@@ -198,11 +198,9 @@ class Server:
             except WireError:  # an id that the broker allows and we do not
                 self._core.malformed()
                 return False
-            if kind == "up" and device != topics.AGGREGATOR:
-                return self._seat.taken
             if kind == "up":
-                self._core.malformed()  # no device is called so
-            elif device == topics.AGGREGATOR:
+                return self._seat.taken
+            if device == topics.AGGREGATOR:
                 self._hear_rival(message)
             else:
                 self._hear_status(device, message)

@@ -46,14 +46,14 @@ def check_id(value: str, what: str = "id") -> str:
     return value
 
 
-def check_device(value: str, what: str = "device id") -> str:
-    """`value` when a device may be called so.
+def check_device(value: str, what: str = "device") -> str:
+    """`value` when it may be a device's id.
 
     Raises:
-        UsageError: when it may not.
+        UsageError: when it may not stand in a topic, or is reserved.
     """
     if value == AGGREGATOR:
-        raise UsageError(what, expected="a device's own name", got=value, hint="the aggregator alone is called so")
+        raise UsageError(what, expected="a device's id", got=f"{value}, which is reserved", hint=f"{value}-1")
     return check_id(value, what)
 
 

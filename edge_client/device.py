@@ -108,7 +108,7 @@ class Device:
         self._data, self._test = data.labelled, test
         self._training_data = data if bundle.manifest.hyper.get("pu_weight") else self._data
         self._secret = secret or os.urandom(32)
-        self._id = check_device(device_id)
+        self._id = check_device(device_id, "device id")
         self._workbench = workbench or Workbench(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
         self._own_means: ClassMeans | None = None

@@ -43,9 +43,11 @@ def test_an_id_with_a_wildcard_a_slash_or_worse_is_refused_by_us(of, wrong):
 
 def test_no_device_is_called_as_the_aggregator_is():
     assert topics.check_device("aggregator-2") == "aggregator-2"
-    with pytest.raises(UsageError, match="--id, expected a device's own name, got aggregator"):
+    with pytest.raises(
+        UsageError, match="--id, expected a device's id, got aggregator, which is reserved, try aggregator-1"
+    ):
         topics.check_device(topics.AGGREGATOR, "--id")
-    with pytest.raises(UsageError, match="device id, expected 1 to 64"):
+    with pytest.raises(UsageError, match="device, expected 1 to 64"):
         topics.check_device("a/b")
 
 
