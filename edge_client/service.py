@@ -18,9 +18,10 @@ from contract.errors import UsageError
 from contract.link import Address
 from edge_client.client import Client
 from edge_client.config import ClientConfig, read_public_key
-from edge_client.data import LocalData, from_arrays, load_data
+from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.journal import Journal
+from edge_client.load import from_arrays, load_data
 from edge_client.measured import measured_metrics
 from edge_client.privacy import Accountant, Mechanism
 

@@ -183,7 +183,8 @@ CRAFTED = {
     "text that is not UTF-8": (contribution(_4="xxxx").replace(b"dxxxx", b"d\xff\xff\xff\xff"), "CBOR"),
     "an array of four billion": (bytes.fromhex("a1009affffffff"), "CBOR"),
     "bytes of an exabyte": (bytes.fromhex("a1005b1000000000000000"), "CBOR"),
-    "nested without end": (b"\xa1\x00" + b"\x81" * 100_000, "CBOR"),
+    "nested deeply": (b"\xa1\x00" + b"\x81" * 4_000, "CBOR"),
+    "nested without end": (b"\xa1\x00" + b"\x81" * 100_000, "at most 4,096 keys, values and entries"),
 }
 
 

@@ -21,7 +21,7 @@ from PIL import Image
 
 from contract.bundle import SCHEMA, Manifest
 from contract.errors import DataError
-from edge_client.data import load_data
+from edge_client.load import load_data
 
 
 def manifest(

@@ -41,7 +41,7 @@ SCRIPT = textwrap.dedent(
 
     from contract.bundle import read_bundle
     from contract.messages import Announcement
-    from edge_client.data import load_data
+    from edge_client.load import load_data
     from edge_client.device import Device
 
     bundle = read_bundle(sys.argv[1])

@@ -15,8 +15,9 @@ from contract.bundle import Manifest, read_bundle
 from contract.errors import DataError
 from contract.methods import METHODS, method
 from contract.wire import encode
-from edge_client.data import UNLABELLED, LocalData, load_data
+from edge_client.data import UNLABELLED, LocalData
 from edge_client.device import Device
+from edge_client.load import load_data
 
 FORMS = ("npz", "folder", "parquet")
 OTHERS = [name for name, row in METHODS.items() if "pu_weight" not in row.hyper]

@@ -14,7 +14,7 @@ from test_frontdoor import ROOT
 
 from contract.bundle import write_bundle
 from contract.errors import DataError
-from edge_client.data import load_data
+from edge_client.load import load_data
 from protofleet import cli
 from protofleet.cli import main
 
