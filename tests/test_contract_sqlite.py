@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from permissions import as_somebody_else, open_the_way
 
 from aggregator import store as store_module
 from aggregator.store import Accepted, SqliteStore
@@ -242,28 +243,11 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(subject: Subject, tm
 def test_a_file_that_may_only_be_read_is_one_line(subject: Subject, tmp_path: Path) -> None:
     subject.open(tmp_path).close()
     (tmp_path / subject.file).chmod(0o444)
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
-    script = textwrap.dedent(
-        """
-        import os, sys
-        from pathlib import Path
-        sys.path.insert(0, "tests")
-        from contract.errors import StoreError
-        from test_contract_sqlite import SUBJECTS
-        subject = next(s for s in SUBJECTS if s.name == sys.argv[1])
-        if os.getuid() == 0:
-            os.setgid(65534); os.setuid(65534)  # the file's mode binds everyone but root
-        try:
-            subject.open(Path(sys.argv[2]))
-        except StoreError as error:
-            print(error)
-        """
-    )
-    asked = [sys.executable, "-c", script, subject.name, str(tmp_path)]
-    done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert "expected a file that can be written, got Permission denied" in done.stdout, done.stdout + done.stderr
-    assert done.stdout.count("\n") == 1
+    open_the_way(tmp_path)
+    tmp_path.chmod(0o755)
+    said = as_somebody_else(lambda: subject.open(tmp_path))
+    assert "expected a file that can be written, got Permission denied" in said
+    assert "\n" not in said
 
 
 # ── another's ───────────────────────────────────────────────────────────────────────────────────────────────────────

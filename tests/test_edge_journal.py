@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import sqlite3
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from permissions import as_somebody_else, open_the_way
 
 from contract.errors import StoreError, UsageError
 from contract.messages import Receipt
@@ -160,42 +160,18 @@ def test_a_full_disk_writes_nothing_of_the_round(tmp_path: Path) -> None:
         assert journal.is_done(key(2))
 
 
-def as_somebody_else(directory: Path) -> str:
-    """What opening `directory` says in a child process that permissions stop: root's child becomes nobody."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        said = "no error"
-        try:
-            if os.getuid() == 0:
-                os.setgroups([])
-                os.setuid(65534)
-            opened(directory)
-        except StoreError as error:
-            said = str(error)
-        finally:
-            os.write(writer, said.encode())
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        return pipe.read()
-
-
 def test_a_read_only_disk_is_one_line(tmp_path: Path) -> None:
-    for parent in tmp_path.parents:
-        if parent.name.startswith(("pytest-", "popen-")):
-            parent.chmod(0o711)  # the folders of pytest and its workers are for one user only
+    open_the_way(tmp_path)
     state = tmp_path / "state"
     with opened(state) as journal:
         commit(journal, 1)
     for path, mode in ((state / "journal.sqlite", 0o444), (state, 0o555), (tmp_path, 0o555)):
         path.chmod(mode)
-    said = as_somebody_else(state)
+    said = as_somebody_else(lambda: opened(state))
     assert re.search(r"journal .*journal\.sqlite, expected a file that can be written, got Permission denied", said), (
         said
     )
-    said = as_somebody_else(tmp_path / "new")
+    said = as_somebody_else(lambda: opened(tmp_path / "new"))
     assert re.search(r"cannot use .*, expected a writable directory, got Permission denied", said), said
     tmp_path.chmod(0o755)
 

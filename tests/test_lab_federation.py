@@ -398,7 +398,7 @@ def test_closings_answer_better_than_an_untrained_head() -> None:
 
 
 def test_the_last_record_carries_closings_and_personal_heads() -> None:
-    first, last = _run("spherefed", Measures(("ffc", "ccvr"), ("fit", "head-sgd", "head-ffc")))
+    first, last = _run("spherefed", Measures(("ffc", "ccvr"), ("fit", "head-sgd", "head-ffc")), ridge=1e-6)
     assert set(first.all_classes) == {"head"}
     assert not first.personal
     assert set(last.all_classes) == {"head", "linear", "ccvr"}
