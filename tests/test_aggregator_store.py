@@ -30,6 +30,15 @@ def _state(store: SqliteStore, version: int) -> GlobalState:
     return GlobalState(store.run, version, version, rows, ClassRows(np.array([1], np.uint16), np.ones((1, 5))))
 
 
+def test_who_was_refused_is_forgotten_once_a_later_round_has_closed(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
+        for number in (1, 2, 3):
+            store.open_round(number, "fedproto", 0, opened_at=1.0)
+            store.commit([], {}, [(number, "z")])
+            store.close_round(number, 2.0, 0, _state(store, number))
+        assert [store.refusals(number) for number in (1, 2, 3)] == [[], [], ["z"]]
+
+
 def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
         run = store.run
