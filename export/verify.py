@@ -212,15 +212,17 @@ def verify_features(
 ) -> Agreement:
     """Compare features.onnx, its weights supplied as a device does, with torch on one image and on five.
 
-    Once more with all of the backbone's weights moved: a graph that holds a copy of the first ones, or reads none,
-    would ignore what a device has trained.
+    All of the backbone's weights are moved first: a graph that holds a copy of them, or reads none, would ignore what
+    a device has trained.
 
     Raises:
         ExportError: as `verify_step`.
     """
-    own = {name: value for name, value in state.items() if name.startswith("backbone.")}
-    own = uneven(own, own, seed)
-    session, rng = _session(graph, own), np.random.default_rng(seed)
+    read = {name: value for name, value in state.items() if name.startswith("backbone.")}
+    floats = {f"backbone.{n}": t.numpy() for n, t in backbone.state_dict().items() if t.is_floating_point()}
+    own, rng = floats | read, np.random.default_rng(seed)
+    own = uneven({n: (v * rng.uniform(0.9, 1.1, v.shape)).astype(v.dtype) for n, v in own.items()}, own, seed)
+    session = _session(graph, {name: own[name] for name in read})
     exact, single = (_Inference(backbone, preprocess, own, unit, d) for d in (torch.float64, torch.float32))
 
     def attempt(count: int) -> list[Agreement]:

@@ -37,6 +37,7 @@ class Running:
         self.events: list[object] = []
         self.error: Exception | None = None
         self.core = Coordinator(store, manifest(width=width), bundle, settings, now=time.monotonic())
+        self._stopping = threading.Event()
         self.server = Server(
             self.core,
             Address.parse(url),
@@ -45,9 +46,16 @@ class Running:
             on_round=lambda finished: None,
             patience_s=10,
             take_over=take_over,
+            stopping=self._stopping,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+        self._close_store, store.close = store.close, self._stop  # no store is closed under a server that uses it
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(10)
+        self._close_store()
 
     def _run(self) -> None:
         try:

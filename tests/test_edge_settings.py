@@ -96,7 +96,11 @@ def given(mnist_like_bundle: Callable[..., Path], tmp_path: Path) -> dict[str, s
         ({"data": "{tmp}/one.npz"}, 2, "has one class only, expected two classes or more"),
         ({"data": "{tmp}/absent"}, 2, "no data at"),
         ({"broker": "http://h"}, 2, "broker, expected mqtt://host[:port] or mqtts://host[:port], got http://h"),
-        ({"broker": "mqtts://127.0.0.1:1", "ca": "{tmp}/absent.pem"}, 2, "TLS, expected a PEM file"),
+        (
+            {"broker": "mqtts://127.0.0.1:1", "ca": "{tmp}/absent.pem"},
+            2,
+            "absent.pem, expected a PEM file, got No such file or directory",
+        ),
         ({"id": "Pi 1"}, 2, "--id, expected"),
         ({"threads": "x"}, 2, "--threads"),
         ({"trust": "{tmp}/train.npz"}, 2, "--trust"),
