@@ -296,25 +296,28 @@ def test_kill_9_of_the_aggregator_at_any_moment_loses_and_doubles_nothing(broker
         z, y = unit_rows(local.normal(size=(30, 40))), local.integers(0, 3, 30)
         return FeatureGram.of(z, y, 3) if announcement.method == "ffc" else ClassMeans.of(z, y, 3)
 
-    options = ("--rounds", "3", "--min-clients", "3", "--limit-bytes", "1024", "--json", str(tmp_path / "out.json"))
+    out = tmp_path / "out.json"
+    options = ("--rounds", "8", "--min-clients", "3", "--limit-bytes", "1024", "--json", str(out))
     process = _command(tmp_path, broker.url, *options)
     talkers = [Talker(broker.url, FLEET, f"d{i}", lambda a, i=i: make(i, a), resend_s=0.5) for i in range(3)]
     for talker in talkers:
         talker.start()
     for _ in range(4):
         time.sleep(float(rng.uniform(0.4, 1.6)))
+        if out.exists() and json.loads(out.read_text())["finished"]:
+            break  # a fast machine: started again it would only wait for who comes late
         process.kill()
         process.communicate()
         process = _command(tmp_path, broker.url, *options)
-    assert process.wait(timeout=40) == 0, process.stderr.read()
+    assert process.wait(timeout=150) == 0, process.stderr.read()
     process.communicate()
-    told = json.loads((tmp_path / "out.json").read_text())
+    told = json.loads(out.read_text())
     assert told["finished"]
-    assert told["totals"]["committed"] == 12
+    assert told["totals"]["committed"] == 27
     with SqliteStore(tmp_path / "s.sqlite", bundle, FLEET) as store:
         for talker in talkers:
             talker.join(10)
-            assert len(talker.sent) == 4
+            assert len(talker.sent) == 9
             assert all(s[-1] in ("committed", "duplicate") for s in talker.receipts.values())
         for round, method in talkers[0].sent:
             messages = [decode(payload) for payload in store.contributions(round, method)]

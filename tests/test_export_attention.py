@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 import torch
 from export_samples import make_device
 from torch import nn
 
 from contract.methods import method
+from contract.runtime import ort
 from export import vision
 from export.features import export_features
 from export.step import Preprocess, plan_step

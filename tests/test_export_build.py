@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from export_samples import session
@@ -19,6 +18,7 @@ from safetensors.torch import save_file
 
 from contract.bundle import STEP_INPUTS, Bundle, read_bundle
 from contract.errors import ExportError, MethodError, UsageError
+from contract.runtime import ort
 from contract.sphere import orthonormal_frame
 from edge_client.extractor import Extractor
 from export.backbones import build_backbone
@@ -228,7 +228,7 @@ def test_a_foreign_runtime_finds_the_weights_beside_the_graph(tmp_path: Path):
     folder = _unzipped(tmp_path / "a.bundle", tmp_path / "open")
     x = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
     device = Extractor(whole, whole.params).features(x)
-    by_path = onnxruntime.InferenceSession(folder / "features.onnx", providers=["CPUExecutionProvider"])
+    by_path = ort.InferenceSession(folder / "features.onnx", providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(by_path.run(["z"], {"x": x})[0], device, rtol=1e-5, atol=1e-5 * np.abs(device).max())
     loaded = onnx.load(folder / "features.onnx")  # reads external data beside it
     onnx.checker.check_model(folder / "features.onnx")
