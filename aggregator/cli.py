@@ -16,13 +16,13 @@ from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
 from aggregator.content import MAX_SAMPLES
 from aggregator.progress import Progress
 from aggregator.rounds import DEADLINE_S
-from aggregator.rules import RULES
 from aggregator.service import Service, settle
 from contract.errors import LinkError
 from contract.interrupt import interruptible
 from contract.link import Address
 from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
 from contract.report import JSON_HELP, is_stdout, write_json
+from contract.rules import RULES
 
 __all__ = ["aggregate_command", "broker_command"]
 

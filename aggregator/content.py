@@ -1,13 +1,13 @@
 """Whether what a contribution carries can be true, before it is committed: what one message can be asked by itself.
 
-Class rows (FedProto, FedHP, FedPR, FedHKD):
+Every class has at least the announced `min_samples` examples, and the device no more than `max_samples` in all. What
+else is asked follows from the fields of the method's statistic (`contract/statistics.py`):
 
-- every class has at least the announced `min_samples` examples, and the device no more than `max_samples` in all;
-- no mean is longer than is plausible (`contract/plausible.py`);
-- mean soft predictions (FedHKD) are probabilities: from 0 to 1, and a row sums to 1, but for rounding and for the
-  noise that the bundle declares.
+- means of features: none is longer than is plausible (`contract/plausible.py`);
+- means of probabilities: from 0 to 1, and a row sums to 1, but for rounding and for the noise that the bundle declares;
+- a triangle and sums of unit features: as follows.
 
-FFC's sums over unit features z with one-hot labels y. With u = (z, y), the matrix
+Sums over unit features z with one-hot labels y. With u = (z, y), the matrix
 
     M = Σ u uᵀ = [[A, B], [Bᵀ, diag n]]
 
@@ -29,11 +29,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import WireError
+from contract.mechanism import Mechanism
 from contract.messages import Contribution, Encoding
-from contract.methods import Kind
-from contract.methods import method as method_row
-from contract.plausible import INT8_STEPS, LARGEST_NORM, DeclaredNoise, improbable
-from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+from contract.methods import method as method_of
+from contract.plausible import INT8_STEPS, LARGEST_NORM, improbable
+from contract.statistics import FeatureGram, Participation, Statistic
 
 __all__ = ["MAX_SAMPLES", "Terms", "check_content", "check_sums"]
 
@@ -41,14 +41,6 @@ MAX_SAMPLES = 1_000_000
 _ARITHMETIC = 1e-6  # of the samples: what a device that computes features in float32 may be off by
 _ROUNDING: dict[Encoding, float] = {"f64": 0.0, "f32": 2.0**-24, "f16": 2.0**-11, "int8": 0.0}
 _SUBNORMAL_F16 = 2.0**-25  # half the distance of the smallest numbers of float16
-
-_KINDS: dict[Kind, type] = {
-    "class-means": ClassMeans,
-    "learned-prototypes": ClassMeans,
-    "participation": ClassMeans,
-    "hyper-knowledge": HyperKnowledge,
-    "feature-gram": FeatureGram,
-}
 
 Float64 = NDArray[np.float64]
 
@@ -61,15 +53,15 @@ class Terms:
         encoding: as announced; a tensor may come in a finer one.
         min_samples: as announced.
         max_samples: the most samples that a device may say it has.
-        projected: whether FFC's sums are over projected features.
         noise: what the bundle declares; None for none.
+        extractor: sha256 of the extractor whose features are summed; empty where each device has its own.
     """
 
     encoding: Encoding = "f64"
     min_samples: int = 1
     max_samples: int = MAX_SAMPLES
-    projected: bool = False
-    noise: DeclaredNoise | None = None
+    noise: Mechanism | None = None
+    extractor: bytes = b""
 
 
 def check_content(
@@ -84,26 +76,24 @@ def check_content(
     Raises:
         WireError: when it was made with another bundle, is not the method's, or cannot be what it says it is.
     """
-    if message.bundle not in {sha256[:4] for sha256 in bundles}:
-        known = " or ".join(f"{sha256[:4].hex()}…" for sha256 in bundles[:4])
-        raise WireError("bundle", expected=f"sha256 {known}", got=f"{message.bundle.hex()}…")
-    row = method_row(message.method)
-    statistic = message.statistic(classes, width)
-    if not isinstance(statistic, _KINDS[row.statistic]):
-        raise WireError(f"round of {row.name}", expected=row.statistic, got=type(statistic).__name__)
-    if row.statistic == "participation" and statistic.present.any():
-        raise WireError(f"round of {row.name}", expected="no class rows", got="class rows")
+    _check_origin(message, terms, bundles)
+    kind = method_of(message.method).statistic
+    if issubclass(kind, Participation) and len(message.body.classes):
+        raise WireError(f"round of {message.method}", expected="no class rows", got="class rows")
+    statistic = message.statistic(kind, classes, width)
     _check_counts(message, terms)
     if isinstance(statistic, FeatureGram):
-        check_sums(statistic, _coarser(message, terms.encoding), projected=terms.projected)
+        check_sums(statistic, _coarser(message, terms.encoding))
         return statistic
-    _check_norms(message, terms)
-    if message.soft is not None:
-        _check_soft(message, terms)
+    for field, rows in zip(kind.row_fields(), (message.body.rows, *message.further), strict=True):
+        if field.holds == "probabilities":
+            _check_probabilities(message, rows, terms)
+        else:
+            _check_norms(message, rows, terms)
     return statistic
 
 
-def check_sums(statistic: FeatureGram, encoding: Encoding, *, projected: bool = False) -> None:
+def check_sums(statistic: FeatureGram, encoding: Encoding) -> None:
     """That some unit features can have these sums, `encoding` having rounded them.
 
     Raises:
@@ -121,6 +111,20 @@ def check_sums(statistic: FeatureGram, encoding: Encoding, *, projected: bool = 
         )
 
 
+def _check_origin(message: Contribution, terms: Terms, bundles: tuple[bytes, ...]) -> None:
+    """That it was made with a bundle of the fleet, or, where features of one extractor are summed, with that."""
+    if terms.extractor:
+        if message.extractor != terms.extractor[:4]:
+            got = f"{message.extractor.hex()}…" if message.extractor else "none"
+            raise WireError("extractor", expected=f"sha256 {terms.extractor[:4].hex()}…", got=got)
+        return
+    if message.extractor:
+        raise WireError("extractor", expected=f"none in a round of {message.method}", got=f"{message.extractor.hex()}…")
+    if message.bundle not in {sha256[:4] for sha256 in bundles}:
+        known = " or ".join(f"{sha256[:4].hex()}…" for sha256 in bundles[:4])
+        raise WireError("bundle", expected=f"sha256 {known}", got=f"{message.bundle.hex()}…")
+
+
 def _check_counts(message: Contribution, terms: Terms) -> None:
     if len(message.counts) and int(message.counts.min()) < terms.min_samples:
         few = int(message.counts.argmin())
@@ -134,9 +138,9 @@ def _check_counts(message: Contribution, terms: Terms) -> None:
         raise WireError("counts", expected=f"at most {terms.max_samples:,} samples of one device", got=f"{samples:,}")
 
 
-def _check_norms(message: Contribution, terms: Terms) -> None:
-    """Lengths of class means. int8 may lengthen a row by half a step in every coordinate."""
-    rows = message.body.rows.astype(np.float64)  # (K, D)
+def _check_norms(message: Contribution, sent: NDArray[np.floating], terms: Terms) -> None:
+    """Lengths of class means (K, D). int8 may lengthen a row by half a step in every coordinate."""
+    rows = sent.astype(np.float64)
     norms, width = np.linalg.norm(rows, axis=1), rows.shape[1]
     limits = np.full(len(rows), LARGEST_NORM)
     if terms.noise is not None:
@@ -151,10 +155,10 @@ def _check_norms(message: Contribution, terms: Terms) -> None:
         )
 
 
-def _check_soft(message: Contribution, terms: Terms) -> None:
-    assert message.soft is not None
-    noise = np.zeros(len(message.soft)) if terms.noise is None else terms.noise.soft_slack(message.counts)  # (K,)
-    wrong = improbable(message.soft, noise)
+def _check_probabilities(message: Contribution, rows: NDArray[np.floating], terms: Terms) -> None:
+    """Mean soft predictions (K, C)."""
+    noise = np.zeros(len(rows)) if terms.noise is None else terms.noise.soft_slack(message.counts)  # (K,)
+    wrong = improbable(rows, noise)
     if wrong.any():
         raise WireError(
             f"soft predictions of class {int(message.body.classes[int(wrong.argmax())])}",
@@ -164,9 +168,9 @@ def _check_soft(message: Contribution, terms: Terms) -> None:
 
 
 def _coarser(message: Contribution, announced: Encoding) -> Encoding:
-    """The coarser of what was announced and what a Gram came in; int8 arrives as float32 and must be announced."""
-    assert message.gram is not None
-    came: Encoding = {2: "f16", 4: "f32", 8: "f64"}[message.gram.dtype.itemsize]  # type: ignore[assignment]
+    """The coarser of what was announced and what a triangle came in; int8 arrives as float32 and must be announced."""
+    assert message.triangle is not None
+    came: Encoding = {2: "f16", 4: "f32", 8: "f64"}[message.triangle.dtype.itemsize]  # type: ignore[assignment]
     order: tuple[Encoding, ...] = ("f64", "f32", "f16", "int8")
     return max(came, announced, key=order.index)
 

@@ -12,25 +12,23 @@ contributions it was promised, and nothing is counted a second time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aggregator.content import MAX_SAMPLES, Terms
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
-from aggregator.rules import ROBUST, Rule, check_rule, merge
 from aggregator.screen import Finding, Traits, screen
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store
-from contract.bundle import Manifest
+from contract.bundle import Manifest, extractor_of
 from contract.errors import UsageError, WireError
 from contract.messages import Announcement, Contribution, Encoding, Status
-from contract.methods import METHODS, calibration
-from contract.methods import method as method_row
-from contract.plausible import DeclaredNoise
-from contract.ridge import doubt
-from contract.state import GlobalState
-from contract.statistics import FeatureGram, Statistic
+from contract.methods import Method, Value
+from contract.methods import method as method_of
+from contract.rules import Rule, check_rule
+from contract.state import GlobalState, least_limit_bytes
+from contract.statistics import Statistic
 from contract.wire import decode
 
 __all__ = ["Coordinator", "Settings"]
@@ -44,12 +42,12 @@ class Settings:
 
     Attributes:
         rounds, calibrate: see `rounds.plan`.
-        rule: how class means merge; FFC's sums always add up.
-        encoding, ffc_encoding: how tensors travel up in rounds of class means and of FFC's sums.
+        rule: how class means merge; other sums always add up.
+        encoding, ffc_encoding: how tensors travel up in rounds of class rows and of triangles.
         min_samples: classes with fewer local examples are withheld by the devices, and refused.
         max_samples: the most that one device may say it has.
         max_share: see `screen`.
-        ridge: of FFC's closed form, in units of trace/D; the bundle's when None.
+        hyper: hyper-parameters of the rounds' methods that are taken instead of the bundle's: FFC's `ridge`, say.
         limit_bytes: the largest message taken and sent.
     """
 
@@ -62,7 +60,7 @@ class Settings:
     min_samples: int = 1
     max_samples: int = MAX_SAMPLES
     max_share: float = 0.5
-    ridge: float | None = None
+    hyper: Mapping[str, Value] = field(default_factory=dict)
     limit_bytes: int = 65_536
 
 
@@ -70,7 +68,6 @@ class Coordinator:
     """One run of one fleet.
 
     Attributes:
-        ridge: that FFC's head is solved with.
         findings: about devices whose contribution to the last closed round does not count, or not in full.
         doubt: why the head of the last closed round may be bad; empty where nothing speaks against it.
 
@@ -94,16 +91,19 @@ class Coordinator:
         others: tuple[bytes, ...] = (),
     ) -> None:
         methods = plan(manifest.method, settings.rounds, settings.calibrate)
-        if others and "ffc" in methods:
+        shared = next((m for m in map(method_of, methods) if m.extractor == "bundle"), None)
+        if others and shared is not None:
             raise UsageError(
-                "an FFC round", expected="one backbone", got=f"{1 + len(others)} bundles", hint="--no-calibrate"
+                f"a round of {shared.title}",
+                expected="one backbone",
+                got=f"{1 + len(others)} bundles",
+                hint="--no-calibrate",
             )
-        check_rule(settings.rule, METHODS[methods[0]].statistic)
+        check_rule(settings.rule, method_of(methods[0]).statistic)
         _check_limit(manifest, settings)
         self._store, self._manifest, self._bundle, self._settings = store, manifest, bundle, settings
-        self._others, self._calibration = others, calibration(manifest.hyper)
+        self._others = others
         self.rounds = Rounds(methods, settings.policy)
-        self.ridge = self._calibration.ridge if settings.ridge is None else settings.ridge
         self.state: GlobalState = store.state()
         self._traits: dict[str, Traits] = {}  # of the open round's contributions, as far as this process took them
         self.findings: tuple[Finding, ...] = ()
@@ -125,13 +125,18 @@ class Coordinator:
     def largest_message_bytes(self) -> int:
         """The largest message that is of any use: a contribution that was made for a larger limit is taken whole."""
         methods = {*self.rounds.plan, *(record.method for record in self._store.rounds()[-1:])}
-        views = [replace(self._view(), method=name, width=self._width(name)) for name in methods]
+        views = [replace(self._view(), method=name, width=self._width(method_of(name))) for name in methods]
         return max([self.limit_bytes, *map(largest_contribution_bytes, views)])
 
     @property
     def least_limit_bytes(self) -> int:
         """The smallest message limit that leaves room for a class row."""
         return _least_limit_bytes(self._manifest)
+
+    @property
+    def method(self) -> Method:
+        """Of the current round."""
+        return method_of(self.rounds.method)
 
     @property
     def is_finished(self) -> bool:
@@ -143,14 +148,20 @@ class Coordinator:
         return self._store.record(round)
 
     @property
-    def statistic(self) -> str | None:
-        """The kind of statistic that the current round gathers."""
-        return method_row(self.rounds.method).statistic
-
-    @property
     def _encoding(self) -> Encoding:
         """How tensors of the current round travel."""
-        return self._settings.ffc_encoding if self.statistic == "feature-gram" else self._settings.encoding
+        triangle = self.method.statistic.has_triangle()
+        return self._settings.ffc_encoding if triangle else self._settings.encoding
+
+    @property
+    def _extractor(self) -> bytes:
+        """The extractor whose features the current round sums; empty where each device has its own."""
+        return extractor_of(self._manifest, self._bundle, self.method)
+
+    def _hyper(self, found: Method) -> dict[str, Value]:
+        """The hyper-parameters of a round's method: the bundle's, and what is taken instead."""
+        told = {name: value for name, value in self._settings.hyper.items() if name in found.hyper}
+        return found.settled_in({**self._manifest.hyper, **told})
 
     def announcement(self, limit_bytes: int | None = None) -> Announcement:
         """What every device should know now.
@@ -173,6 +184,7 @@ class Coordinator:
             min_samples=settings.min_samples,
             limit_bytes=settings.limit_bytes if limit_bytes is None else limit_bytes,
             others=self._others,
+            extractor=self._extractor,
         )
 
     def status(self, device: str, payload: bytes, now: float) -> bool:
@@ -233,25 +245,27 @@ class Coordinator:
             self._traits.clear()
         elif isinstance(step, Closed):
             merged = self._merged(step)
-            state = next_global(self.state, step.method, merged, round=step.round, ridge=self.ridge)
+            found = method_of(step.method)
+            state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
             self._store.close_round(step.round, wall, int(merged.present.sum()), state)
             self.state = state
         return step
 
     def _merged(self, step: Closed) -> Statistic:
         """The round's result; `findings` and `doubt` then say what a person should know of it."""
+        found = method_of(step.method)
+        hyper = self._hyper(found)
         devices = list(self._store.record(step.round).uplink_bytes)  # ordered as their contributions are
         if not self._traits.keys() >= set(devices):  # some were taken before a restart
             messages = self._messages(step.round, step.method)
-            noise = DeclaredNoise.of(self._manifest.hyper)
+            noise = found.mechanism(hyper)
             self._traits = {d: Traits.of(message, noise) for d, message in zip(devices, messages, strict=True)}
         traits = {device: self._traits[device] for device in devices}
-        source = lambda: self._statistics(step.round, step.method)  # noqa: E731
+        source = lambda: self._statistics(step.round, found)  # noqa: E731
         screened = screen(source, traits, max_share=self._settings.max_share)
-        weighting = method_row(step.method).weighting_of(self._manifest.hyper)
-        merged = merge(screened.source, self._rule(step.method), weighting)
+        merged = found.merge(screened.source, self._settings.rule, hyper)
         self.findings = screened.findings
-        self.doubt = doubt(merged, self.ridge) if isinstance(merged, FeatureGram) else ""
+        self.doubt = found.doubt(merged, hyper)
         return merged
 
     def _holds(self, round: int, method: str, device: str) -> bool:
@@ -282,7 +296,7 @@ class Coordinator:
             run=self.run,
             bundle=self._bundle,
             classes=self._manifest.classes,
-            width=self._width(rounds.method),
+            width=self._width(self.method),
             round=rounds.number,
             method=rounds.method,
             open=rounds.phase == "open",
@@ -294,18 +308,14 @@ class Coordinator:
                 encoding=self._encoding,
                 min_samples=self._settings.min_samples,
                 max_samples=self._settings.max_samples,
-                projected=bool(self._calibration.project),
-                noise=DeclaredNoise.of(self._manifest.hyper),
+                noise=self.method.mechanism(self._hyper(self.method)),
+                extractor=self._extractor,
             ),
         )
 
-    def _rule(self, method: str) -> Rule:
-        return self._settings.rule if method_row(method).statistic in ROBUST else "mean"
-
-    def _width(self, method: str) -> int:
-        """The width of a round's rows: that of the features, or of their projection."""
-        features = self._manifest.features
-        return self._calibration.width(features) if method == "ffc" else features
+    def _width(self, found: Method) -> int:
+        """The width of a round's rows: that of the features, or of what the method makes of them."""
+        return found.row_width(self._hyper(found), self._manifest.features)
 
     def _messages(self, round: int, method: str) -> Iterator[Contribution]:
         """The contributions of a round, ordered by device."""
@@ -314,9 +324,9 @@ class Coordinator:
             assert isinstance(message, Contribution)
             yield message
 
-    def _statistics(self, round: int, method: str) -> Iterator[Statistic]:
-        for message in self._messages(round, method):
-            yield message.statistic(self._manifest.classes, self._width(method))
+    def _statistics(self, round: int, found: Method) -> Iterator[Statistic]:
+        for message in self._messages(round, found.name):
+            yield message.statistic(found.statistic, self._manifest.classes, self._width(found))
 
 
 def _answers(decision: Decision, view: View) -> bool:
@@ -326,9 +336,10 @@ def _answers(decision: Decision, view: View) -> bool:
 
 
 def _least_limit_bytes(manifest: Manifest) -> int:
-    soft = method_row(manifest.method).statistic == "hyper-knowledge"  # rows of C numbers come back, too
-    width = max(manifest.features, manifest.classes) if soft else manifest.features
-    return max(1024, 4 * width + 128)  # one class row must fit a message: rows are not cut
+    """One class row of whatever comes back must fit a message, since rows are not cut."""
+    widths = {"features": manifest.features, "classes": manifest.classes}
+    back = method_of(manifest.method).global_rows.values()
+    return least_limit_bytes(max([manifest.features, *(widths[width] for width in back)]))
 
 
 def _check_limit(manifest: Manifest, settings: Settings) -> None:

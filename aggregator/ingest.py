@@ -35,7 +35,7 @@ from aggregator.tie import Tie, digest_of, tie
 from contract.chunks import Assembler
 from contract.errors import WireError
 from contract.messages import Chunk, Contribution, Receipt, ReceiptStatus
-from contract.methods import method as method_row
+from contract.methods import method as method_of
 from contract.sampling import sampled
 from contract.wire import decode
 
@@ -270,11 +270,7 @@ class Ingest:
 
 def largest_contribution_bytes(view: View) -> int:
     """What a contribution to the open round can take at most, in the widest encoding."""
-    numbers, kind = view.classes * view.width, method_row(view.method).statistic
-    if kind == "feature-gram":
-        numbers += view.width * (view.width + 1) // 2
-    elif kind == "hyper-knowledge":
-        numbers += view.classes * view.classes
+    numbers = method_of(view.method).statistic.numbers(view.classes, view.width)
     return 8 * numbers + 16 * view.classes + 4096
 
 

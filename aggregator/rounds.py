@@ -34,7 +34,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from contract.errors import UsageError
-from contract.methods import method as method_row
+from contract.methods import closing_method
+from contract.methods import method as method_of
 from contract.sampling import sampled
 
 __all__ = ["DEADLINE_S", "MAX_DEVICES", "Closed", "Extended", "Finished", "Opened", "Policy", "Rounds", "Step", "plan"]
@@ -97,7 +98,7 @@ Step = Opened | Extended | Closed | Finished
 
 
 def plan(method: str, rounds: int, calibrate: bool) -> tuple[str, ...]:
-    """The method of each round: `rounds` of the bundle's own, then one of `ffc` when calibrating.
+    """The method of each round: `rounds` of the bundle's own, then one of the method that closes runs when calibrating.
 
     SphereFed's devices send nothing while they train, so its rounds gather only who took part.
 
@@ -107,8 +108,8 @@ def plan(method: str, rounds: int, calibrate: bool) -> tuple[str, ...]:
     """
     if rounds < 0 or (rounds == 0 and not calibrate):
         raise UsageError("--rounds", expected="1 or more", got=rounds)
-    own = method_row(method).name
-    return (own,) * rounds + (("ffc",) if calibrate and (own != "ffc" or rounds == 0) else ())
+    own, closing = method_of(method).name, closing_method().name
+    return (own,) * rounds + ((closing,) if calibrate and (own != closing or rounds == 0) else ())
 
 
 @dataclass

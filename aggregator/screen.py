@@ -23,10 +23,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aggregator.rules import Source
+from contract.mechanism import Mechanism
 from contract.messages import Contribution
-from contract.plausible import DeclaredNoise, largest_norm, usual_norm
-from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+from contract.plausible import largest_norm, usual_norm
+from contract.rules import Source
+from contract.statistics import Statistic
 
 __all__ = ["OUTLIER", "Finding", "Screened", "Traits", "screen"]
 
@@ -48,10 +49,10 @@ class Traits:
     certain: float
 
     @classmethod
-    def of(cls, message: Contribution, noise: DeclaredNoise | None = None) -> Traits:
+    def of(cls, message: Contribution, noise: Mechanism | None = None) -> Traits:
         """Those of a contribution as it came, `noise` being what the bundle declares."""
         samples, rows = int(message.counts.sum()), message.body.rows
-        if message.gram is not None:
+        if message.triangle is not None:
             return cls(0.0, samples, 0.0)
         longest = certain = largest_norm(rows)
         if noise is not None:
@@ -107,7 +108,7 @@ def screen(source: Source, traits: Mapping[str, Traits], *, max_share: float = 0
     def kept() -> Iterator[Statistic]:
         for index, (statistic, stays) in enumerate(zip(source(), left, strict=True)):
             if stays:
-                yield _lightened(statistic, factor) if index == heaviest else statistic
+                yield statistic.lightened(factor) if index == heaviest else statistic
 
     return Screened(kept, tuple(findings))
 
@@ -135,13 +136,3 @@ def _allowance(samples: Sequence[int], max_share: float) -> tuple[int | None, in
     if samples[heaviest] <= max_share * sum(samples):
         return None, 0
     return heaviest, max(1, int(rest * max_share / (1.0 - max_share)))
-
-
-def _lightened(statistic: Statistic, factor: float) -> Statistic:
-    """The same means, or Gram and cross sums by sample, over fewer samples; no class that was there is lost."""
-    counts = np.maximum(statistic.counts * factor, statistic.present).astype(np.int64)
-    if isinstance(statistic, FeatureGram):
-        return FeatureGram(statistic.gram * factor, statistic.cross * factor, counts)
-    if isinstance(statistic, HyperKnowledge):
-        return HyperKnowledge.from_means(statistic.means, statistic.soft_means, counts)
-    return ClassMeans.from_means(statistic.means, counts)

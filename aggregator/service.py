@@ -19,7 +19,6 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import Listener, RunFinished
 from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
-from aggregator.rules import ROBUST, check_rule
 from aggregator.server import Server
 from aggregator.store import SqliteStore
 from contract.bundle import read_bundle
@@ -27,6 +26,8 @@ from contract.errors import UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
 from contract.messages import Encoding
+from contract.rules import check_rule
+from contract.statistics import ClassMeans
 from contract.topics import check_id
 
 __all__ = ["Service", "settle"]
@@ -136,13 +137,13 @@ def settle(
         rounds=rounds,
         calibrate=calibrate,
         policy=_policy(min_clients, deadline, fraction, seed),
-        rule=check_rule(rule, ROBUST[0]),
+        rule=check_rule(rule, ClassMeans),
         encoding=_encoding("--encoding", encoding, get_args(Encoding)),
         ffc_encoding=_encoding("--ffc-encoding", ffc_encoding, ("f64", "f32", "f16")),
         min_samples=_at_least("--min-samples", min_samples, 1),
         max_samples=_at_least("--max-samples", max_samples, 1),
         max_share=_between("--max-share", max_share, 0.5, 1.0),
-        ridge=None if ridge is None else _between("--ridge", ridge, 0.0, 1e6),
+        hyper={} if ridge is None else {"ridge": _between("--ridge", ridge, 0.0, 1e6)},
         limit_bytes=limit_bytes,
     )
 

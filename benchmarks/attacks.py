@@ -19,9 +19,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
+from aggregator.rules import Rule, merge
 
 from aggregator.content import Terms, check_content
-from aggregator.rules import Rule, merge
 from aggregator.screen import Traits, screen
 from aggregator.state import next_global
 from contract.bundle import Bundle, read_bundle

@@ -18,9 +18,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+from aggregator.rules import merge
 from numpy.typing import NDArray
 
-from aggregator.rules import merge
 from contract.errors import WireError
 from contract.messages import Contribution
 from contract.methods import method

@@ -32,11 +32,10 @@ from numpy.typing import NDArray
 
 from contract.errors import BundleError, MethodError, UsageError
 from contract.files import whole_file
-from contract.methods import Head, Value, method
+from contract.methods import Head, Method, Value, method
 from contract.onnx_external import check_external, weight_places
 
 __all__ = [
-    "FURTHER_STEP_INPUTS",
     "SCHEMA",
     "STEP_INPUTS",
     "Bundle",
@@ -49,7 +48,6 @@ __all__ = [
 
 SCHEMA = 2
 STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
-FURTHER_STEP_INPUTS = ("soft_predictions", "class_priors")  # of the methods that need them
 MAX_MEMBER_BYTES = 2 << 30
 _MEMBER_NAME = re.compile(r"[a-z0-9_]{1,64}(\.[a-z0-9_]{1,64}){0,3}")
 _SECURITY = "pip install 'protofleet[security]'"
@@ -82,6 +80,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         batch: B, the fixed batch of the training step.
         state: the training step's tensors in input order.
         members: sha256 (hex) of every other member but the signature.
+        extractor: sha256 (hex) of what turns images into features: the features graph, preprocessing inside, and the
+            backbone's weights. Bundles that differ otherwise may share it.
     """
 
     schema: int
@@ -101,6 +101,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     opset: int
     state: tuple[StateTensor, ...]
     members: dict[str, str]
+    extractor: str = ""
 
     @property
     def classes(self) -> int:
@@ -142,6 +143,22 @@ class Bundle:
     train_step: bytes | None
     params: Mapping[str, NDArray[np.float32]]
     signed: bool = False
+
+    def extractor(self, found: Method) -> bytes:
+        """32 bytes, the identity of the features that a round of this method sums; empty where they are a device's own.
+
+        Sums add up over devices whose extractors, and the method's own preparation of features, are the same.
+        """
+        return extractor_of(self.manifest, self.sha256, found)
+
+
+def extractor_of(manifest: Manifest, sha256: bytes, found: Method) -> bytes:
+    """See `Bundle.extractor`; of a bundle that does not say its extractor, the bundle itself."""
+    if found.extractor == "local":
+        return b""
+    of = bytes.fromhex(manifest.extractor) if manifest.extractor else sha256
+    prepared = found.preparation(found.settled_in(manifest.hyper))
+    return hashlib.sha256(of + msgspec.json.encode(prepared, order="sorted")).digest()
 
 
 def write_bundle(
@@ -307,6 +324,7 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
         (manifest.features >= 1, "a positive feature width", manifest.features),
         (min(manifest.input_shape) >= 1, "a positive input shape", manifest.input_shape),
         (len(manifest.mean) == len(manifest.std) == channels, f"mean and std for {channels} channels", manifest.mean),
+        (re.fullmatch("([0-9a-f]{64})?", manifest.extractor), "a sha256 of the extractor", manifest.extractor[:80]),
         (manifest.batch >= 1 and manifest.version >= 0, "a positive batch and version", manifest.batch),
     )
     for holds, expected, got in rules:

@@ -2,9 +2,9 @@
 
 FedProto's devices may have different backbones (its model-heterogeneous setting): all that they share is the space of
 prototypes. What must agree is what the aggregator merges and what comes back: the method, the classes and their order,
-the feature width, how contributions are weighted and projected, for learned prototypes their anchors, and for soft
-predictions their temperature. The backbone, the image size, the batch and the settings of local training are each
-device's own. An FFC round is not possible, since sums of features only add up over one extractor.
+the feature width, what the method says must agree (how contributions are weighted, say), and state tensors that it
+shares. The backbone, the image size, the batch and the settings of local training are each device's own. A round over
+the bundle's extractor is not possible, since sums of features only add up over one.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import numpy as np
 
 from contract.bundle import Bundle
 from contract.errors import BundleError
-from contract.methods import calibration, method
+from contract.methods import closing_method, method
 
 __all__ = ["check_fleet"]
-
-_ANCHORS = "prototypes.anchors"
 
 
 def check_fleet(bundles: Sequence[tuple[Path, Bundle]]) -> None:
@@ -40,9 +38,11 @@ def check_fleet(bundles: Sequence[tuple[Path, Bundle]]) -> None:
                     got=got,
                     hint="exporting it anew",
                 )
-        mine, other = first.params.get(_ANCHORS), bundle.params.get(_ANCHORS)
-        if mine is not None and not np.array_equal(mine, np.asarray(other)):
-            raise BundleError(f"{path}: other anchors", expected="the first bundle's", got="others", hint="one --seed")
+        for name in method(first.manifest.method).shared_state:
+            if not np.array_equal(first.params[name], bundle.params[name]):
+                raise BundleError(
+                    f"{path}: other {name}", expected="the first bundle's", got="others", hint="one --seed"
+                )
         if bundle.sha256 in seen:
             raise BundleError(f"{path}", expected="a bundle that was not given yet", got="the same one again")
         seen.add(bundle.sha256)
@@ -50,13 +50,13 @@ def check_fleet(bundles: Sequence[tuple[Path, Bundle]]) -> None:
 
 def _agreements(first: Bundle, other: Bundle) -> list[tuple[str, object, object]]:
     one, two = first.manifest, other.manifest
-    row = method(one.method)
-    return [
+    found = [
         ("method", one.method, two.method),
         ("number of classes", one.classes, two.classes),
         ("list of classes", ", ".join(one.labels), ", ".join(two.labels)),
         ("feature width", one.features, two.features),
-        ("weighting", row.weighting_of(one.hyper), row.weighting_of(two.hyper)),
-        ("calibration", calibration(one.hyper), calibration(two.hyper)),
-        ("temperature", one.hyper.get("temperature"), two.hyper.get("temperature")),
     ]
+    for rule in (method(one.method), closing_method()):
+        mine, theirs = (rule.agreement(rule.settled_in(m.hyper)) for m in (one, two))
+        found += [(what, mine[what], theirs[what]) for what in mine]
+    return found

@@ -1,7 +1,8 @@
 """The messages of the wire, as values; `messages.cddl` is the same in RFC 8610's language. See docs/wire.md.
 
 There are six, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
-The only arrays are class rows (one row of numbers for each class present) and a Gram triangle.
+The only arrays are class rows (rows of numbers for each class present) and the triangle of one symmetric matrix. Which
+of them a method sends is declared by its statistic (`contract/statistics.py`).
 
     Announcement   aggregator → all       a round is open, closed, or the run is finished
     GlobalPart     aggregator → all       some class rows of the prototypes or of the head
@@ -18,13 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import StatisticError, WireError
-from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+from contract.statistics import Statistic
 
 __all__ = [
     "Announcement",
@@ -42,16 +43,20 @@ __all__ = [
 Encoding = Literal["f64", "f32", "f16", "int8"]
 Phase = Literal["open", "closed", "finished"]
 ReceiptStatus = Literal["committed", "duplicate", "late", "rejected", "need-chunks"]
-RowKind = Literal["prototypes", "head", "soft"]
 
 MAX_ROUND = 2**32 - 1
 MAX_CHUNKS = 65_535
 MAX_TEXT = 200
 MAX_ENTRIES = 32
+MAX_KIND = 32
+MAX_FIELDS = 4  # fields of class rows in one contribution
 MAX_BUNDLES = 256
 # One device's contribution, however hostile, cannot make the sum of a fleet of two million overflow.
 MAX_COUNT = 2**32 - 1
 MAX_MAGNITUDE = 1e30
+
+
+Kind = TypeVar("Kind", bound=Statistic)
 
 
 def _require(holds: bool, what: str, expected: str, got: object) -> None:
@@ -124,6 +129,8 @@ class Announcement:
         encoding: how tensors should travel up.
         min_samples: classes with fewer local examples are withheld.
         limit_bytes: the largest message the aggregator takes; larger contributions travel in chunks.
+        extractor: sha256 of the extractor whose features a round's statistic is over, where devices share one; empty in
+            rounds over the devices' own. A device with another bundle but this extractor may take part.
     """
 
     run: bytes
@@ -139,9 +146,11 @@ class Announcement:
     min_samples: int = 1
     limit_bytes: int = 65_536
     others: tuple[bytes, ...] = ()
+    extractor: bytes = b""
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
+        _require(len(self.extractor) in (0, 32), "extractor", "32 bytes or none", len(self.extractor))
         _text(self.method, "method", 32)
         _require(self.phase in ("open", "closed", "finished"), "phase", "open, closed or finished", self.phase)
         hashes = (self.bundle, *self.others)
@@ -159,14 +168,18 @@ class Announcement:
 
 @dataclass(frozen=True, eq=False)
 class GlobalPart:
-    """Part `part` of `parts` of global state `version`: some class rows of its prototypes, head or soft predictions."""
+    """Part `part` of `parts` of global state `version`: some class rows of one kind.
+
+    Attributes:
+        kind: what they are: `prototypes`, `head`, or what else the method declares.
+    """
 
     run: bytes
     version: int
     round: int
     part: int
     parts: int
-    kind: RowKind
+    kind: str
     body: ClassRows
 
     def __post_init__(self) -> None:
@@ -175,23 +188,25 @@ class GlobalPart:
         _require(
             1 <= self.parts <= MAX_CHUNKS and 0 <= self.part < self.parts, "part", f"below {self.parts}", self.part
         )
-        _require(self.kind in get_args(RowKind), "kind", " or ".join(get_args(RowKind)), self.kind)
+        _text(self.kind, "kind", MAX_KIND)
 
 
 @dataclass(frozen=True, eq=False)
 class Contribution:
     """A statistic for a round.
 
-    Its key is (device, round, method); the device is in the topic. It carries class rows alone (FedProto's class means,
-    FedHP's learned prototypes, or none at all where a method sends nothing but that the round was done), or with
-    `soft` FedHKD's hyper-knowledge, or with `gram` FFC's sums.
+    Its key is (device, round, method); the device is in the topic. It carries the fields of the method's statistic:
+    class rows, or none where a method sends nothing but that the round was done, further rows for the same classes, and
+    a triangle.
 
     Attributes:
         bundle: the first 4 bytes of the bundle's sha256.
-        body: class means (K, D), or the cross sums (K, D) when `gram` is there.
+        body: the first field of class rows (K, D), or (K, 0) where there is none.
         counts: (K,) examples of each class, 1 to 2^32 − 1.
-        gram: (D(D+1)/2,) the packed upper triangle of Σ z zᵀ, or None.
-        soft: (K, C) mean soft predictions, a row for each row of `body`, or None.
+        triangle: (D(D+1)/2,) the packed upper triangle of a symmetric matrix, or None.
+        further: (K, …) the other fields of class rows, in order, each with a row for each row of `body`.
+        extractor: the first 4 bytes of the extractor's sha256, where the statistic is over the features of the one that
+            devices share; empty where it is over the device's own.
     """
 
     run: bytes
@@ -200,63 +215,75 @@ class Contribution:
     bundle: bytes
     body: ClassRows
     counts: NDArray[np.uint64]
-    gram: NDArray[np.floating] | None = None
-    soft: NDArray[np.floating] | None = None
+    triangle: NDArray[np.floating] | None = None
+    further: tuple[NDArray[np.floating], ...] = ()
+    extractor: bytes = b""
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round)
         _text(self.method, "method", 32)
         _require(len(self.bundle) == 4, "bundle", "4 bytes", len(self.bundle))
+        _require(len(self.extractor) in (0, 4), "extractor", "4 bytes or none", len(self.extractor))
         _require(self.counts.shape == self.body.classes.shape, "counts", f"{len(self.body.classes)}", len(self.counts))
         _require(bool((self.counts > 0).all()), "counts", "positive counts", "a zero")
         _require(bool((self.counts <= MAX_COUNT).all()), "counts", f"at most {MAX_COUNT}", "more")
-        if self.gram is not None:
+        if self.triangle is not None:
             width = self.body.rows.shape[1]
             _require(
-                self.gram.shape == (width * (width + 1) // 2,),
-                "gram",
+                self.triangle.shape == (width * (width + 1) // 2,),
+                "triangle",
                 f"the triangle of width {width}",
-                self.gram.shape,
+                self.triangle.shape,
             )
-            _numbers(self.gram, "gram")
-        if self.soft is not None:
-            _require(self.gram is None, "contribution", "a Gram or soft predictions", "both")
-            rows = len(self.body.classes)
-            _require(self.soft.ndim == 2 and len(self.soft) == rows, "soft", f"{rows} rows", self.soft.shape)
-            _numbers(self.soft, "soft")
+            _numbers(self.triangle, "triangle")
+        _require(len(self.further) < MAX_FIELDS, "class rows", f"at most {MAX_FIELDS} fields", 1 + len(self.further))
+        for rows in self.further:
+            expected = len(self.body.classes)
+            _require(rows.ndim == 2 and len(rows) == expected, "class rows", f"{expected} rows", rows.shape)
+            _numbers(rows, "class rows")
 
     @classmethod
-    def of(cls, statistic: Statistic, *, run: bytes, round: int, method: str, bundle: bytes) -> Contribution:
-        """The contribution that carries `statistic`; `bundle` is the whole sha256."""
+    def of(
+        cls, statistic: Statistic, *, run: bytes, round: int, method: str, bundle: bytes, extractor: bytes = b""
+    ) -> Contribution:
+        """The contribution that carries `statistic`; `bundle` and `extractor` are whole sha256."""
         present = statistic.present
-        rows = statistic.cross if isinstance(statistic, FeatureGram) else statistic.means
+        rows = [statistic.as_sent(field)[present] for field in statistic.row_fields()]
+        numbers = np.flatnonzero(present).astype(np.uint16)
         return cls(
             run=run,
             round=round,
             method=method,
             bundle=bundle[:4],
-            body=ClassRows.of(rows, present),
+            body=ClassRows(numbers, rows[0] if rows else np.zeros((len(numbers), 0))),
             counts=statistic.counts[present].astype(np.uint64),
-            gram=statistic.gram if isinstance(statistic, FeatureGram) else None,
-            soft=statistic.soft_means[present] if isinstance(statistic, HyperKnowledge) else None,
+            triangle=statistic.triangle,
+            further=tuple(rows[1:]),
+            extractor=extractor[:4],
         )
 
-    def statistic(self, classes: int, width: int) -> Statistic:
-        """The statistic for a fleet of C classes and width D.
+    def statistic(self, kind: type[Kind], classes: int, width: int) -> Kind:
+        """The statistic of this kind, for a fleet of C classes and width D.
 
         Raises:
-            WireError: when classes, width or the sums do not fit that fleet.
+            WireError: when the fields are not of that kind, or do not fit that fleet.
         """
-        rows, present = self.body.dense(classes, width)
+        fields, tables = kind.row_fields(), [self.body.rows, *self.further]
+        if not fields and not self.further and not self.body.rows.size:
+            tables = []
+        if len(tables) != len(fields) or (self.triangle is None) == kind.has_triangle():
+            raise WireError(f"round of {self.method}", expected=kind.NAME, got="another statistic")
+        present = self.body.classes
+        dense = [
+            ClassRows(present, table).dense(classes, field.columns(classes, width))[0]
+            for field, table in zip(fields, tables, strict=True)
+        ]
+        if len(present) and int(present[-1]) >= classes:
+            raise WireError("class numbers", expected=f"below {classes}", got=int(present[-1]))
         counts = np.zeros(classes, dtype=np.int64)
         counts[present] = self.counts.astype(np.int64)
         try:
-            if self.soft is not None:
-                soft, _ = ClassRows(self.body.classes, self.soft).dense(classes, classes)
-                return HyperKnowledge.from_means(rows, soft, counts)
-            if self.gram is None:
-                return ClassMeans.from_means(rows, counts)
-            return FeatureGram(self.gram.astype(np.float64), rows, counts)
+            return kind.travelled(dense, self.triangle, counts)
         except StatisticError as error:
             raise WireError(f"contribution: {error}") from None
 

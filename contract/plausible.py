@@ -6,63 +6,18 @@ A forged row can be refused only by something real that it contradicts:
   below the rounding. It is the only bound where there is nothing to compare with.
 - Where the usual norm is known, a row may exceed it by a factor. Training changes lengths, and backbones differ, so
   the factors are wide; which they are, and why, is in docs/decisions/076.
-- Where a method's noise is declared in the bundle (FedHKD), features were clipped to ζ, and what lies beyond is noise
-  of a known deviation: ten of those deviations are never reached by chance.
+- Where a method's noise is declared in the bundle, it says how long its rows can be (`contract/mechanism.py`).
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.methods import Value
-
-__all__ = ["INT8_STEPS", "LARGEST_NORM", "DeclaredNoise", "improbable", "largest_norm", "usual_norm"]
+__all__ = ["INT8_STEPS", "LARGEST_NORM", "improbable", "largest_norm", "usual_norm"]
 
 LARGEST_NORM = 1e6
 INT8_STEPS = 254.0  # half a step of int8 is this part of the row's largest number
-_DEVIATIONS = 10.0
-
-
-@dataclass(frozen=True)
-class DeclaredNoise:
-    """The Gaussian mechanism as a bundle declares it.
-
-    Attributes:
-        clip: ζ, the largest norm of a feature.
-        multiplier: σ; a class mean over n samples has noise of deviation 2ζσ/n, a soft prediction of √2 σ/n.
-        predictions: whether soft predictions are noised, too.
-    """
-
-    clip: float
-    multiplier: float
-    predictions: bool
-
-    @classmethod
-    def of(cls, hyper: Mapping[str, Value]) -> DeclaredNoise | None:
-        """From a bundle's settled hyper-parameters; None where it adds none."""
-        multiplier = float(hyper.get("noise", 0.0))
-        if not multiplier:
-            return None
-        return cls(float(hyper.get("clip", 1.0)), multiplier, hyper.get("noise_on", "all") == "all")
-
-    def largest_norm(self, counts: NDArray[np.integer], width: int) -> NDArray[np.float64]:
-        """(K,) the longest that means over `counts` (K,) samples of width D can be."""
-        return self.clip + self.on_mean(counts, width)
-
-    def on_mean(self, counts: NDArray[np.integer], width: int) -> NDArray[np.float64]:
-        """(K,) the longest that the noise on means over `counts` (K,) samples of width D can be."""
-        deviation = 2.0 * self.clip * self.multiplier / counts.astype(np.float64)
-        return np.asarray(deviation * (math.sqrt(width) + _DEVIATIONS), dtype=np.float64)
-
-    def soft_slack(self, counts: NDArray[np.integer]) -> NDArray[np.float64]:
-        """(K,) how far noise moves a mean soft prediction over `counts` (K,) samples, at most."""
-        deviation = math.sqrt(2.0) * self.multiplier if self.predictions else 0.0
-        return np.asarray(_DEVIATIONS * deviation / counts.astype(np.float64), dtype=np.float64)
 
 
 def largest_norm(rows: NDArray[np.floating]) -> float:

@@ -1,25 +1,25 @@
 """The global state: what the aggregator publishes and every device starts its next round from.
 
-It holds prototypes (from rounds of FedProto, FedHP or FedPR), soft predictions beside them (FedHKD), and a head (from
-an FFC round): whichever there are. It travels as `GlobalPart` messages, each with some class rows, so that every part
-fits the message limit and is useful to a decoder by itself; a `GlobalCollector` on the device puts the parts of one
-version together, in any order.
+It holds class rows of some kinds: prototypes (from rounds of FedProto, FedHP or FedPR), a head (from an FFC round), and
+whatever else a method declares. It travels as `GlobalPart` messages, each with some class rows of one kind, so that
+every part fits the message limit and is useful to a decoder by itself; a `GlobalCollector` on the device puts the parts
+of one version together, in any order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import WireError
-from contract.messages import ClassRows, GlobalPart, RowKind
+from contract.messages import ClassRows, GlobalPart
 
-__all__ = ["GlobalCollector", "GlobalState"]
+__all__ = ["GlobalCollector", "GlobalState", "least_limit_bytes"]
 
-_PART_OVERHEAD_BYTES = 96  # more than the CBOR around a part's rows ever takes
+_PART_OVERHEAD_BYTES = 128  # more than the CBOR around a part's rows ever takes
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,41 +29,47 @@ class GlobalState:
     Attributes:
         version: grows by one with each publication; 0 is the state before the first round, which is empty.
         round: the round it came out of.
-        prototypes: (K, D) rows of the classes that have a global prototype, or None.
-        head: (C, D) rows of the linear head on unit features, or (C, D') where those are projected, or None.
-        soft: (K, C) rows of the global soft predictions, or None.
+        rows: class rows by kind: `prototypes` (K, D) of the classes that have a global prototype; `head` (C, D) of a
+            linear head on unit features, or (C, D') where those are projected; others as methods declare them.
     """
 
     run: bytes
     version: int
     round: int
-    prototypes: ClassRows | None = None
-    head: ClassRows | None = None
-    soft: ClassRows | None = None
+    rows: Mapping[str, ClassRows] = field(default_factory=dict)
+
+    @property
+    def prototypes(self) -> ClassRows | None:
+        """Rows of the classes that have a global prototype."""
+        return self.rows.get("prototypes")
+
+    @property
+    def head(self) -> ClassRows | None:
+        """Rows of the linear head."""
+        return self.rows.get("head")
 
     def parts(self, limit_bytes: int) -> list[GlobalPart]:
-        """The state as messages of at most `limit_bytes` each when encoded as f32.
+        """The state as messages of at most `limit_bytes` each when encoded as f32, kinds in alphabetical order.
 
         Raises:
             WireError: when a single row is larger than the limit.
         """
-        slices: list[tuple[RowKind, ClassRows]] = []
-        for kind in get_args(RowKind):
-            rows = getattr(self, kind)
-            if rows is not None:
-                slices += [(kind, part) for part in _cut(rows, limit_bytes)]
+        slices = [(kind, part) for kind in sorted(self.rows) for part in _cut(self.rows[kind], limit_bytes)]
         return [
             GlobalPart(self.run, self.version, self.round, index, len(slices), kind, body)
             for index, (kind, body) in enumerate(slices)
         ]
 
-    def dense_prototypes(self, classes: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Prototypes (C, D) and their mask (C,) as the training step takes them: zero where there is none."""
-        return _dense(self.prototypes, classes, width)
+    def dense(self, kind: str, classes: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Rows (C, W) of a kind as a training step takes them, zero where there is none, and (C,) 1 where there is.
 
-    def dense_soft(self, classes: int) -> NDArray[np.float32]:
-        """Soft predictions (C, C) as the training step takes them: zero where there are none."""
-        return _dense(self.soft, classes, classes)[0]
+        Raises:
+            WireError: when they are not of this fleet.
+        """
+        if kind not in self.rows:
+            return np.zeros((classes, width), np.float32), np.zeros(classes, np.float32)
+        dense, present = self.rows[kind].dense(classes, width)
+        return dense.astype(np.float32), present.astype(np.float32)
 
 
 @dataclass
@@ -92,31 +98,28 @@ class GlobalCollector:
         if len(self._parts) < part.parts:
             return None
         whole = [self._parts[index] for index in range(part.parts)]
-        rows = {kind: _join([p.body for p in whole if p.kind == kind]) for kind in get_args(RowKind)}
-        return GlobalState(part.run, part.version, part.round, **rows)
+        kinds = dict.fromkeys(p.kind for p in whole)
+        rows = {kind: _join([p.body for p in whole if p.kind == kind]) for kind in kinds}
+        return GlobalState(part.run, part.version, part.round, rows)
 
 
-def _dense(rows: ClassRows | None, classes: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    if rows is None:
-        return np.zeros((classes, width), np.float32), np.zeros(classes, np.float32)
-    dense, present = rows.dense(classes, width)
-    return dense.astype(np.float32), present.astype(np.float32)
+def least_limit_bytes(width: int) -> int:
+    """The smallest message limit that leaves room for one class row of `width` numbers; at least 1,024."""
+    return max(1024, 4 * width + 2 + _PART_OVERHEAD_BYTES)
 
 
 def _cut(rows: ClassRows, limit_bytes: int) -> list[ClassRows]:
-    row_bytes = rows.rows.shape[1] * 4 + 2
-    per_part = (limit_bytes - _PART_OVERHEAD_BYTES) // row_bytes
+    width = rows.rows.shape[1]
+    per_part = (limit_bytes - _PART_OVERHEAD_BYTES) // (4 * width + 2)
     if per_part < 1:
         raise WireError(
-            "global state", expected=f"a message limit of {row_bytes + _PART_OVERHEAD_BYTES} bytes", got=limit_bytes
+            "global state", expected=f"a message limit of {least_limit_bytes(width)} bytes", got=limit_bytes
         )
     starts = range(0, max(len(rows.classes), 1), per_part)
     return [ClassRows(rows.classes[i : i + per_part], rows.rows[i : i + per_part]) for i in starts]
 
 
-def _join(bodies: list[ClassRows]) -> ClassRows | None:
-    if not bodies:
-        return None
+def _join(bodies: list[ClassRows]) -> ClassRows:
     if len({body.rows.shape[1] for body in bodies}) > 1:
         raise WireError("global state", expected="rows of one width", got="several")
     return ClassRows(np.concatenate([b.classes for b in bodies]), np.concatenate([b.rows for b in bodies]))

@@ -1,74 +1,173 @@
 """Statistics: what is computed from local data and may leave a device.
 
-All are small immutable values over float64 sums, so that merging is addition: commutative, associative up to
-rounding, and equal to the statistic of the pooled data. Class sums and counts are kept, never only means.
+A statistic is a small immutable value over float64 sums, so that merging is addition: commutative, associative up to
+rounding, and equal to the statistic of the pooled data. Class sums and counts are kept, never only means. What it
+consists of is declared, and there are two kinds of field only: `Rows`, numbers for each class, and a `Triangle`, the
+upper half of a symmetric matrix; a count for each class comes with them. A device cannot send anything else, since no
+message has room for it (`contract/messages.cddl`).
 
 - `ClassMeans` (FedProto, eq. 1 and 4): per class the sum of features and the count. Merging adds; the means of the
   merge are the count-weighted means. Prototypes that were learned (FedHP) travel in it too, as `from_means`.
-- `HyperKnowledge` (FedHKD): beside the class sums of features those of soft predictions. Merging adds.
 - `FeatureGram` (SphereFed's FFC, eq. 10 to 12): A = Σ z zᵀ as a packed upper triangle and b = Σ z yᵀ, with counts.
   Merging adds; the closed-form head follows from the sums alone.
+- `Participation`: no field at all, only that the round was done.
+
+A method with a statistic of its own declares it in its own file (`contract/methods/`), as FedHKD does.
 
 Classes with fewer than `min_samples` local examples are withheld: `shareable` says which samples may enter at all.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
 
-__all__ = ["ClassMeans", "FeatureGram", "HyperKnowledge", "Statistic", "pack_triangle", "shareable", "unpack_triangle"]
+__all__ = [
+    "ClassMeans",
+    "FeatureGram",
+    "Field",
+    "Participation",
+    "Rows",
+    "Statistic",
+    "Triangle",
+    "class_sums",
+    "pack_triangle",
+    "shareable",
+    "unpack_triangle",
+]
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 MAX_COUNT = 2**53  # counts stay exact in float64
 
 
-@dataclass(frozen=True, eq=False)
-class ClassMeans:
-    """Class sums of features, and counts.
+@dataclass(frozen=True)
+class Rows:
+    """A field of a statistic: one row of numbers for each class.
 
     Attributes:
-        sums: (C, D) float64, Σ f(x) over each class's examples; zero where the count is zero.
-        counts: (C,) int64.
-
-    Raises:
-        StatisticError: on a wrong shape, a non-finite sum, a negative count, or a sum without examples.
+        name: the attribute that holds its class sums, (C, D) or (C, C) float64, zero where the count is zero.
+        width: how long a row is: D `features` (D' where a method projects them), or C `classes`.
+        travels: as class `means`, or as `sums`.
+        holds: what was summed: `features` of any length, `unit-features`, or `probabilities`; it decides what an
+            aggregator can check.
     """
 
-    sums: Float64
+    name: str
+    width: Literal["features", "classes"] = "features"
+    travels: Literal["means", "sums"] = "means"
+    holds: Literal["features", "unit-features", "probabilities"] = "features"
+
+    def columns(self, classes: int, width: int) -> int:
+        """The length of a row for C classes and features of width D."""
+        return width if self.width == "features" else classes
+
+
+@dataclass(frozen=True)
+class Triangle:
+    """A field of a statistic: the packed upper triangle of Σ z zᵀ, (D(D+1)/2,) float64, row by row."""
+
+    name: str
+
+
+Field = Rows | Triangle
+
+
+class Statistic:
+    """The base of every statistic: a frozen dataclass with an attribute for each of `FIELDS`, in order, then `counts`.
+
+    Attributes:
+        NAME: what reports call its kind.
+        FIELDS: what it consists of.
+        counts: (C,) int64, examples of each class.
+
+    Raises:
+        StatisticError: on a wrong shape, a non-finite number, a negative count, or a sum without examples.
+    """
+
+    NAME: ClassVar[str]
+    FIELDS: ClassVar[tuple[Field, ...]] = ()
     counts: Int64
 
     def __post_init__(self) -> None:
-        _freeze(self, "sums", np.float64, 2)
         _freeze(self, "counts", np.int64, 1)
-        _check_counts(self.counts, len(self.sums))
-        if self.sums[self.counts == 0].any():
-            raise StatisticError("class means", expected="zero sums where a class has no examples", got="a sum")
+        for field in self.FIELDS:
+            _freeze(self, field.name, np.float64, 2 if isinstance(field, Rows) else 1)
+        _check_counts(self.counts, len(self.rows(self.row_fields()[0])) if self.row_fields() else len(self.counts))
+        width = self.width
+        for field, value in zip(self.FIELDS, self.arrays(), strict=True):
+            if isinstance(field, Triangle):
+                _check_triangle(value, width, self.NAME)
+                continue
+            if value.shape != (self.classes, field.columns(self.classes, width)):
+                raise StatisticError(field.name, expected=f"{self.classes} rows for width {width}", got=value.shape)
+            if value[self.counts == 0].any():
+                raise StatisticError(self.NAME, expected="zero sums where a class has no examples", got="a sum")
+
+    # ── made ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @classmethod
-    def zero(cls, classes: int, width: int) -> ClassMeans:
+    def zero(cls, classes: int, width: int) -> Self:
         """The statistic of no data: the neutral element of `merge`."""
-        return cls(np.zeros((classes, width)), np.zeros(classes, np.int64))
+        shapes = [(f.columns(classes, width),) if isinstance(f, Rows) else None for f in cls.FIELDS]
+        arrays = [np.zeros((classes, *s)) if s else np.zeros(width * (width + 1) // 2) for s in shapes]
+        return cls.build(arrays, np.zeros(classes, np.int64))
 
     @classmethod
-    def of(cls, features: ArrayLike, labels: ArrayLike, classes: int) -> ClassMeans:
-        """The statistic of features (N, D) and labels (N,) in 0…C−1."""
-        z, y = _samples(features, labels, classes)
-        sums = np.zeros((classes, z.shape[1]))
-        np.add.at(sums, y, z)
-        return cls(sums, np.bincount(y, minlength=classes))
+    def build(cls, arrays: Sequence[NDArray[Any]], counts: NDArray[Any]) -> Self:
+        """From the values of its fields, in order, and its counts."""
+        return cls(*arrays, counts)  # type: ignore[call-arg]
 
     @classmethod
-    def from_means(cls, means: ArrayLike, counts: ArrayLike) -> ClassMeans:
-        """From per-class means (C, D) and counts (C,), as they travel."""
-        counts = np.asarray(counts, dtype=np.int64)
-        return cls(np.asarray(means, dtype=np.float64) * counts[:, None], counts)
+    def travelled(cls, rows: Sequence[ArrayLike], triangle: ArrayLike | None, counts: ArrayLike) -> Self:
+        """From what a message carries: dense rows (C, …) of each `Rows` field, in order, and its triangle.
+
+        Raises:
+            StatisticError: when these are not its fields.
+        """
+        n, given = np.asarray(counts, dtype=np.int64), iter(rows)
+        if len(rows) != len(cls.row_fields()) or (triangle is None) == cls.has_triangle():
+            fields = ", ".join(field.name for field in cls.FIELDS) or "no field"
+            raise StatisticError(cls.NAME, expected=fields, got="other fields")
+        arrays = []
+        for field in cls.FIELDS:
+            if isinstance(field, Triangle):
+                arrays.append(np.asarray(triangle, dtype=np.float64))
+            else:
+                values = np.asarray(next(given), dtype=np.float64)
+                arrays.append(values * n[:, None] if field.travels == "means" else values)
+        return cls.build(arrays, n)
+
+    # ── asked ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def row_fields(cls) -> tuple[Rows, ...]:
+        """The fields that are rows of each class, in order."""
+        return tuple(field for field in cls.FIELDS if isinstance(field, Rows))
+
+    @classmethod
+    def has_triangle(cls) -> bool:
+        """Whether one of its fields is a triangle."""
+        return any(isinstance(field, Triangle) for field in cls.FIELDS)
+
+    @classmethod
+    def numbers(cls, classes: int, width: int) -> int:
+        """How many numbers of its fields a device sends that holds every class."""
+        each = [classes * f.columns(classes, width) for f in cls.row_fields()]
+        return sum(each) + (width * (width + 1) // 2) * (len(cls.FIELDS) - len(each))
+
+    @classmethod
+    def is_class_means(cls) -> bool:
+        """Whether it is nothing but rows of features that travel as means, so that a median of devices makes sense."""
+        rows = cls.row_fields()
+        return bool(rows) and rows == cls.FIELDS and all(f.travels == "means" and f.holds == "features" for f in rows)
 
     @property
     def classes(self) -> int:
@@ -76,105 +175,104 @@ class ClassMeans:
 
     @property
     def width(self) -> int:
-        return self.sums.shape[1]
+        """D of its rows of features, or of its triangle; 0 where it has none."""
+        rows = next((self.rows(f).shape[1] for f in self.row_fields() if f.width == "features"), 0)
+        packed = self.triangle
+        return rows or (0 if packed is None else (math.isqrt(8 * packed.size + 1) - 1) // 2)
 
     @property
     def present(self) -> NDArray[np.bool_]:
         """(C,) whether a class has examples."""
         return self.counts > 0
+
+    def arrays(self) -> tuple[Float64, ...]:
+        """The values of its fields, in order."""
+        return tuple(getattr(self, field.name) for field in self.FIELDS)
+
+    def rows(self, field: Rows) -> Float64:
+        """The class sums of a field: (C, …)."""
+        return np.asarray(getattr(self, field.name))
+
+    def as_sent(self, field: Rows) -> Float64:
+        """The rows of a field as they travel, (C, …): means or sums."""
+        sums = self.rows(field)
+        return sums / np.maximum(self.counts, 1)[:, None] if field.travels == "means" else sums
+
+    @property
+    def triangle(self) -> Float64 | None:
+        """Its packed triangle, or None."""
+        return next((getattr(self, f.name) for f in self.FIELDS if isinstance(f, Triangle)), None)
+
+    # ── done with ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def merge(self, other: Self) -> Self:
+        """The statistic of both data sets together."""
+        if type(self) is not type(other) or (self.classes, self.width) != (other.classes, other.width):
+            raise StatisticError(
+                "merge",
+                expected=f"{type(self).__name__} of {self.classes} classes, width {self.width}",
+                got=f"{type(other).__name__} of {other.classes} classes, width {other.width}",
+            )
+        parts = zip(self.arrays(), other.arrays(), strict=True)
+        return self.build([mine + theirs for mine, theirs in parts], self.counts + other.counts)
+
+    def lightened(self, factor: float) -> Self:
+        """The same means, and sums for each sample, over fewer samples; no class that was there is lost.
+
+        Args:
+            factor: 0 to 1, what is left of each count.
+        """
+        counts = np.maximum(self.counts * factor, self.present).astype(np.int64)
+        scaled = []
+        for field, value in zip(self.FIELDS, self.arrays(), strict=True):
+            means = isinstance(field, Rows) and field.travels == "means"
+            scaled.append(value / np.maximum(self.counts, 1)[:, None] * counts[:, None] if means else value * factor)
+        return self.build(scaled, counts)
+
+
+@dataclass(frozen=True, eq=False)
+class Participation(Statistic):
+    """That a device took part, and nothing of its data: the counts are zero."""
+
+    NAME: ClassVar[str] = "participation"
+
+    counts: Int64
+
+
+@dataclass(frozen=True, eq=False)
+class ClassMeans(Statistic):
+    """Class sums of features, and counts.
+
+    Attributes:
+        sums: (C, D) float64, Σ f(x) over each class's examples; zero where the count is zero.
+        counts: (C,) int64.
+    """
+
+    NAME: ClassVar[str] = "class-means"
+    FIELDS: ClassVar[tuple[Field, ...]] = (Rows("sums"),)
+
+    sums: Float64
+    counts: Int64
+
+    @classmethod
+    def of(cls, features: ArrayLike, labels: ArrayLike, classes: int) -> Self:
+        """The statistic of features (N, D) and labels (N,) in 0…C−1."""
+        return cls(*class_sums(features, labels, classes))
+
+    @classmethod
+    def from_means(cls, means: ArrayLike, counts: ArrayLike) -> Self:
+        """From per-class means (C, D) and counts (C,), as they travel."""
+        counts = np.asarray(counts, dtype=np.int64)
+        return cls(np.asarray(means, dtype=np.float64) * counts[:, None], counts)
 
     @property
     def means(self) -> Float64:
         """(C, D) class means; zero where a class has no examples."""
         return self.sums / np.maximum(self.counts, 1)[:, None]
 
-    def merge(self, other: ClassMeans) -> ClassMeans:
-        """The statistic of both data sets together."""
-        _same(self, other)
-        return ClassMeans(self.sums + other.sums, self.counts + other.counts)
-
 
 @dataclass(frozen=True, eq=False)
-class HyperKnowledge:
-    """FedHKD's class sums of features and of soft predictions, and counts.
-
-    Attributes:
-        sums: (C, D) float64, Σ f(x) over each class's examples; zero where the count is zero.
-        soft_sums: (C, C) float64, Σ softmax(logits / T) over each class's examples; zero where the count is zero.
-        counts: (C,) int64.
-
-    Raises:
-        StatisticError: on a wrong shape, a non-finite sum, a negative count, or a sum without examples.
-    """
-
-    sums: Float64
-    soft_sums: Float64
-    counts: Int64
-
-    def __post_init__(self) -> None:
-        _freeze(self, "sums", np.float64, 2)
-        _freeze(self, "soft_sums", np.float64, 2)
-        _freeze(self, "counts", np.int64, 1)
-        _check_counts(self.counts, len(self.sums))
-        if self.soft_sums.shape != (len(self.counts), len(self.counts)):
-            raise StatisticError("soft predictions", expected="C rows of C", got=self.soft_sums.shape)
-        absent = self.counts == 0
-        if self.sums[absent].any() or self.soft_sums[absent].any():
-            raise StatisticError("hyper-knowledge", expected="zero sums where a class has no examples", got="a sum")
-
-    @classmethod
-    def zero(cls, classes: int, width: int) -> HyperKnowledge:
-        """The statistic of no data: the neutral element of `merge`."""
-        return cls(np.zeros((classes, width)), np.zeros((classes, classes)), np.zeros(classes, np.int64))
-
-    @classmethod
-    def of(cls, features: ArrayLike, soft: ArrayLike, labels: ArrayLike, classes: int) -> HyperKnowledge:
-        """The statistic of features (N, D), soft predictions (N, C) and labels (N,) in 0…C−1."""
-        z, y = _samples(features, labels, classes)
-        q, _ = _samples(soft, labels, classes)
-        sums, soft_sums = np.zeros((classes, z.shape[1])), np.zeros((classes, q.shape[1]))
-        np.add.at(sums, y, z)
-        np.add.at(soft_sums, y, q)
-        return cls(sums, soft_sums, np.bincount(y, minlength=classes))
-
-    @classmethod
-    def from_means(cls, means: ArrayLike, soft: ArrayLike, counts: ArrayLike) -> HyperKnowledge:
-        """From per-class means (C, D) and (C, C) and counts (C,), as they travel."""
-        n = np.asarray(counts, dtype=np.int64)
-        sums, soft_sums = (np.asarray(rows, dtype=np.float64) * n[:, None] for rows in (means, soft))
-        return cls(sums, soft_sums, n)
-
-    @property
-    def classes(self) -> int:
-        return len(self.counts)
-
-    @property
-    def width(self) -> int:
-        return self.sums.shape[1]
-
-    @property
-    def present(self) -> NDArray[np.bool_]:
-        """(C,) whether a class has examples."""
-        return self.counts > 0
-
-    @property
-    def means(self) -> Float64:
-        """(C, D) mean features; zero where a class has no examples."""
-        return self.sums / np.maximum(self.counts, 1)[:, None]
-
-    @property
-    def soft_means(self) -> Float64:
-        """(C, C) mean soft predictions; zero where a class has no examples."""
-        return self.soft_sums / np.maximum(self.counts, 1)[:, None]
-
-    def merge(self, other: HyperKnowledge) -> HyperKnowledge:
-        """The statistic of both data sets together."""
-        _same(self, other)
-        return HyperKnowledge(self.sums + other.sums, self.soft_sums + other.soft_sums, self.counts + other.counts)
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureGram:
+class FeatureGram(Statistic):
     """FFC's sums over one shared extractor.
 
     Attributes:
@@ -183,64 +281,43 @@ class FeatureGram:
         counts: (C,) int64.
 
     Raises:
-        StatisticError: on a wrong shape, a non-finite value, a negative diagonal, or a sum without examples.
+        StatisticError: also on a negative diagonal.
     """
+
+    NAME: ClassVar[str] = "feature-gram"
+    FIELDS: ClassVar[tuple[Field, ...]] = (Triangle("gram"), Rows("cross", travels="sums", holds="unit-features"))
 
     gram: Float64
     cross: Float64
     counts: Int64
 
-    def __post_init__(self) -> None:
-        _freeze(self, "gram", np.float64, 1)
-        _freeze(self, "cross", np.float64, 2)
-        _freeze(self, "counts", np.int64, 1)
-        _check_counts(self.counts, len(self.cross))
-        width = self.cross.shape[1]
-        if self.gram.size != width * (width + 1) // 2:
-            raise StatisticError("feature gram", expected=f"{width * (width + 1) // 2} numbers", got=self.gram.size)
-        if (self.gram[_diagonal(width)] < 0).any():
-            raise StatisticError("feature gram", expected="a diagonal of squares", got="a negative entry")
-        if self.cross[self.counts == 0].any():
-            raise StatisticError("feature gram", expected="zero sums where a class has no examples", got="a sum")
-
     @classmethod
-    def zero(cls, classes: int, width: int) -> FeatureGram:
-        """The statistic of no data: the neutral element of `merge`."""
-        return cls(np.zeros(width * (width + 1) // 2), np.zeros((classes, width)), np.zeros(classes, np.int64))
-
-    @classmethod
-    def of(cls, features: ArrayLike, labels: ArrayLike, classes: int) -> FeatureGram:
+    def of(cls, features: ArrayLike, labels: ArrayLike, classes: int) -> Self:
         """The statistic of features (N, D) and labels (N,) in 0…C−1."""
-        z, y = _samples(features, labels, classes)
-        cross = np.zeros((classes, z.shape[1]))
-        np.add.at(cross, y, z)
-        return cls(pack_triangle(z.T @ z), cross, np.bincount(y, minlength=classes))
-
-    @property
-    def classes(self) -> int:
-        return len(self.counts)
-
-    @property
-    def width(self) -> int:
-        return self.cross.shape[1]
-
-    @property
-    def present(self) -> NDArray[np.bool_]:
-        """(C,) whether a class has examples."""
-        return self.counts > 0
+        cross, counts = class_sums(features, labels, classes)
+        z = np.asarray(features, dtype=np.float64)
+        return cls(pack_triangle(z.T @ z), cross, counts)
 
     @property
     def matrix(self) -> Float64:
         """(D, D) the full symmetric Σ z zᵀ."""
         return unpack_triangle(self.gram, self.width)
 
-    def merge(self, other: FeatureGram) -> FeatureGram:
-        """The statistic of both data sets together."""
-        _same(self, other)
-        return FeatureGram(self.gram + other.gram, self.cross + other.cross, self.counts + other.counts)
 
+def class_sums(rows: ArrayLike, labels: ArrayLike, classes: int) -> tuple[Float64, Int64]:
+    """Sums (C, W) of rows (N, W) by their labels (N,) in 0…C−1, and how many there are (C,).
 
-Statistic = ClassMeans | HyperKnowledge | FeatureGram
+    Raises:
+        StatisticError: for other shapes, or a label that is no class.
+    """
+    z, y = np.asarray(rows, dtype=np.float64), np.asarray(labels)
+    if z.ndim != 2 or y.shape != (len(z),) or y.dtype.kind not in "iu":
+        raise StatisticError("samples", expected="features (N, D) and N labels", got=f"{z.shape} and {y.shape}")
+    if y.size and not 0 <= int(y.min()) <= int(y.max()) < classes:
+        raise StatisticError("labels", expected=f"0 to {classes - 1}", got=f"{int(y.min())} to {int(y.max())}")
+    sums = np.zeros((classes, z.shape[1]))
+    np.add.at(sums, y.astype(np.int64), z)
+    return sums, np.bincount(y.astype(np.int64), minlength=classes)
 
 
 def shareable(labels: ArrayLike, classes: int, min_samples: int) -> NDArray[np.bool_]:
@@ -264,10 +341,12 @@ def unpack_triangle(packed: Float64, width: int) -> Float64:
     return full
 
 
-def _diagonal(width: int) -> Int64:
-    """Where the diagonal's entries stand in a packed upper triangle."""
+def _check_triangle(packed: Float64, width: int, name: str) -> None:
+    if packed.size != width * (width + 1) // 2:
+        raise StatisticError(name, expected=f"{width * (width + 1) // 2} numbers", got=packed.size)
     rows = np.arange(width)
-    return rows * width - rows * (rows - 1) // 2
+    if (packed[rows * width - rows * (rows - 1) // 2] < 0).any():  # where the diagonal's entries stand
+        raise StatisticError(name, expected="a diagonal of squares", got="a negative entry")
 
 
 def _freeze(owner: object, name: str, dtype: type, ndim: int) -> None:
@@ -286,21 +365,3 @@ def _check_counts(counts: Int64, rows: int) -> None:
         raise StatisticError("counts", expected=f"{rows} counts", got=counts.shape)
     if (counts < 0).any() or (counts > MAX_COUNT).any():
         raise StatisticError("counts", expected="0 to 2^53", got=counts[(counts < 0) | (counts > MAX_COUNT)][0])
-
-
-def _samples(features: ArrayLike, labels: ArrayLike, classes: int) -> tuple[Float64, Int64]:
-    z, y = np.asarray(features, dtype=np.float64), np.asarray(labels)
-    if z.ndim != 2 or y.shape != (len(z),) or y.dtype.kind not in "iu":
-        raise StatisticError("samples", expected="features (N, D) and N labels", got=f"{z.shape} and {y.shape}")
-    if y.size and not 0 <= int(y.min()) <= int(y.max()) < classes:
-        raise StatisticError("labels", expected=f"0 to {classes - 1}", got=f"{int(y.min())} to {int(y.max())}")
-    return z, y.astype(np.int64)
-
-
-def _same(one: Statistic, other: Statistic) -> None:
-    if type(one) is not type(other) or (one.classes, one.width) != (other.classes, other.width):
-        raise StatisticError(
-            "merge",
-            expected=f"{type(one).__name__} of {one.classes} classes, width {one.width}",
-            got=f"{type(other).__name__} of {other.classes} classes, width {other.width}",
-        )

@@ -15,6 +15,7 @@ Tensors travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as i
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, Final, get_args
 
@@ -34,7 +35,6 @@ from contract.messages import (
     Phase,
     Receipt,
     ReceiptStatus,
-    RowKind,
     Status,
 )
 
@@ -46,9 +46,9 @@ MAX_MESSAGE_BYTES: Final = 1 << 28
 
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
-_ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
 _STATUSES: tuple[ReceiptStatus, ...] = get_args(ReceiptStatus)
 
+_FURTHER = (10, 11, 12)  # keys of a contribution's fields of class rows after the first
 _MULTI_DIMENSIONAL = 40
 _DTYPES = {64: "u1", 69: "<u2", 70: "<u4", 72: "i1", 84: "<f2", 85: "<f4", 86: "<f8"}
 _TAGS = {np.dtype(dtype): tag for tag, dtype in _DTYPES.items()}
@@ -88,6 +88,7 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         12: m.min_samples,
         13: m.limit_bytes,
         **({14: list(m.others)} if m.others else {}),
+        **({15: m.extractor} if m.extractor else {}),
     }
 
 
@@ -98,7 +99,7 @@ def _encode_global_part(m: GlobalPart, encoding: Encoding) -> dict[int, Any]:
         4: m.version,
         5: m.part,
         6: m.parts,
-        7: _ROW_KINDS.index(m.kind),
+        7: m.kind,
         8: _integers(m.body.classes),
         9: _rows(m.body.rows, encoding),
     }
@@ -114,10 +115,11 @@ def _encode_contribution(m: Contribution, encoding: Encoding) -> dict[int, Any]:
         7: _integers(m.counts),
         8: _rows(m.body.rows, encoding),
     }
-    if m.gram is not None:
-        body[9] = _vector(m.gram, encoding)
-    if m.soft is not None:
-        body[10] = _rows(m.soft, encoding)
+    if m.triangle is not None:
+        body[9] = _vector(m.triangle, encoding)
+    body |= {key: _rows(rows, encoding) for key, rows in zip(_FURTHER, m.further, strict=False)}
+    if m.extractor:
+        body[13] = m.extractor
     return body
 
 
@@ -407,6 +409,7 @@ def _decode_announcement(f: _Fields) -> Announcement:
         min_samples=f.integer(12),
         limit_bytes=f.integer(13),
         others=f.binaries(14) if f.has(14) else (),
+        extractor=f.binary(15) if f.has(15) else b"",
     )
 
 
@@ -417,7 +420,7 @@ def _decode_global_part(f: _Fields) -> GlobalPart:
         version=f.integer(4),
         part=f.integer(5),
         parts=f.integer(6),
-        kind=f.one_of(7, _ROW_KINDS),
+        kind=f.text(7),
         body=f.rows(8, 9),
     )
 
@@ -430,8 +433,9 @@ def _decode_contribution(f: _Fields) -> Contribution:
         bundle=f.binary(5),
         body=f.rows(6, 8),
         counts=f.unsigned(7).astype(np.uint64),
-        gram=f.reals(9, 1) if f.has(9) else None,
-        soft=f.reals(10, 2) if f.has(10) else None,
+        triangle=f.reals(9, 1) if f.has(9) else None,
+        further=tuple(f.reals(key, 2) for key in itertools.takewhile(f.has, _FURTHER)),
+        extractor=f.binary(13) if f.has(13) else b"",
     )
 
 

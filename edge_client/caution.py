@@ -9,12 +9,13 @@ was good; with none, after a restart, alone. It takes the next good one as if no
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from contract.plausible import LARGEST_NORM, DeclaredNoise, improbable, largest_norm
+from contract.methods import Method, Value
+from contract.plausible import LARGEST_NORM, improbable, largest_norm
 from contract.state import GlobalState
 
 __all__ = ["FOREIGN", "Caution", "Judged"]
@@ -39,11 +40,14 @@ class Caution:
     """Judges global states and remembers the last good one.
 
     Args:
-        noise: what the bundle declares of soft predictions; None for none.
+        found: the bundle's method.
+        hyper: its settled hyper-parameters.
     """
 
-    def __init__(self, noise: DeclaredNoise | None) -> None:
-        self._noise = noise
+    def __init__(self, found: Method, hyper: Mapping[str, Value]) -> None:
+        noise = found.mechanism(hyper)
+        noised = noise is not None and noise.predictions
+        self._probabilities = [kind for kind, width in found.global_rows.items() if width == "classes" and not noised]
         self._good: GlobalState | None = None
 
     def judge(self, state: GlobalState | None, own_norm: Callable[[], float]) -> Judged:
@@ -70,9 +74,9 @@ class Caution:
             limit = min(LARGEST_NORM, FOREIGN * own) if own > 0 else LARGEST_NORM
             if not longest <= limit:
                 return f"a prototype of norm {longest:.3g}, at most {limit:.3g} beside own class means of {own:.3g}"
-        noised = self._noise is not None and self._noise.predictions
-        if state.soft is not None and not noised:
-            wrong = improbable(state.soft.rows, np.zeros(len(state.soft.rows)))
-            if wrong.any():
-                return f"soft predictions of class {int(state.soft.classes[int(wrong.argmax())])} are no probabilities"
+        for kind in self._probabilities:
+            rows = state.rows.get(kind)
+            wrong = np.zeros(0, bool) if rows is None else improbable(rows.rows, np.zeros(len(rows.rows)))
+            if rows is not None and wrong.any():
+                return f"{kind} predictions of class {int(rows.classes[int(wrong.argmax())])} are no probabilities"
         return ""

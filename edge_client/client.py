@@ -33,7 +33,7 @@ from contract.bundle import Bundle
 from contract.errors import DivergedError, LinkError, WireError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
 from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
-from contract.methods import calibration
+from contract.methods import METHODS, method
 from contract.wire import decode, encode
 from edge_client import measure
 from edge_client.device import Device
@@ -95,7 +95,7 @@ class Client:
         self._instance = os.urandom(8)
         self._boot = journal.begin(self._instance)
         self._outbox = Outbox(random.Random())
-        self._follower = Follower(device_id, bundle.sha256, is_done=journal.is_done, took_part=journal.took_part)
+        self._follower = Follower(device_id, bundle, is_done=journal.is_done, took_part=journal.took_part)
         self._presence = Presence(device_id, self._instance, is_own=journal.is_own_instance)
         self._unreported = journal.unreported()
         self._step_ms: float | None = None
@@ -281,9 +281,11 @@ class Client:
 
     def _on_global_part(self, part: GlobalPart) -> None:
         m = self._bundle.manifest
-        head = calibration(m.hyper).width(m.features)
-        widths = {"prototypes": m.features, "head": head, "soft": m.classes}
-        part.body.dense(m.classes, widths[part.kind])  # refuses another fleet's rows
+        for found in (method(m.method), *METHODS.values()):
+            if part.kind in found.global_rows:
+                features = found.row_width(found.settled_in(m.hyper), m.features)
+                part.body.dense(m.classes, features if found.global_rows[part.kind] == "features" else m.classes)
+                break  # it refuses another fleet's rows
         self._follower.part(part)
 
     def _on_receipt(self, receipt: Receipt) -> None:

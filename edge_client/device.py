@@ -1,15 +1,15 @@
 """The device's core: what happens in a round, as a function of bundle, data, announcement and global state.
 
 No MQTT, no files, no clock: the client drives this class over a broker, the lab drives the very same class in one
-process. A round follows the method's row in `contract/methods.py`:
+process. A round follows the method's class (`contract/methods/`):
 
 1. a global state that cannot be true is put aside (`edge_client/caution.py`), and the last good one is taken instead;
 2. if the method trains, train on the local samples from the device's present weights, given the global state (what
-   that does is the objective's, export/objectives.py); prototypes that are learned (FedHP) start as the global ones;
-3. extract features with the extractor that the method names: the device's own `local` weights, or the `bundle`'s
-   initial ones, which all devices share whatever they trained locally (Gram sums only add up over one extractor);
-4. sum them into the method's statistic, small classes withheld, and wrap it as a contribution. FedHP's statistic is the
-   learned prototypes; SphereFed's rounds have none; FedHKD's gets noise where its bundle says so.
+   that does is the objective's, export/objectives/); what the method says starts as the global state has it (FedHP's
+   learned prototypes);
+3. let the method summarise the samples (`edge_client/local.py`): with the extractor that it names, the device's own
+   `local` weights or the `bundle`'s initial ones, which all devices share whatever they trained locally; small classes
+   are withheld, noise is added where the method adds any; and wrap the statistic as a contribution.
 
 A round whose training diverges has no result, and leaves the device's weights as they were: `run_round` says so, and
 `sit_out` is what may be sent for it, so that nobody waits.
@@ -24,7 +24,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,24 +32,21 @@ from numpy.typing import NDArray
 from contract.bundle import Bundle
 from contract.errors import BundleError, DivergedError, MethodError, StatisticError
 from contract.messages import Announcement, Contribution
-from contract.methods import Method, calibration, method
-from contract.plausible import LARGEST_NORM, DeclaredNoise, largest_norm
-from contract.ridge import solve_head
+from contract.methods import METHODS, Method, method, runs_on
+from contract.methods.base import Extractor as ExtractorName
+from contract.plausible import LARGEST_NORM, largest_norm
 from contract.state import GlobalState
-from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+from contract.statistics import ClassMeans, Statistic
 from contract.topics import check_device
 from edge_client.caution import Caution
 from edge_client.data import LocalData
-from edge_client.evaluate import Answer, Evaluation, linear_answer, nearest_answer, score, summary
+from edge_client.evaluate import Evaluation, score, summary
 from edge_client.extractor import Extractor
-from edge_client.privacy import Mechanism
-from edge_client.summarise import calibrated_features, class_means, feature_gram, hyper_knowledge, withhold
+from edge_client.local import LocalSamples, class_means
 from edge_client.trainer import OnStep, Weights, diverged
 from edge_client.workbench import Workbench
 
 __all__ = ["Device", "RoundResult", "round_seed"]
-
-LEARNED = "prototypes.learned"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,14 +102,15 @@ class Device:
         secret: bytes | None = None,
     ) -> None:
         self._bundle, self._manifest = bundle, bundle.manifest
+        self._method = method(bundle.manifest.method)
         self._data, self._test = data.labelled, test
-        self._training_data = data if bundle.manifest.hyper.get("pu_weight") else self._data
+        self._training_data = data if self._method.uses_unlabelled(bundle.manifest.hyper) else self._data
         self._secret = secret or os.urandom(32)
         self._id = check_device(device_id, "device id")
         self._workbench = workbench or Workbench(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
         self._own_means: ClassMeans | None = None
-        self._caution = Caution(DeclaredNoise.of(bundle.manifest.hyper))
+        self._caution = Caution(self._method, bundle.manifest.hyper)
 
     @property
     def own_classes(self) -> NDArray[np.bool_]:
@@ -140,7 +138,7 @@ class Device:
         """Take part in the announced round.
 
         Args:
-            announcement: which round of which method; its method is the bundle's own, or `ffc`.
+            announcement: which round of which method: the bundle's own, or one that trains nothing.
             global_state: the state of the announced version; None or an empty one before the first.
             on_step: called after each training step with the steps done and the steps in all.
 
@@ -149,15 +147,15 @@ class Device:
             DivergedError: when training diverges. The device's weights are then those of before the round.
             WireError: when the global state is not of this fleet.
         """
-        row = self._row(announcement.method)
-        if row.objective is None:
-            statistic = self._summarise(row, announcement)
+        found = self._method_of(announcement)
+        if not found.trains:
+            statistic = self._summarise(found, announcement)
             return RoundResult(self._wrapped(statistic, announcement), None, int(statistic.counts.sum()), 0)
         judged, before = self._caution.judge(global_state, self._longest), (self._trained, self._own_means)
         seed = round_seed(self._id, announcement.run, announcement.round)
         try:
             loss, steps = self._train(judged.state, seed, on_step)
-            statistic = self._trained_statistic(row, announcement)
+            statistic = self._trained_statistic(found, announcement)
         except DivergedError:
             self._trained, self._own_means = before
             raise
@@ -170,12 +168,12 @@ class Device:
         Where noise is added, it is what the weights of before the round give: whether training diverged follows from
         the samples, and must not be told without noise.
         """
-        m, row = self._manifest, self._row(announcement.method)
-        if row.statistic == "hyper-knowledge" and Mechanism.of(m.hyper).noise:
-            statistic = self._hyper_knowledge(announcement)
+        m, found = self._manifest, self._method_of(announcement)
+        if found.mechanism(m.hyper) is not None:
+            statistic = self._summarise(found, announcement)
             return RoundResult(self._wrapped(statistic, announcement), None, int(statistic.counts.sum()), 0)
-        zero = HyperKnowledge.zero if row.statistic == "hyper-knowledge" else ClassMeans.zero
-        return RoundResult(self._wrapped(zero(m.classes, m.features), announcement), None, 0, 0)
+        zero = found.statistic.zero(m.classes, m.features)
+        return RoundResult(self._wrapped(zero, announcement), None, 0, 0)
 
     def evaluate(self, global_state: GlobalState | None) -> Evaluation | None:
         """How well the device answers now, given this global state; None without test samples.
@@ -185,137 +183,97 @@ class Device:
         """
         if self._test is None:
             return None
-        classes, global_state = self._manifest.classes, self._caution.judge(global_state, self._longest).state
-        extractor = self._extractor()
-        confusion = score(extractor, self._local_answers(extractor, global_state), self._test, classes=classes)
-        if global_state is not None and global_state.head is not None:
-            settings = calibration(self._manifest.hyper)
-            head, _ = global_state.head.dense(classes, settings.width(self._manifest.features))
-            answers = {"linear": linear_answer(head, prepare=lambda z: calibrated_features(z, settings))}
-            confusion |= score(self._workbench.shared_extractor(), answers, self._test, classes=classes)
+        m, state = self._manifest, self._caution.judge(global_state, self._longest).state
+        own = self._method.answers(self._local(self._method), state)
+        confusion = score(self._extractor("local"), own, self._test, classes=m.classes)
+        shared = {
+            way: answer
+            for found in METHODS.values()
+            if state is not None and not found.trains
+            for way, answer in found.shared_answers(state, m.classes, m.features, found.settled_in(m.hyper)).items()
+        }
+        if shared:
+            confusion |= score(self._extractor("bundle"), shared, self._test, classes=m.classes)
         return summary(confusion, self.own_classes)
 
-    def _row(self, name: str) -> Method:
-        own = self._manifest.method
-        if name not in (own, "ffc"):
-            raise MethodError("the announced method", expected=f"{own} or ffc, as the bundle allows", got=name)
-        return method(name)
+    def _method_of(self, announcement: Announcement) -> Method:
+        known = runs_on(self._manifest.method)
+        if announcement.method not in known:
+            raise MethodError("the announced method", expected=" or ".join(known), got=announcement.method)
+        return method(announcement.method)
 
     def _train(self, global_state: GlobalState | None, seed: int, on_step: OnStep | None) -> tuple[float, int]:
         m, data = self._manifest, self._training_data
         epochs, lr = int(m.hyper["epochs"]), float(m.hyper["lr"])
         trainer = self._workbench.trainer()
-        given = self._given(global_state)
-        trainer.load_state({**self._params(), **self._received(given)})
+        state, counts = global_state or GlobalState(bytes(4), 0, 0), data.counts(m.classes)
+        given = self._method.inputs(counts, state, m.classes, m.features)
+        params = self._params()
+        trainer.load_state({**params, **self._method.start(params, given)})
         loss = trainer.fit(data, epochs=epochs, lr=lr, given=given, seed=seed, on_step=on_step)
         self._trained, self._own_means = trainer.export_state(), None
         return loss, epochs * -(-len(data) // m.batch)
 
-    def _trained_statistic(self, row: Method, announcement: Announcement) -> Statistic:
+    def _trained_statistic(self, found: Method, announcement: Announcement) -> Statistic:
         """The statistic of what was just trained.
 
         Raises:
             DivergedError: when the features are no finite numbers, or longer than any network's are.
         """
         try:
-            statistic = self._summarise(row, announcement)
+            statistic = self._summarise(found, announcement)
         except StatisticError as error:
             raise diverged("finite features", str(error)) from None
-        longest = 0.0 if isinstance(statistic, FeatureGram) else largest_norm(statistic.means)
+        means = [statistic.as_sent(field) for field in statistic.row_fields() if field.holds == "features"]
+        longest = max(map(largest_norm, means), default=0.0)
         if longest > LARGEST_NORM:
             raise diverged(f"class means of norm {LARGEST_NORM:g} at most", f"{longest:.3g}")
         return statistic
 
+    def _summarise(self, found: Method, announcement: Announcement) -> Statistic:
+        return found.summarise(self._local(found, announcement))
+
     def _wrapped(self, statistic: Statistic, announcement: Announcement) -> Contribution:
-        a = announcement
-        return Contribution.of(statistic, run=a.run, round=a.round, method=a.method, bundle=self._bundle.sha256)
+        a, found = announcement, method(announcement.method)
+        return Contribution.of(
+            statistic,
+            run=a.run,
+            round=a.round,
+            method=a.method,
+            bundle=self._bundle.sha256,
+            extractor=self._bundle.extractor(found),
+        )
+
+    def _local(self, found: Method, announcement: Announcement | None = None) -> LocalSamples:
+        """What a method sees of this device: for a round, or, without one, for itself with nothing withheld."""
+        m, a = self._manifest, announcement
+        return LocalSamples(
+            self._data,
+            classes=m.classes,
+            width=m.features,
+            hyper=found.settled_in(m.hyper),
+            params=self._params(),
+            extractor=self._extractor,
+            own_means=self._means,
+            min_samples=1 if a is None else a.min_samples,
+            secret=self._secret,
+            what=b"" if a is None else a.run + a.round.to_bytes(8, "big"),
+        )
 
     def _longest(self) -> float:
-        """The norm of the longest of the device's own class means, or of its learned prototypes."""
-        params = self._params()
-        return largest_norm(params[LEARNED] if LEARNED in params else self._means(self._extractor()).means)
+        """The norm of the longest of the device's own prototypes."""
+        return largest_norm(self._method.own_prototypes(self._local(self._method))[0])
 
-    def _given(self, global_state: GlobalState | None) -> dict[str, NDArray[np.float32]]:
-        """The global state, and what the device knows of its labels, as the training step takes them."""
-        m, state = self._manifest, global_state or GlobalState(bytes(4), 0, 0)
-        prototypes, mask = state.dense_prototypes(m.classes, m.features)
-        counts = self._data.counts(m.classes)
-        return {
-            "prototypes": prototypes,
-            "prototype_mask": mask,
-            "soft_predictions": state.dense_soft(m.classes),
-            "class_priors": (counts / counts.sum()).astype(np.float32),
-        }
-
-    def _received(self, given: Weights) -> dict[str, NDArray[np.float32]]:
-        """Learned prototypes to start from: the global ones, and the device's own where there is none."""
-        params = self._params()
-        if LEARNED not in params:
-            return {}
-        return {LEARNED: np.where(given["prototype_mask"][:, None] > 0, given["prototypes"], params[LEARNED])}
-
-    def _summarise(self, row: Method, announcement: Announcement) -> Statistic:
-        m, least = self._manifest, announcement.min_samples
-        if row.statistic == "participation":
-            return ClassMeans.zero(m.classes, m.features)
-        if row.statistic == "learned-prototypes":
-            return withhold(ClassMeans.from_means(self._params()[LEARNED], self._data.counts(m.classes)), least)
-        if row.statistic == "class-means":
-            return withhold(self._means(self._extractor()), least)
-        if row.statistic == "hyper-knowledge":
-            return self._hyper_knowledge(announcement)
-        settings = calibration(m.hyper)
-        return feature_gram(
-            self._workbench.shared_extractor(), self._data, settings, classes=m.classes, min_samples=least
-        )
-
-    def _hyper_knowledge(self, announcement: Announcement) -> Statistic:
-        m, params = self._manifest, self._params()
-        mechanism = Mechanism.of(m.hyper)
-        found = hyper_knowledge(
-            self._extractor(),
-            (params["head.weight"], params.get("head.bias")),
-            self._data,
-            mechanism,
-            classes=m.classes,
-            temperature=float(m.hyper["temperature"]),
-            min_samples=announcement.min_samples,
-        )
-        return mechanism.released(found, self._secret, announcement.run + announcement.round.to_bytes(8, "big"))
-
-    def _local_answers(self, extractor: Extractor, global_state: GlobalState | None) -> dict[str, Answer]:
-        """The ways of answering from the device's own features."""
-        classes, width, params = self._manifest.classes, self._manifest.features, self._params()
-        own = self._means(extractor)
-        mine, known = own.means, own.present
-        if LEARNED in params:
-            mine, known = params[LEARNED].astype(np.float64), np.ones(classes, dtype=bool)
-        prototypes, present = mine, known
-        if global_state is not None and global_state.prototypes is not None:
-            shared, shared_present = global_state.prototypes.dense(classes, width)
-            prototypes = np.where(shared_present[:, None], shared, prototypes)
-            present = present | shared_present
-        answers = {
-            "prototype": nearest_answer(prototypes, present),
-            "prototype_among_own": nearest_answer(prototypes, own.present),
-            "own_prototype": nearest_answer(mine, known),
-        }
-        if "head.weight" in params:
-            answers["head"] = linear_answer(params["head.weight"], params.get("head.bias"))
-        if method(self._manifest.method).unit_features:
-            settings = replace(calibration(self._manifest.hyper), project=0)
-            gram = feature_gram(extractor, self._data, settings, classes=classes)
-            answers["personal"] = linear_answer(solve_head(gram, settings.ridge))
-        return answers
-
-    def _means(self, extractor: Extractor) -> ClassMeans:
+    def _means(self) -> ClassMeans:
         """The device's own class means under its present weights, nothing withheld; computed once for each weights."""
         if self._own_means is None:
-            self._own_means = class_means(extractor, self._data, classes=self._manifest.classes)
+            self._own_means = class_means(self._extractor("local"), self._data, classes=self._manifest.classes)
         return self._own_means
 
-    def _extractor(self) -> Extractor:
-        return self._workbench.extractor(self._params()) if self._trained else self._workbench.shared_extractor()
+    def _extractor(self, name: ExtractorName) -> Extractor:
+        if name == "bundle" or not self._trained:
+            return self._workbench.shared_extractor()
+        return self._workbench.extractor(self._params())
 
     def _params(self) -> Mapping[str, NDArray[np.float32]]:
         return {**self._bundle.params, **self._trained}

@@ -15,8 +15,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from contract.bundle import Bundle
 from contract.errors import UsageError
 from contract.messages import Announcement, GlobalPart
+from contract.methods import METHODS, method
 from contract.sampling import sampled
 from contract.state import GlobalCollector, GlobalState
 from edge_client.journal import Key
@@ -43,7 +45,7 @@ class Follower:
 
     Args:
         device_id: decides the sampling.
-        bundle: sha256 of this device's bundle.
+        bundle: this device's.
         is_done: whether a round was committed before, also by an earlier process.
         took_part: whether any round of a run was.
     """
@@ -51,7 +53,7 @@ class Follower:
     def __init__(
         self,
         device_id: str,
-        bundle: bytes,
+        bundle: Bundle,
         *,
         is_done: Callable[[Key], bool],
         took_part: Callable[[bytes], bool],
@@ -89,14 +91,20 @@ class Follower:
         if announcement.phase == "finished":
             return
         fleet = (announcement.bundle, *announcement.others)
-        if self._bundle not in fleet:
+        if self._bundle.sha256 not in fleet and not self._shares_extractor(announcement):
             raise UsageError(
                 "the fleet runs another bundle",
                 expected="sha256 " + " or ".join(f"{sha256.hex()[:12]}…" for sha256 in fleet[:4]),
-                got=f"{self._bundle.hex()[:12]}…",
+                got=f"{self._bundle.sha256.hex()[:12]}…",
                 hint="copying a bundle of the aggregator's to this device",
             )
         self._seen_open.add(announcement.run)
+
+    def _shares_extractor(self, announcement: Announcement) -> bool:
+        """Whether the round sums features of one extractor, and this device's bundle has that."""
+        if not announcement.extractor or announcement.method not in METHODS:
+            return False
+        return self._bundle.extractor(method(announcement.method)) == announcement.extractor
 
     def part(self, part: GlobalPart) -> None:
         """Take in a part of a global state.

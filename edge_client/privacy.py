@@ -1,16 +1,15 @@
-"""The Gaussian mechanism on what FedHKD sends, and the accountant that says what it has cost.
+"""The accountant: what the noise that a method adds to its contributions (`contract/mechanism.py`) has cost so far.
 
-Features are clipped to norm ζ; then normal noise of deviation 2ζσ/n is added to a class mean over n samples, and of
-√2 σ/n to a mean soft prediction, fresh for every class and round. Through a network that has never seen the samples, a
-replaced one would move one class mean by at most 2ζ/n: so the paper counts. But the network was trained on them, and
-one sample moves every feature of every class. All that then holds is that a mean has norm ζ at most: each of the class
+Features are clipped to norm ζ, and a class mean over n samples has noise of deviation 2ζσ/n. Through a network that has
+never seen the samples, a replaced one would move one class mean by at most 2ζ/n: so the paper counts. But the network
+was trained on them, and one sample moves every feature of every class. All that then holds is that a mean has norm ζ at most: each of the class
 means moves by 2ζ at most, n/σ deviations. A round is a Gaussian release of noise multiplier σ/√(Σ n²) for the features,
 the sum over classes, and another for the soft predictions; k of them compose exactly to one of that over √k. Which
 class a sample is of, and how many each has, is not hidden. See docs/decisions/095. Source: FedHKD (Chen, Wang, Vikalo,
 ICLR 2023), section 3, which noises the features alone; Balle and Wang, ICML 2018, for ε(δ).
 
-The noise comes from a secret that never leaves the device: a round that is repeated after a crash gives the same bytes,
-and who knows the device's name and the round cannot subtract it.
+The noise comes from a secret that never leaves the device (`edge_client/local.py`): a round that is repeated after a
+crash gives the same bytes, and who knows the device's name and the round cannot subtract it.
 
 ε holds only for what was noised. With a budget, a round that adds no noise (FFC's sums, above all) is refused, and so
 is a state directory that ever released anything without; without a budget such a round takes place, and from then on
@@ -22,75 +21,22 @@ start. Run as `python -m edge_client.privacy`, this module is that process.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import math
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import PrivacyError, UsageError
-from contract.methods import Value
-from contract.statistics import HyperKnowledge
+from contract.mechanism import Mechanism
 
-__all__ = ["Accountant", "Mechanism"]
+__all__ = ["Accountant"]
 
 _ROUNDS_AT_ONCE = 1000
 _TIMEOUT_S = 300.0
 _HINT = "pip install 'protofleet[privacy]'"
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """What is done to hyper-knowledge before it leaves.
-
-    Attributes:
-        clip: ζ, the largest norm of a feature; longer ones are shortened to it.
-        noise: σ, the noise multiplier; 0 for none, and then nothing is clipped either.
-        predictions: whether soft predictions are noised, too.
-    """
-
-    clip: float
-    noise: float
-    predictions: bool
-
-    @classmethod
-    def of(cls, hyper: Mapping[str, Value]) -> Mechanism:
-        """As a method's settled hyper-parameters say; none where it has no noise."""
-        return cls(float(hyper.get("clip", 1.0)), float(hyper.get("noise", 0.0)), hyper.get("noise_on", "all") == "all")
-
-    @property
-    def releases(self) -> int:
-        """Gaussian releases about a sample in each round; 0 where no noise is added and nothing is promised."""
-        return 0 if not self.noise else 1 + self.predictions
-
-    def clipped(self, features: NDArray[np.floating]) -> NDArray[np.float64]:
-        """Features (N, D) with norms of at most ζ, where there is noise to hide them."""
-        wide = features.astype(np.float64)
-        if not self.noise:
-            return wide
-        norms = np.linalg.norm(wide, axis=1, keepdims=True)
-        return np.asarray(wide * np.minimum(1.0, self.clip / np.maximum(norms, 1e-12)), dtype=np.float64)
-
-    def released(self, statistic: HyperKnowledge, secret: bytes, what: bytes) -> HyperKnowledge:
-        """`statistic`, of clipped features, with the noise that `secret` fixes for `what`, the run and round."""
-        if not self.noise:
-            return statistic
-        rng = np.random.default_rng(int.from_bytes(hmac.digest(secret, what, hashlib.sha256), "big"))
-        held = statistic.present[:, None]
-        counts = np.maximum(statistic.counts, 1)[:, None]
-        means = statistic.means + held * rng.standard_normal(statistic.sums.shape) * (
-            self.noise * 2.0 * self.clip / counts
-        )
-        soft = statistic.soft_means
-        if self.predictions:
-            soft = soft + held * rng.standard_normal(soft.shape) * (self.noise * math.sqrt(2.0) / counts)
-        return HyperKnowledge.from_means(means, soft, statistic.counts)
 
 
 class Accountant:

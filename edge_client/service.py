@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError
 from contract.link import Address
+from contract.methods import METHODS, method
 from edge_client.client import Client
 from edge_client.config import ClientConfig, read_public_key
 from edge_client.data import LocalData
@@ -23,7 +24,7 @@ from edge_client.device import Device
 from edge_client.journal import Journal
 from edge_client.load import from_arrays, load_data
 from edge_client.measured import measured_metrics
-from edge_client.privacy import Accountant, Mechanism
+from edge_client.privacy import Accountant
 
 __all__ = ["Service"]
 
@@ -96,14 +97,14 @@ class Service:
 
 def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal, data: LocalData) -> Accountant | None:
     """For a bundle whose method adds noise; without any, there is no ε to keep a budget of."""
-    mechanism = Mechanism.of(manifest.hyper)
-    if not mechanism.noise:
+    mechanism = method(manifest.method).mechanism(manifest.hyper)
+    if mechanism is None:
         if settings.epsilon is not None:
             raise UsageError(
                 f"--epsilon {settings.epsilon:g}",
                 expected="a bundle whose method adds noise",
                 got=f"{manifest.method} without",
-                hint="export --method fedhkd --set noise=…",
+                hint=f"export --method {_noised()} --set noise=…",
             )
         return None
     done = journal.rounds_done(manifest.method)
@@ -116,3 +117,8 @@ def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal, da
         counts=data.counts(manifest.classes),
         bare=journal.rounds_done() - done,
     )
+
+
+def _noised() -> str:
+    """The methods that can add noise."""
+    return " or ".join(name for name, found in METHODS.items() if "noise" in found.hyper)

@@ -11,6 +11,7 @@ The same arguments give the same bytes. See docs/bundle.md.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,12 @@ from torch import nn
 
 from contract.bundle import SCHEMA, Manifest, pack_params, write_bundle
 from contract.errors import UsageError
-from contract.methods import Head, Method, calibration, method
-from contract.sphere import orthonormal_frame, uniform_prototypes
+from contract.methods import Head, Method, method
+from contract.sphere import orthonormal_frame
 from export.agreement import Agreement
 from export.backbones import Norm, build_backbone, default_statistics
 from export.features import export_features
 from export.graph import OPSET, Graph
-from export.optimizers import LEARNED
 from export.placement import place_weights, weight_names
 from export.step import Preprocess, StepPlan, TrainingStep, plan_step, trace_step
 from export.trace import to_onnx
@@ -121,18 +121,17 @@ def build_bundle(
         net, width = build_backbone(backbone, input_shape, norm, seed=seed)
         ignored = load_weights(net, weights) if weights is not None else []
         preprocess = Preprocess(*_statistics(backbone, input_shape[2], mean, std))
-        projected = calibration(settled).project
-        if projected > width:
-            raise UsageError("--set project", expected=f"at most D = {width}", got=projected)
+        entry.check(settled, len(labels), width)
         plan = plan_step(net, entry, settled, chosen, len(labels), width)
     with clock.stage("features", "exporting features.onnx"):
         features = export_features(net, preprocess, plan.state, input_shape, unit=entry.unit_features)
         plan = plan.reading(weight_names(features))
         state = initial_state(net, plan, seed)
         stored = {name: state[name] for name in plan.names("param", "buffer", "frozen")}
+        extractor = _identity(features, stored)
         features = place_weights(features, pack_params(stored))
     step = None
-    if entry.objective is not None:
+    if entry.trains:
         with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {chosen} head, batch {batch})"):
             step = export_step(net, preprocess, plan, batch, input_shape)
     with clock.stage("verify", "running both in ONNX Runtime against torch"):
@@ -146,7 +145,7 @@ def build_bundle(
         protofleet=_own_version(),
         backbone=backbone,
         provenance=provenance or _provenance(weights, seed),
-        method=method_name,
+        method=entry.name,
         head=chosen,
         hyper=settled,
         labels=tuple(labels),
@@ -158,6 +157,7 @@ def build_bundle(
         opset=OPSET,
         state=plan.state,
         members={},
+        extractor=extractor,
     )
     with clock.stage("write", f"writing {out}"):
         sha256 = write_bundle(out, manifest, features=features, train_step=step, params=stored, private_key=private_key)
@@ -180,9 +180,10 @@ def export_step(
         "prototypes": torch.zeros(plan.classes, plan.features),
         "prototype_mask": torch.zeros(plan.classes),
         "lr": torch.tensor(0.0),
-        "soft_predictions": torch.zeros(plan.classes, plan.classes),
-        "class_priors": torch.zeros(plan.classes),
     }
+    sizes = {"classes": plan.classes, "features": plan.features}
+    for name, shape in plan.method.step_inputs(plan.hyper).items():
+        kinds[name] = torch.zeros([sizes[axis] for axis in shape])
     example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.state))
     graph = Graph("train_step")
     names = [*plan.inputs, *(t.name for t in plan.state)]
@@ -195,8 +196,8 @@ def export_step(
 def initial_state(net: nn.Module, plan: StepPlan, seed: int) -> State:
     """Float32 values of every state tensor before the first step.
 
-    The local head is initialised as nn.Linear is, the frozen one is the orthonormal frame of `seed`. Learned prototypes
-    start at their anchors, which are spread evenly (contract/sphere.py).
+    The local head is initialised as nn.Linear is, the frozen one is the orthonormal frame of `seed`. Tensors of the
+    method's own start as it says (`Method.state`).
     """
     own = {f"backbone.{name}": t.detach().numpy() for name, t in net.state_dict().items()}
     if "head.bias" in plan.names("param"):
@@ -206,9 +207,14 @@ def initial_state(net: nn.Module, plan: StepPlan, seed: int) -> State:
         own["head.weight"], own["head.bias"] = linear.weight.detach().numpy(), linear.bias.detach().numpy()
     elif "head.weight" in plan.names("frozen"):
         own["head.weight"] = orthonormal_frame(plan.classes, plan.features, seed)
-    if LEARNED in plan.names("param"):
-        own[LEARNED] = own["prototypes.anchors"] = uniform_prototypes(plan.classes, plan.features, seed)
+    own |= {name: start.value for name, start in plan.method.state(plan.classes, plan.features, seed).items()}
     return {t.name: np.array(own.get(t.name, np.zeros(t.shape)), dtype=np.float32) for t in plan.state}
+
+
+def _identity(features: bytes, stored: Mapping[str, NDArray[np.float32]]) -> str:
+    """The extractor's sha256 (hex): the features graph before weights are placed in it, and the backbone's weights."""
+    weights = {name: value for name, value in stored.items() if name.startswith("backbone.")}
+    return hashlib.sha256(hashlib.sha256(features).digest() + pack_params(weights)).hexdigest()
 
 
 class _Clock:

@@ -16,14 +16,14 @@ from rich.table import Table
 from contract.errors import UsageError, near_names
 from contract.interrupt import interruptible
 from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
-from contract.methods import METHODS, Head
+from contract.methods import METHOD_HELP, Head
 
 __all__ = ["export_command"]
 
 
 def export_command(
     backbone: Annotated[str, typer.Option(help="A known backbone, or module:callable that returns an nn.Module.")],
-    method: Annotated[str, typer.Option(help=f"{', '.join(METHODS)}.")],
+    method: Annotated[str, typer.Option(help=METHOD_HELP)],
     classes: Annotated[str, typer.Option(help="How many, or their names: cat,dog,…")],
     input: Annotated[str, typer.Option(help="Size of the uint8 images: HxWxc.")],
     out: Annotated[str, typer.Option(help="The bundle to write.")],

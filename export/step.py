@@ -3,7 +3,7 @@
     x, y, sample_weight, prototypes, prototype_mask, lr, further…, state…  →  loss, state′…
 
 `StepPlan` lists the state tensors and their roles. `TrainingStep` is the function: images to features, features to
-the method's objective (export/objectives.py), gradients by autograd, then the update (export/optimizers.py).
+the method's objective (export/objectives/), gradients by autograd, then the update (export/optimizers.py).
 `trace_step` records it as a functional fx graph of `aten` operators, on fake tensors, so that tracing computes nothing.
 
 Dropout and stochastic depth are off in training graphs: an ONNX graph that draws random numbers cannot be compared
@@ -24,7 +24,7 @@ from torch.func import functional_call
 from contract.bundle import STEP_INPUTS, StateTensor
 from contract.methods import Method, Value
 from export.norms import BatchContext, RealBatchNorm, allow_one_value, to_real_batch_norm
-from export.objectives import OBJECTIVES, Scene
+from export.objectives import Scene, find_objective
 from export.optimizers import optimizer_state, update
 from export.preprocess import Preprocess
 from export.trace import record
@@ -40,15 +40,15 @@ class StepPlan:
     """What a training step consists of.
 
     Attributes:
-        objective: name in `OBJECTIVES`.
-        hyper: the method's settled hyper-parameters; all but `lr` are baked into the graph.
+        method: whose objective is minimised, and which says how its own tensors move.
+        hyper: its settled hyper-parameters; all but `lr` are baked into the graph.
         classes: C.
         features: D.
         state: every state tensor, in input order.
         inputs: the inputs that are not state, in order.
     """
 
-    objective: str
+    method: Method
     hyper: Mapping[str, Value]
     classes: int
     features: int
@@ -81,7 +81,6 @@ def plan_step(
         hyper: settled.
         head: one of the method's.
     """
-    objective = entry.objective or ""
     running = {f"{n}.{b}" for n, m in _batch_norms(backbone) for b in ("running_mean", "running_var")}
     trained = {n for n, p in backbone.named_parameters() if p.requires_grad}
     state = []
@@ -94,12 +93,11 @@ def plan_step(
         state.append(StateTensor("head.bias", (classes,), "param"))
     elif head == "frozen":
         state.append(StateTensor("head.weight", (classes, features), "frozen"))
-    if objective == "fedhp":
-        state.append(StateTensor("prototypes.learned", (classes, features), "param"))
-        state.append(StateTensor("prototypes.anchors", (classes, features), "frozen"))
-    state += optimizer_state([t for t in state if t.role == "param"], hyper)
+    for name, own in entry.state(classes, features, seed=0).items():
+        state.append(StateTensor(name, own.value.shape, "param" if own.trained else "frozen"))
+    state += optimizer_state([t for t in state if t.role == "param"], entry, hyper)
     inputs = (*STEP_INPUTS, *entry.step_inputs(hyper))
-    return StepPlan(objective, hyper, classes, features, tuple(state), inputs)
+    return StepPlan(entry, hyper, classes, features, tuple(state), inputs)
 
 
 def quiet(net: nn.Module) -> nn.Module:
@@ -134,12 +132,12 @@ class TrainingStep(nn.Module):
         merged = {**tensors, **trained}
         weights = {n.removeprefix("backbone."): t for n, t in merged.items() if n.startswith("backbone.")}
         features = functional_call(self._net, weights, (self._preprocess(tensors["x"]),))  # (B, D)
-        loss = OBJECTIVES[plan.objective](Scene.of(features, merged, merged), plan.hyper)
+        loss = find_objective(plan.method.objective or "")(Scene.of(features, merged, merged), plan.hyper)
         # Not torch.func.grad: it asks for gradients that can be differentiated again, which are longer formulas.
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
         grads = {n: g for n, g in zip(trained, found, strict=True) if g is not None}
         moves = torch.clamp(self._context.real.sum(), max=1.0)  # a batch of padding moves nothing
-        new = {**tensors, **update(tensors, grads, moves, plan.hyper), **self._context.new_running()}
+        new = {**tensors, **update(tensors, grads, moves, plan.method, plan.hyper), **self._context.new_running()}
         return (loss.detach(), *(new[name] for name in plan.updated))
 
 

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map
 from contract.errors import ExportError
 from contract.runtime import ort, ort_errors
 from export.agreement import Agreement, distances, settle, uneven
-from export.objectives import OBJECTIVES, Scene, unit_features
+from export.objectives import Scene, find_objective, unit_features
 from export.optimizers import torch_optimizers
 from export.step import Preprocess, StepPlan, quiet
 from export.weights import put_tensors
@@ -86,12 +86,14 @@ class EagerStep:
         for name in plan.names("param"):
             if not name.startswith("backbone."):
                 trained[name] = nn.Parameter(tensors[name])
-        optimizers = torch_optimizers(trained, plan.hyper, lr)
+        optimizers = torch_optimizers(trained, plan.method, plan.hyper, lr)
         for optimizer in optimizers:
             _load(optimizer, trained, tensors)
         features = self._net(_pixels(self._preprocess, torch.from_numpy(images.x[:real]), dtype))
         given = {name: self._tensor(value) for name, value in images.inputs(slice(real)).items()}
-        loss = OBJECTIVES[plan.objective](Scene.of(features, given, {**tensors, **trained}), plan.hyper)
+        loss = find_objective(plan.method.objective or "")(
+            Scene.of(features, given, {**tensors, **trained}), plan.hyper
+        )
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()
@@ -296,10 +298,11 @@ def random_images(
     noise = rng.integers(-16, 17, (batch, *input_shape))
     labels = rng.integers(0, plan.classes, batch)
     further = {}
-    if "soft_predictions" in plan.inputs:
-        further["soft_predictions"] = rng.dirichlet(np.ones(plan.classes), plan.classes).astype(np.float32)
-    if "class_priors" in plan.inputs:
-        further["class_priors"] = rng.dirichlet(np.ones(plan.classes)).astype(np.float32)
+    sizes = {"classes": plan.classes, "features": plan.features}
+    for name, axes in plan.method.step_inputs(plan.hyper).items():
+        shape = [sizes[axis] for axis in axes]
+        further[name] = rng.dirichlet(np.ones(shape[-1]), tuple(shape[:-1])).astype(np.float32)
+    if plan.method.uses_unlabelled(plan.hyper):
         labels[1::2] = -1
     return Images(
         x=(patches[:, rows][:, :, columns] + noise).astype(np.uint8),

@@ -14,6 +14,7 @@ from rich.table import Table
 from contract.errors import UsageError
 from contract.interrupt import interruptible
 from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
+from contract.methods import DEFAULT, METHOD_HELP
 from contract.report import JSON_HELP, add_json_line, beside, write_json, write_text
 from lab.data.partition import PARTITIONS, Partition
 
@@ -32,7 +33,7 @@ lab_app = typer.Typer(
 def demo_command(
     clients: Annotated[int, typer.Option(help="Devices, each a process.")] = 5,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the method.  [default: 5; 1 for ffc]")] = None,
-    method: Annotated[str, typer.Option(help="fedproto, fedhp, fedpr, fedhkd, spherefed or ffc.")] = "fedproto",
+    method: Annotated[str, typer.Option(help=METHOD_HELP)] = DEFAULT,
     data: Annotated[
         str, typer.Option(help="A shipped data set, a directory with train.parquet, or a name of the Hub.")
     ] = "fashion_mnist_subset",
@@ -96,7 +97,7 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
 
 @lab_app.command("run")
 def run_command(
-    method: Annotated[str, typer.Option(help="A method of `lab list`.")] = "fedproto",
+    method: Annotated[str, typer.Option(help="A method of `lab list`.")] = DEFAULT,
     data: Annotated[
         str, typer.Option(help="A shipped data set, a directory with train.parquet, or a name of the Hub.")
     ] = "fashion_mnist_subset",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from contract.methods import DEFAULT
 from lab.data.partition import Partition
 from lab.engine.deployed import Course, RoundRecord
 from lab.engine.experiment import Experiment, run_experiment
@@ -13,7 +14,7 @@ __all__ = ["simulate"]
 
 
 def simulate(
-    method: str = "fedproto",
+    method: str = DEFAULT,
     data: str = "fashion_mnist_subset",
     *,
     clients: int = 5,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from aggregator.rules import merge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.rules import merge
 from contract.errors import StatisticError
 from contract.messages import Contribution
 from contract.ridge import solve_head

@@ -7,12 +7,12 @@ import itertools
 
 import numpy as np
 import pytest
+from aggregator.rules import merge
 from aggregator_samples import BUNDLE, CLASSES, RUN, WIDTH, contribution, gram, means
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
-from aggregator.rules import merge
 from aggregator.state import next_global
 from contract.chunks import split
 from contract.errors import StatisticError

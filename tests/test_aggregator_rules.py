@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import reduce
 
+import aggregator.rules as rules
 import numpy as np
 import pytest
+from aggregator.rules import check_rule, merge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import aggregator.rules as rules
-from aggregator.rules import check_rule, merge
 from aggregator.state import next_global
 from contract.errors import StatisticError, UsageError
 from contract.messages import ClassRows

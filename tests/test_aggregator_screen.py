@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from aggregator.rules import Source, merge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.rules import Source, merge
 from aggregator.screen import OUTLIER, Screened, Traits
 from aggregator.screen import screen as screen_traits
 from contract.messages import Contribution

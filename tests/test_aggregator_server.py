@@ -16,6 +16,7 @@ import numpy as np
 import paho.mqtt.client
 import paho.mqtt.publish
 import pytest
+from aggregator.rules import merge
 from aggregator_samples import bundle_file, gram, manifest, means
 from aggregator_server_samples import FLEET, SETTINGS, WIDTH, Running, wait
 from brokers import BROKERS, Proxy, TestBroker, free_port, make_broker
@@ -24,7 +25,6 @@ from talker import Talker
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import LinkDown, LinkUp, RoundClosed
 from aggregator.rounds import Policy
-from aggregator.rules import merge
 from aggregator.store import SqliteStore
 from contract import topics
 from contract.errors import StoreError

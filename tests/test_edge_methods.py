@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aggregator.rules import merge
 from edge_samples import RUN, announcement, fashion
 
-from aggregator.rules import merge
 from aggregator.state import next_global
 from contract.bundle import Bundle, read_bundle
 from contract.messages import ClassRows

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from aggregator.rules import merge
 from brokers import BROKERS, TestBroker, make_broker
 from fleets import PAYLOADS, Processes
 
-from aggregator.rules import merge
 from aggregator.store import SqliteStore
 from contract.bundle import Bundle, read_bundle
 from contract.methods import method

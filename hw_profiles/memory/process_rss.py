@@ -29,7 +29,7 @@ from importlib import resources
 from math import prod
 
 from contract.bundle import Manifest
-from contract.methods import calibration
+from contract.methods import closing_method
 from hw_profiles.memory.liveness import blocks_of, pack
 from hw_profiles.workload.model import Workload
 
@@ -161,7 +161,8 @@ def memory_terms(manifest: Manifest, features: Workload, step: Workload | None, 
         features: the inference graph at the bundle's batch, weights folded (`fold.fold_weights`).
         step: the training step, or None.
     """
-    width = calibration(manifest.hyper).width(manifest.features)
+    closing = closing_method()
+    width = closing.row_width(closing.settled_in(manifest.hyper), manifest.features)
     stored = {role: sum(4 * prod(t.shape) for t in manifest.state if t.role == role) for role in _STORED_IN_BUNDLE}
     trained = stored["param"] + stored["buffer"] if step is not None else 0
     return Terms(
@@ -173,7 +174,7 @@ def memory_terms(manifest: Manifest, features: Workload, step: Workload | None, 
         arena=_arena(features, training=False),
         step_nodes=0 if step is None else len(step.layers),
         step_arena=0 if step is None else _arena(step, training=True),
-        gram=8 * (width * (width + 1) // 2 + manifest.classes * width),
+        gram=8 * closing.statistic.numbers(manifest.classes, width),
     )
 
 

@@ -106,7 +106,7 @@ def _uplink(bundle: Bundle) -> dict[str, Any]:
     name, up = bundle.manifest.method, uplink_bytes(bundle.manifest)
     return {
         "kind": "measured",
-        "statistic": method(name).statistic,
+        "statistic": method(name).statistic.NAME,
         "contribution_bytes": up[name],
         "ffc_bytes": up["ffc"],
         "fedavg_bytes": up["fedavg"],

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from contract.errors import UsageError, near_names
-from contract.methods import Kind
+from contract.methods import DEFAULT, Method, closing_method, method
 from contract.payload import sent_bytes
 from hw_profiles.workload.model import Gemm, Layer, Tensor, Workload
 
@@ -34,7 +34,7 @@ STATISTICS: Mapping[str, str] = {
     "ffc": "Gram matrix, class sums and counts",
     "ccvr": "class means, class covariances and counts",
 }
-_KINDS: Mapping[str, Kind] = {"prototypes": "class-means", "ffc": "feature-gram"}
+_SENT: Mapping[str, Method] = {"prototypes": method(DEFAULT), "ffc": closing_method()}
 VIRTUAL_PER_CLASS: Mapping[int, int] = {10: 500, 100: 500, 200: 1000}  # SphereFed Tab. 16; 10 classes as CIFAR-100
 _PANEL = 32
 
@@ -97,8 +97,8 @@ def statistic_bytes(statistic: str, classes: int, width: int) -> int:
     CCVR has no message here: its numbers are counted in f64 as FFC's are, covariances as their upper triangle.
     """
     _check(statistic)
-    if statistic in _KINDS:
-        return sent_bytes(_KINDS[statistic], classes, width)
+    if statistic in _SENT:
+        return sent_bytes(_SENT[statistic], classes, width)
     triangle = width * (width + 1) // 2
     return 8 * classes * (triangle + width + 1) if statistic == "ccvr" else 0
 

@@ -10,14 +10,14 @@ docs/hardware.md; what a bundle's graphs are, docs/bundle.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from contract.bundle import FURTHER_STEP_INPUTS, STEP_INPUTS, Bundle
+from contract.bundle import Bundle
 from contract.errors import BundleError, UsageError
 from hw_profiles.workload.fold import free_transposes
 from hw_profiles.workload.model import ConvShape, Gemm, Kind, Layer, Phase, Role, Tensor, Workload
@@ -41,7 +41,9 @@ def bundle_workloads(bundle: Bundle, *, batch: int | None = None) -> tuple[Workl
     features = read_workload(bundle.features, name=bundle.manifest.backbone, batch=batch or 1, roles=roles)
     if bundle.train_step is None:
         return features, None
-    step = read_workload(bundle.train_step, name=f"{bundle.manifest.backbone} step", roles=roles, training=True)
+    step = read_workload(
+        bundle.train_step, name=f"{bundle.manifest.backbone} step", roles=roles, step_inputs=bundle.manifest.step_inputs
+    )
     return features, step
 
 
@@ -51,7 +53,7 @@ def read_workload(
     name: str = "graph",
     batch: int | None = None,
     roles: Mapping[str, Role] | None = None,
-    training: bool = False,
+    step_inputs: Sequence[str] | None = None,
 ) -> Workload:
     """A `Workload` from an ONNX model.
 
@@ -60,7 +62,8 @@ def read_workload(
         batch: B, put in place of the first dimension where it is symbolic. None: every shape must be static.
         roles: of the tensors that are state, by name; every other initializer is then a constant. None: a float
             initializer of two or more elements is taken for a parameter.
-        training: the graph is a training step of a bundle: its nodes are told apart by phase.
+        step_inputs: of a bundle's training step, the inputs that are not state; its nodes are told apart by phase. None
+            for an inference graph.
 
     Raises:
         BundleError: not an ONNX graph, or a shape stays unknown (the tensor is named).
@@ -71,17 +74,16 @@ def read_workload(
     shapes = _infer(model, name)
     graph = model.graph
     given = dict(roles or {})
-    if training:
-        inputs = (*STEP_INPUTS, *FURTHER_STEP_INPUTS)
-        given |= {i.name: given.get(i.name, "parameter") for i in graph.input if i.name not in inputs}
+    if step_inputs is not None:
+        given |= {i.name: given.get(i.name, "parameter") for i in graph.input if i.name not in step_inputs}
     constants = _constants(model)
     known = {n: r for n, r in given.items() if n in shapes}
-    if training:
+    if step_inputs is not None:
         known |= {o.name: "next" for o in model.graph.output if o.name.endswith(".next")}
     role_of = _role_table(known, graph, constants, guess=roles is None)
     tensors = {n: _tensor(n, *shapes[n], role_of.get(n, "activation")) for n in shapes}
     data = _data_dependent(graph.node, {i.name for i in graph.input} - set(known) - {t.name for t in graph.initializer})
-    phases = phase_of_nodes(graph.node, [o.name for o in graph.output], data) if training else None
+    phases = phase_of_nodes(graph.node, [o.name for o in graph.output], data) if step_inputs is not None else None
     free = free_transposes(graph.node, {o.name for o in graph.output}, {n: len(t.shape) for n, t in tensors.items()})
     layers = [
         _layer(index, node, tensors, constants, data, "forward" if phases is None else phases[index], index in free)

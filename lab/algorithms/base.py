@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from contract.errors import MethodError, near_names
-from contract.methods import METHODS, Hyper, Value
+from contract.methods import DEFAULT, METHODS, Hyper, Value, closing_method
 from edge_client.data import LocalData
 from lab.engine.local_training import EagerModel, Fitted, Guide, LabHead
 
@@ -53,7 +53,7 @@ _TRAINING = {
     "halve_every": Hyper(0, "steps of a round after which lr halves, again and again; 0: never. FedHKD's public code"),
 }
 _CLOSING = {
-    "ridge": METHODS["ffc"].hyper["ridge"],
+    "ridge": closing_method().hyper["ridge"],
     "ccvr_virtual": Hyper(2000, "virtual features of a class, Luo et al., NeurIPS 2021; SphereFed: 500", low=1),
     "ccvr_lr": Hyper(0.01, "ours; SphereFed, Tab. 16: 0.00001", low=1e-9),
     "ccvr_epochs": Hyper(10, "ours", low=1),
@@ -135,7 +135,7 @@ class Algorithm:
 
     Attributes:
         name, summary, source: its name, a line for a person, its paper.
-        objective: what clients minimise: a method of `contract/methods.py`, whose hyper-parameters it takes, too.
+        objective: what clients minimise: a method of `contract/methods/`, whose hyper-parameters it takes, too.
         head: see `lab.engine.local_training.EagerModel`.
         kept: tensors whose names begin so stay with each client and are never averaged.
         centres: the hyper-parameter that says how many models there are; None for one.
@@ -147,7 +147,7 @@ class Algorithm:
     name: ClassVar[str]
     summary: ClassVar[str]
     source: ClassVar[str]
-    objective: ClassVar[str] = "fedproto"
+    objective: ClassVar[str] = DEFAULT
     head: ClassVar[LabHead] = "local"
     kept: ClassVar[str | None] = None
     centres: ClassVar[str | None] = None
@@ -162,7 +162,7 @@ class Algorithm:
 
     @classmethod
     def loss(cls) -> str:
-        """The training objective's name: of `export.objectives.OBJECTIVES`, or one that only the lab has."""
+        """The training objective's name: of `export/objectives/`, or one that only the lab has."""
         return (METHODS[cls.objective].objective or "") if cls.objective in METHODS else cls.objective
 
     @classmethod

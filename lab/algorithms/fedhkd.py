@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aggregator.rules import merge
+from contract.answers import softmax
+from contract.mechanism import Mechanism
 from contract.methods import METHODS, Value
-from contract.statistics import ClassMeans, HyperKnowledge
+from contract.methods.fedhkd import HyperKnowledge
+from contract.rules import merge
+from contract.statistics import ClassMeans
 from edge_client.data import LocalData
-from edge_client.privacy import Mechanism
 from lab.algorithms.base import Algorithm
 from lab.algorithms.prototypes import guide, nearest, newer_rows, row_bytes
 from lab.engine.local_training import EagerModel, Guide
@@ -42,11 +44,10 @@ class FedHKD(Algorithm):
 
     def gather(self, client: int, model: EagerModel, share: LocalData, rng: np.random.Generator) -> int:
         features = model.features(share.x)
-        scaled = model.logits(features).astype(np.float64) / self._temperature  # (N, C)
-        soft = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-        soft /= soft.sum(axis=1, keepdims=True)
-        own = HyperKnowledge.of(self._mechanism.clipped(features), soft, share.y, self._global.classes)
-        self._round.append(self._mechanism.released(own, rng.bytes(32), b"lab"))
+        soft = softmax(model.logits(features).astype(np.float64) / self._temperature)  # (N, C)
+        mechanism, classes = self._mechanism, self._global.classes
+        own = HyperKnowledge.of(features if mechanism is None else mechanism.clipped(features), soft, share.y, classes)
+        self._round.append(own if mechanism is None else mechanism.released(own, rng))
         return row_bytes(own.present, own.width, own.classes)
 
     def merge(self) -> None:

@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from aggregator.rules import merge
 from contract.methods import Hyper, Value
+from contract.rules import merge
 from contract.sphere import unit_rows
 from contract.statistics import ClassMeans
 from edge_client.data import LocalData

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from aggregator.rules import merge
 from contract.methods import Value
+from contract.rules import merge
 from contract.statistics import ClassMeans
 from edge_client.data import LocalData
 from lab.algorithms.base import Algorithm

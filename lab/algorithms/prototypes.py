@@ -1,6 +1,6 @@
 """What algorithms that send class rows beside weights share: rows as a guide for clients, rows that nobody sent, bytes.
 
-Sums and means are `contract.statistics`, merged by `aggregator.rules`: what the lab simulates of a method here is what
+Sums and means are `contract.statistics`, merged by `contract.rules`: what the lab simulates of a method here is what
 an aggregator would do. Bytes are those of the tensors as float32, without an envelope.
 """
 
@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from contract.answers import nearest_answer
 from contract.statistics import ClassMeans
-from edge_client.evaluate import nearest_answer
 from lab.engine.local_training import Guide
 
 __all__ = ["as_float", "guide", "nearest", "newer_rows", "row_bytes"]

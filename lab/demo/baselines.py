@@ -22,16 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract import topics
+from contract.answers import linear_answer
 from contract.bundle import Bundle, Manifest
 from contract.errors import LinkError
 from contract.link import Address, Link, Received
 from contract.messages import GlobalPart
-from contract.methods import calibration, method
+from contract.methods import closing_method, method
 from contract.sphere import unit_rows
 from contract.state import GlobalCollector
 from contract.wire import decode
 from edge_client.data import LocalData
-from edge_client.evaluate import Evaluation, linear_answer, score, summary
+from edge_client.evaluate import Evaluation, score, summary
 from edge_client.extractor import Extractor
 from lab.engine.deployed import RoundRecord, local_only
 
@@ -79,7 +80,7 @@ class Beside:
     Attributes:
         pooled: the pooled ridge solution, and how the received head differs from it; None without an FFC round.
         records: local-only rounds; empty for a method that trains nothing.
-        alone: each device's evaluation without the others; `lab.demo.method_words.alone_way` says which of its answers
+        alone: each device's evaluation without the others; `Method.alone_way` says which of its answers
         counts.
     """
 
@@ -125,7 +126,7 @@ def ridge_head(features: Float64, labels: NDArray[np.int64], classes: int, ridge
 
     Args:
         features: (N, D) float64.
-        ridge: λ in units of trace(ZᵀZ)/D, as the methods table gives it.
+        ridge: λ in units of trace(ZᵀZ)/D, as FFC's hyper-parameter gives it.
     """
     z = unit_rows(features)  # (N, D)
     gram, width = z.T @ z, z.shape[1]
@@ -163,7 +164,7 @@ def baselines(
         on_round: called with the rounds that local training has done.
     """
     bundle = bundles[0]
-    ridge = calibration(bundle.manifest.hyper).ridge
+    ridge = float(closing_method().settled_in(bundle.manifest.hyper)["ridge"])
     comparison = None if evidence.head is None else compare(evidence.head, bundle, shares, test, ridge)
     if not method(bundle.manifest.method).trains:
         return Beside(comparison, [], [_own_ridge(bundle, share, test, ridge) for share in shares])

@@ -5,8 +5,8 @@
    says how well it does. That is how the backbone was obtained, and the manifest and the report say so.
 3. It is exported into a bundle, and the other training images are divided unevenly over the devices.
 
-`RECIPES` holds the settings of each method. They were chosen on Fashion-MNIST training images that are in neither
-split of the shipped subset; the test images played no part.
+`recipe` holds the settings of each method (`Method.first_run`). They were chosen on Fashion-MNIST training images that
+are in neither split of the shipped subset; the test images played no part.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.bundle import Bundle, read_bundle
-from contract.errors import DataError, UsageError, near_names
-from contract.methods import Value, method
+from contract.errors import DataError
+from contract.methods import DEFAULT, Value, method
 from edge_client.data import LocalData
 from export.backbones import build_backbone
 from export.build import build_bundle
@@ -29,7 +29,7 @@ from lab.data.make_subset import draw_balanced
 from lab.data.partition import Partition, partition
 from lab.engine.local_training import EagerModel, save_weights, train_eager
 
-__all__ = ["BATCH", "RECIPES", "Prepared", "Recipe", "channel_statistics", "divide", "export_shared", "pretrain"]
+__all__ = ["BATCH", "Prepared", "Recipe", "channel_statistics", "divide", "export_shared", "pretrain", "recipe"]
 
 BATCH = 16  # a board's peak memory grows with it
 PUBLIC_PER_CLASS = 100
@@ -43,30 +43,21 @@ class Recipe:
 
     Attributes:
         objective: of the public pretraining.
+        frozen: whether its head is.
         pretraining: hyper-parameters of it.
-        hyper: the bundle's hyper-parameters that differ from the methods table's defaults.
+        hyper: the bundle's hyper-parameters that differ from the method's defaults.
         rounds: when the user names no number.
     """
 
     objective: str
+    frozen: bool
     pretraining: Mapping[str, Value]
     hyper: Mapping[str, Value] = field(default_factory=dict)
     rounds: int = 5
 
 
 _CROSS_ENTROPY = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.0, "epochs": 10, "lambda": 0.0}
-RECIPES = {
-    "fedproto": Recipe("fedproto", _CROSS_ENTROPY, {"momentum": 0.9}),
-    "fedhp": Recipe("fedproto", _CROSS_ENTROPY, {"epochs": 1, "prototype_lr": 0.05}),
-    "fedpr": Recipe("fedproto", _CROSS_ENTROPY, {"momentum": 0.9}),
-    "fedhkd": Recipe("fedproto", _CROSS_ENTROPY, {"epochs": 1}),
-    "spherefed": Recipe(
-        "spherefed",
-        {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 20},
-        {"epochs": 1, "lr": 0.1},
-    ),
-    "ffc": Recipe("fedproto", _CROSS_ENTROPY, rounds=1),
-}
+_SQUARED_ERROR = {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 20}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,14 +85,16 @@ class Prepared:
 
 
 def recipe(name: str) -> Recipe:
-    """The recipe of a method.
+    """The recipe of a method: a backbone whose head is frozen is pretrained against it, others by cross-entropy.
 
     Raises:
-        UsageError: when the demo has none for it.
+        MethodError: when there is no such method.
     """
-    if name not in RECIPES:
-        raise UsageError("--method", expected="a method of the demo", got=name, hint=near_names(name, RECIPES))
-    return RECIPES[name]
+    found = method(name)
+    frozen = found.heads[0] == "frozen"
+    objective = found.objective if frozen else method(DEFAULT).objective
+    pretraining = _SQUARED_ERROR if frozen else _CROSS_ENTROPY
+    return Recipe(str(objective), frozen, pretraining, found.first_run, found.first_run_rounds)
 
 
 def divide(data: DataSet, clients: int, *, seed: int) -> Division:
@@ -136,9 +129,14 @@ def pretrain(
     """Train a backbone with a head on public images; returns it and its accuracy on the fifth that it did not see."""
     mean, std = channel_statistics(public.x)
     net, width = build_backbone(backbone, data.input_shape, seed=seed)
-    frozen = "frozen" in method(recipe.objective).heads[:1]
     model = EagerModel(
-        net, classes=data.classes, features=width, mean=mean, std=std, head="frozen" if frozen else "local", seed=seed
+        net,
+        classes=data.classes,
+        features=width,
+        mean=mean,
+        std=std,
+        head="frozen" if recipe.frozen else "local",
+        seed=seed,
     )
     held = draw_balanced(
         public.y, len(public) // data.classes // _VALIDATION_PER_CLASS_SHARE, np.random.default_rng(seed)

@@ -14,7 +14,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from contract.methods import method
-from lab.demo.method_words import SENT, shares_rounds
 from lab.reporting.charts import Line, Row, byte_bars, curves, heatmap, holdings, nice_bytes, strips
 
 __all__ = ["render_report"]
@@ -40,8 +39,8 @@ def render_report(summary: Mapping[str, Any]) -> str:
         method=method(summary["method"]),
         trained=_trains(summary),
         calibrated=_calibrated(summary),
-        best="federated" if shares_rounds(method(summary["method"])) else "ffc",
-        sent=SENT[method(summary["method"]).statistic],
+        best="federated" if method(summary["method"]).shares else "ffc",
+        sent=method(summary["method"]).sends,
     )
 
 

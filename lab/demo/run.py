@@ -26,12 +26,11 @@ import numpy as np
 from rich.console import Console
 
 from contract.errors import LinkError, UsageError
-from contract.methods import method
+from contract.methods import DEFAULT, method
 from edge_client.data import LocalData
 from export.backbones import build_backbone
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.demo.baselines import Evidence, baselines, read_history, received_head
-from lab.demo.method_words import shares_rounds
 from lab.demo.processes import Fleet, check_port, free_port, wait_for_port
 from lab.demo.recipes import Prepared, divide, export_shared, pretrain, recipe
 from lab.demo.report import render_report
@@ -61,7 +60,7 @@ class Demo:
 
     clients: int = 5
     rounds: int | None = None
-    method: str = "fedproto"
+    method: str = DEFAULT
     data: str = "fashion_mnist_subset"
     out: Path = Path("protofleet-demo")
     seed: int = 0
@@ -144,12 +143,12 @@ def _check(demo: Demo) -> int:
         if not low <= value <= high:
             raise UsageError(name, expected=f"{low} to {high}", got=value)
     row = method(demo.method)
-    if not demo.calibrates and not shares_rounds(row):
+    if not demo.calibrates and not row.shares:
         raise UsageError(
             "--backbone",
             expected=f"one for all devices: what {row.name} sends only adds up over one extractor",
             got=demo.backbone,
-            hint="--method fedproto",
+            hint=f"--method {DEFAULT}",
         )
     if demo.port:
         check_port(demo.port)

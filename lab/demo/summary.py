@@ -3,7 +3,7 @@
 Accuracies are fractions. `own_classes` are the test images of the classes that a device holds, `all_classes` all test
 images; each is the mean over devices. Under `accuracy`, `federated` is the method's own inference as the methods table
 has it (FedProto's is eq. 2: the nearest of all global prototypes), after the last of its own rounds; `local_only` is
-what a device that trained alone answers (`lab/demo/method_words.py`). `ffc` and `pooled_ridge` are null where devices
+what a device that trained alone answers (`Method.alone_way`). `ffc` and `pooled_ridge` are null where devices
 have different backbones. docs/methods.md lists the keys that a program may read; the others are for the
 report.
 """
@@ -18,13 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.bundle import Bundle, Manifest
-from contract.methods import Method
+from contract.methods import Method, closing_method
 from contract.methods import method as method_row
 from edge_client.data import LocalData
 from edge_client.evaluate import Evaluation
 from lab.data.datasets import DataSet
 from lab.demo.baselines import Beside, Evidence
-from lab.demo.method_words import alone_way, federated_way, shares_rounds
 from lab.demo.recipes import Division, Prepared
 
 __all__ = ["SCHEMA", "summarise_run"]
@@ -83,9 +82,9 @@ def summarise_run(
         },
         "labels": list(data.labels),
         "test_images": len(data.test),
-        "curves": _curves(devices, beside, alone_way(row, manifest)),
+        "curves": _curves(devices, beside, row.alone_way(manifest.head)),
         "devices": devices,
-        "confusion": _confusion(row, alone_way(row, manifest), evidence, beside),
+        "confusion": _confusion(row, row.alone_way(manifest.head), evidence, beside),
         "backbones": [_backbone(each, prepared.count(each)) for each in dict.fromkeys(prepared)],
         "settings": _settings(manifest, seed, division),
         "machine": _machine(evidence),
@@ -147,7 +146,7 @@ def _comparison(summary: Mapping[str, Any], row: Method, manifest: Manifest) -> 
             " The bundle's head starts untrained for both, so a device alone never learns to answer with a class that "
             "it has not seen."
         )
-    if not shares_rounds(row):
+    if not row.shares:
         found.append(
             f"In a round of {row.title} a device sends only that it took part, so until FFC it is local only. The "
             "paper averages weights in those rounds; here no weights travel, and the lab has the averaged method."
@@ -173,15 +172,15 @@ def _device(
     manifest: Manifest,
 ) -> dict[str, Any]:
     own = [line for line in history if line["method"] == row.name]
-    calibrated = [line for line in history if line["method"] == "ffc"]
-    way, trained = federated_way(row), own if row.trains else []
+    calibrated = [line for line in history if line["method"] == closing_method().name]
+    way, trained = row.way, own if row.trains else []
     return {
         "id": name,
         "samples": len(share),
         "samples_per_class": share.counts(manifest.classes).tolist(),
         "accuracy": {
             part: {
-                "local_only": getattr(alone, part)[alone_way(row, manifest)],
+                "local_only": getattr(alone, part)[row.alone_way(manifest.head)],
                 "federated": own[-1]["accuracy"][part][way],
                 "ffc": calibrated[-1]["accuracy"][part]["linear"] if calibrated else None,
             }
@@ -239,13 +238,13 @@ def _curves(devices: Sequence[Mapping[str, Any]], beside: Beside, alone: str) ->
 
 def _confusion(row: Method, alone: str, evidence: Evidence, beside: Beside) -> dict[str, Any]:
     """(C, C) counts summed over devices; FFC's once, since it answers the same on every device."""
-    calibrated = [line for line in evidence.histories[0] if line["method"] == "ffc"]
+    calibrated = [line for line in evidence.histories[0] if line["method"] == closing_method().name]
     counts: NDArray[np.int64] = np.sum([evaluation.confusion[alone] for evaluation in beside.alone], axis=0)
     found = {"local_only": counts.tolist()}
     if calibrated:
         found["ffc"] = calibrated[-1]["confusion"]["linear"]
     last = [[line for line in history if line["method"] == row.name][-1] for history in evidence.histories]
-    answers: NDArray[np.int64] = np.sum([line["confusion"][federated_way(row)] for line in last], axis=0)
+    answers: NDArray[np.int64] = np.sum([line["confusion"][row.way] for line in last], axis=0)
     found["federated"] = answers.tolist() if row.trains else found["ffc"]
     return found
 
@@ -255,7 +254,7 @@ def _uplink(
 ) -> dict[str, Any]:
     """Payload bytes from one device: in a round of the method, in an FFC round, and what FedAvg's would be."""
     lines = [line for history in histories for line in history]
-    ffc = [line["uplink_bytes"] for line in lines if line["method"] == "ffc"]
+    ffc = [line["uplink_bytes"] for line in lines if line["method"] == closing_method().name]
     up = float(np.mean([line["uplink_bytes"] for line in lines if line["method"] == row.name]))
     fedavg = float(np.mean([fedavg_bytes(bundle) for bundle in bundles]))
     return {
@@ -273,7 +272,7 @@ def _overhead(histories: Sequence[list[dict[str, Any]]], shares: Sequence[LocalD
     row, numbers = method_row(manifest.method), manifest.features
     if row.statistic == "hyper-knowledge":
         numbers += manifest.classes
-    if not shares_rounds(row):
+    if not row.shares:
         return None
     overheads = []
     for history, share in zip(histories, shares, strict=True):

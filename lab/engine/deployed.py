@@ -5,7 +5,7 @@ Every round goes the way it goes in the field:
 1. the aggregator's state machine opens it, and each device decides by itself whether it is sampled;
 2. a sampled device trains and summarises (`edge_client.device.Device`), and its contribution is encoded to the wire's
    bytes, which are counted, and decoded again, so rounding to f32 or f16 is part of what is simulated;
-3. the contributions are merged by the rule (`aggregator.rules`) and become the next global state (`aggregator.state`);
+3. the contributions are merged by the rule (`contract.rules`) and become the next global state (`aggregator.state`);
 4. every device is asked about the test images.
 
 `local_only` is the baseline beside it: the same devices, the same seeds, the same number of epochs, and no global
@@ -21,18 +21,18 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
 
 from aggregator.rounds import Closed, Opened, Policy, Rounds, plan
-from aggregator.rules import ROBUST, Rule, merge
 from aggregator.state import next_global
 from contract.bundle import Bundle
 from contract.errors import UsageError
-from contract.messages import Announcement, ClassRows, Contribution, Encoding, RowKind
-from contract.methods import calibration, method
+from contract.messages import Announcement, ClassRows, Contribution, Encoding
+from contract.methods import method
+from contract.rules import Rule
 from contract.state import GlobalState
 from contract.statistics import Statistic
 from contract.wire import decode, encode
@@ -45,7 +45,6 @@ from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
 __all__ = ["Course", "RoundRecord", "Simulation", "local_only", "mean_accuracy", "run_id", "simulate"]
 
 SCHEMA = "protofleet.lab/1"
-_ROWS = get_args(RowKind)
 
 
 @dataclass(frozen=True)
@@ -233,10 +232,8 @@ class _Gathered:
 
 def _plain(devices: Sequence[Device], state: GlobalState) -> dict[str, Any]:
     """What a simulation needs to go on."""
-    kept: dict[str, Any] = {"version": state.version, "round": state.round}
-    for kind in _ROWS:
-        rows: ClassRows | None = getattr(state, kind)
-        kept[kind] = None if rows is None else (rows.classes.tolist(), torch.tensor(rows.rows))
+    rows = {kind: (found.classes.tolist(), torch.tensor(found.rows)) for kind, found in state.rows.items()}
+    kept: dict[str, Any] = {"version": state.version, "round": state.round, "rows": rows}
     weights = [{name: torch.tensor(value) for name, value in device.state().items()} for device in devices]
     return {"devices": weights, "global": kept}
 
@@ -249,9 +246,10 @@ def _resume(kept: dict[str, Any] | None, devices: Sequence[Device], run: bytes) 
         device.restore({name: value.numpy() for name, value in weights.items()})
     found = kept["global"]
     rows = {
-        kind: ClassRows(np.array(found[kind][0], np.uint16), found[kind][1].numpy()) for kind in _ROWS if found[kind]
+        kind: ClassRows(np.array(numbers, np.uint16), values.numpy())
+        for kind, (numbers, values) in found["rows"].items()
     }
-    return GlobalState(run, found["version"], found["round"], **rows)
+    return GlobalState(run, found["version"], found["round"], rows)
 
 
 def _replay(machine: Rounds, names: Sequence[str], rounds: int) -> None:
@@ -284,8 +282,9 @@ def _with_samples(
     names: Sequence[str], devices: Sequence[Device], shares: Sequence[LocalData], bundle: Bundle | Sequence[Bundle]
 ) -> tuple[list[str], list[Device]]:
     """Those that take part: a device without a sample to learn from has nothing to say."""
-    hyper = (bundle if isinstance(bundle, Bundle) else bundle[0]).manifest.hyper
-    learnt = [share if hyper.get("pu_weight") else share.labelled for share in shares]
+    m = (bundle if isinstance(bundle, Bundle) else bundle[0]).manifest
+    unlabelled = method(m.method).uses_unlabelled(m.hyper)
+    learnt = [share if unlabelled else share.labelled for share in shares]
     found = [(n, d) for n, d, share in zip(names, devices, learnt, strict=True) if len(share)]
     if not found:
         raise UsageError("shares", expected="a client with samples", got="none")
@@ -298,6 +297,7 @@ def _secret(run: bytes, name: str) -> bytes:
 
 
 def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) -> Announcement:
+    found = method(step.method)
     return Announcement(
         run=state.run,
         round=step.round,
@@ -307,8 +307,9 @@ def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) 
         fraction=course.fraction,
         seed=step.seed,
         global_version=state.version,
-        encoding=course.ffc_encoding if step.method == "ffc" else course.encoding,
+        encoding=course.ffc_encoding if found.statistic.has_triangle() else course.encoding,
         min_samples=course.min_samples,
+        extractor=bundle.extractor(found),
     )
 
 
@@ -321,7 +322,7 @@ def _gather(
     bundle: Bundle,
     on_device: OnDevice | None,
 ) -> _Gathered:
-    gathered, m = _Gathered(), bundle.manifest
+    gathered, m, found = _Gathered(), bundle.manifest, method(announcement.method)
     for turn, (name, device) in enumerate(zip(names, devices, strict=True)):
         if on_device is not None:
             on_device(announcement.round, turn)
@@ -331,8 +332,8 @@ def _gather(
         payload = encode(result.contribution, announcement.encoding)
         received = decode(payload)
         assert isinstance(received, Contribution)
-        width = calibration(m.hyper).width(m.features) if announcement.method == "ffc" else m.features
-        gathered.statistics.append(received.statistic(m.classes, width))
+        width = found.row_width(found.settled_in(m.hyper), m.features)
+        gathered.statistics.append(received.statistic(found.statistic, m.classes, width))
         gathered.losses += [result.loss] if result.loss is not None else []
         gathered.payload_bytes.append(len(payload))
         machine.contributed(name)
@@ -340,10 +341,10 @@ def _gather(
 
 
 def _close(step: Closed, gathered: _Gathered, state: GlobalState, rule: Rule, bundle: Bundle) -> GlobalState:
-    row, hyper = method(step.method), bundle.manifest.hyper
-    robust = rule if row.statistic in ROBUST else "mean"
-    merged = merge(lambda: gathered.statistics, robust, row.weighting_of(hyper))
-    return next_global(state, step.method, merged, round=step.round, ridge=calibration(hyper).ridge)
+    found = method(step.method)
+    hyper = found.settled_in(bundle.manifest.hyper)
+    merged = found.merge(lambda: gathered.statistics, rule, hyper)
+    return next_global(state, found, merged, round=step.round, hyper=hyper)
 
 
 def _evaluate(devices: Sequence[Device], state: GlobalState | None) -> list[Evaluation]:

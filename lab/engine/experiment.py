@@ -1,7 +1,7 @@
 """`protofleet lab run`: one federation in one process, by any method or baseline, on any data, backbone and partition.
 
 1. Load the data and divide it over the clients.
-2. For a method of the wire (`fedproto`, `fedhp`, `fedpr`, `fedhkd`, `ffc`) or `local`: export a bundle and drive the
+2. For a method of the wire (`contract/methods/`) or `local`: export a bundle and drive the
    device's and the aggregator's own cores (`lab/engine/deployed.py`). For an algorithm of `lab/algorithms/`: train
    in torch and average weights (`lab/engine/run_averaging.py`), and, when asked, calibrate and save the backbone for
    `protofleet export --weights`.
@@ -20,7 +20,7 @@ import numpy as np
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError, near_names
-from contract.methods import method
+from contract.methods import DEFAULT, METHODS, closing_method, method
 from edge_client.data import LocalData
 from export.backbones import build_backbone
 from export.build import build_bundle
@@ -37,12 +37,8 @@ from lab.engine.run_averaging import Measures, run_algorithm
 __all__ = ["LAB_METHODS", "Experiment", "run_experiment"]
 
 LAB_METHODS = {
-    "fedproto": "class prototypes, as deployed",
-    "fedhp": "learned prototypes held at fixed anchors, as deployed",
-    "fedpr": "class prototypes, each holder one vote, as deployed",
-    "fedhkd": "hyper-knowledge without weights (FedHKD*), as deployed",
-    "ffc": "closed-form calibration of the shared backbone, as deployed",
-    "local": "FedProto's training without the others",
+    **{name: f"{found.summary}, as deployed" for name, found in METHODS.items()},
+    "local": f"{METHODS[DEFAULT].title}'s training without the others",
     **{name: algorithm.summary + " (lab only)" for name, algorithm in ALGORITHMS.items()},
 }
 
@@ -164,8 +160,8 @@ def _asked_about(data: DataSet, experiment: Experiment) -> LocalData:
 
 
 def _row(name: str) -> str:
-    """The row of the methods table that a bundle for `name` is made of."""
-    return "fedproto" if name == "local" else name
+    """The method that a bundle for `name` is made of."""
+    return DEFAULT if name == "local" else name
 
 
 def _deployed(
@@ -219,7 +215,7 @@ def _deployed(
 
 def _last_round(experiment: Experiment) -> int:
     """FFC's round comes after the method's own."""
-    extra = experiment.course.calibrate and experiment.method not in ("local", "ffc")
+    extra = experiment.course.calibrate and experiment.method not in ("local", closing_method().name)
     return experiment.course.rounds + extra
 
 

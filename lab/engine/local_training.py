@@ -1,6 +1,6 @@
 """Training in torch, eagerly: for the federations that average weights, and for the public pretraining of a backbone.
 
-The objective is the one of `export/objectives.py`, and samples come in the order that a device would take them
+The objective is the one of `export/objectives/`, and samples come in the order that a device would take them
 (`numpy.random.default_rng(seed).permutation`, once per epoch), so that one client trained here and one device trained
 on ONNX Runtime follow the same path. Images stay uint8 until they are a batch; networks are laid out channels last,
 as the images are, which is faster on a CPU.
@@ -27,7 +27,7 @@ from contract.files import whole_file
 from contract.methods import Value
 from contract.sphere import orthonormal_frame, uniform_prototypes
 from edge_client.data import LocalData
-from export.objectives import OBJECTIVES, Scene
+from export.objectives import Scene, find_objective
 from export.step import Preprocess, quiet
 
 __all__ = ["EagerModel", "Fitted", "Guide", "LabHead", "save_weights", "train_eager"]
@@ -169,7 +169,7 @@ def train_eager(
     """Train in place.
 
     Args:
-        objective: of `export.objectives.OBJECTIVES`, or `fednh`.
+        objective: of `export/objectives/`, or `fednh`.
         hyper: the method's settled hyper-parameters: the objective's, `momentum` and `weight_decay`; and, where they
             are there, `optimizer` and `halve_every`.
         guide: global prototypes or hyper-knowledge; without it their terms add nothing.
@@ -223,7 +223,7 @@ def _loss(
     priors: Tensor,
     hyper: Mapping[str, Value],
 ) -> Tensor:
-    """The objective's value for a batch: the one place where the lab calls `export/objectives.py`."""
+    """The objective's value for a batch: the one place where the lab calls `export/objectives/`."""
     features = model(x)
     if objective == "fednh":
         unit = nn.functional.normalize(features, dim=1)
@@ -236,10 +236,9 @@ def _loss(
         head_bias=model.head_bias,
         prototypes=guide.prototypes,
         prototype_mask=guide.mask,
-        soft_predictions=guide.soft_predictions,
-        class_priors=priors,
+        given={"soft_predictions": guide.soft_predictions, "class_priors": priors},
     )
-    return OBJECTIVES[objective](scene, hyper)
+    return find_objective(objective)(scene, hyper)
 
 
 class _Stepper:

@@ -48,7 +48,7 @@ def own_tests(
         device = Device(bundle, share, f"device-{number}", test=own, workbench=benches[bundle.sha256])
         device.restore(simulation.devices[number - 1].state())
         before += _asked(device, state)
-        if fit and method(bundle.manifest.method).objective is not None:
+        if fit and method(bundle.manifest.method).trains:
             again = Announcement(state.run, last.round + 1, "open", bundle.manifest.method, bundle.sha256)
             device.run_round(again, state)
             after += _asked(device, state)

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from contract.errors import UsageError, near_names
+from contract.methods import closing_method
 from lab.data.partition import Partition
 from lab.engine.deployed import Course
 from lab.engine.experiment import Experiment
@@ -85,7 +86,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         def some(*names: str) -> dict[str, Any]:
             return {name: given[name] for name in names if name in given}
 
-        if given.get("method") == "ffc":
+        if given.get("method") == closing_method().name:
             given["rounds"] = 1  # sums over a fixed extractor are the same in every round
         divided = some(*(f for f in Partition.__dataclass_fields__ if f != "scheme"))
         return Experiment(

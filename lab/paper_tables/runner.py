@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from contract.errors import DivergedError
+from contract.methods import closing_method
 from lab.data.datasets import DataSet, load_dataset
 from lab.engine.checkpoint import Checkpoint
 from lab.engine.deployed import RoundRecord
@@ -227,7 +228,7 @@ def _over_clients(records: Sequence[dict[str, Any]], metric: str) -> float | Non
 
 def _uplink(records: Sequence[dict[str, Any]]) -> float:
     active = [record for record in records if record["participants"]]
-    training = [record for record in active if record["method"] != "ffc"]
+    training = [record for record in active if record["method"] != closing_method().name]
     sent = [record["uplink_bytes"] for record in training or active]
     return float(np.mean(sent)) if sent else 0.0
 
@@ -237,7 +238,7 @@ def _total(records: Sequence[dict[str, Any]], metric: str, clients: int) -> floa
     way = metric.rpartition("/")[2]
     total = 0.0
     for record in records:
-        if record["method"] == "ffc":
+        if record["method"] == closing_method().name:
             total += record["uplink_bytes"] if way == "linear" else 0.0
         else:
             total += record["uplink_bytes"] * record["participants"] / clients

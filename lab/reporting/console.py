@@ -9,7 +9,6 @@ from rich.console import Group
 from rich.table import Table
 
 from contract.methods import method
-from lab.demo.method_words import answers_by
 from lab.engine.deployed import RoundRecord
 from lab.reporting.charts import nice_bytes
 
@@ -26,7 +25,7 @@ def demo_table(s: Mapping[str, Any]) -> Group:
     table.add_row("local only", f"{own['local_only']:.1%}", f"{everything['local_only']:.1%}", "0 B")
     if row.trains:
         up = nice_bytes(s["uplink_bytes_per_device_round"])
-        label = f"{row.title}, {answers_by(row)}"
+        label = f"{row.title}, {row.inference}"
         table.add_row(label, f"{own['federated']:.1%}", f"{everything['federated']:.1%}", up)
     if "personal" in s["other_answers"]:
         mine = s["other_answers"]["personal"]

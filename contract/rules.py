@@ -14,9 +14,9 @@
 
 From three holders of a class on, the last two let no single one move a prototype beyond what the others say. Of two
 holders nobody can tell which of them lies, so both rules give their midpoint; of one they give what it sent. Then only
-the bounds of `content` and `screen` hold. They ignore how many examples a device claims, since a claim costs nothing;
-the counts of the result are still the sums of the counts. They exist for class means only: a median of Gram entries is
-no Gram matrix.
+the bounds are left that an aggregator holds contributions to (`aggregator/content.py`, `screen.py`). They ignore how
+many examples a device claims, since a claim costs nothing; the counts of the result are still the sums of the counts.
+They exist for class means only: a median of Gram entries is no Gram matrix.
 
 Memory is bounded whatever the number of devices: sums are accumulated in place; a median needs all values of a
 coordinate at once, so coordinates are dealt with in blocks, reading the statistics again for each.
@@ -33,16 +33,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import StatisticError, UsageError, near_names
-from contract.methods import Weighting
-from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+from contract.statistics import ClassMeans, Statistic
 
-__all__ = ["ROBUST", "RULES", "Rule", "Source", "check_rule", "merge"]
+__all__ = ["RULES", "Rule", "Source", "Weighting", "check_rule", "merge"]
 
+Weighting = Literal["count", "client", "share", "printed", "twice"]
 Rule = Literal["mean", "median", "trimmed-mean"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 Source = Callable[[], Iterable[Statistic]]
 
-ROBUST = ("class-means", "learned-prototypes")  # kinds of statistic that a median makes sense of
 TRIM = 0.1  # share of a class's holders left out at either end by `trimmed-mean`, rounded up to one
 _BLOCK_BYTES = 32 << 20
 
@@ -104,17 +103,17 @@ def _trimmed_mean(ordered: Float64) -> Float64:
 _MIDDLES: dict[Rule, Callable[[Float64], Float64]] = {"median": _median, "trimmed-mean": _trimmed_mean}
 
 
-def check_rule(rule: str, statistic: str | None) -> Rule:
+def check_rule(rule: str, kind: type[Statistic]) -> Rule:
     """`rule` when it can merge statistics of this kind.
 
     Raises:
         UsageError: when it is unknown, or robust and asked of sums.
     """
     for known in RULES:
-        if rule == known and (rule == "mean" or statistic in ROBUST):
+        if rule == known and (rule == "mean" or kind.is_class_means()):
             return known
     if rule in RULES:
-        raise UsageError("--rule", expected=f"mean for {statistic}", got=rule, hint="--rule mean")
+        raise UsageError("--rule", expected=f"mean for {kind.NAME}", got=rule, hint="--rule mean")
     raise UsageError("--rule", expected="an aggregation rule", got=rule, hint=near_names(rule, RULES))
 
 
@@ -174,23 +173,15 @@ def _add_up(statistics: Iterable[Statistic]) -> tuple[Statistic, int]:
     first = next(stream, None)
     if first is None:
         raise StatisticError("merge", expected="at least one statistic", got="none")
-    parts = [np.array(part) for part in _arrays(first)]
+    parts = [np.array(part) for part in (*first.arrays(), first.counts)]
     devices = 1
     for statistic in stream:
         if type(statistic) is not type(first) or (statistic.classes, statistic.width) != (first.classes, first.width):
-            first.merge(statistic)  # type: ignore[arg-type]  # raises, and says what differs
-        for mine, other in zip(parts, _arrays(statistic), strict=True):
+            first.merge(statistic)  # raises, and says what differs
+        for mine, other in zip(parts, (*statistic.arrays(), statistic.counts), strict=True):
             mine += other
         devices += 1
-    return type(first)(*parts), devices
-
-
-def _arrays(statistic: Statistic) -> tuple[NDArray[np.generic], ...]:
-    if isinstance(statistic, FeatureGram):
-        return statistic.gram, statistic.cross, statistic.counts
-    if isinstance(statistic, HyperKnowledge):
-        return statistic.sums, statistic.soft_sums, statistic.counts
-    return statistic.sums, statistic.counts
+    return first.build(parts[:-1], parts[-1]), devices
 
 
 def _columns(statistics: Iterable[Statistic], devices: int, start: int, stop: int) -> Float64:

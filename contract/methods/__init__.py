@@ -1,0 +1,170 @@
+"""The methods: one file each, and the registry that finds them.
+
+A method is a class over `contract.methods.base.Method`. It is found
+
+- as a file of this folder;
+- as an entry point of the group `protofleet.methods` of an installed package: `pip install my-method` is all;
+- as `package.module:Class`, wherever a command takes `--method`.
+
+`method(name)` gives the one object of it; `METHODS` lists all. CONTRIBUTING.md walks through a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
+
+from contract.errors import MethodError, near_names
+from contract.methods.base import Head, Hyper, Local, Method, Value
+
+__all__ = [
+    "DEFAULT",
+    "METHODS",
+    "METHOD_HELP",
+    "Head",
+    "Hyper",
+    "Local",
+    "Method",
+    "Value",
+    "closing_method",
+    "load_method",
+    "method",
+    "runs_on",
+]
+
+GROUP = "protofleet.methods"
+DEFAULT = "fedproto"  # where a person names none
+_NOT_METHODS = ("base",)
+
+
+class _Registry(Mapping[str, Method]):
+    """Methods by name, in alphabetical order: this folder's, installed ones, and those that were named by class."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Method] = {}
+        for module in pkgutil.iter_modules(__path__):
+            if module.name not in _NOT_METHODS:
+                self.add(_only_method(importlib.import_module(f"{__name__}.{module.name}")))
+        self._installed: dict[str, EntryPoint] | None = None
+
+    def add(self, found: Method) -> None:
+        """Take up a method.
+
+        Raises:
+            MethodError: when another class has its name.
+        """
+        other = self._known.setdefault(found.name, found)
+        if type(other) is not type(found):
+            raise MethodError(
+                f"method {found.name}",
+                expected="a name that no other method has",
+                got=f"{_path(found)}, {_path(other)}",
+            )
+
+    def _entries(self) -> dict[str, EntryPoint]:
+        if self._installed is None:
+            self._installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+        return self._installed
+
+    def __getitem__(self, name: str) -> Method:
+        if name not in self._known and name in self._entries():
+            found = _loaded(self._entries()[name].value)
+            if found.name != name:
+                raise MethodError(f"entry point {name}", expected=f"a method of that name: {name}", got=found.name)
+            self.add(found)
+        return self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Those that can be loaded: a broken package is complained of where its method is named, and only there."""
+        for name in self._entries():
+            with contextlib.suppress(MethodError):
+                self[name]
+        return iter(sorted(self._known))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+def method(name: str) -> Method:
+    """The method of that name, or of the class `package.module:Class`.
+
+    Raises:
+        MethodError: when there is none; the line names the nearest.
+    """
+    if ":" in name:
+        return load_method(name)
+    try:
+        return METHODS[name]
+    except KeyError:
+        raise MethodError(
+            "unknown method", expected="a known method", got=name, hint=near_names(name, METHODS)
+        ) from None
+
+
+def load_method(path: str) -> Method:
+    """The method of a class that is named by its place, known by its own name from then on.
+
+    Args:
+        path: `package.module:Class`.
+
+    Raises:
+        MethodError: when there is no such class, or it is no method.
+    """
+    found = _loaded(path)
+    METHODS.add(found)
+    return METHODS[found.name]
+
+
+def closing_method() -> Method:
+    """The method that ends a run of another with one round over the bundle's extractor."""
+    return next(found for found in METHODS.values() if found.closes_runs)
+
+
+def runs_on(own: str) -> tuple[str, ...]:
+    """The methods whose rounds a device with a bundle of method `own` can take part in: its own, and every one that
+    trains nothing, since that needs no more of a bundle than its extractor."""
+    return tuple(dict.fromkeys([own, *(name for name, found in METHODS.items() if not found.trains)]))
+
+
+def _loaded(path: str) -> Method:
+    module_name, _, class_name = path.partition(":")
+    expected = "package.module:Class, a class over contract.methods.Method"
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except Exception as error:  # whatever the code of another raises while it is imported
+        raise MethodError(f"method {path}", expected=expected, got=f"{type(error).__name__}: {error}") from None
+    if not (inspect.isclass(found) and issubclass(found, Method) and found is not Method):
+        raise MethodError(f"method {path}", expected=expected, got=type(found).__name__)
+    missing = [
+        name for name in ("name", "title", "source", "summary", "sends", "inference", "way") if not _says(found, name)
+    ]
+    if missing:
+        raise MethodError(f"method {path}", expected=f"a class that says its {missing[0]}", got="none")
+    return found()
+
+
+def _says(found: type[Method], name: str) -> bool:
+    return isinstance(getattr(found, name, None), str)
+
+
+def _only_method(module: ModuleType) -> Method:
+    """The method that a file of this folder defines."""
+    (found,) = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Method) and value.__module__ == module.__name__
+    ]
+    return found()
+
+
+def _path(found: Method) -> str:
+    return f"{type(found).__module__}:{type(found).__name__}"
+
+
+METHODS = _Registry()
+METHOD_HELP = f"{', '.join(METHODS)}, or package.module:Class."

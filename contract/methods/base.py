@@ -1,0 +1,409 @@
+"""What a method is: one class that owns all that is true of it, wherever it runs.
+
+A method is one file in this folder, or a class of an installed package. Read from top to bottom it tells the whole
+data flow, and every room asks it; no other file knows a method by name:
+
+    what it trains       `objective`, `heads`, `state`, `update_of`, `step_inputs`, `inputs`, `start`
+    what it sends        `statistic`, `extractor`, `summarise`, `mechanism`
+    how that merges      `weighting`, `merge`
+    what comes back      `global_rows`, `next_rows`
+    how a device answers `answers`, `shared_answers`
+    what it costs        `loss` and the fields of its statistic (`hw_profiles/workload`)
+
+A statistic is made of declared fields only (`contract/statistics.py`), so a method cannot send anything else. The
+objective is torch, and lives in `export/objectives/`. `Hyper` is a hyper-parameter with the source of its default.
+
+A device gives a method a `Local`: its samples as features and counts, never as images.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.answers import Answer, linear_answer, nearest_answer
+from contract.errors import MethodError, near_names
+from contract.mechanism import Mechanism
+from contract.messages import ClassRows
+from contract.rules import Rule, Source, Weighting, merge
+from contract.state import GlobalState
+from contract.statistics import ClassMeans, Participation, Statistic
+
+__all__ = [
+    "Extractor",
+    "Head",
+    "Hyper",
+    "Local",
+    "LossTerm",
+    "Method",
+    "StartState",
+    "Update",
+    "Value",
+    "newer_rows",
+    "sgd",
+]
+
+Value = int | float | str
+Head = Literal["local", "frozen", "none"]
+Extractor = Literal["local", "bundle"]
+LossTerm = Literal[
+    "cross-entropy", "squared-error", "prototype-distance", "all-prototypes", "soft-predictions", "mean-features"
+]
+Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Hyper:
+    """One hyper-parameter: its default, where that default comes from, and what values make sense.
+
+    Attributes:
+        default: also fixes the type: int, float or str.
+        source: paper, equation, table or public code that the default is taken from.
+        choices: the allowed names, for a str.
+        low: the smallest allowed number.
+        high: the largest allowed number.
+    """
+
+    default: Value
+    source: str
+    choices: tuple[str, ...] = ()
+    low: float = 0.0
+    high: float = float("inf")
+
+    def check(self, name: str, value: object) -> Value:
+        """`value` as this hyper-parameter's type.
+
+        Raises:
+            MethodError: when it is not of that type, not among the choices, or out of range.
+        """
+        if isinstance(self.default, str):
+            if value not in self.choices:
+                raise MethodError(f"{name}", expected="one of " + ", ".join(self.choices), got=value)
+            return str(value)
+        kind = type(self.default)
+        try:
+            number = kind(str(value))
+        except ValueError:
+            raise MethodError(f"{name}", expected=f"a {kind.__name__}", got=value) from None
+        if not (self.low <= number <= self.high and math.isfinite(number)):
+            raise MethodError(f"{name}", expected=f"{self.low:g} to {self.high:g}", got=value)
+        return number
+
+
+def sgd(source: str, *, lr: float, momentum: float, weight_decay: float, epochs: int) -> dict[str, Hyper]:
+    """The hyper-parameters of local training by SGD, which most methods that train have."""
+    return {
+        "lr": Hyper(lr, source, low=1e-9, high=100.0),
+        "momentum": Hyper(momentum, source, high=0.9999),
+        "weight_decay": Hyper(weight_decay, source),
+        "epochs": Hyper(epochs, source, low=1, high=10_000),
+    }
+
+
+@dataclass(frozen=True)
+class Update:
+    """How training moves one tensor.
+
+    Attributes:
+        optimizer: SGD or Adam.
+        lr: its own learning rate; None for the step's.
+        momentum: of SGD.
+        weight_decay: added to the gradient as wd · p.
+    """
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class StartState:
+    """A tensor of the training step that is neither the backbone's nor the head's.
+
+    Attributes:
+        value: (…) float, what it is at the start.
+        trained: whether a step moves it.
+    """
+
+    value: NDArray[np.floating]
+    trained: bool
+
+
+class Local(Protocol):
+    """What a device offers a method in a round: features of its own samples, under its present weights.
+
+    Only samples that may be told of are in it: classes with fewer examples than the aggregator's `min_samples` are left
+    out.
+
+    Attributes:
+        hyper: the round's method's hyper-parameters, settled.
+        classes, width: C and D.
+        params: the device's present weights by state-tensor name.
+        counts: (C,) int64, its labelled samples of each class.
+    """
+
+    hyper: Mapping[str, Value]
+    classes: int
+    width: int
+    params: Mapping[str, Float32]
+    counts: NDArray[np.int64]
+
+    def features(self, extractor: Extractor) -> Iterator[tuple[Float32, NDArray[np.int64]]]:
+        """Blocks of features (n, D) and their labels (n,), by its own weights or the bundle's."""
+
+    def class_means(self) -> ClassMeans:
+        """The class means of its own features; computed once for each weights."""
+
+    def noise(self) -> np.random.Generator:
+        """A generator that this round's noise is drawn from: fixed by a secret of the device, so that a round that is
+        repeated gives the same bytes."""
+
+
+class Method(ABC):
+    """One method. A class attribute is a fact; a method of the class is a step of the data's way.
+
+    Attributes:
+        name: in commands, manifests and messages; lower case, at most 32 characters.
+        title: the name as its paper writes it.
+        source: the paper and its equations.
+        summary: what it is, in a few words.
+        sends: what a device sends in a round, in words.
+        inference: how a device answers, in words.
+        way: the way of answering, of those that `answers` and `shared_answers` give, that is the method's own.
+        hyper: hyper-parameters by name.
+        objective: what training minimises: a file of `export/objectives/`, or `package.module:function`; None when
+            nothing is trained.
+        heads: the heads the objective allows, default first.
+        loss: what the loss consists of, for the cost models.
+        statistic: what a contribution carries.
+        extractor: whose features are summarised: the device's own `local` weights, or the `bundle`'s, which every
+            device shares. Gram sums are only meaningful over one shared extractor.
+        unit_features: whether features are put on the unit sphere before they are summarised and classified.
+        weighting: the weight w_ij of device i's row of class j in Σ_i w_ij r_ij / Σ_i w_ij, unless the hyper-parameter
+            `aggregation` says otherwise: its `count` n_ij, its `share` n_ij / n_i, 1 for each `client` that holds the
+            class; `printed` is the share, divided by the number of clients as FedHP's eq. 5 prints it, and `twice` the
+            count, divided by the number of clients that hold the class once more, as FedProto's eq. 4 does.
+        global_rows: what comes back to the devices: kinds of class rows, each of `features` or `classes` numbers.
+        shared_state: state tensors that must be equal in all bundles of one fleet.
+        privacy: what a contribution says about the samples behind it, in words.
+        encoding: how its numbers travel unless the aggregator is told otherwise.
+        closes_runs: whether a run of another method may end with one round of it.
+        first_run: hyper-parameters for a first short run on a small data set, and how many rounds of it.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]
+    summary: ClassVar[str]
+    sends: ClassVar[str]
+    inference: ClassVar[str]
+    way: ClassVar[str]
+    hyper: ClassVar[Mapping[str, Hyper]] = MappingProxyType({})
+    objective: ClassVar[str | None] = None
+    heads: ClassVar[tuple[Head, ...]] = ("none",)
+    loss: ClassVar[tuple[LossTerm, ...]] = ()
+    statistic: ClassVar[type[Statistic]] = Participation
+    extractor: ClassVar[Extractor] = "local"
+    unit_features: ClassVar[bool] = False
+    weighting: ClassVar[Weighting] = "count"
+    global_rows: ClassVar[Mapping[str, Literal["features", "classes"]]] = MappingProxyType({})
+    shared_state: ClassVar[tuple[str, ...]] = ()
+    privacy: ClassVar[str] = "nothing of the samples"
+    encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f32"
+    closes_runs: ClassVar[bool] = False
+    first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({})
+    first_run_rounds: ClassVar[int] = 5
+
+    # ── settings ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def trains(self) -> bool:
+        """Whether a round of it trains anything on the device."""
+        return self.objective is not None
+
+    @property
+    def shares(self) -> bool:
+        """Whether devices train with what comes back of the others: not where nothing is trained, or nothing sent."""
+        return self.trains and bool(self.global_rows)
+
+    def settle(self, given: Mapping[str, object]) -> dict[str, Value]:
+        """Every hyper-parameter of this method: the defaults, overridden by `given` and checked.
+
+        Raises:
+            MethodError: for a name this method does not have, or a value out of range.
+        """
+        for name in given:
+            if name not in self.hyper:
+                raise MethodError(
+                    f"{self.name} has no hyper-parameter {name!r}",
+                    hint=near_names(name, self.hyper) if self.hyper else None,
+                )
+        return {name: hyper.check(name, given.get(name, hyper.default)) for name, hyper in self.hyper.items()}
+
+    def settled_in(self, hyper: Mapping[str, Value]) -> dict[str, Value]:
+        """Its hyper-parameters in a bundle of any method: those that the bundle has, and its defaults."""
+        return self.settle({name: value for name, value in hyper.items() if name in self.hyper})
+
+    def check(self, hyper: Mapping[str, Value], classes: int, width: int) -> None:  # noqa: B027
+        """Whether these settled hyper-parameters fit C classes and features of width D.
+
+        Raises:
+            MethodError: when they do not.
+        """
+
+    def row_width(self, hyper: Mapping[str, Value], width: int) -> int:
+        """The width of its rows of features, and of its triangle, for features of width D."""
+        return width
+
+    def preparation(self, hyper: Mapping[str, Value]) -> dict[str, Value]:
+        """The hyper-parameters that say what is done to features before they are summed."""
+        return {}
+
+    def agreement(self, hyper: Mapping[str, Value]) -> dict[str, object]:
+        """What all bundles of one fleet must agree in, by what it is."""
+        return {"weighting": self.weighting_of(hyper)}
+
+    # ── training on the device ──────────────────────────────────────────────────────────────────────────────────────
+
+    def state(self, classes: int, width: int, seed: int) -> dict[str, StartState]:
+        """Tensors of the training step beside the backbone's and the head's, by name."""
+        return {}
+
+    def update_of(self, name: str, hyper: Mapping[str, Value]) -> Update:
+        """How training moves the trained tensor `name`."""
+        if hyper.get("optimizer") == "adam":
+            return Update("adam", weight_decay=float(hyper.get("weight_decay", 0.0)))
+        return Update("sgd", None, float(hyper.get("momentum", 0.0)), float(hyper.get("weight_decay", 0.0)))
+
+    def step_inputs(self, hyper: Mapping[str, Value]) -> dict[str, tuple[Literal["classes", "features"], ...]]:
+        """What the training step reads besides the inputs that every step has (`contract.bundle`): names and shapes."""
+        return {}
+
+    def inputs(self, counts: NDArray[np.int64], state: GlobalState, classes: int, width: int) -> dict[str, Float32]:
+        """Values of the step's inputs that come from the global state and from what the device knows of its labels.
+
+        Args:
+            counts: (C,) labelled samples of each class.
+
+        Raises:
+            WireError: when the global state is not of this fleet.
+        """
+        prototypes, mask = state.dense("prototypes", classes, width)
+        return {"prototypes": prototypes, "prototype_mask": mask}
+
+    def start(self, params: Mapping[str, Float32], given: Mapping[str, Float32]) -> dict[str, Float32]:
+        """Weights that a round starts from instead of the device's own: those that the global state replaces."""
+        return {}
+
+    def uses_unlabelled(self, hyper: Mapping[str, Value]) -> bool:
+        """Whether it trains on samples without a label."""
+        return False
+
+    # ── what leaves the device ──────────────────────────────────────────────────────────────────────────────────────
+
+    def summarise(self, local: Local) -> Statistic:
+        """The statistic of a device's samples."""
+        return self.statistic.zero(local.classes, self.row_width(local.hyper, local.width))
+
+    def mechanism(self, hyper: Mapping[str, Value]) -> Mechanism | None:
+        """The noise that `summarise` adds; None for none."""
+        return None
+
+    # ── on the aggregator ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def weighting_of(self, hyper: Mapping[str, Value]) -> Weighting:
+        """How contributions are weighted under these hyper-parameters."""
+        chosen = hyper.get("aggregation", self.weighting) if "aggregation" in self.hyper else self.weighting
+        return next((known for known in get_args(Weighting) if known == chosen), self.weighting)
+
+    def merge(self, source: Source, rule: Rule, hyper: Mapping[str, Value]) -> Statistic:
+        """One statistic out of a round's.
+
+        Args:
+            source: called for each pass over them.
+            rule: of the aggregator's choice, where the statistic is class means; other sums always add up.
+
+        Raises:
+            StatisticError: when there is none, or they differ in kind or shape.
+        """
+        return merge(source, rule if self.statistic.is_class_means() else "mean", self.weighting_of(hyper))
+
+    def next_rows(
+        self, previous: Mapping[str, ClassRows], merged: Statistic, hyper: Mapping[str, Value]
+    ) -> dict[str, ClassRows]:
+        """What a round's merged statistic makes of the global state: the kinds of rows that are new.
+
+        Args:
+            previous: rows of the state that the round started from, by kind.
+            hyper: the bundle's, with what the aggregator was told to take instead.
+        """
+        return {}
+
+    def doubt(self, merged: Statistic, hyper: Mapping[str, Value]) -> str:
+        """Why what a round gave may be bad, in one line; empty where nothing speaks against it."""
+        return ""
+
+    # ── answers ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def alone_way(self, head: str) -> str:
+        """How a device that hears from nobody answers: by its head, or where there is none, by its own prototypes; of
+        a method that trains nothing, as with the others.
+
+        Args:
+            head: the bundle's.
+        """
+        if not self.trains:
+            return self.way
+        return "own_prototype" if head == "none" else "head"
+
+    def own_prototypes(self, local: Local) -> tuple[Float64, NDArray[np.bool_]]:
+        """The prototypes that a device has itself: (C, D), and (C,) which there are."""
+        means = local.class_means()
+        return means.means, means.present
+
+    def answers(self, local: Local, state: GlobalState | None) -> dict[str, Answer]:
+        """The ways of answering from the device's own features, by name.
+
+        - `head`: its own head;
+        - `prototype`: the nearest prototype, arg min_j ‖f(x) − c_j‖₂ (FedProto, eq. 2), over the global prototypes,
+          and its own for classes that have no global one;
+        - `prototype_among_own`: the same among the classes that it holds, as in FedProto's public code;
+        - `own_prototype`: the nearest of the prototypes that it has itself.
+        """
+        mine, known = self.own_prototypes(local)
+        prototypes, present = mine, known
+        if state is not None and state.prototypes is not None:
+            shared, shared_present = state.prototypes.dense(local.classes, local.width)
+            prototypes = np.where(shared_present[:, None], shared, prototypes)
+            present = present | shared_present
+        answers = {
+            "prototype": nearest_answer(prototypes, present),
+            "prototype_among_own": nearest_answer(prototypes, local.counts > 0),
+            "own_prototype": nearest_answer(mine, known),
+        }
+        if "head.weight" in local.params:
+            answers["head"] = linear_answer(local.params["head.weight"], local.params.get("head.bias"))
+        return answers
+
+    def shared_answers(
+        self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
+    ) -> dict[str, Answer]:
+        """The ways of answering from features of the bundle's extractor, by name; none before there is anything."""
+        return {}
+
+
+def newer_rows(previous: ClassRows | None, rows: Float64, present: NDArray[np.bool_]) -> ClassRows:
+    """Rows (C, W) of the classes that someone held, and the previous rows of the others."""
+    if previous is None:
+        return ClassRows.of(rows, present)
+    before, held = previous.dense(*rows.shape)
+    return ClassRows.of(np.where(present[:, None], rows, before), held | present)

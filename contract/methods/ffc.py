@@ -1,0 +1,118 @@
+"""FFC: a linear head in closed form over frozen features, from sums that add up to those of the pooled data.
+
+Dong et al., "SphereFed: Hyperspherical Federated Learning", ECCV 2022, eq. 6 to 12. Here it runs over the bundle's own
+extractor, which every device shares whatever it has trained locally, since sums of features only add up over one.
+
+    statistic   A_i = Σ z zᵀ, b_i = Σ z yᵀ over unit features z = f(x)/‖f(x)‖, projected where that is agreed   eq. 10
+    merged      A = Σ_i A_i, b = Σ_i b_i                                                                        eq. 11
+    head        W = ((A + λI)⁻¹ b)ᵀ, λ = ridge · trace(A)/D                                                     eq. 12
+    answer      arg max_j (W z)_j
+
+A device's own sums make a personal head of the same form (`personal_head`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.answers import Answer, linear_answer
+from contract.errors import MethodError
+from contract.messages import ClassRows
+from contract.methods.base import Extractor, Hyper, Local, Method, Value
+from contract.ridge import doubt, solve_head
+from contract.sphere import projection, unit_rows
+from contract.state import GlobalState
+from contract.statistics import FeatureGram, Statistic
+
+__all__ = ["CALIBRATION", "FFC", "personal_head", "prepared"]
+
+_PAPER = "SphereFed (Dong et al., ECCV 2022)"
+CALIBRATION: Mapping[str, Hyper] = MappingProxyType(
+    {
+        "ridge": Hyper(0.3, "decision 078: of trace/D, safe at any N/D; the paper's 0 is the limit", high=1e6),
+        "project": Hyper(
+            0, "ours: D' of an agreed random projection, to cut the Gram's bytes; 0 for none", high=65_536
+        ),
+        "project_seed": Hyper(0, "ours: of that projection", high=2**32 - 1),
+    }
+)
+
+
+class FFC(Method):
+    name = "ffc"
+    title = "FFC"
+    source = f"{_PAPER}, eq. 6 to 12"
+    summary = "closed-form calibration of the shared backbone"
+    sends = "FFC sums"
+    inference = "linear head"
+    way = "linear"
+    statistic = FeatureGram
+    extractor: ClassVar[Extractor] = "bundle"
+    unit_features = True
+    global_rows: ClassVar[Mapping[str, Literal["features", "classes"]]] = MappingProxyType({"head": "features"})
+    privacy = "sums of all samples' features and of their products, without noise"
+    encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f64"
+    closes_runs = True
+    first_run_rounds = 1
+    hyper: ClassVar[Mapping[str, Hyper]] = CALIBRATION
+
+    def check(self, hyper: Mapping[str, Value], classes: int, width: int) -> None:
+        if int(hyper["project"]) > width:
+            raise MethodError("project", expected=f"at most D = {width}", got=hyper["project"])
+
+    def row_width(self, hyper: Mapping[str, Value], width: int) -> int:
+        return int(hyper["project"]) or width
+
+    def preparation(self, hyper: Mapping[str, Value]) -> dict[str, Value]:
+        return {name: hyper[name] for name in ("project", "project_seed") if hyper["project"]}
+
+    def agreement(self, hyper: Mapping[str, Value]) -> dict[str, object]:
+        return {name: hyper[name] for name in CALIBRATION}
+
+    def summarise(self, local: Local) -> Statistic:
+        total = FeatureGram.zero(local.classes, self.row_width(local.hyper, local.width))
+        for features, labels in local.features(self.extractor):
+            total = total.merge(FeatureGram.of(prepared(features, local.hyper), labels, local.classes))
+        return total
+
+    def next_rows(
+        self, previous: Mapping[str, ClassRows], merged: Statistic, hyper: Mapping[str, Value]
+    ) -> dict[str, ClassRows]:
+        """The head alone: prototypes stay as they are beside it."""
+        assert isinstance(merged, FeatureGram)
+        return {"head": ClassRows.of(solve_head(merged, float(hyper["ridge"])), merged.present)}
+
+    def doubt(self, merged: Statistic, hyper: Mapping[str, Value]) -> str:
+        assert isinstance(merged, FeatureGram)
+        return doubt(merged, float(hyper["ridge"]))
+
+    def shared_answers(
+        self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
+    ) -> dict[str, Answer]:
+        """`linear`: the closed-form head on unit features of the bundle's extractor (eq. 12)."""
+        if state.head is None:
+            return {}
+        head, _ = state.head.dense(classes, self.row_width(hyper, width))
+        return {"linear": linear_answer(head, prepare=lambda features: prepared(features, hyper))}
+
+
+def prepared(features: NDArray[np.floating], hyper: Mapping[str, Value]) -> NDArray[np.float64]:
+    """Features (N, D) as FFC sums and classifies them: float64 on the unit sphere, projected to (N, D') if agreed."""
+    z = np.asarray(unit_rows(features.astype(np.float64)), dtype=np.float64)
+    if not hyper["project"]:
+        return z
+    agreed = projection(z.shape[1], int(hyper["project"]), int(hyper["project_seed"]))
+    return np.asarray(z @ agreed, dtype=np.float64)
+
+
+def personal_head(local: Local) -> NDArray[np.float64]:
+    """SphereFed's personalised FFC: the closed-form head (C, D) of a device's own samples and features, unprojected."""
+    total = FeatureGram.zero(local.classes, local.width)
+    for features, labels in local.features("local"):
+        total = total.merge(FeatureGram.of(unit_rows(features.astype(np.float64)), labels, local.classes))
+    return solve_head(total, float(local.hyper["ridge"]))

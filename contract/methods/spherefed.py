@@ -1,0 +1,49 @@
+"""SphereFed: unit features are trained against a frozen orthonormal head, which is calibrated in closed form.
+
+Dong et al., "SphereFed: Hyperspherical Federated Learning", ECCV 2022, eq. 4 and 5. The paper averages the backbones'
+weights, which no message of ours can carry; with them it is an algorithm of the lab (`lab/algorithms/spherefed.py`).
+Here a device trains its own, sends only that it did, and shares in the closing FFC round (`ffc.py`).
+
+    loss        mean over batch and classes of (W z − onehot(y))², z = f(x)/‖f(x)‖, W Wᵀ = I
+    answer      the frozen head, on unit features; or the device's own closed-form head (`personal`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar
+
+from contract.answers import Answer, linear_answer
+from contract.methods.base import Head, Hyper, Local, LossTerm, Method, Value, sgd
+from contract.methods.ffc import CALIBRATION, FFC, personal_head
+from contract.state import GlobalState
+
+__all__ = ["SphereFed"]
+
+_PAPER = "SphereFed (Dong et al., ECCV 2022)"
+
+
+class SphereFed(Method):
+    name = "spherefed"
+    title = "SphereFed"
+    source = f"{_PAPER}, eq. 4, 5"
+    summary = "unit features against a frozen head"
+    sends = "only that it had taken part"
+    inference = "frozen head"
+    way = "head"
+    objective = "spherefed"
+    heads: ClassVar[tuple[Head, ...]] = ("frozen",)
+    loss: ClassVar[tuple[LossTerm, ...]] = ("squared-error",)
+    unit_features = True
+    first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({"epochs": 1, "lr": 0.1})
+    hyper: ClassVar[Mapping[str, Hyper]] = MappingProxyType(
+        {**sgd(f"{_PAPER}, Tab. 16", lr=0.5, momentum=0.9, weight_decay=1e-5, epochs=10), **CALIBRATION}
+    )
+
+    def check(self, hyper: Mapping[str, Value], classes: int, width: int) -> None:
+        FFC().check(hyper, classes, width)
+
+    def answers(self, local: Local, state: GlobalState | None) -> dict[str, Answer]:
+        """Beside the others `personal`: the closed-form head of the device's own samples and features."""
+        return {**super().answers(local, state), "personal": linear_answer(personal_head(local))}

@@ -1,0 +1,82 @@
+"""What a device offers its method in a round: features of its samples, under the weights it has now.
+
+It is the device's side of `contract.methods.Local`. Features come block by block, so that a large data set is never
+held as N × D floats. Samples of classes with fewer examples than may be told of are left out of everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.methods import Value
+from contract.methods.base import Extractor as ExtractorName
+from contract.statistics import ClassMeans, shareable
+from edge_client.data import LocalData
+from edge_client.extractor import Extractor
+from edge_client.trainer import Weights
+
+__all__ = ["LocalSamples", "class_means"]
+
+
+class LocalSamples:
+    """The samples of one device, as a method sees them.
+
+    Args:
+        data: the labelled ones.
+        classes, width: C and D.
+        hyper: of the round's method, settled.
+        params: the device's present weights by state-tensor name.
+        extractor: makes an extractor of those weights, or of the bundle's.
+        min_samples: classes with fewer examples are left out; 1 leaves none out.
+        own_means: gives the class means of all samples under the present weights.
+        secret, what: what noise is drawn from: a secret of the device, and the run and round.
+    """
+
+    def __init__(
+        self,
+        data: LocalData,
+        *,
+        classes: int,
+        width: int,
+        hyper: Mapping[str, Value],
+        params: Weights,
+        extractor: Callable[[ExtractorName], Extractor],
+        own_means: Callable[[], ClassMeans],
+        min_samples: int = 1,
+        secret: bytes = b"",
+        what: bytes = b"",
+    ) -> None:
+        self.classes, self.width, self.hyper, self.params = classes, width, hyper, params
+        self._data, self._extractor, self._own_means = data, extractor, own_means
+        self._secret, self._what = secret, what
+        self._kept = shareable(data.y, classes, min_samples)  # (N,)
+        self.counts: NDArray[np.int64] = np.bincount(data.y[self._kept], minlength=classes)
+
+    def features(self, extractor: ExtractorName) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        """Blocks of features (n, D) and their labels (n,), by the device's own weights or the bundle's."""
+        for rows, features in self._extractor(extractor).blocks(self._data.x):
+            kept = self._kept[rows]
+            if kept.any():
+                yield features[kept], self._data.y[rows][kept]
+
+    def class_means(self) -> ClassMeans:
+        """The class means of the device's own features."""
+        means, here = self._own_means(), self.counts > 0
+        return ClassMeans(np.where(here[:, None], means.sums, 0.0), np.where(here, means.counts, 0))
+
+    def noise(self) -> np.random.Generator:
+        """A generator that is fixed by the device's secret, the run and the round."""
+        return np.random.default_rng(int.from_bytes(hmac.digest(self._secret, self._what, hashlib.sha256), "big"))
+
+
+def class_means(extractor: Extractor, data: LocalData, *, classes: int) -> ClassMeans:
+    """The class means of `data` as the extractor gives them, nothing withheld: for use on the device itself."""
+    total = ClassMeans.zero(classes, extractor.width)
+    for rows, features in extractor.blocks(data.x):
+        total = total.merge(ClassMeans.of(features, data.y[rows], classes))
+    return total
