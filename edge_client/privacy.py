@@ -2,11 +2,11 @@
 
 Features are clipped to norm ζ, and a class mean over n samples has noise of deviation 2ζσ/n. Through a network that has
 never seen the samples, a replaced one would move one class mean by at most 2ζ/n: so the paper counts. But the network
-was trained on them, and one sample moves every feature of every class. All that then holds is that a mean has norm ζ at most: each of the class
-means moves by 2ζ at most, n/σ deviations. A round is a Gaussian release of noise multiplier σ/√(Σ n²) for the features,
-the sum over classes, and another for the soft predictions; k of them compose exactly to one of that over √k. Which
-class a sample is of, and how many each has, is not hidden. See docs/decisions/095. Source: FedHKD (Chen, Wang, Vikalo,
-ICLR 2023), section 3, which noises the features alone; Balle and Wang, ICML 2018, for ε(δ).
+was trained on them, and one sample moves every feature of every class. All that then holds is that a mean has norm ζ at
+most: each of the class means moves by 2ζ at most, n/σ deviations. A round is a Gaussian release of noise multiplier
+σ/√(Σ n²) for the features, the sum over classes, and another for the soft predictions; k of them compose exactly to one
+of that over √k. Which class a sample is of, and how many each has, is not hidden. See docs/decisions/095. Source:
+FedHKD (Chen, Wang, Vikalo, ICLR 2023), section 3, which noises the features alone; Balle and Wang, ICML 2018, for ε(δ).
 
 The noise comes from a secret that never leaves the device (`edge_client/local.py`): a round that is repeated after a
 crash gives the same bytes, and who knows the device's name and the round cannot subtract it.
