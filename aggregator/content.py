@@ -85,7 +85,7 @@ def check_content(
     if isinstance(statistic, FeatureGram):
         check_sums(statistic, _coarser(message, terms.encoding))
         return statistic
-    for field, rows in zip(kind.row_fields(), (message.body.rows, *message.further), strict=True):
+    for field, rows in zip(kind.row_fields(), (message.body.rows, *message.further), strict=False):
         if field.holds == "probabilities":
             _check_probabilities(message, rows, terms)
         else:

@@ -19,7 +19,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from aggregator.rules import Rule, merge
 
 from aggregator.content import Terms, check_content
 from aggregator.screen import Traits, screen
@@ -27,8 +26,9 @@ from aggregator.state import next_global
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DivergedError, WireError
 from contract.messages import Announcement, Contribution
-from contract.methods import calibration
+from contract.methods import method as method_of
 from contract.plausible import largest_norm
+from contract.rules import Rule
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, Statistic
 from edge_client.data import LocalData
@@ -125,7 +125,8 @@ def run(
     """(accuracy of the honest devices, what stopped the lie)."""
     devices, state, refused = fleet.devices(), GlobalState(RUN, 0, 0), ""
     manifest, died = fleet.bundle.manifest, 0
-    ridge = calibration(manifest.hyper).ridge
+    found_method = method_of(method)
+    hyper, extractor = found_method.settled_in(manifest.hyper), fleet.bundle.extractor(found_method)
     for number in range(1, rounds + 1):
         asked = Announcement(RUN, number, "open", method, fleet.bundle.sha256)
         given: dict[str, Statistic] = {}
@@ -137,14 +138,16 @@ def run(
             except DivergedError:
                 died += name != NAMES[-1]
                 sent = device.sit_out(asked).contribution
-            statistic = sent.statistic(manifest.classes, manifest.features)
+            statistic = sent.statistic(found_method.statistic, manifest.classes, manifest.features)
             if name == NAMES[-1] and lie is not None and (number > 1 or rounds == 1):
                 statistic = lie(statistic if method == "ffc" else _full(statistic))
-                sent = Contribution.of(statistic, run=RUN, round=number, method=method, bundle=fleet.bundle.sha256)
+                origin = {"bundle": fleet.bundle.sha256, "extractor": extractor}
+                sent = Contribution.of(statistic, run=RUN, round=number, method=method, **origin)
                 try:
                     if guarded:
                         bundles = (fleet.bundle.sha256,)
-                        check_content(sent, Terms(), bundles=bundles, classes=manifest.classes, width=manifest.features)
+                        terms, shape = Terms(extractor=extractor), (manifest.classes, manifest.features)
+                        check_content(sent, terms, bundles=bundles, classes=shape[0], width=shape[1])
                 except WireError as error:
                     refused = str(error)
                     continue
@@ -154,7 +157,8 @@ def run(
             screened = screen(source, {name: _traits(statistic) for name, statistic in given.items()})
             source, found = screened.source, [f.reason for f in screened.findings]
             refused = found[0] if found else refused
-        state = next_global(state, method, merge(source, rule), round=number, ridge=ridge)
+        merged = found_method.merge(source, rule, hyper)
+        state = next_global(state, found_method, merged, round=number, hyper=hyper)
     way = "linear" if method == "ffc" else "prototype"
     found = [device.evaluate(state) for device in devices[:-1]]
     accuracy = float(np.mean([e.all_classes[way] for e in found if e is not None]))

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import StatisticError, WireError
-from contract.statistics import Statistic
+from contract.statistics import MAX_FIELDS, Statistic
 
 __all__ = [
     "Announcement",
@@ -49,7 +49,6 @@ MAX_CHUNKS = 65_535
 MAX_TEXT = 200
 MAX_ENTRIES = 32
 MAX_KIND = 32
-MAX_FIELDS = 4  # fields of class rows in one contribution
 MAX_BUNDLES = 256
 # One device's contribution, however hostile, cannot make the sum of a fleet of two million overflow.
 MAX_COUNT = 2**32 - 1
@@ -269,7 +268,7 @@ class Contribution:
             WireError: when the fields are not of that kind, or do not fit that fleet.
         """
         fields, tables = kind.row_fields(), [self.body.rows, *self.further]
-        if not fields and not self.further and not self.body.rows.size:
+        if not self.further and not self.body.rows.shape[1]:
             tables = []
         if len(tables) != len(fields) or (self.triangle is None) == kind.has_triangle():
             raise WireError(f"round of {self.method}", expected=kind.NAME, got="another statistic")

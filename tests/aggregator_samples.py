@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from contract_samples import empty_graph
 
-from contract.bundle import SCHEMA, Manifest, StateTensor, write_bundle
+from contract.bundle import SCHEMA, Manifest, StateTensor, extractor_of, write_bundle
 from contract.messages import Contribution
 from contract.methods import method
 from contract.sphere import unit_rows
@@ -35,8 +35,16 @@ def contribution(
     round: int = 1,
     method: str = "fedproto",
     bundle: bytes = BUNDLE,
+    extractor: bytes = b"",
 ) -> Contribution:
-    return Contribution.of(statistic or means(), run=run, round=round, method=method, bundle=bundle)
+    return Contribution.of(
+        statistic or means(), run=run, round=round, method=method, bundle=bundle, extractor=extractor
+    )
+
+
+def extractor(name: str, bundle: bytes = BUNDLE) -> bytes:
+    """What a round of this method over `manifest()`s bundle sums the features of."""
+    return extractor_of(manifest(), bundle, method(name))
 
 
 def manifest(*, classes: int = CLASSES, width: int = WIDTH, name: str = "fedproto") -> Manifest:

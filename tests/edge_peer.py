@@ -54,8 +54,8 @@ class Peer:
         """Publish the next global state: the contribution's own rows as prototypes, or unit rows as a head."""
         self.version += 1
         rows = ClassRows(sent.body.classes, sent.body.rows.astype(np.float32))
-        kind = {"head": rows} if head else {"prototypes": rows}
-        for part in GlobalState(self.run, self.version, number, **kind).parts(60_000):  # type: ignore[arg-type]
+        state = GlobalState(self.run, self.version, number, {"head" if head else "prototypes": rows})
+        for part in state.parts(60_000):
             self.publish(topics.global_part(FLEET, part.part), encode(part), retain=True)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:

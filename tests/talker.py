@@ -81,9 +81,8 @@ class Talker(threading.Thread):
                 statistic = self._make(message)
                 if statistic is not None:
                     self.sent[key] = statistic
-                    made = Contribution.of(
-                        statistic, run=message.run, round=message.round, method=message.method, bundle=message.bundle
-                    )
+                    origin = {"run": message.run, "bundle": message.bundle, "extractor": message.extractor}
+                    made = Contribution.of(statistic, round=message.round, method=message.method, **origin)
                     self._pending[key] = (encode(made, message.encoding), message, 0.0)
         elif isinstance(message, GlobalPart):
             state = self._collector.add(message)

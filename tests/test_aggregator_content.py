@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 from aggregator.content import Terms, check_content, check_sums
 from contract.errors import WireError
+from contract.mechanism import Mechanism
 from contract.messages import ClassRows, Contribution, Encoding
-from contract.plausible import LARGEST_NORM, DeclaredNoise, usual_norm
+from contract.methods.fedhkd import HyperKnowledge
+from contract.plausible import LARGEST_NORM, usual_norm
 from contract.sphere import projection, unit_rows
-from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
+from contract.statistics import ClassMeans, FeatureGram, Statistic
 from contract.wire import decode, encode
-from edge_client.privacy import Mechanism
 
 RUN, BUNDLE = b"run1", bytes(32)
 ENCODINGS: tuple[Encoding, ...] = ("f64", "f32", "f16", "int8")
@@ -65,7 +66,7 @@ def test_sums_of_any_data_pass_in_every_encoding(shape, encoding: Encoding, proj
     if projected:
         z = z @ projection(z.shape[1], max(1, z.shape[1] // 2), 3)
     statistic = FeatureGram.of(z, y, shape[2])
-    terms = Terms(encoding=encoding, projected=projected)
+    terms = Terms(encoding=encoding)
     _check(_message(statistic, "ffc", encoding), statistic, terms)
 
 
@@ -170,8 +171,8 @@ def test_declared_noise_passes(shape, encoding: Encoding, multiplier: float, cli
     hyper = {"noise": multiplier, "clip": clip, "noise_on": "all"}
     mechanism, soft = Mechanism.of(hyper), np.full((len(y), shape[2]), 1.0 / shape[2])
     plain = HyperKnowledge.of(mechanism.clipped(z), soft, y, shape[2])
-    statistic = mechanism.released(plain, b"secret", b"what")
-    _check(_message(statistic, "fedhkd", encoding), statistic, Terms(noise=DeclaredNoise.of(hyper)))
+    statistic = mechanism.released(plain, np.random.default_rng(shape[0]))
+    _check(_message(statistic, "fedhkd", encoding), statistic, Terms(noise=mechanism))
 
 
 def _knowledge(soft: np.ndarray, scale: float = 1.0) -> HyperKnowledge:
@@ -195,21 +196,21 @@ def test_soft_predictions_that_are_no_probabilities_are_refused(soft: np.ndarray
 
 def test_noise_excuses_no_more_than_it_explains() -> None:
     loud = _knowledge(np.full((3, 3), 5.0), scale=0.2)
-    little = Terms(noise=DeclaredNoise(clip=1.0, multiplier=0.01, predictions=True))
+    little = Terms(noise=Mechanism(clip=1.0, noise=0.01, predictions=True))
     with pytest.raises(WireError, match="soft predictions"):
         _check(_message(loud, "fedhkd"), loud, little)
     long = _knowledge(np.full((3, 3), 1 / 3), scale=100.0)
     with pytest.raises(WireError, match="the mean of class 0"):
         _check(_message(long, "fedhkd"), long, little)
     _check(_message(long, "fedhkd"), long)  # without clipping nobody says how long features are
-    features_only = Terms(noise=DeclaredNoise(clip=1e3, multiplier=50.0, predictions=False))
+    features_only = Terms(noise=Mechanism(clip=1e3, noise=50.0, predictions=False))
     with pytest.raises(WireError, match="soft predictions"):
         _check(_message(loud, "fedhkd"), loud, features_only)
 
 
 @pytest.mark.parametrize("deviations", [4.0, 30.0])
 def test_noise_explains_soft_predictions_by_its_own_deviation(deviations: float) -> None:
-    noise = DeclaredNoise(clip=10.0, multiplier=1.0, predictions=True)
+    noise = Mechanism(clip=10.0, noise=1.0, predictions=True)
     off = deviations * np.sqrt(2.0) / 10  # √2 σ/n, over the 10 samples of each class
     moved = _knowledge(np.tile([1 / 3 + off, 1 / 3 - off, 1 / 3], (3, 1)))
     if deviations < 10:
@@ -272,3 +273,39 @@ def test_the_usual_norm_is_the_lower_middle_one() -> None:
     assert usual_norm([]) == usual_norm([0.0]) == 0.0
     assert usual_norm([5.0, 0.0, 1.0]) == 1.0
     assert usual_norm([5.0, 1e9, 1.0]) == 5.0
+
+
+# ── one extractor ──
+
+
+EXTRACTOR, OTHER = bytes(range(32)), bytes(range(100, 132))
+
+
+def _sums(*, extractor: bytes = EXTRACTOR, bundle: bytes = BUNDLE) -> Contribution:
+    made = Contribution.of(_good(), run=RUN, round=1, method="ffc", bundle=bundle, extractor=extractor)
+    received = decode(encode(made, "f64"))
+    assert isinstance(received, Contribution)
+    return received
+
+
+def test_another_bundle_with_the_rounds_extractor_is_accepted() -> None:
+    """Sums add up over one extractor, whatever else a device's bundle holds; without one the bundle must be known."""
+    terms = Terms(extractor=EXTRACTOR)
+    for bundle in (BUNDLE, OTHER):
+        _check(_sums(bundle=bundle), _good(), terms)
+    with pytest.raises(WireError, match=r"bundle, expected sha256 00000000…, got 64656667…"):
+        _check(_sums(extractor=b"", bundle=OTHER), _good())
+
+
+@pytest.mark.parametrize("bundle", [BUNDLE, OTHER])
+@pytest.mark.parametrize(("extractor", "got"), [(OTHER, "64656667…"), (b"", "none")])
+def test_sums_over_a_wrong_extractor_or_an_unnamed_one_are_refused(bundle: bytes, extractor: bytes, got: str) -> None:
+    with pytest.raises(WireError, match=f"extractor, expected sha256 00010203…, got {got}"):
+        _check(_sums(extractor=extractor, bundle=bundle), _good(), Terms(extractor=EXTRACTOR))
+
+
+def test_an_extractor_is_refused_where_each_device_has_its_own() -> None:
+    statistic = ClassMeans.from_means(np.ones((3, 4)), [10, 10, 10])
+    made = Contribution.of(statistic, run=RUN, round=1, method="fedproto", bundle=BUNDLE, extractor=EXTRACTOR)
+    with pytest.raises(WireError, match="extractor, expected none in a round of fedproto, got 00010203…"):
+        _check(made, statistic)

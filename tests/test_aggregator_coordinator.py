@@ -8,12 +8,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, gram, manifest, means
+from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, gram, manifest, means
 
 from aggregator.coordinator import SETTLE_S, Coordinator, Settings
 from aggregator.report import Summary
 from aggregator.rounds import Closed, Finished, Opened, Policy
 from aggregator.store import SqliteStore
+from contract.bundle import extractor_of
 from contract.errors import StoreError, UsageError
 from contract.messages import Status
 from contract.methods import method
@@ -50,8 +51,15 @@ def _message(core: Coordinator, device: str, round: int | None = None) -> tuple[
     number = round or core.rounds.number
     method = core.rounds.plan[number - 1]
     seed = DEVICES.index(device) + 10 * number
-    made = contribution(gram(seed) if method == "ffc" else means(seed), run=core.run, round=number, method=method)
+    statistic = gram(seed) if method == "ffc" else means(seed)
+    made = contribution(statistic, run=core.run, round=number, method=method, extractor=extractor(method))
     return device, encode(made, "f64")
+
+
+def _sums(core: Coordinator, statistic: FeatureGram, **told: bytes) -> bytes:
+    """What a device sends in an FFC round that comes first."""
+    given = {"extractor": extractor("ffc"), **told}
+    return encode(contribution(statistic, run=core.run, method="ffc", **given), "f64")
 
 
 def _pooled(round: int, kind: str) -> ClassMeans | FeatureGram:
@@ -199,7 +207,7 @@ def test_settings_that_do_not_fit_the_bundle(tmp_path: Path) -> None:
         frugal = dataclasses.replace(SETTINGS, calibrate=False)
         wide = Coordinator(store, manifest(width=1280), BUNDLE, frugal, now=0.0)
         assert wide.largest_message_bytes == SETTINGS.limit_bytes
-        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 5248 for class rows"):
+        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 5250 for class rows"):
             Coordinator(store, manifest(width=1280), BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
         many = manifest(name="fedhkd", classes=1000)  # soft predictions are rows of 1000 numbers, whatever the width
         with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 4128 for class rows"):
@@ -266,13 +274,13 @@ def test_min_samples_and_max_samples_are_held_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [None, 0.7, 0.0])
 def test_the_aggregator_sets_the_ridge(tmp_path: Path, given: float | None) -> None:
     with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
-        settings = dataclasses.replace(SETTINGS, rounds=1, ridge=given)
+        settings = dataclasses.replace(SETTINGS, rounds=1, hyper={} if given is None else {"ridge": given})
         core = Coordinator(store, manifest(name="ffc"), BUNDLE, settings, now=0.0)
         for device in DEVICES:
             core.status(device, _birth(), 0.0)
         _steps(core, 0.0)
         sent = {device: gram(i) for i, device in enumerate(DEVICES)}
-        core.take([(d, encode(contribution(s, run=core.run, method="ffc"), "f64")) for d, s in sent.items()], 1.0)
+        core.take([(d, _sums(core, s)) for d, s in sent.items()], 1.0)
         _steps(core, 2.0)
         pooled = gram(0).merge(gram(1)).merge(gram(2))
         expected = solve_head(pooled, RIDGE if given is None else given)
@@ -287,11 +295,11 @@ def test_a_small_ridge_near_as_many_samples_as_features_is_warned_of(tmp_path: P
     part = FeatureGram.of(z, rng.integers(0, CLASSES, 16), CLASSES)
     for ridge, words in ((1e-6, "16 samples for 16 features, and a ridge of 1e-06"), (0.1, "")):
         with SqliteStore(tmp_path / f"s{ridge}", BUNDLE, "fleet") as store:
-            settings = Settings(rounds=1, ridge=ridge)
+            settings = Settings(rounds=1, hyper={"ridge": ridge})
             core = Coordinator(store, manifest(name="ffc", width=16), BUNDLE, settings, now=0.0)
             core.status("a", _birth(), 0.0)
             _steps(core, 0.0)
-            core.take([("a", encode(contribution(part, run=core.run, method="ffc"), "f64"))], 1.0)
+            core.take([("a", _sums(core, part))], 1.0)
             _steps(core, 2.0)
             assert core.doubt.startswith(words)
             assert bool(core.doubt) == bool(words)
@@ -311,3 +319,29 @@ def test_after_a_restart_a_liar_is_still_left_out(tmp_path: Path) -> None:
         assert isinstance(_steps(core, 2.0 + SETTLE_S)[0], Closed)
         assert [found.device for found in core.findings] == ["a"]
         np.testing.assert_allclose(core.state.prototypes.rows, means(1).merge(means(2)).means[:2])
+
+
+def test_an_ffc_round_takes_any_bundle_of_its_extractor_and_no_other(tmp_path: Path) -> None:
+    """What is announced is what a contribution must name; a device's bundle may be another with the same extractor."""
+    shared, another = b"\x11" * 32, bytes(range(50, 82))
+    made = msgspec.structs.replace(manifest(name="ffc"), extractor=shared.hex())
+    settings = dataclasses.replace(SETTINGS, rounds=1)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = Coordinator(store, made, BUNDLE, settings, now=0.0)
+        for device in DEVICES:
+            core.status(device, _birth(), 0.0)
+        _steps(core, 0.0)
+        told = core.announcement().extractor
+        assert told == extractor_of(made, another, method("ffc"))  # it follows from the manifest alone
+        sent = {
+            "a": _sums(core, gram(0), extractor=told),
+            "b": _sums(core, gram(1), extractor=told, bundle=another),
+            "c": _sums(core, gram(2), extractor=extractor_of(manifest(), BUNDLE, method("ffc"))),
+        }
+        decided = core.take(list(sent.items()), 1.0)
+        assert [d.outcome for d in decided] == ["committed", "committed", "rejected"]
+        assert f"extractor, expected sha256 {told[:4].hex()}…, got" in decided[2].receipt.reason
+        core.take([("c", _sums(core, gram(2), extractor=told))], 2.0)
+        _steps(core, 2.0)
+        pooled = gram(0).merge(gram(1)).merge(gram(2))
+        np.testing.assert_allclose(core.state.head.rows, solve_head(pooled, RIDGE), rtol=1e-6)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from aggregator.rules import merge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.errors import StatisticError
 from contract.messages import Contribution
 from contract.ridge import solve_head
+from contract.rules import merge
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from contract.wire import decode, encode
@@ -35,7 +35,7 @@ def _pooled(z: np.ndarray, y: np.ndarray, classes: int, ridge: float) -> np.ndar
 
 def _over_the_wire(part: FeatureGram, encoding: str) -> FeatureGram:
     message = Contribution.of(part, run=b"runx", round=1, method="ffc", bundle=bytes(32))
-    return decode(encode(message, encoding)).statistic(part.classes, part.width)
+    return decode(encode(message, encoding)).statistic(FeatureGram, part.classes, part.width)
 
 
 def _relative(one: np.ndarray, other: np.ndarray) -> float:

@@ -7,7 +7,6 @@ import itertools
 
 import numpy as np
 import pytest
-from aggregator.rules import merge
 from aggregator_samples import BUNDLE, CLASSES, RUN, WIDTH, contribution, gram, means
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,8 +17,10 @@ from contract.chunks import split
 from contract.errors import StatisticError
 from contract.messages import ClassRows, Contribution
 from contract.methods import METHODS, method
+from contract.methods.fedhkd import HyperKnowledge
+from contract.rules import merge
 from contract.state import GlobalState
-from contract.statistics import ClassMeans, HyperKnowledge, Statistic
+from contract.statistics import ClassMeans, FeatureGram, Participation, Statistic
 from contract.wire import decode, encode
 
 WEIGHTINGS = ("count", "client", "share", "printed", "twice")
@@ -133,7 +134,7 @@ def test_hyper_knowledge_of_a_fleet_is_that_of_the_pooled_data_over_the_wire(see
     z, q, y = _knowledge(seed, samples)
     parts = [HyperKnowledge.of(z[i::devices], q[i::devices], y[i::devices], CLASSES) for i in range(devices)]
     messages = [encode(contribution(part, method="fedhkd"), "f64") for part in parts]
-    merged = merge(lambda: [decode(payload).statistic(CLASSES, WIDTH) for payload in messages])
+    merged = merge(lambda: [decode(payload).statistic(HyperKnowledge, CLASSES, WIDTH) for payload in messages])
     for j in range(CLASSES):
         held = [k for k in range(samples) if y[k] == j]
         assert merged.counts[j] == len(held)
@@ -145,47 +146,47 @@ def test_hyper_knowledge_of_a_fleet_is_that_of_the_pooled_data_over_the_wire(see
 # ── the next global state ──
 
 
-def _statistic(kind: str) -> Statistic:
+def _statistic(kind: type[Statistic]) -> Statistic:
     """Of the first two classes only."""
-    if kind == "hyper-knowledge":
+    if kind is HyperKnowledge:
         return HyperKnowledge.of(*_knowledge(last=False), CLASSES)
-    if kind == "participation":
-        return ClassMeans.zero(CLASSES, WIDTH)
-    return gram() if kind == "feature-gram" else means()
+    if kind is Participation:
+        return Participation.zero(CLASSES, WIDTH)
+    return gram() if kind is FeatureGram else means()
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_round_changes_what_its_method_says_and_a_class_that_nobody_holds_keeps_its_row(name) -> None:
     rows, classes = np.arange(CLASSES * WIDTH, dtype=float).reshape(CLASSES, WIDTH), np.arange(CLASSES, dtype=np.uint16)
-    before = GlobalState(
-        RUN, 6, 4, ClassRows(classes, rows), ClassRows(classes, -rows), ClassRows(classes, rows[:, :3])
-    )
-    row, merged = METHODS[name], _statistic(METHODS[name].statistic)
-    after = next_global(before, name, merged, round=5, ridge=1e-6)
-    if row.statistic == "participation":
+    held = {"prototypes": rows, "head": -rows, "soft": rows[:, :3]}
+    before = GlobalState(RUN, 6, 4, {kind: ClassRows(classes, values) for kind, values in held.items()})
+    found, merged = METHODS[name], _statistic(METHODS[name].statistic)
+    after = next_global(before, found, merged, round=5, hyper=found.settle({}))
+    if found.statistic is Participation:
         assert after is before
         return
     assert (after.run, after.version, after.round) == (RUN, 7, 5)
-    changed = {"prototypes": ["prototypes"], "hyper-knowledge": ["prototypes", "soft"], "head": ["head"]}
-    for kind in ("prototypes", "head", "soft"):
-        if kind not in changed[str(row.global_state)]:
-            assert getattr(after, kind) is getattr(before, kind)
-    if row.global_state != "head":
+    changed = {"fedhkd": {"prototypes", "soft"}, "ffc": {"head"}}.get(name, {"prototypes"})
+    assert set(found.global_rows) == changed
+    for kind in held:
+        assert (after.rows[kind] is before.rows[kind]) == (kind not in changed)
+    if "prototypes" in changed:
         dense, present = after.prototypes.dense(CLASSES, WIDTH)
         assert present.all()
         np.testing.assert_allclose(dense[:2], merged.means[:2])
         np.testing.assert_array_equal(dense[2], rows[2])
-    if row.global_state == "hyper-knowledge":
-        soft, _ = after.soft.dense(CLASSES, CLASSES)
+    if "soft" in changed:
+        soft, _ = after.rows["soft"].dense(CLASSES, CLASSES)
         np.testing.assert_allclose(soft[:2], merged.soft_means[:2])
         np.testing.assert_array_equal(soft[2], rows[2, :3])
 
 
-@pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.statistic != "participation"])
+@pytest.mark.parametrize("name", [name for name, found in METHODS.items() if found.statistic is not Participation])
 def test_another_methods_statistic_makes_no_state(name) -> None:
-    wrong = gram() if METHODS[name].statistic != "feature-gram" else means()
-    with pytest.raises(StatisticError, match=METHODS[name].statistic):
-        next_global(GlobalState(RUN, 0, 0), name, wrong, round=1, ridge=0.0)
+    found = METHODS[name]
+    wrong = means() if found.statistic is FeatureGram else gram()
+    with pytest.raises(StatisticError, match=found.statistic.NAME):
+        next_global(GlobalState(RUN, 0, 0), found, wrong, round=1, hyper=found.settle({}))
 
 
 # ── at the door ──
@@ -197,12 +198,11 @@ def _decide(message: Contribution, name: str, **view: object) -> Decision:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("other", ["class-means", "hyper-knowledge", "feature-gram", "participation"])
+@pytest.mark.parametrize("other", [ClassMeans, HyperKnowledge, FeatureGram, Participation])
 def test_a_round_takes_its_own_kind_and_no_other(name, other) -> None:
     decision = _decide(contribution(_statistic(other), method=name), name)
-    own = "class-means" if METHODS[name].statistic == "learned-prototypes" else METHODS[name].statistic
-    empty_rows = other == "participation" and own == "class-means"  # a device that withholds all of its classes
-    assert (decision.outcome == "committed") == (own == other or empty_rows), decision.reason
+    own = METHODS[name].statistic
+    assert (decision.outcome == "committed") == (own is other), decision.reason
     if decision.outcome != "committed":
         assert decision.receipt.status == "rejected"
         assert f"round of {name}, expected" in decision.receipt.reason
@@ -231,7 +231,7 @@ def test_a_bundle_is_of_the_fleet_or_refused(others) -> None:
 
 def _hyper(soft: np.ndarray) -> Contribution:
     rows = ClassRows(np.arange(2, dtype=np.uint16), np.ones((2, WIDTH)))
-    return Contribution(RUN, 1, "fedhkd", BUNDLE[:4], rows, np.array([3, 4], np.uint64), soft=soft)
+    return Contribution(RUN, 1, "fedhkd", BUNDLE[:4], rows, np.array([3, 4], np.uint64), further=(soft,))
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ MISTAKES = {
     "a receipt": encode(Receipt(RUN, 1, "fedproto", "committed")),
     "a status": encode(Status(True, b"instance", 1)),
     "an announcement": encode(Announcement(RUN, 1, "open", "fedproto", BUNDLE)),
-    "a global part": encode(GlobalState(RUN, 1, 1, contribution().body).parts(4096)[0]),
+    "a global part": encode(GlobalState(RUN, 1, 1, {"prototypes": contribution().body}).parts(4096)[0]),
     "a map of indefinite length": b"\xbf" + _GOOD[1:] + b"\xff",
     "a string of indefinite length": _GOOD.replace(b"\x68fedproto", b"\x7f\x64fedp\x64roto\xff"),
     "a field twice": b"\xaa" + _GOOD[1:] + b"\x03\x01",

@@ -64,7 +64,7 @@ def test_an_event_without_a_line_is_a_mistake_that_shows() -> None:
 
 
 def test_the_public_names() -> None:
-    assert aggregator.__all__ == ["RULES", "Policy", "Rounds", "merge", "next_global", "plan", "solve_head"]
+    assert aggregator.__all__ == ["Policy", "Rounds", "next_global", "plan"]
 
 
 def test_the_pure_part_needs_no_mqtt_and_no_database() -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from functools import reduce
 
-import aggregator.rules as rules
 import numpy as np
 import pytest
-from aggregator.rules import check_rule, merge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import contract.rules as rules
 from aggregator.state import next_global
 from contract.errors import StatisticError, UsageError
 from contract.messages import ClassRows
+from contract.methods import method
+from contract.rules import check_rule, merge
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram
 
@@ -111,19 +112,19 @@ def test_nothing_to_merge_and_mixed_shapes_are_refused() -> None:
 
 
 def test_rule_names() -> None:
-    assert check_rule("median", "class-means") == "median"
+    assert check_rule("median", ClassMeans) == "median"
     with pytest.raises(UsageError, match="one of median"):
-        check_rule("medain", "class-means")
+        check_rule("medain", ClassMeans)
     with pytest.raises(UsageError, match="mean for feature-gram"):
-        check_rule("median", "feature-gram")
+        check_rule("median", FeatureGram)
 
 
 def test_a_class_that_nobody_held_keeps_its_prototype() -> None:
     previous = GlobalState(
-        RUN, 3, 3, ClassRows(np.array([0, 2], np.uint16), np.array([[1.0, 1.0], [3.0, 3.0]])), head=None
+        RUN, 3, 3, {"prototypes": ClassRows(np.array([0, 2], np.uint16), np.array([[1.0, 1.0], [3.0, 3.0]]))}
     )
     merged = ClassMeans.from_means([[5.0, 5.0], [6.0, 6.0], [0.0, 0.0], [0.0, 0.0]], [2, 1, 0, 0])
-    state = next_global(previous, "fedproto", merged, round=4, ridge=0.0)
+    state = next_global(previous, method("fedproto"), merged, round=4, hyper={})
     assert (state.run, state.version, state.round) == (RUN, 4, 4)
     np.testing.assert_array_equal(state.prototypes.classes, [0, 1, 2])
     np.testing.assert_array_equal(state.prototypes.rows, [[5, 5], [6, 6], [3, 3]])
@@ -133,7 +134,8 @@ def test_a_calibration_round_sets_the_head_and_keeps_the_prototypes() -> None:
     rng = np.random.default_rng(1)
     z, y = rng.normal(size=(50, 3)), rng.integers(0, 2, 50)  # class 2 has no examples
     prototypes = ClassRows(np.array([1], np.uint16), np.ones((1, 3)))
-    state = next_global(GlobalState(RUN, 1, 1, prototypes), "ffc", FeatureGram.of(z, y, 3), round=2, ridge=0.0)
+    before, sums = GlobalState(RUN, 1, 1, {"prototypes": prototypes}), FeatureGram.of(z, y, 3)
+    state = next_global(before, method("ffc"), sums, round=2, hyper={"ridge": 0.0})
     assert state.prototypes is prototypes
     np.testing.assert_array_equal(state.head.classes, [0, 1])
     expected = np.linalg.lstsq(z, np.eye(3)[y], rcond=None)[0].T
@@ -142,4 +144,4 @@ def test_a_calibration_round_sets_the_head_and_keeps_the_prototypes() -> None:
 
 def test_a_statistic_of_another_method_is_refused() -> None:
     with pytest.raises(StatisticError, match="class-means"):
-        next_global(GlobalState(RUN, 0, 0), "fedproto", FeatureGram.zero(2, 2), round=1, ridge=0.0)
+        next_global(GlobalState(RUN, 0, 0), method("fedproto"), FeatureGram.zero(2, 2), round=1, hyper={})

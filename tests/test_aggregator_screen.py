@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from aggregator.rules import Source, merge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.screen import OUTLIER, Screened, Traits
 from aggregator.screen import screen as screen_traits
+from contract.mechanism import Mechanism
 from contract.messages import Contribution
-from contract.plausible import DeclaredNoise
+from contract.methods.fedhkd import HyperKnowledge
+from contract.rules import Source, merge
 from contract.sphere import unit_rows
-from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, Statistic
-from edge_client.privacy import Mechanism
+from contract.statistics import ClassMeans, FeatureGram, Statistic
 
 RUN = b"run1"
 NAMES = [f"device-{i}" for i in range(5)]
@@ -65,19 +65,17 @@ def test_a_class_of_one_sample_under_much_noise_is_no_outlier(seed: int, multipl
     """Noise on a mean goes with one over its samples: honest devices of few and of many must both stay."""
     rng, mechanism = np.random.default_rng(seed), Mechanism(1.0, multiplier, True)
     centres = length * unit_rows(rng.normal(size=(6, 64)))
-    traits, noise = {}, DeclaredNoise(1.0, multiplier, True)
+    traits: dict[str, Traits] = {}
     for name in NAMES:
         counts = rng.integers(1, 200, 6) * (rng.random(6) < 0.6)
         counts[rng.integers(6)] = 1
-        sent = mechanism.released(
-            HyperKnowledge.from_means(centres, np.full((6, 6), 1 / 6), counts), rng.bytes(32), b"round 1"
-        )
+        sent = mechanism.released(HyperKnowledge.from_means(centres, np.full((6, 6), 1 / 6), counts), rng)
         message = Contribution.of(sent, run=RUN, round=1, method="fedhkd", bundle=bytes(32))
-        traits[name] = Traits.of(message, noise)
+        traits[name] = Traits.of(message, mechanism)
     assert not screen_traits(list, traits).findings
     loud = ClassMeans.from_means(np.full((6, 64), 1e4), np.full(6, 10_000))
     message = Contribution.of(loud, run=RUN, round=1, method="fedhkd", bundle=bytes(32))
-    traits["liar"] = Traits.of(message, noise)
+    traits["liar"] = Traits.of(message, mechanism)
     assert [f.device for f in screen_traits(list, traits).findings if f.left_out] == ["liar"]
 
 

@@ -16,7 +16,6 @@ import numpy as np
 import paho.mqtt.client
 import paho.mqtt.publish
 import pytest
-from aggregator.rules import merge
 from aggregator_samples import bundle_file, gram, manifest, means
 from aggregator_server_samples import FLEET, SETTINGS, WIDTH, Running, wait
 from brokers import BROKERS, Proxy, TestBroker, free_port, make_broker
@@ -30,14 +29,15 @@ from contract import topics
 from contract.errors import StoreError
 from contract.link import Address, Link, Received
 from contract.messages import Announcement, ClassRows, Contribution, Status
-from contract.methods import method
+from contract.methods import method as method_of
 from contract.ridge import solve_head
+from contract.rules import merge
 from contract.sphere import unit_rows
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, Statistic
 from contract.wire import decode, encode
 
-RIDGE = float(method("ffc").hyper["ridge"].default)
+RIDGE = float(method_of("ffc").hyper["ridge"].default)
 
 
 @pytest.fixture(params=BROKERS)
@@ -62,7 +62,8 @@ def _talkers(url: str, count: int = 3, resend_s: float = 1.0) -> list[Talker]:
 
 def _stored(store: SqliteStore, round: int, method: str) -> Statistic:
     messages = [decode(payload) for payload in store.contributions(round, method)]
-    return merge(lambda: (m.statistic(3, WIDTH) for m in messages if isinstance(m, Contribution)))
+    found = method_of(method).statistic
+    return merge(lambda: (m.statistic(found, 3, WIDTH) for m in messages if isinstance(m, Contribution)))
 
 
 def _same(one: Statistic, other: Statistic) -> None:
@@ -147,7 +148,7 @@ def test_what_a_larger_state_or_another_run_left_retained_is_cleared(broker: Tes
     before = Link(Address.parse(broker.url), "before", subscriptions=[topics.global_all(FLEET)]).open()
     before.wait_connected(10)
     rows = ClassRows(np.arange(3, dtype=np.uint16), np.ones((3, 60)))
-    stale = GlobalState(b"old!", 9, 9, rows).parts(400)
+    stale = GlobalState(b"old!", 9, 9, {"prototypes": rows}).parts(400)
     assert len(stale) == 3
     for part in stale:
         before.publish(topics.global_part(FLEET, part.part), encode(part), retain=True)
@@ -321,7 +322,8 @@ def test_kill_9_of_the_aggregator_at_any_moment_loses_and_doubles_nothing(broker
             assert all(s[-1] in ("committed", "duplicate") for s in talker.receipts.values())
         for round, method in talkers[0].sent:
             messages = [decode(payload) for payload in store.contributions(round, method)]
-            stored = merge(lambda messages=messages: [m.statistic(3, 40) for m in messages])
+            kind = method_of(method).statistic
+            stored = merge(lambda messages=messages, kind=kind: [m.statistic(kind, 3, 40) for m in messages])
             _same(stored, merge(lambda key=(round, method): [t.sent[key] for t in talkers]))
 
 

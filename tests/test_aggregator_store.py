@@ -27,7 +27,12 @@ def _accepted(device: str, round: int = 1, payload: bytes = b"payload") -> Accep
 
 def _state(store: SqliteStore, version: int) -> GlobalState:
     rows = ClassRows(np.array([0, 2], np.uint16), np.array([[0.1, 1e-17], [3.0, 4.0]]))
-    return GlobalState(store.run, version, version, rows, ClassRows(np.array([1], np.uint16), np.ones((1, 5))))
+    return GlobalState(
+        store.run,
+        version,
+        version,
+        {"prototypes": rows, "head": ClassRows(np.array([1], np.uint16), np.ones((1, 5)))},
+    )
 
 
 def test_who_was_refused_is_forgotten_once_a_later_round_has_closed(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator.rules import merge
 from brokers import BROKERS, TestBroker, make_broker
 from fleets import PAYLOADS, Processes
 
@@ -26,6 +25,7 @@ from aggregator.store import SqliteStore
 from contract.bundle import Bundle, read_bundle
 from contract.methods import method
 from contract.ridge import solve_head
+from contract.rules import merge
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from contract.wire import decode
@@ -211,5 +211,5 @@ def test_two_clients_with_one_id(fleet: Fleet) -> None:
     assert re.search(r"error: .*\bd0\b", fleet.log(ended))
     stored = _stored(fleet)
     assert len(stored) == DEVICES * 3
-    merged = merge(lambda: [decode(p).statistic(10, 128) for (n, _, _), p in stored.items() if n == 3])
+    merged = merge(lambda: [decode(p).statistic(FeatureGram, 10, 128) for (n, _, _), p in stored.items() if n == 3])
     assert int(merged.counts.sum()) == sum(len(y) for _, y in fleet.data)

@@ -17,6 +17,7 @@ from fleets import CLASSES, Fleet, Samples, bundle, error_line, fleet_in, share
 
 from contract.bundle import read_bundle
 from contract.messages import Contribution
+from contract.methods import method as method_of
 from contract.sphere import projection
 from edge_client.extractor import Extractor
 
@@ -50,7 +51,7 @@ def _merged(rounds: list[list[Contribution]], weight: Weight, field: str = "body
         for j in range(CLASSES):
             total, weights = 0.0, 0.0
             for message in messages:
-                rows = message.body.rows if field == "body" else message.soft
+                rows = message.body.rows if field == "body" else message.further[0]
                 for number, n, row in zip(message.body.classes, message.counts, rows, strict=True):
                     if number == j:
                         w = weight(int(n), sum(int(c) for c in message.counts))
@@ -91,7 +92,7 @@ def test_prototypes_are_merged_as_the_paper_weights_them(fleet: Fleet, method: s
     data = [share(0, HELD[0], 30), share(1, HELD[1], 45)]
     _run(fleet, path, data, "--no-calibrate")
     state = fleet.state(read_bundle(path).sha256)
-    assert (state.version, state.round, state.head, state.soft) == (2, 2, None, None)
+    assert (state.version, state.round, set(state.rows)) == (2, 2, {"prototypes"})
     rounds = [fleet.messages(1), fleet.messages(2)]
     _check_counts(rounds[0], data)
     wanted = _merged(rounds, weight)
@@ -131,7 +132,7 @@ def test_hyper_knowledge_with_noise_and_a_budget_that_one_device_spends(fleet: F
     prototypes, soft = _merged(rounds, _count), _merged(rounds, _count, "soft")
     assert sorted(soft) == [0, 1, 2, 3, 4]  # class 4, d0's alone, keeps what the first round gave
     _check_rows(state.prototypes, prototypes)
-    _check_rows(state.soft, soft)
+    _check_rows(state.rows["soft"], soft)
 
 
 def test_a_device_with_a_budget_sends_no_ffc_sums(fleet: Fleet) -> None:
@@ -165,7 +166,7 @@ def _from_triangles(messages: list[Contribution], width: int, ridge: float, clas
     """(Σ A + λI)⁻¹ Σ b of the stored sums, entry by entry."""
     a, b = np.zeros((width, width)), np.zeros((CLASSES, width))
     for message in messages:
-        entries = iter(message.gram.tolist())
+        entries = iter(message.triangle.tolist())
         for i in range(width):
             for k in range(i, width):
                 value = next(entries)
@@ -190,13 +191,14 @@ def test_ffc_is_the_head_of_the_pooled_data(fleet: Fleet, method: str, project: 
         assert methods == ["spherefed", "spherefed", "ffc"]
         for message in [*fleet.messages(1), *fleet.messages(2)]:
             assert not len(message.body.classes)
-            assert message.gram is message.soft is None
+            assert (message.triangle, message.further, message.extractor) == (None, (), b"")
         assert max(map(len, fleet.payloads(1).values())) < 100
     state, last = fleet.state(made.sha256), fleet.messages(len(methods))
-    assert (state.prototypes, state.soft) == (None, None)
+    assert set(state.rows) == {"head"}
+    assert {message.extractor for message in last} == {made.extractor(method_of("ffc"))[:4]}
     width = project or made.manifest.features
     _check_counts(last, data)
-    assert {message.gram.shape for message in last} == {(width * (width + 1) // 2,)}
+    assert {message.triangle.shape for message in last} == {(width * (width + 1) // 2,)}
     np.testing.assert_allclose(state.head.rows, _from_triangles(last, width, 1e-3, [0, 1, 2, 3]), rtol=1e-5, atol=1e-6)
     z = Extractor(made, made.params).features(np.concatenate([x for x, _ in data])).astype(np.float64)
     z /= np.linalg.norm(z, axis=1, keepdims=True)

@@ -18,6 +18,7 @@ from fleets import Fleet, bundle, error_line, fleet_in, run, share
 
 from contract.bundle import read_bundle, write_bundle
 from contract.methods import method
+from contract.statistics import FeatureGram
 from contract.wire import decode
 
 NOWHERE = "mqtt://127.0.0.1:1"
@@ -143,7 +144,7 @@ def test_two_bundles_cannot_end_with_an_ffc_round(tmp_path: Path) -> None:
     bundles = [_bundle(tmp_path / f"{n}.bundle", version=n) for n in (1, 2)]
     code, said = _aggregate(tmp_path, *bundles, options=("--calibrate",))
     assert code == 2
-    assert "an FFC round, expected one backbone, got 2 bundles, try --no-calibrate" in error_line(said)
+    assert "a round of FFC, expected one backbone, got 2 bundles, try --no-calibrate" in error_line(said)
     code, said = _aggregate(tmp_path, *bundles)  # left to itself it leaves that round out, and goes on to the broker
     assert code == 1
     assert "broker" in error_line(said)
@@ -196,7 +197,10 @@ def test_one_sample_is_enough_for_ffc(fleet: Fleet, made: Callable[..., Path]) -
     fleet.client("d0", path, share(0, (3,), 1))
     fleet.client("d1", path, share(1, (0, 3)))
     assert set(fleet.finish().values()) == {0}
-    sums = {device: decode(payload).statistic(fleets.CLASSES, 8) for device, payload in fleet.payloads(1).items()}
+    sums = {
+        device: decode(payload).statistic(FeatureGram, fleets.CLASSES, 8)
+        for device, payload in fleet.payloads(1).items()
+    }
     assert sums["d0"].counts.tolist() == [0, 0, 0, 1, 0]
     np.testing.assert_allclose(sums["d0"].matrix, np.outer(sums["d0"].cross[3], sums["d0"].cross[3]), atol=1e-12)
     assert fleet.state(read_bundle(path).sha256).head.classes.tolist() == [0, 3]

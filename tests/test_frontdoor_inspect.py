@@ -77,8 +77,12 @@ def test_the_bytes_up_are_those_of_a_real_contribution_and_fedavgs_of_all_parame
 
     up = facts(bundle)["uplink_bytes_per_round"]
     features, labels = np.random.default_rng(0).random((3000, 2)), np.arange(3000) % 3
-    for kind, method, encoding in ((ClassMeans, "fedproto", "f32"), (FeatureGram, "ffc", "f64")):
-        message = Contribution.of(kind.of(features, labels, 3), run=bytes(4), round=1, method=method, bundle=bytes(32))
+    for kind, method, encoding, extractor in (
+        (ClassMeans, "fedproto", "f32", b""),
+        (FeatureGram, "ffc", "f64", bytes(32)),
+    ):
+        origin = {"run": bytes(4), "round": 1, "bundle": bytes(32), "extractor": extractor}
+        message = Contribution.of(kind.of(features, labels, 3), method=method, **origin)
         assert up[method] == len(encode(message, encoding))
     assert up["fedavg"] == 4 * (12 + 2)
 

@@ -45,7 +45,7 @@ def _store(path: Path) -> None:
         store.commit(
             [Accepted(1, "fedproto", device, b"of " + device.encode(), 9) for device in "ab"], tally, [(1, "z")]
         )
-        store.close_round(1, 107.5, 2, GlobalState(store.run, 1, 1, ROWS))
+        store.close_round(1, 107.5, 2, GlobalState(store.run, 1, 1, {"prototypes": ROWS}))
         store.open_round(2, "ffc", 43, 108.0)
         store.commit([Accepted(2, "ffc", "a", b"sums", 4)], {})
 
