@@ -21,6 +21,7 @@ from contract.errors import LinkError
 from contract.interrupt import interruptible
 from contract.link import Address
 from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
+from contract.methods import METHOD_HELP
 from contract.report import JSON_HELP, is_stdout, write_json
 from contract.rules import RULES
 
@@ -40,7 +41,8 @@ def aggregate_command(
     broker: Annotated[str, typer.Option(help="mqtt://host[:port] or mqtts://host[:port].")],
     store: Annotated[Path, typer.Option(help="SQLite file that holds the run; made when absent, resumed when not.")],
     fleet: Annotated[str, typer.Option(help="The fleet's id, in every topic.")] = "fleet",
-    rounds: Annotated[int, typer.Option(help="Rounds of the bundle's method.")] = 5,
+    method: Annotated[str | None, typer.Option(help=f"Of the rounds: {METHOD_HELP}  [default: the bundle's]")] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds of that method.")] = 5,
     calibrate: Annotated[
         bool | None,
         typer.Option(
@@ -88,6 +90,7 @@ def aggregate_command(
     """Run rounds: announce, receive, commit, merge."""
     check_loudness(quiet, verbose)
     settings = settle(
+        method=method,
         rounds=rounds,
         calibrate=len(bundle) == 1 if calibrate is None else calibrate,
         min_clients=min_clients,

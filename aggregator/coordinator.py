@@ -22,9 +22,9 @@ from aggregator.screen import Finding, Traits, screen
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store
 from contract.bundle import Manifest, extractor_of
-from contract.errors import UsageError, WireError
+from contract.errors import UsageError, WireError, near_names
 from contract.messages import Announcement, Contribution, Encoding, Status
-from contract.methods import Method, Value
+from contract.methods import Method, Value, runs_on
 from contract.methods import method as method_of
 from contract.rules import Rule, check_rule
 from contract.state import GlobalState, least_limit_bytes
@@ -41,6 +41,7 @@ class Settings:
     """What the aggregator was asked to do.
 
     Attributes:
+        method: of the rounds; the bundle's own when None. Another is one that trains nothing.
         rounds, calibrate: see `rounds.plan`.
         rule: how class means merge; other sums always add up.
         encoding, ffc_encoding: how tensors travel up in rounds of class rows and of triangles.
@@ -51,6 +52,7 @@ class Settings:
         limit_bytes: the largest message taken and sent.
     """
 
+    method: str | None = None
     rounds: int = 5
     calibrate: bool = True
     policy: Policy = field(default_factory=Policy)
@@ -90,7 +92,7 @@ class Coordinator:
         now: float,
         others: tuple[bytes, ...] = (),
     ) -> None:
-        methods = plan(manifest.method, settings.rounds, settings.calibrate)
+        methods = plan(_own_method(manifest, settings), settings.rounds, settings.calibrate)
         shared = next((m for m in map(method_of, methods) if m.extractor == "bundle"), None)
         if others and shared is not None:
             raise UsageError(
@@ -327,6 +329,17 @@ class Coordinator:
     def _statistics(self, round: int, found: Method) -> Iterator[Statistic]:
         for message in self._messages(round, found.name):
             yield message.statistic(found.statistic, self._manifest.classes, self._width(found))
+
+
+def _own_method(manifest: Manifest, settings: Settings) -> str:
+    """Of the rounds before the closing one."""
+    known, wanted = runs_on(manifest.method), settings.method or manifest.method
+    if wanted not in known:
+        raise UsageError(
+            "--method", expected=f"{manifest.method}, as the bundle, or one that trains nothing", got=wanted,
+            hint=near_names(wanted, known),
+        )  # fmt: skip
+    return wanted
 
 
 def _answers(decision: Decision, view: View) -> bool:

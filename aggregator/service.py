@@ -26,6 +26,7 @@ from contract.errors import UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
 from contract.messages import Encoding
+from contract.methods import method as find_method
 from contract.rules import check_rule
 from contract.statistics import ClassMeans
 from contract.topics import check_id
@@ -113,6 +114,7 @@ class Service:
 
 def settle(
     *,
+    method: str | None = None,
     rounds: int = 5,
     calibrate: bool = True,
     min_clients: int = 1,
@@ -134,6 +136,7 @@ def settle(
         UsageError: for a value out of range, or a name that is none.
     """
     return Settings(
+        method=None if method is None else find_method(method).name,
         rounds=rounds,
         calibrate=calibrate,
         policy=_policy(min_clients, deadline, fraction, seed),

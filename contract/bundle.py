@@ -114,6 +114,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return (*STEP_INPUTS, *method(self.method).step_inputs(self.hyper))
 
     @property
+    def given_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the step's inputs that come of the global state and of what a device knows of its labels."""
+        sizes = {"classes": self.classes, "features": self.features}
+        further = method(self.method).step_inputs(self.hyper)
+        own = {name: tuple(sizes[axis] for axis in axes) for name, axes in further.items()}
+        return {"prototypes": (self.classes, self.features), "prototype_mask": (self.classes,), **own}
+
+    @property
     def trainable(self) -> bool:
         """Whether the bundle carries a training step."""
         return "train_step.onnx" in self.members
@@ -292,6 +300,8 @@ def _parse_manifest(raw: bytes, path: object) -> Manifest:
     except (ValueError, RecursionError) as error:  # malformed, of other fields, not UTF-8, nested without end
         raise BundleError(f"{path}: manifest.json", expected=f"a manifest of schema {SCHEMA}", got=error) from None
     try:  # a hyper-parameter that came after the bundle has its default; one that we do not know must not be left out
+        if ":" in manifest.method:  # code is named by a person, never by a file
+            raise MethodError("unknown method", expected="a method's name", got=manifest.method[:80])
         settled = method(manifest.method).settle(manifest.hyper)
     except MethodError as error:
         raise BundleError(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from contract.loudness import QUIET_HELP, VERBOSE_HELP
+from contract.methods import LOAD_HELP
 from contract.report import JSON_HELP
 from edge_client.config import settle_config
 from edge_client.process import become, run
@@ -40,6 +41,7 @@ def client_command(
         float | None,
         typer.Option(help="Privacy budget: no round after which ε would be larger.  [default: none]"),
     ] = None,
+    method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     config: Annotated[str | None, typer.Option(help="TOML file with any of these options by name.")] = None,
     json: Annotated[str | None, typer.Option(help=JSON_HELP.format("a summary at the end"))] = None,
     quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help=QUIET_HELP)] = None,

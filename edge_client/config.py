@@ -45,6 +45,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     key: str | None = None
     trust: str | None = None
     epsilon: float | None = None
+    method: str | None = None
     json: str | None = None
     quiet: bool = False
     verbose: bool = False

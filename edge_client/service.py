@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError
 from contract.link import Address
-from contract.methods import METHODS, method
+from contract.methods import METHODS, load_method, method
 from edge_client.client import Client
 from edge_client.config import ClientConfig, read_public_key
 from edge_client.data import LocalData
@@ -57,6 +57,8 @@ class Service:
         """
         settings = self._settings
         address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
+        if settings.method is not None:
+            load_method(settings.method)
         trusted = None if settings.trust is None else read_public_key(settings.trust)
         bundle = read_bundle(settings.bundle, public_key=trusted)
         m = bundle.manifest

@@ -58,13 +58,7 @@ class Trainer:
         self._x = np.zeros((m.batch, height, width, channels), np.uint8)  # (B, H, W, c)
         self._y = np.zeros(m.batch, np.int64)  # (B,)
         self._sample_weight = np.zeros(m.batch, np.float32)  # (B,)
-        shapes = {
-            "prototypes": (m.classes, m.features),
-            "prototype_mask": (m.classes,),
-            "soft_predictions": (m.classes, m.classes),
-            "class_priors": (m.classes,),
-        }
-        self._given = {name: np.zeros(shapes[name], np.float32) for name in m.step_inputs if name in shapes}
+        self._given = {name: np.zeros(shape, np.float32) for name, shape in m.given_shapes.items()}
         self._lr = np.zeros((), np.float32)
         self._loss = np.zeros((), np.float32)
         self._updated = m.names("param", "buffer", "optimizer")

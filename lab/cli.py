@@ -74,11 +74,11 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
     """Methods, baselines, backbones, data sets and partitions that `lab run` knows, and tables."""
     from export.backbones import BACKBONES
     from lab.data.datasets import SHIPPED
-    from lab.engine.experiment import LAB_METHODS
+    from lab.engine.experiment import lab_methods
     from lab.paper_tables.config import TABLES, read_table
 
     groups = {
-        "methods": dict(LAB_METHODS),
+        "methods": lab_methods(),
         "backbones": dict.fromkeys(BACKBONES, "") | {"module:callable": "your own"},
         "data": dict.fromkeys(SHIPPED, "ships with the package")
         | {"DIR": "train.parquet and test.parquet", "owner/name": "a data set of the Hugging Face Hub"},

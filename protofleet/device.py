@@ -27,7 +27,7 @@ class Device:
             (N, H, W, c) uint8 and class numbers (N,).
         state: directory for weights, outbox and history; made when absent, resumed when not.
         options: as `protofleet client` takes them: `fleet`, `test`, `threads`, `patience`, `ca`, `cert`, `key`,
-            `trust`, `epsilon`.
+            `trust`, `epsilon`, `method`.
 
     Raises:
         ProtofleetError: an option that is none, or out of range.

@@ -15,15 +15,18 @@ import contextlib
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
 from contract.errors import MethodError, near_names
 from contract.methods.base import Head, Hyper, Local, Method, Value
+from contract.statistics import Statistic
 
 __all__ = [
     "DEFAULT",
+    "LOAD_HELP",
     "METHODS",
     "METHOD_HELP",
     "Head",
@@ -40,6 +43,7 @@ __all__ = [
 GROUP = "protofleet.methods"
 DEFAULT = "fedproto"  # where a person names none
 _NOT_METHODS = ("base",)
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")  # as it stands in commands, manifests and messages
 
 
 class _Registry(Mapping[str, Method]):
@@ -50,7 +54,7 @@ class _Registry(Mapping[str, Method]):
         for module in pkgutil.iter_modules(__path__):
             if module.name not in _NOT_METHODS:
                 self.add(_only_method(importlib.import_module(f"{__name__}.{module.name}")))
-        self._installed: dict[str, EntryPoint] | None = None
+        self._installed: dict[str, list[EntryPoint]] | None = None
 
     def add(self, found: Method) -> None:
         """Take up a method.
@@ -66,14 +70,19 @@ class _Registry(Mapping[str, Method]):
                 got=f"{_path(found)}, {_path(other)}",
             )
 
-    def _entries(self) -> dict[str, EntryPoint]:
+    def _entries(self) -> dict[str, list[EntryPoint]]:
         if self._installed is None:
-            self._installed = {entry.name: entry for entry in entry_points(group=GROUP)}
+            self._installed = {}
+            for entry in entry_points(group=GROUP):
+                self._installed.setdefault(entry.name, []).append(entry)
         return self._installed
 
     def __getitem__(self, name: str) -> Method:
         if name not in self._known and name in self._entries():
-            found = _loaded(self._entries()[name].value)
+            places = sorted({entry.value for entry in self._entries()[name]})
+            if len(places) > 1:
+                raise MethodError(f"entry point {name}", expected="one package that has it", got=", ".join(places))
+            found = _loaded(places[0])
             if found.name != name:
                 raise MethodError(f"entry point {name}", expected=f"a method of that name: {name}", got=found.name)
             self.add(found)
@@ -136,7 +145,7 @@ def _loaded(path: str) -> Method:
     expected = "package.module:Class, a class over contract.methods.Method"
     try:
         found = getattr(importlib.import_module(module_name), class_name)
-    except Exception as error:  # whatever the code of another raises while it is imported
+    except (Exception, SystemExit) as error:  # whatever the code of another raises while it is imported
         raise MethodError(f"method {path}", expected=expected, got=f"{type(error).__name__}: {error}") from None
     if not (inspect.isclass(found) and issubclass(found, Method) and found is not Method):
         raise MethodError(f"method {path}", expected=expected, got=type(found).__name__)
@@ -145,7 +154,17 @@ def _loaded(path: str) -> Method:
     ]
     if missing:
         raise MethodError(f"method {path}", expected=f"a class that says its {missing[0]}", got="none")
-    return found()
+    if not _NAME.fullmatch(found.name):
+        raise MethodError(
+            f"method {path}", expected="a name of 1 to 32 of a-z, 0-9, - and _", got=found.name[:80] or "none"
+        )
+    kind = found.statistic
+    if not (inspect.isclass(kind) and issubclass(kind, Statistic) and kind is not Statistic):
+        raise MethodError(f"method {path}", expected="a statistic over contract.statistics.Statistic", got="another")
+    try:
+        return found()
+    except Exception as error:
+        raise MethodError(f"method {path}", expected=expected, got=f"{type(error).__name__}: {error}") from None
 
 
 def _says(found: type[Method], name: str) -> bool:
@@ -168,3 +187,4 @@ def _path(found: Method) -> str:
 
 METHODS = _Registry()
 METHOD_HELP = f"{', '.join(METHODS)}, or package.module:Class."
+LOAD_HELP = "Of a bundle whose method is not installed: its package.module:Class."

@@ -114,7 +114,7 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
                 [p.bundle for p in prepared], names, shares, data.test, evidence, rounds, on_round=part.at
             )
     summary = summarise_run(
-        method=demo.method,
+        method=method(demo.method).name,
         seed=demo.seed,
         data=data,
         division=division,
@@ -239,9 +239,11 @@ def _run_fleet(
         fleet.start("broker", ["broker", "--listen", f"127.0.0.1:{port}"])
         wait_for_port(fleet, "broker", port)
         common = ["--broker", broker, "--fleet", FLEET]
-        fleet.start("aggregator", ["aggregate", *common, *_aggregate_options(demo, rounds, prepared, out)])
+        named = ["--method", demo.method] if ":" in demo.method else []  # a class that is not installed
+        fleet.start("aggregator", ["aggregate", *common, *named, *_aggregate_options(demo, rounds, prepared, out)])
         for name, theirs in zip(names, prepared, strict=True):
-            fleet.start(name, ["client", *common, "--bundle", str(theirs.bundle_path), *_client_options(out, name)])
+            own = ["--bundle", str(theirs.bundle_path), *_client_options(out, name)]
+            fleet.start(name, ["client", *common, *named, *own])
         _follow(fleet, names, out, part)
         head = received_head(broker, FLEET, prepared[0].bundle.manifest) if demo.calibrates else None
     return Evidence(

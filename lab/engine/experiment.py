@@ -20,7 +20,7 @@ import numpy as np
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError, near_names
-from contract.methods import DEFAULT, METHODS, closing_method, method
+from contract.methods import DEFAULT, METHODS, closing_method, load_method, method
 from edge_client.data import LocalData
 from export.backbones import build_backbone
 from export.build import build_bundle
@@ -34,13 +34,16 @@ from lab.engine.local_training import EagerModel, save_weights
 from lab.engine.personal_evaluation import own_tests
 from lab.engine.run_averaging import Measures, run_algorithm
 
-__all__ = ["LAB_METHODS", "Experiment", "run_experiment"]
+__all__ = ["Experiment", "lab_methods", "run_experiment"]
 
-LAB_METHODS = {
-    **{name: f"{found.summary}, as deployed" for name, found in METHODS.items()},
-    "local": f"{METHODS[DEFAULT].title}'s training without the others",
-    **{name: algorithm.summary + " (lab only)" for name, algorithm in ALGORITHMS.items()},
-}
+
+def lab_methods() -> dict[str, str]:
+    """What the lab can run, by name, with a line for a person."""
+    return {
+        **{name: f"{found.summary}, as deployed" for name, found in METHODS.items()},
+        "local": f"{METHODS[DEFAULT].title}'s training without the others",
+        **{name: algorithm.summary + " (lab only)" for name, algorithm in ALGORITHMS.items()},
+    }
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,12 @@ class Experiment:
     save_weights: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in LAB_METHODS:
+        if ":" in self.method:  # a class that is not installed
+            object.__setattr__(self, "method", load_method(self.method).name)
+        known = lab_methods()
+        if self.method not in known:
             raise UsageError(
-                "--method", expected="a method of the lab", got=self.method, hint=near_names(self.method, LAB_METHODS)
+                "--method", expected="a method of the lab", got=self.method, hint=near_names(self.method, known)
             )
         settle = ALGORITHMS[self.method].settle if self.method in ALGORITHMS else method(_row(self.method)).settle
         settle(self.hyper)

@@ -24,7 +24,7 @@ from rich.text import Text
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError, WireError
 from contract.messages import ClassRows, Message
-from contract.methods import METHODS
+from contract.methods import LOAD_HELP, METHODS, load_method
 from contract.payload import uplink_bytes
 from contract.report import JSON_HELP, beside, write_json
 from contract.terminal import printable
@@ -39,9 +39,12 @@ _SHOWN_LABELS = 12
 
 def inspect_command(
     file: Annotated[Path, typer.Argument(help="A .bundle file, or the payload of one message, saved as it came.")],
+    method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the facts"))] = None,
 ) -> None:
     """Show what a bundle or a message holds, after checking it as a device would."""
+    if method is not None:
+        load_method(method)
     facts = _facts(file)
     write_json(json, facts)  # before it is shown: whoever reads along may leave (`| head`)
     console = beside(json, highlight=False)

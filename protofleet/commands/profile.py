@@ -17,6 +17,7 @@ from rich.console import Console
 from contract.bundle import read_bundle
 from contract.errors import UsageError, near_names
 from contract.interrupt import interruptible
+from contract.methods import LOAD_HELP, METHODS, closing_method, load_method
 from contract.report import JSON_HELP, beside, write_json, write_text
 from contract.tables import show_table
 from hw_profiles.devices.measure import read_measurement
@@ -49,10 +50,13 @@ def profile_command(
     threads: Annotated[
         str, typer.Option(help="numbers, comma-separated, for --measure; 1 or all for predictions")
     ] = "",
+    method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help=JSON_HELP.format("the report"))] = None,
     html_file: Annotated[Path | None, typer.Option("--html", help="write the report as one HTML page")] = None,
 ) -> None:
     """Latency, memory and energy of a bundle on devices, predicted; with --measure, on this machine."""
+    if method is not None:
+        load_method(method)
     known = load_devices(devices_file or ())
     console = beside(json_file)
     if list_devices:
@@ -166,16 +170,20 @@ def _show(report: Mapping[str, Any], console: Console) -> None:
 
 _LEGEND = (
     "latency of inference and step by an array: simulated; all else predicted. 8 of 10: where 8 of 10 latencies would "
-    "lie, in ms. at most: upper bound of our client's memory, samples included, over rounds and FFC's, which decides "
-    "what fits. ?: extrapolated"
+    "lie, in ms. at most: upper bound of our client's memory, samples included, over rounds and the closing one, which "
+    "decides what fits. ?: extrapolated"
 )
 
 
 def _uplink_line(uplink: Mapping[str, Any]) -> str:
-    own, ffc, fedavg = (size(uplink[f"{what}_bytes"]) for what in ("contribution", "ffc", "fedavg"))
-    if uplink["statistic"] == "feature-gram":
-        return f"up once {ffc} (measured); FedAvg would send {fedavg} each round"
-    return f"up per round {own}, once for FFC {ffc} (measured); FedAvg would send {fedavg} each round"
+    own, closing, fedavg = (size(uplink[f"{what}_bytes"]) for what in ("contribution", "closing", "fedavg"))
+    if uplink["method"] == uplink["closing_method"]:
+        return f"up once {closing} (measured); FedAvg would send {fedavg} each round"
+    title, kinds = METHODS[uplink["closing_method"]].title, (uplink["statistic"], uplink["closing_statistic"])
+    return (
+        f"up per round {own} ({kinds[0]}), once for {title} {closing} ({kinds[1]}), measured; FedAvg would send {fedavg} "
+        "each round"
+    )
 
 
 def _extrapolations(devices: Sequence[Mapping[str, Any]]) -> Iterable[str]:
@@ -204,7 +212,7 @@ def _memory_cells(memory: Mapping[str, Any]) -> tuple[str, str]:
     most = memory["peak_bytes_at_most"]
     verdict = "yes" if memory["fits"] else "NO"
     if not memory["fits"] and memory["training_fits"]:
-        verdict = "not FFC"
+        verdict = f"not {closing_method().title}"
     elif not memory["fits"] and memory["inference_fits"]:
         verdict = "inference"
     return size(most), verdict + ("?" if memory["extrapolated"] else "")
