@@ -1,8 +1,8 @@
 """`summary.json`, schema `protofleet.demo/2`: everything the report and the table say, in plain values.
 
 Accuracies are fractions. `own_classes` are the test images of the classes that a device holds, `all_classes` all test
-images; each is the mean over devices. Under `accuracy`, `federated` is the method's own inference as the methods table
-has it (FedProto's is eq. 2: the nearest of all global prototypes), after the last of its own rounds; `local_only` is
+images; each is the mean over devices. Under `accuracy`, `federated` is the method's own inference
+(FedProto's is eq. 2: the nearest of all global prototypes), after the last of its own rounds; `local_only` is
 what a device that trained alone answers (`Method.alone_way`). `ffc` and `pooled_ridge` are null where devices
 have different backbones. docs/methods.md lists the keys that a program may read; the others are for the
 report.
