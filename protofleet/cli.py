@@ -57,6 +57,11 @@ COMMANDS = {
     "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
     "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
     "client": Command("edge_client.cli:client_command", None, "Run one device: train, summarise, publish."),
+    "doctor": Command(
+        "protofleet.commands.doctor:doctor_command",
+        None,
+        "Whether machine, bundle, broker and disk serve.",
+    ),
     "lab": Command("lab.cli:lab_app", "all", "Simulate a fleet in one process with the deployed code."),
 }
 

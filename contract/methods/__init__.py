@@ -77,6 +77,10 @@ class _Registry(Mapping[str, Method]):
                 self._installed.setdefault(entry.name, []).append(entry)
         return self._installed
 
+    def installed(self) -> list[str]:
+        """Names that installed packages bring, whether they can be loaded or not."""
+        return sorted(self._entries())
+
     def __getitem__(self, name: str) -> Method:
         if name not in self._known and name in self._entries():
             places = sorted({entry.value for entry in self._entries()[name]})

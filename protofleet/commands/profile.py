@@ -179,11 +179,9 @@ def _uplink_line(uplink: Mapping[str, Any]) -> str:
     own, closing, fedavg = (size(uplink[f"{what}_bytes"]) for what in ("contribution", "closing", "fedavg"))
     if uplink["method"] == uplink["closing_method"]:
         return f"up once {closing} (measured); FedAvg would send {fedavg} each round"
-    title, kinds = METHODS[uplink["closing_method"]].title, (uplink["statistic"], uplink["closing_statistic"])
-    return (
-        f"up per round {own} ({kinds[0]}), once for {title} {closing} ({kinds[1]}), measured; FedAvg would send {fedavg} "
-        "each round"
-    )
+    title = METHODS[uplink["closing_method"]].title
+    once = f"once for {title} {closing} ({uplink['closing_statistic']})"
+    return f"up per round {own} ({uplink['statistic']}), {once}, measured; FedAvg would send {fedavg} each round"
 
 
 def _extrapolations(devices: Sequence[Mapping[str, Any]]) -> Iterable[str]:

@@ -1,0 +1,256 @@
+"""`protofleet doctor`: whether this machine can do what you want of it, and what to do where it cannot.
+
+Each check is one line: what was looked at, what was found, and what helps. Without options it looks at the system, the
+packages and the methods; with a bundle, a broker or a state directory at those, too, as a device would use them: the
+bundle is read, its hashes checked, and both graphs are run once; the broker is connected to and asked to send back what
+was published; the directory is written to. Nothing is left behind.
+
+What is only missing for some commands is a note; what stops a device or an aggregator is a fault, and the exit code 1.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from contract.errors import MethodError, ProtofleetError, UsageError
+from contract.methods import LOAD_HELP, METHODS, load_method
+from contract.report import JSON_HELP, beside, write_json
+from contract.tables import show_table
+
+__all__ = ["Finding", "doctor_command", "examine"]
+
+SCHEMA = "protofleet.doctor/1"
+_MARKS = {"good": "ok", "note": "note", "fault": "FAULT"}
+_FREE_BYTES = 64 << 20  # journal, outbox and a Gram of D = 1,280 fit in it several times
+_ECHO_S = 10.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        state: `good`; `note` where something that only some commands need is missing; `fault` where something stops.
+        advice: what helps; empty where nothing is needed.
+    """
+
+    check: str
+    state: Literal["good", "note", "fault"]
+    found: str
+    advice: str = ""
+
+
+def doctor_command(
+    bundle: Annotated[Path | None, typer.Option(help="Read this bundle, and run its graphs once.")] = None,
+    broker: Annotated[str | None, typer.Option(help="Connect to mqtt:// or mqtts://host[:port].")] = None,
+    fleet: Annotated[str, typer.Option(help="The fleet whose topics the broker is asked about.")] = "fleet",
+    id: Annotated[str, typer.Option(help="The device that asks it.")] = "doctor",
+    state: Annotated[Path | None, typer.Option(help="Whether a state directory can be here.")] = None,
+    ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the broker.")] = None,
+    cert: Annotated[str | None, typer.Option(help="PEM file of the device's certificate.")] = None,
+    key: Annotated[str | None, typer.Option(help="PEM file of its key.")] = None,
+    method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the findings"))] = None,
+) -> int:
+    """Look whether this machine, a bundle, a broker and a state directory are as a device needs them."""
+    if method is not None:
+        load_method(method)
+    findings = list(examine(bundle, broker, fleet, id, state, (ca, cert, key)))
+    write_json(json, {"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]})
+    rows = [(f.check, _MARKS[f.state], f.found, f.advice) for f in findings]
+    show_table(beside(json), ("check", "", "found", "what helps"), rows, words=range(4))
+    return int(any(finding.state == "fault" for finding in findings))
+
+
+def examine(
+    bundle: Path | None = None,
+    broker: str | None = None,
+    fleet: str = "fleet",
+    device: str = "doctor",
+    state: Path | None = None,
+    tls: tuple[str | None, str | None, str | None] = (None, None, None),
+) -> Iterator[Finding]:
+    """Every check that there is something to look at for, in the order in which a device would meet them.
+
+    Args:
+        tls: PEM files of authority, certificate and key.
+    """
+    yield from _system()
+    yield from _packages()
+    yield from _methods()
+    if bundle is not None:
+        yield _tried("bundle", lambda: _bundle(bundle))
+    if state is not None:
+        yield _tried("state directory", lambda: _state(state))
+    if broker is not None:
+        yield _tried("broker", lambda: _broker(broker, fleet, device, tls))
+
+
+def _tried(check: str, look: Callable[[], Finding]) -> Finding:
+    """What a check found, or what it ended with."""
+    try:
+        return look()
+    except ProtofleetError as error:
+        return Finding(check, "fault", str(error))
+
+
+# ── the machine ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _system() -> Iterator[Finding]:
+    found = f"{platform.system()} on {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    wide = sys.maxsize > 2**32
+    advice = "" if wide else "a 64-bit system: ONNX Runtime has no wheels for others"
+    yield Finding("system", "good" if wide else "fault", found, advice)
+    yield Finding("Python", "good", f"{platform.python_version()}, {sys.prefix}")
+    total, free = (_memory(name) for name in ("MemTotal", "MemAvailable"))
+    if total and free:
+        enough = free > 150 << 20
+        advice = "" if enough else "a device takes 120 MB; a smaller batch or bundle, or fewer other programs"
+        yield Finding("memory", "good" if enough else "note", f"{free >> 20:,} MB free of {total >> 20:,} MB", advice)
+
+
+def _memory(name: str) -> int:
+    """Bytes, as /proc/meminfo has them; 0 where it does not."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")), 0)
+
+
+def _packages() -> Iterator[Finding]:
+    """The base install whole, and which extras are."""
+    try:
+        wanted, extras = requires("protofleet") or [], metadata("protofleet").get_all("Provides-Extra") or []
+    except PackageNotFoundError:
+        yield Finding("packages", "note", "protofleet is not installed", "pip install -e .")
+        return
+    base = _missing([line for line in wanted if "extra ==" not in line])
+    runtime = "" if base else f", ONNX Runtime {version('onnxruntime')}, numpy {version('numpy')}"
+    advice = f"pip install {' '.join(base)}" if base else ""
+    found = f"protofleet {version('protofleet')}{runtime}"
+    yield Finding("packages", "fault" if base else "good", found, advice)
+    for extra in sorted({*extras} - {"all", "dev"}):
+        marked = [line for line in wanted if f'extra == "{extra}"' in line.replace("'", '"')]
+        lacks = _missing([line for line in marked if not line.startswith("protofleet")])
+        advice = f"pip install 'protofleet[{extra}]'" if lacks else ""
+        yield Finding(f"extra {extra}", "note" if lacks else "good", f"no {', '.join(lacks)}" if lacks else "", advice)
+
+
+def _missing(lines: list[str]) -> list[str]:
+    """Which distributions of these requirements are not installed."""
+    names, lacks = [line.split(";")[0].split("[")[0].strip(" ()") for line in lines], []
+    for name in names:
+        plain = name.split(">")[0].split("<")[0].split("=")[0].split("!")[0].split("~")[0].strip()
+        try:
+            version(plain)
+        except PackageNotFoundError:
+            lacks.append(plain)
+    return lacks
+
+
+def _methods() -> Iterator[Finding]:
+    yield Finding("methods", "good", ", ".join(METHODS))
+    for name in METHODS.installed():
+        try:
+            METHODS[name]
+        except MethodError as error:
+            yield Finding(f"method {name}", "note", str(error), "another release of the package that brings it")
+
+
+# ── what a device is given ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _bundle(path: Path) -> Finding:
+    """Read it, and run an inference and, where it trains, a step, on an image of grey."""
+    import numpy as np
+
+    from contract.bundle import read_bundle
+    from contract.state import GlobalState
+    from edge_client.data import LocalData
+    from edge_client.workbench import Workbench
+
+    bundle = read_bundle(path)
+    m = bundle.manifest
+    x = np.full((m.batch, *m.input_shape), 128, np.uint8)
+    bench = Workbench(bundle)
+    extractor, began = bench.shared_extractor(), time.perf_counter()
+    features = extractor.features(x[:1])
+    took = [f"an inference {(time.perf_counter() - began) * 1e3:.0f} ms"]
+    if not np.isfinite(features).all():
+        return Finding("bundle", "fault", "features that are no numbers", "exporting it anew")
+    if m.trainable:
+        trainer, labels = bench.trainer(), np.arange(m.batch, dtype=np.int64) % m.classes
+        counts = np.bincount(labels, minlength=m.classes)
+        given = METHODS[m.method].inputs(counts, GlobalState(bytes(4), 0, 0), m.classes, m.features)
+        trainer.load_state(bundle.params)
+        began = time.perf_counter()
+        trainer.fit(LocalData(x, labels), epochs=1, lr=float(m.hyper["lr"]), given=given, seed=0)
+        took.append(f"a step of {m.batch} images {(time.perf_counter() - began) * 1e3:.0f} ms")
+    found = f"{m.backbone} for {m.method}, {m.classes} classes, {bundle.sha256.hex()[:12]}; {', '.join(took)}"
+    return Finding("bundle", "good", found)
+
+
+def _state(path: Path) -> Finding:
+    """Whether files can be made there, on a disk with room; an existing one is left as it is."""
+    there = path if path.exists() else next(parent for parent in path.absolute().parents if parent.exists())
+    if not there.is_dir():
+        raise UsageError(f"{path}", expected="a directory", got="a file", hint="another --state")
+    try:
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"protofleet")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        got = error.strerror or str(error)
+        raise UsageError(
+            f"{there}", expected="a directory that can be written", got=got, hint=f"ls -ld {there}"
+        ) from None
+    free = shutil.disk_usage(there).free
+    advice = "" if free > _FREE_BYTES else "a larger disk, or another --state"
+    return Finding("state directory", "fault" if advice else "good", f"{there}, {free >> 20:,} MB free", advice)
+
+
+def _broker(url: str, fleet: str, device: str, tls: tuple[str | None, str | None, str | None]) -> Finding:
+    """Connect as a device does, and see whether what is published on its own status topic comes back."""
+    from contract import topics
+    from contract.link import Address, Link, Received
+    from contract.messages import Status
+    from contract.wire import encode
+
+    ca, cert, key = tls
+    address = Address.parse(url, ca_file=ca, cert_file=cert, key_file=key)
+    topic = topics.status(topics.check_id(fleet, "--fleet"), topics.check_device(device, "--id"))
+    death = encode(Status(False, secrets.token_bytes(8), 0))
+    began = time.monotonic()
+    link = Link(address, f"pf-{fleet}-{device}-{secrets.token_hex(8)}", subscriptions=[topic]).open()
+    try:
+        link.wait_connected(_ECHO_S)
+        connected_ms = (time.monotonic() - began) * 1e3
+        link.publish(topic, death)
+        while time.monotonic() - began < 2 * _ECHO_S:
+            event = link.receive(0.5)
+            if isinstance(event, Received):
+                link.acknowledge(event)
+                if event.payload == death:
+                    seconds = time.monotonic() - began
+                    found = f"{address}: connected in {connected_ms:.0f} ms, an echo after {seconds:.1f} s"
+                    return Finding("broker", "good", found)
+    finally:
+        link.close()
+    advice = f"the broker's access rules: may {device} read and write {topic}?"
+    return Finding("broker", "fault", f"{address}: connected, but what was published did not come back", advice)
