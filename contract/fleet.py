@@ -39,7 +39,8 @@ def check_fleet(bundles: Sequence[tuple[Path, Bundle]]) -> None:
                     hint="exporting it anew",
                 )
         for name in method(first.manifest.method).shared_state:
-            if not np.array_equal(first.params[name], bundle.params[name]):
+            mine, theirs = first.params.get(name), bundle.params.get(name)
+            if mine is None or theirs is None or not np.array_equal(mine, theirs):
                 raise BundleError(
                     f"{path}: other {name}", expected="the first bundle's", got="others", hint="one --seed"
                 )

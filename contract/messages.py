@@ -16,6 +16,7 @@ Everything is validated when a value is built, so a value that exists can be tru
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import StatisticError, WireError
+from contract.plausible import row_norms
 from contract.statistics import MAX_FIELDS, Statistic
 
 __all__ = [
@@ -80,12 +82,8 @@ class ClassRows:
             self.classes.ndim == 1 and self.rows.ndim == 2, "class rows", "classes [K] and rows [K,D]", "another shape"
         )
         _require(len(self.classes) == len(self.rows), "class rows", f"{len(self.classes)} rows", len(self.rows))
-        _require(
-            bool((np.diff(self.classes.astype(np.int64)) > 0).all()),
-            "class numbers",
-            "strictly rising",
-            "another order",
-        )
+        rising = bool((self.classes[1:] > self.classes[:-1]).all())
+        _require(rising, "class numbers", "strictly rising", "another order")
         _numbers(self.rows, "class rows")
 
     def dense(self, classes: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -94,16 +92,10 @@ class ClassRows:
         Raises:
             WireError: when a class number or the width is not of this fleet.
         """
-        if self.rows.shape[1] != width or (len(self.classes) and int(self.classes[-1]) >= classes):
-            last = int(self.classes[-1]) if len(self.classes) else -1
-            raise WireError(
-                "class rows",
-                expected=f"classes below {classes} and width {width}",
-                got=f"class {last} and width {self.rows.shape[1]}",
-            )
-        rows, present = np.zeros((classes, width)), np.zeros(classes, dtype=bool)
-        rows[self.classes], present[self.classes] = self.rows, True
-        return rows, present
+        _check_fit(self.classes, self.rows, classes, width)
+        present = np.zeros(classes, dtype=bool)
+        present[self.classes] = True
+        return _spread(self.classes, self.rows, classes), present
 
     @classmethod
     def of(cls, rows: NDArray[np.floating], present: NDArray[np.bool_]) -> ClassRows:
@@ -224,8 +216,9 @@ class Contribution:
         _require(len(self.bundle) == 4, "bundle", "4 bytes", len(self.bundle))
         _require(len(self.extractor) in (0, 4), "extractor", "4 bytes or none", len(self.extractor))
         _require(self.counts.shape == self.body.classes.shape, "counts", f"{len(self.body.classes)}", len(self.counts))
-        _require(bool((self.counts > 0).all()), "counts", "positive counts", "a zero")
-        _require(bool((self.counts <= MAX_COUNT).all()), "counts", f"at most {MAX_COUNT}", "more")
+        if len(self.counts):
+            _require(self.counts.min() > 0, "counts", "positive counts", "a zero")
+            _require(self.counts.max() <= MAX_COUNT, "counts", f"at most {MAX_COUNT}", "more")
         if self.triangle is not None:
             width = self.body.rows.shape[1]
             _require(
@@ -240,6 +233,16 @@ class Contribution:
             expected = len(self.body.classes)
             _require(rows.ndim == 2 and len(rows) == expected, "class rows", f"{expected} rows", rows.shape)
             _numbers(rows, "class rows")
+
+    @functools.cached_property
+    def norms(self) -> NDArray[np.float64]:
+        """(K,) the norms of the rows of `body`."""
+        return row_norms(self.body.rows)
+
+    @functools.cached_property
+    def samples(self) -> int:
+        """How many examples it says there are in all."""
+        return int(self.counts.sum())
 
     @classmethod
     def of(
@@ -261,26 +264,35 @@ class Contribution:
             extractor=extractor[:4],
         )
 
+    def check(self, kind: type[Statistic], classes: int, width: int) -> None:
+        """That its fields are those of this kind of statistic, for a fleet of C classes and width D.
+
+        Raises:
+            WireError: when they are not.
+        """
+        fields, tables, numbers = kind.row_fields(), self._tables(), self.body.classes
+        if len(tables) != len(fields) or (self.triangle is None) == kind.has_triangle():
+            raise WireError(f"round of {self.method}", expected=kind.NAME, got="another statistic")
+        for field, table in zip(fields, tables, strict=True):
+            _check_fit(numbers, table, classes, field.columns(classes, width))
+        if not fields and len(numbers) and int(numbers[-1]) >= classes:
+            raise WireError("class numbers", expected=f"below {classes}", got=int(numbers[-1]))
+
+    def _tables(self) -> list[NDArray[np.floating]]:
+        """Its fields of class rows, (K, …) each; an empty one stands for none."""
+        return [] if not self.further and not self.body.rows.shape[1] else [self.body.rows, *self.further]
+
     def statistic(self, kind: type[Kind], classes: int, width: int) -> Kind:
         """The statistic of this kind, for a fleet of C classes and width D.
 
         Raises:
             WireError: when the fields are not of that kind, or do not fit that fleet.
         """
-        fields, tables = kind.row_fields(), [self.body.rows, *self.further]
-        if not self.further and not self.body.rows.shape[1]:
-            tables = []
-        if len(tables) != len(fields) or (self.triangle is None) == kind.has_triangle():
-            raise WireError(f"round of {self.method}", expected=kind.NAME, got="another statistic")
-        present = self.body.classes
-        dense = [
-            ClassRows(present, table).dense(classes, field.columns(classes, width))[0]
-            for field, table in zip(fields, tables, strict=True)
-        ]
-        if len(present) and int(present[-1]) >= classes:
-            raise WireError("class numbers", expected=f"below {classes}", got=int(present[-1]))
+        self.check(kind, classes, width)
+        numbers = self.body.classes
+        dense = [_spread(numbers, table, classes) for table in self._tables()]
         counts = np.zeros(classes, dtype=np.int64)
-        counts[present] = self.counts.astype(np.int64)
+        counts[numbers] = self.counts
         try:
             return kind.travelled(dense, self.triangle, counts)
         except StatisticError as error:
@@ -380,9 +392,30 @@ def _run_and_round(run: bytes, round_number: int, lowest: int = 1) -> None:
     _require(lowest <= round_number <= MAX_ROUND, "round", f"{lowest} to {MAX_ROUND}", round_number)
 
 
+def _check_fit(numbers: NDArray[np.uint16], rows: NDArray[np.floating], classes: int, width: int) -> None:
+    """That rows (K, …) of the classes `numbers` (K,) are of a fleet of C classes and this width."""
+    last = int(numbers[-1]) if len(numbers) else -1
+    if rows.shape[1] != width or last >= classes:
+        raise WireError(
+            "class rows",
+            expected=f"classes below {classes} and width {width}",
+            got=f"class {last} and width {rows.shape[1]}",
+        )
+
+
+def _spread(numbers: NDArray[np.uint16], rows: NDArray[np.floating], classes: int) -> NDArray[np.float64]:
+    """(C, W) float64 of rows (K, W): zero where a class is absent."""
+    if len(numbers) == classes:  # they rise, so they are all of them
+        return rows.astype(np.float64)
+    dense = np.zeros((classes, rows.shape[1]))
+    dense[numbers] = rows
+    return dense
+
+
 def _numbers(values: NDArray[np.floating], what: str) -> None:
     largest = float(np.abs(values).max(initial=0.0))  # NaN where there is one, and then the comparison fails too
-    _require(largest <= MAX_MAGNITUDE, what, f"finite numbers up to {MAX_MAGNITUDE:g}", largest)
+    if not largest <= MAX_MAGNITUDE:
+        raise WireError(what, expected=f"finite numbers up to {MAX_MAGNITUDE:g}", got=largest)
 
 
 def _text(value: str, what: str, limit: int) -> None:

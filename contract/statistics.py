@@ -19,6 +19,7 @@ Classes with fewer than `min_samples` local examples are withheld: `shareable` s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ __all__ = [
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 MAX_COUNT = 2**53  # counts stay exact in float64
+MAX_FIELDS = 4  # fields of rows in one statistic, and in the message that carries it
 
 
 @dataclass(frozen=True)
@@ -89,26 +91,38 @@ class Statistic:
         counts: (C,) int64, examples of each class.
 
     Raises:
-        StatisticError: on a wrong shape, a non-finite number, a negative count, or a sum without examples.
+        StatisticError: on a wrong shape, a non-finite number, a negative count, or a sum without examples; and where a
+            class over it is declared whose fields no message can carry.
     """
 
     NAME: ClassVar[str]
     FIELDS: ClassVar[tuple[Field, ...]] = ()
     counts: Int64
 
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        rows, triangles = cls.row_fields(), len(cls.FIELDS) - len(cls.row_fields())
+        if len(rows) > MAX_FIELDS:
+            raise StatisticError(cls.__name__, expected=f"at most {MAX_FIELDS} fields of rows", got=len(rows))
+        if triangles and (triangles > 1 or not rows or rows[0].width != "features"):
+            fields = ", ".join(field.name for field in cls.FIELDS)
+            raise StatisticError(cls.__name__, expected="one triangle, beside rows of features first", got=fields)
+
     def __post_init__(self) -> None:
         _freeze(self, "counts", np.int64, 1)
         for field in self.FIELDS:
             _freeze(self, field.name, np.float64, 2 if isinstance(field, Rows) else 1)
         _check_counts(self.counts, len(self.rows(self.row_fields()[0])) if self.row_fields() else len(self.counts))
-        width = self.width
+        width, absent = self.width, self.counts == 0
+        some_absent = np.count_nonzero(absent)
         for field, value in zip(self.FIELDS, self.arrays(), strict=True):
             if isinstance(field, Triangle):
                 _check_triangle(value, width, self.NAME)
                 continue
-            if value.shape != (self.classes, field.columns(self.classes, width)):
-                raise StatisticError(field.name, expected=f"{self.classes} rows for width {width}", got=value.shape)
-            if value[self.counts == 0].any():
+            columns = field.columns(self.classes, width)
+            if value.shape != (self.classes, columns):
+                raise StatisticError(field.name, expected=f"{self.classes} rows of {columns}", got=value.shape)
+            if some_absent and value[absent].any():
                 raise StatisticError(self.NAME, expected="zero sums where a class has no examples", got="a sum")
 
     # ── made ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,6 +147,7 @@ class Statistic:
             StatisticError: when these are not its fields.
         """
         n, given = np.asarray(counts, dtype=np.int64), iter(rows)
+        weights = n.astype(np.float64)[:, None]
         if len(rows) != len(cls.row_fields()) or (triangle is None) == cls.has_triangle():
             fields = ", ".join(field.name for field in cls.FIELDS) or "no field"
             raise StatisticError(cls.NAME, expected=fields, got="other fields")
@@ -142,20 +157,30 @@ class Statistic:
                 arrays.append(np.asarray(triangle, dtype=np.float64))
             else:
                 values = np.asarray(next(given), dtype=np.float64)
-                arrays.append(values * n[:, None] if field.travels == "means" else values)
+                arrays.append(_final(values * weights) if field.travels == "means" else values)
         return cls.build(arrays, n)
 
     # ── asked ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     @classmethod
+    @functools.cache
     def row_fields(cls) -> tuple[Rows, ...]:
         """The fields that are rows of each class, in order."""
         return tuple(field for field in cls.FIELDS if isinstance(field, Rows))
 
     @classmethod
+    @functools.cache
     def has_triangle(cls) -> bool:
         """Whether one of its fields is a triangle."""
         return any(isinstance(field, Triangle) for field in cls.FIELDS)
+
+    @classmethod
+    @functools.cache
+    def has_checks(cls) -> bool:
+        """Whether it asks more of what travelled than numbers of the right shape, which a message has already."""
+        derived = cls.__mro__[: cls.__mro__.index(Statistic)]
+        own = {name for base in derived for name in vars(base)}
+        return cls.has_triangle() or not own.isdisjoint({"__post_init__", "travelled", "build"})
 
     @classmethod
     def numbers(cls, classes: int, width: int) -> int:
@@ -232,11 +257,20 @@ class Statistic:
 
 @dataclass(frozen=True, eq=False)
 class Participation(Statistic):
-    """That a device took part, and nothing of its data: the counts are zero."""
+    """That a device took part, and nothing of its data: the counts are zero.
+
+    Raises:
+        StatisticError: also on a count above zero.
+    """
 
     NAME: ClassVar[str] = "participation"
 
     counts: Int64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.counts.any():
+            raise StatisticError(self.NAME, expected="counts of zero", got=int(self.counts.max()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,19 +383,29 @@ def _check_triangle(packed: Float64, width: int, name: str) -> None:
         raise StatisticError(name, expected="a diagonal of squares", got="a negative entry")
 
 
+def _final(made: Float64) -> Float64:
+    """An array that nobody else has, never to be written again: a statistic takes it as it is."""
+    made.flags.writeable = False
+    return made
+
+
 def _freeze(owner: object, name: str, dtype: type, ndim: int) -> None:
     given = np.asarray(getattr(owner, name))
     if given.ndim != ndim or given.dtype.kind not in "fiu":
         raise StatisticError(name, expected=f"{ndim} dimensions of numbers", got=f"{given.dtype} {given.shape}")
     if given.dtype.kind == "f" and not np.isfinite(given).all():
         raise StatisticError(name, expected="finite numbers", got="NaN or infinity")
-    value: NDArray[Any] = np.array(given, dtype=dtype, order="C")
-    value.flags.writeable = False
+    flags = given.flags
+    if given.dtype == dtype and flags.owndata and flags.c_contiguous and not flags.writeable:
+        value: NDArray[Any] = given
+    else:
+        value = np.array(given, dtype=dtype, order="C")
+        value.flags.writeable = False
     object.__setattr__(owner, name, value)
 
 
 def _check_counts(counts: Int64, rows: int) -> None:
     if counts.shape != (rows,):
         raise StatisticError("counts", expected=f"{rows} counts", got=counts.shape)
-    if (counts < 0).any() or (counts > MAX_COUNT).any():
+    if counts.min(initial=0) < 0 or counts.max(initial=0) > MAX_COUNT:
         raise StatisticError("counts", expected="0 to 2^53", got=counts[(counts < 0) | (counts > MAX_COUNT)][0])

@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from contract.bundle import SCHEMA, Manifest, StateTensor
 from contract.messages import (
+    MAX_KIND,
     Announcement,
     Chunk,
     ClassRows,
@@ -18,6 +19,7 @@ from contract.messages import (
     Status,
 )
 from contract.methods import method
+from contract.statistics import MAX_FIELDS
 
 ENCODINGS = ("f64", "f32", "f16", "int8")
 U32 = st.integers(1, 2**32 - 1)
@@ -43,10 +45,13 @@ def contributions(draw: st.DrawFn) -> Contribution:
     width = draw(st.integers(1, 6))
     body = draw(class_rows(width))
     counts = draw(hnp.arrays(np.uint64, len(body.classes), elements=st.integers(1, 2**32 - 1)))
-    triangle = hnp.arrays(np.float64, width * (width + 1) // 2, elements=floats())
-    soft = hnp.arrays(np.float64, (len(body.classes), draw(st.integers(1, 6))), elements=floats())
-    gram, soft = draw(st.sampled_from([(None, None), (draw(triangle), None), (None, draw(soft))]))
-    return Contribution(draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, gram, soft)
+    triangle = draw(st.none() | hnp.arrays(np.float64, width * (width + 1) // 2, elements=floats()))
+    widths = draw(st.lists(st.integers(1, 6), max_size=MAX_FIELDS - 1))
+    further = tuple(draw(hnp.arrays(np.float64, (len(body.classes), w), elements=floats())) for w in widths)
+    extractor = draw(st.just(b"") | RUN)
+    return Contribution(
+        draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, triangle, further, extractor=extractor
+    )
 
 
 @st.composite
@@ -61,7 +66,7 @@ def chunks(draw: st.DrawFn) -> Chunk:
 @st.composite
 def global_parts(draw: st.DrawFn) -> GlobalPart:
     parts = draw(st.integers(1, 65_535))
-    kind = draw(st.sampled_from(["prototypes", "head", "soft"]))
+    kind = draw(st.text(min_size=1, max_size=MAX_KIND))
     part = draw(st.integers(0, parts - 1))
     return GlobalPart(draw(RUN), draw(U32), draw(U32), part, parts, kind, draw(class_rows()))
 
@@ -83,6 +88,7 @@ announcements = st.builds(
     encoding=st.sampled_from(ENCODINGS),
     min_samples=U32,
     limit_bytes=st.integers(1024, 1 << 28),
+    extractor=st.just(b"") | st.binary(min_size=32, max_size=32),
 )
 receipts = st.builds(
     Receipt,
@@ -113,7 +119,7 @@ def readable_messages() -> dict[str, Message]:
     rows = ClassRows(np.array([0, 2, 300], np.uint16), np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 8.0]]))
     counts = np.array([4, 70, 1000], np.uint64)
     means = Contribution(run, 7, "fedproto", bundle[:4], rows, counts)
-    gram = Contribution(run, 8, "ffc", bundle[:4], rows, counts, gram=np.array([2.0, 0.5, 3.0]))
+    gram = Contribution(run, 8, "ffc", bundle[:4], rows, counts, triangle=np.array([2.0, 0.5, 3.0]))
     return {
         "announcement": Announcement(
             run, 7, "open", "fedproto", bundle, deadline_s=90.0, fraction=0.25, seed=42, global_version=6, min_samples=5
@@ -123,7 +129,7 @@ def readable_messages() -> dict[str, Message]:
         "contribution-means": means,
         "contribution-gram": gram,
         "contribution-soft": Contribution(
-            run, 7, "fedhkd", bundle[:4], rows, counts, soft=np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]])
+            run, 7, "fedhkd", bundle[:4], rows, counts, further=(np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]]),)
         ),
         "chunk": Chunk(run, 8, "ffc", 1, 3, 20, bytes.fromhex("0123456789abcdef"), b"slice"),
         "receipt": Receipt(run, 7, "fedproto", "committed"),

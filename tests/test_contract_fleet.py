@@ -55,10 +55,18 @@ def test_what_is_each_devices_own_may_differ() -> None:
         (
             {"name": "spherefed", "hyper": {"project": 1}},
             {"name": "spherefed", "hyper": {"project": 1, "project_seed": 9}},
-            "another calibration .*project_seed=0.*got .*project_seed=9",
+            "another project_seed than the fleet's first bundle, expected 0, got 9",
         ),
-        ({"name": "spherefed"}, {"name": "spherefed", "hyper": {"project": 1}}, "another calibration .*project=1"),
-        ({"name": "spherefed"}, {"name": "spherefed", "hyper": {"ridge": 0.1}}, "another calibration .*ridge=0.1"),
+        (
+            {"name": "spherefed"},
+            {"name": "spherefed", "hyper": {"project": 1}},
+            "another project .*, expected 0, got 1",
+        ),
+        (
+            {"name": "spherefed"},
+            {"name": "spherefed", "hyper": {"ridge": 0.1}},
+            "another ridge .*, expected 0.3, got 0.1",
+        ),
         (
             {"name": "fedhkd"},
             {"name": "fedhkd", "hyper": {"temperature": 2}},
@@ -67,9 +75,9 @@ def test_what_is_each_devices_own_may_differ() -> None:
         (
             {"name": "fedhp", "anchors": np.eye(3, 2)},
             {"name": "fedhp", "anchors": -np.eye(3, 2)},
-            "b2.bundle: other anchors, expected the first bundle's, got others, try one --seed",
+            "b2.bundle: other prototypes.anchors, expected the first bundle's, got others, try one --seed",
         ),
-        ({"name": "fedhp", "anchors": np.eye(3, 2)}, {"name": "fedhp"}, "b2.bundle: other anchors"),
+        ({"name": "fedhp", "anchors": np.eye(3, 2)}, {"name": "fedhp"}, "b2.bundle: other prototypes.anchors"),
     ],
 )
 def test_a_difference_is_refused_in_one_line_that_names_the_bundle(first: dict, other: dict, line: str) -> None:

@@ -1,25 +1,75 @@
-"""The methods table holds together: every row complete, every default allowed and sourced."""
+"""The methods hold together: each says all its facts, every default allowed and sourced."""
 
 from __future__ import annotations
 
+from typing import get_args
+
+import numpy as np
 import pytest
 
 from contract.errors import MethodError
-from contract.methods import METHODS, method
+from contract.messages import ClassRows
+from contract.methods import METHODS, Head, closing_method, method, runs_on
+from contract.methods.base import LossTerm
+from contract.rules import Weighting
+from contract.statistics import FeatureGram, Participation, Statistic
 
 SETTINGS = [(row.name, name) for row in METHODS.values() for name in row.hyper]
 
 
-@pytest.mark.parametrize("row", METHODS.values(), ids=lambda row: row.name)
-def test_a_row_tells_one_consistent_data_flow(row):
-    assert METHODS[row.name] is row
-    assert row.heads
-    assert row.source
-    assert (row.statistic == "participation") == (row.rule is None) == (row.global_state is None)
-    if row.statistic == "feature-gram":
-        assert row.extractor == "bundle"  # Gram sums are only meaningful over one shared extractor
-    if row.objective is None:
-        assert row.heads == ("none",)
+@pytest.mark.parametrize("found", METHODS.values(), ids=METHODS)
+def test_a_method_says_all_its_facts(found):
+    assert METHODS[found.name] is found is method(found.name)
+    for fact in ("name", "title", "source", "summary", "sends", "inference", "way", "privacy"):
+        assert getattr(found, fact).strip()
+    assert found.name == found.name.lower()
+    assert len(found.name) <= 32
+    assert found.heads
+    assert set(found.heads) <= set(get_args(Head))
+    assert set(found.loss) <= set(get_args(LossTerm))
+    assert found.weighting in get_args(Weighting)
+    assert found.settle(found.first_run)
+    assert found.first_run_rounds >= 1
+
+
+@pytest.mark.parametrize("found", METHODS.values(), ids=METHODS)
+def test_a_method_tells_one_consistent_data_flow(found):
+    assert found.trains == (found.objective is not None) == bool(found.loss)
+    assert found.trains or found.heads == ("none",)
+    assert issubclass(found.statistic, Statistic)
+    assert (found.statistic is Participation) == (not found.global_rows)  # what is merged comes back, and else nothing
+    if found.statistic.has_triangle():
+        assert found.extractor == "bundle"  # Gram sums are only meaningful over one shared extractor
+    if found.weighting != "count" or "aggregation" in found.hyper:
+        assert found.statistic.is_class_means()  # only rows of means can be weighted in another way
+    if "noise" in found.hyper:
+        assert found.mechanism(found.settle({"noise": 1.0})) is not None
+    assert found.mechanism(found.settle({})) is None
+
+
+@pytest.mark.parametrize("found", METHODS.values(), ids=METHODS)
+def test_what_a_method_says_comes_back_is_what_comes_back(found):
+    """Of a class that somebody held, in rows of the width it says; a class that nobody held keeps what it had."""
+    hyper, classes, width = found.settle({}), 3, 4
+    held = np.array([2, 0, 5])
+    zero = found.statistic.zero(classes, found.row_width(hyper, width))
+    arrays = [np.ones_like(a) * (held > 0)[:, None] if a.ndim == 2 else np.ones_like(a) for a in zero.arrays()]
+    merged = zero if found.statistic is Participation else zero.build(arrays, held)
+    widths = {"features": found.row_width(hyper, width), "classes": classes}
+    first = found.next_rows({}, merged, hyper)
+    assert {kind: rows.rows.shape[1] for kind, rows in first.items()} == {
+        kind: widths[length] for kind, length in found.global_rows.items()
+    }
+    assert all(rows.classes.tolist() == [0, 2] for rows in first.values())
+    before = {
+        kind: ClassRows(np.array([1], np.uint16), np.full((1, widths[w]), 7.0)) for kind, w in found.global_rows.items()
+    }
+    after = found.next_rows(before, merged, hyper)
+    if found.closes_runs:
+        return  # a head is made anew
+    for kind, rows in after.items():
+        assert rows.classes.tolist() == [0, 1, 2]
+        np.testing.assert_array_equal(rows.rows[1], before[kind].rows[0])
 
 
 @pytest.mark.parametrize(("name", "setting"), SETTINGS)
@@ -66,3 +116,31 @@ def test_the_table_cannot_be_changed_by_accident():
         METHODS["mine"] = METHODS["ffc"]  # type: ignore[index]
     with pytest.raises(TypeError):
         METHODS["ffc"].hyper["ridge"] = METHODS["ffc"].hyper["ridge"]  # type: ignore[index]
+
+
+def test_one_method_closes_runs_of_the_others():
+    assert closing_method() is METHODS["ffc"]
+    assert [found.name for found in METHODS.values() if found.closes_runs] == ["ffc"]
+    assert closing_method().statistic is FeatureGram
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_bundle_serves_rounds_of_its_own_method_and_of_those_that_train_nothing(name):
+    assert runs_on(name) == ((name,) if name == "ffc" else (name, "ffc"))
+
+
+def test_settings_of_another_method_are_left_out_and_its_own_defaults_taken():
+    of_spherefed = method("spherefed").settle({"ridge": 0.2, "project": 8})
+    assert method("ffc").settled_in(of_spherefed) == {"ridge": 0.2, "project": 8, "project_seed": 0}
+    assert method("ffc").settled_in(method("fedproto").settle({})) == method("ffc").settle({})
+    assert method("ffc").row_width(method("ffc").settled_in(of_spherefed), 64) == 8
+    assert method("ffc").row_width(method("ffc").settle({}), 64) == 64
+    assert method("ffc").preparation(method("ffc").settled_in(of_spherefed)) == {"project": 8, "project_seed": 0}
+    assert method("ffc").preparation(method("ffc").settle({})) == {}
+
+
+@pytest.mark.parametrize("name", ["ffc", "spherefed"])
+def test_a_projection_wider_than_the_features_is_refused(name):
+    method(name).check(method(name).settle({"project": 4}), 3, 4)
+    with pytest.raises(MethodError, match="project, expected at most D = 4, got 5"):
+        method(name).check(method(name).settle({"project": 5}), 3, 4)

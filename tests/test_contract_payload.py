@@ -13,7 +13,7 @@ from lab_samples import lab_bundle, shipped, some
 
 from contract.bundle import read_bundle, write_bundle
 from contract.messages import Announcement
-from contract.methods import METHODS
+from contract.methods import METHODS, method
 from contract.payload import payload_bytes, sent_bytes, uplink_bytes
 from contract.wire import encode
 from edge_client.device import Device
@@ -28,14 +28,14 @@ def test_profile_and_inspect_tell_what_a_device_sends(name, tmp_path, capsys):
         Announcement(bytes(4), 1, "open", name, bundle.sha256), None
     )
     sent = dataclasses.replace(result.contribution, counts=np.full_like(result.contribution.counts, 1000))
-    really = len(encode(sent, "f64" if name == "ffc" else "f32"))
-    assert payload_bytes(bundle.manifest, name) == really
+    really = len(encode(sent, METHODS[name].encoding))
+    assert payload_bytes(bundle.manifest, method(name)) == really
     args = ["profile", str(tmp_path / "b.bundle"), "--devices", "raspberry-pi-4", "--json", str(tmp_path / "r.json")]
     assert main(args) == 0
     told = json.loads((tmp_path / "r.json").read_text())["uplink"]
     assert told["contribution_bytes"] == really
-    assert told["ffc_bytes"] == uplink_bytes(bundle.manifest)["ffc"]
-    assert told["statistic"] == METHODS[name].statistic
+    assert told["closing_bytes"] == uplink_bytes(bundle.manifest)["ffc"]
+    assert told["statistic"] == METHODS[name].statistic.NAME
     capsys.readouterr()
     assert main(["inspect", str(tmp_path / "b.bundle"), "--json", "-"]) == 0
     inspected = json.loads(capsys.readouterr().out)["uplink_bytes_per_round"]
@@ -45,15 +45,13 @@ def test_profile_and_inspect_tell_what_a_device_sends(name, tmp_path, capsys):
 
 def test_ffc_sends_f64_and_the_cost_report_counts_so():
     triangle = 1280 * 1281 // 2
-    assert 8 * (triangle + 10 * 1280) < sent_bytes("feature-gram", 10, 1280) < 8 * (triangle + 10 * 1280) + 300
-    assert statistic_bytes("ffc", 10, 1280) == pytest.approx(6.66e6, rel=0.002)
-    assert statistic_bytes("prototypes", 10, 1280) == sent_bytes("class-means", 10, 1280)
-    assert statistic_bytes("ccvr", 10, 1280) > 9 * statistic_bytes("ffc", 10, 1280)
-    assert statistic_bytes("none", 10, 1280) == 0
+    assert 8 * (triangle + 10 * 1280) < sent_bytes(method("ffc"), 10, 1280) < 8 * (triangle + 10 * 1280) + 300
+    assert statistic_bytes(method("ffc"), 10, 1280) == pytest.approx(6.66e6, rel=0.002)
+    assert statistic_bytes(method("fedproto"), 10, 1280) == sent_bytes(method("fedproto"), 10, 1280)
 
 
 def test_rounds_in_which_nothing_goes_up_have_no_class_rows():
-    assert sent_bytes("participation", 10, 1280) < 200 < sent_bytes("class-means", 10, 1280)
+    assert sent_bytes(method("spherefed"), 10, 1280) < 200 < sent_bytes(method("fedproto"), 10, 1280)
 
 
 def test_a_bundle_that_trains_nothing_is_compared_with_the_head_that_fedavg_would_send(tmp_path):

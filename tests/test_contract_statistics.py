@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from contract.errors import StatisticError
-from contract.statistics import ClassMeans, FeatureGram, HyperKnowledge, pack_triangle, shareable, unpack_triangle
+from contract.methods.fedhkd import HyperKnowledge
+from contract.statistics import (
+    MAX_FIELDS,
+    ClassMeans,
+    FeatureGram,
+    Participation,
+    Rows,
+    Statistic,
+    Triangle,
+    pack_triangle,
+    shareable,
+    unpack_triangle,
+)
 
 C, D = 4, 3
 KINDS = [ClassMeans, FeatureGram]
@@ -25,9 +37,7 @@ def samples(draw):
 
 
 def arrays(statistic):
-    if isinstance(statistic, ClassMeans):
-        return statistic.sums, statistic.counts
-    return statistic.gram, statistic.cross, statistic.counts
+    return (*statistic.arrays(), statistic.counts)
 
 
 def assert_close(one, other):
@@ -131,7 +141,10 @@ BAD = [
     (lambda: FeatureGram(np.ones(6), np.ones((C, D)), ONE * 0), "zero sums"),
     (lambda: HyperKnowledge(np.zeros((C, D)), np.ones((C, C)), ONE * 0), "zero sums"),
     (lambda: HyperKnowledge(np.ones((C, D)), np.zeros((C, C)), ONE * 0), "zero sums"),
-    (lambda: HyperKnowledge(np.ones((C, D)), np.ones((C, D)), ONE), "C rows of C"),
+    (lambda: HyperKnowledge(np.ones((C, D)), np.ones((C, D)), ONE), "soft_sums, expected 4 rows of 4, got"),
+    (lambda: HyperKnowledge(np.ones((C, D)), np.ones((C - 1, C)), ONE), "soft_sums, expected 4 rows of 4, got"),
+    (lambda: FeatureGram(np.ones(6), np.ones((C, D + 1)), ONE), "10 numbers"),
+    (lambda: Participation(ONE), "counts of zero, got 1"),
     (lambda: ClassMeans.of(np.ones((2, D)), np.array([0, C]), C), "0 to 3"),
     (lambda: ClassMeans.of(np.ones((2, D)), np.array([0, -1]), C), "0 to 3"),
     (lambda: ClassMeans.of(np.ones((2, D)), np.array([0]), C), "N labels"),
@@ -155,3 +168,24 @@ def test_classes_with_too_few_local_examples_are_withheld():
     assert shareable(y, C, 3).tolist() == [True, True, True, False, False, False]
     assert shareable(y, C, 0).all()
     assert shareable(np.array([], int), C, 2).shape == (0,)
+
+
+UNSENDABLE = {
+    "a triangle alone": ((Triangle("gram"),), "beside rows of features first, got gram"),
+    "two triangles": ((Rows("sums"), Triangle("one"), Triangle("other")), "one triangle, .* got sums, one, other"),
+    "a triangle of another width than the first rows": (
+        (Rows("soft", "classes"), Rows("sums"), Triangle("gram")),
+        "beside rows of features first, got soft, sums, gram",
+    ),
+    "more rows than a message has room for": (
+        tuple(Rows(f"field_{n}") for n in range(MAX_FIELDS + 1)),
+        "at most 4 fields of rows, got 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNSENDABLE)
+def test_fields_that_no_message_can_carry_are_refused_where_they_are_declared(name):
+    fields, words = UNSENDABLE[name]
+    with pytest.raises(StatisticError, match=f"Invented, expected .*{words}"):
+        type("Invented", (Statistic,), {"FIELDS": fields})

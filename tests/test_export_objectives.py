@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from contract.errors import MethodError
 from contract.methods import METHODS, Value
-from export.objectives import OBJECTIVES, Scene, fedhkd, fedhp, fedproto, spherefed, unit_features
+from export.objectives import Scene, find_objective, objective_names, unit_features
 
 B, C, D = 7, 4, 6
 REAL = 5  # the last two of the batch are padding
 HYPER: dict[str, Value] = {"lambda": 0.7, "distance": "squared", "reading": "sample"}
+fedproto, fedhp, fedhkd, spherefed = map(find_objective, ("fedproto", "fedhp", "fedhkd", "spherefed"))
 HYPERS: dict[str, dict[str, Value]] = {
     "fedproto": HYPER,
     "fedhp": {"lambda": 0.3, "anchor_pull": "sum"},
@@ -48,10 +51,12 @@ def _scene(seed: int = 0, *, unlabelled: int = 0) -> Scene:
         head_bias=torch.randn(C, generator=g),
         prototypes=torch.randn(C, D, generator=g),
         prototype_mask=torch.tensor([1.0, 0.0, 1.0, 1.0]),
-        soft_predictions=torch.softmax(torch.randn(C, C, generator=g), dim=1),
-        class_priors=torch.tensor([0.5, 0.3, 0.2, 0.0]),
-        learned=torch.randn(C, D, generator=g),
-        anchors=unit_features(torch.randn(C, D, generator=g)),
+        given={
+            "soft_predictions": torch.softmax(torch.randn(C, C, generator=g), dim=1),
+            "class_priors": torch.tensor([0.5, 0.3, 0.2, 0.0]),
+            "prototypes.learned": torch.randn(C, D, generator=g),
+            "prototypes.anchors": unit_features(torch.randn(C, D, generator=g)),
+        },
     )
 
 
@@ -139,7 +144,6 @@ def _class_mean_pull(scene: Scene, kind: str) -> float:
 
 def _risk(scene: Scene) -> float:
     """Kiryo et al.'s non-negative risk of each class against the rest, under the logistic loss."""
-    assert scene.class_priors is not None
 
     def logistic(margin: float) -> float:
         return math.log(1.0 + math.exp(-margin))
@@ -150,7 +154,7 @@ def _risk(scene: Scene) -> float:
     weights, ys = scene.sample_weight.tolist(), scene.y.tolist()
     alone = [f for f, y, weight in zip(_rows(scene.features), ys, weights, strict=True) if weight > 0 and y < 0]
     risks = []
-    for j, prior in enumerate(scene.class_priors.tolist()):
+    for j, prior in enumerate(scene.given["class_priors"].tolist()):
         if prior <= 0:
             continue
         positives = [_logits(scene, f)[j] for f, y in _samples(scene) if y == j]
@@ -174,7 +178,7 @@ def test_fedproto_is_eq_5_and_6(distance: str, reading: str) -> None:
 def test_fedpr_is_eq_4_under_its_own_settings(distance: str) -> None:
     """FedPR's row has neither a reading nor a weight of unlabelled samples: the objective must do without them."""
     scene, hyper = _scene(), METHODS["fedpr"].settle({"distance": distance, "lambda": 0.2})
-    assert OBJECTIVES[str(METHODS["fedpr"].objective)] is fedproto
+    assert find_objective(str(METHODS["fedpr"].objective)) is fedproto
     wanted = _mean_entropy(scene) + 0.2 * _mean_pull(scene, distance)
     assert float(fedproto(scene, hyper)) == pytest.approx(wanted, rel=1e-5)
 
@@ -226,14 +230,14 @@ def test_an_unlabelled_sample_enters_nothing_but_the_risk(name: str, hyper: Mapp
     scene = replace(scene, features=scene.features.requires_grad_())
     without_risk = {**hyper, "pu_weight": 0.0}
     labelled = replace(scene, sample_weight=scene.sample_weight * (scene.y >= 0))
-    loss = OBJECTIVES[name](scene, without_risk)
-    wanted = OBJECTIVES[name](labelled, without_risk)
+    loss = find_objective(name)(scene, without_risk)
+    wanted = find_objective(name)(labelled, without_risk)
     torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=0.0)
     loss.backward()
     assert not scene.features.grad[:2].any()
     if hyper.get("pu_weight"):
         scene.features.grad = None
-        OBJECTIVES[name](scene, hyper).backward()
+        find_objective(name)(scene, hyper).backward()
         assert scene.features.grad[:2].any()
 
 
@@ -244,7 +248,7 @@ def test_an_unlabelled_sample_enters_nothing_but_the_risk(name: str, hyper: Mapp
 @settings(max_examples=30, deadline=None)
 def test_fedhp_is_eq_1_2_and_4(seed: int, pull: str) -> None:
     scene = _scene(seed)
-    learned, anchors = _rows(scene.learned), _rows(scene.anchors)
+    learned, anchors = _rows(scene.given["prototypes.learned"]), _rows(scene.given["prototypes.anchors"])
     samples = _samples(scene)
     entropy = 0.0
     for f, y in samples:  # eq. 1
@@ -267,7 +271,7 @@ def test_fedhp_reads_no_global_prototype_and_no_head() -> None:
 @settings(max_examples=30, deadline=None)
 def test_fedhkd_distils_the_classes_that_have_knowledge(seed: int, temperature: float) -> None:
     scene = _scene(seed)
-    mask, soft = scene.prototype_mask.tolist(), _rows(scene.soft_predictions)
+    mask, soft = scene.prototype_mask.tolist(), _rows(scene.given["soft_predictions"])
     apart = 0.0
     for j, centre in enumerate(_rows(scene.prototypes)):
         said = _softmax([logit / temperature for logit in _logits(scene, centre)])
@@ -304,10 +308,10 @@ def test_unit_features_have_length_one_and_zero_stays_zero() -> None:
 @pytest.mark.parametrize(("name", "hyper"), CASES, ids=NAMES)
 def test_a_batch_of_padding_costs_nothing_and_pulls_nowhere(name: str, hyper: Mapping[str, Value]) -> None:
     scene = replace(_scene(), sample_weight=torch.zeros(B))
-    pulled = [scene.features, scene.head_weight, scene.learned]
+    pulled = [scene.features, scene.head_weight, scene.given["prototypes.learned"]]
     for tensor in pulled:
         tensor.requires_grad_()
-    loss = OBJECTIVES[name](scene, hyper)
+    loss = find_objective(name)(scene, hyper)
     assert loss.item() == 0.0
     loss.backward()
     assert not any(tensor.grad.any() for tensor in pulled if tensor.grad is not None)
@@ -326,7 +330,7 @@ def test_padding_never_counts(seed: int, pad: int, unlabelled: int, case: int) -
     alone = _scene(seed, unlabelled=unlabelled)
     alone = replace(alone, features=alone.features.requires_grad_())
     wide = _padded(alone, pad, seed + 1)
-    losses = [OBJECTIVES[name](scene, hyper) for scene in (alone, wide)]
+    losses = [find_objective(name)(scene, hyper) for scene in (alone, wide)]
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=1e-7)
     one, other = (torch.autograd.grad(loss, alone.features)[0] for loss in losses)
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
@@ -340,9 +344,10 @@ def test_gradients_are_finite_where_distances_are_zero(name: str, hyper: Mapping
     protos[scene.y[0]] = 0.0
     features = protos[scene.y].clone().requires_grad_()
     learned, head = protos.clone().requires_grad_(), scene.head_weight.clone().requires_grad_()
-    scene = replace(scene, features=features, prototypes=protos, learned=learned, head_weight=head)
+    scene = replace(scene, features=features, prototypes=protos, head_weight=head)
     said = torch.softmax(scene.answers(protos) / 0.5, dim=1).detach()
-    loss = OBJECTIVES[name](replace(scene, soft_predictions=said), hyper)
+    given = {**scene.given, "prototypes.learned": learned, "soft_predictions": said}
+    loss = find_objective(name)(replace(scene, given=given), hyper)
     loss.backward()
     assert torch.isfinite(loss)
     for tensor in (features, learned, head):
@@ -350,4 +355,25 @@ def test_gradients_are_finite_where_distances_are_zero(name: str, hyper: Mapping
 
 
 def test_every_method_that_trains_has_its_objective() -> None:
-    assert {m.objective for m in METHODS.values() if m.objective} <= set(OBJECTIVES)
+    assert {m.objective for m in METHODS.values() if m.objective} == set(objective_names())
+    for name in objective_names():
+        assert callable(find_objective(name))
+
+
+def test_an_objective_of_another_package_is_named_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "foreign_objective.py").write_text("def half(scene, hyper):\n    return 0.5 * scene.features.sum()\n")
+    (tmp_path / "broken_objective.py").write_text("raise RuntimeError('no such board')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    scene = _scene()
+    assert find_objective("foreign_objective:half")(scene, {}) == 0.5 * scene.features.sum()
+    for name, words in (
+        (
+            "unheard",
+            "objective unheard, expected a file of export/objectives or package.module:function, got ModuleNot",
+        ),
+        ("scene", "objective scene, expected a file .* got AttributeError"),
+        ("foreign_objective:third", "objective foreign_objective:third, expected .* got AttributeError"),
+        ("broken_objective:loss", "objective broken_objective:loss, .* got RuntimeError: no such board"),
+    ):
+        with pytest.raises(MethodError, match=words):
+            find_objective(name)
