@@ -23,6 +23,7 @@ What only a comparison of devices can show is in `aggregator/screen.py`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +33,8 @@ from contract.errors import WireError
 from contract.mechanism import Mechanism
 from contract.messages import Contribution, Encoding
 from contract.methods import method as method_of
-from contract.plausible import INT8_STEPS, LARGEST_NORM, improbable
-from contract.statistics import FeatureGram, Participation, Statistic
+from contract.plausible import INT8_STEPS, LARGEST_NORM, improbable, row_norms
+from contract.statistics import FeatureGram, Participation
 
 __all__ = ["MAX_SAMPLES", "Terms", "check_content", "check_sums"]
 
@@ -64,10 +65,8 @@ class Terms:
     extractor: bytes = b""
 
 
-def check_content(
-    message: Contribution, terms: Terms, *, bundles: tuple[bytes, ...], classes: int, width: int
-) -> Statistic:
-    """The statistic in `message`, when it is one that the round can merge.
+def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, ...], classes: int, width: int) -> None:
+    """That the statistic in `message` is one that the round can merge.
 
     Args:
         bundles: sha256 of the fleet's bundles.
@@ -80,17 +79,17 @@ def check_content(
     kind = method_of(message.method).statistic
     if issubclass(kind, Participation) and len(message.body.classes):
         raise WireError(f"round of {message.method}", expected="no class rows", got="class rows")
-    statistic = message.statistic(kind, classes, width)
+    message.check(kind, classes, width)
     _check_counts(message, terms)
+    statistic = message.statistic(kind, classes, width) if kind.has_checks() else None
     if isinstance(statistic, FeatureGram):
         check_sums(statistic, _coarser(message, terms.encoding))
-        return statistic
+        return
     for field, rows in zip(kind.row_fields(), (message.body.rows, *message.further), strict=False):
         if field.holds == "probabilities":
             _check_probabilities(message, rows, terms)
         else:
             _check_norms(message, rows, terms)
-    return statistic
 
 
 def check_sums(statistic: FeatureGram, encoding: Encoding) -> None:
@@ -133,19 +132,22 @@ def _check_counts(message: Contribution, terms: Terms) -> None:
             expected=f"at least {terms.min_samples} examples, as announced",
             got=f"{int(message.counts[few])}",
         )
-    samples = int(message.counts.sum())
+    samples = message.samples
     if samples > terms.max_samples:
         raise WireError("counts", expected=f"at most {terms.max_samples:,} samples of one device", got=f"{samples:,}")
 
 
 def _check_norms(message: Contribution, sent: NDArray[np.floating], terms: Terms) -> None:
     """Lengths of class means (K, D). int8 may lengthen a row by half a step in every coordinate."""
-    rows = sent.astype(np.float64)
-    norms, width = np.linalg.norm(rows, axis=1), rows.shape[1]
-    limits = np.full(len(rows), LARGEST_NORM)
-    if terms.noise is not None:
-        limits = np.minimum(limits, terms.noise.largest_norm(message.counts, width))
-    limits *= 1.001 + np.sqrt(width) / INT8_STEPS
+    norms = message.norms if sent is message.body.rows else row_norms(sent)
+    width = sent.shape[1]
+    slack = 1.001 + math.sqrt(width) / INT8_STEPS
+    if terms.noise is None:
+        if norms.max(initial=0.0) <= LARGEST_NORM * slack:
+            return
+        limits = np.full(len(norms), LARGEST_NORM * slack)
+    else:
+        limits = np.minimum(LARGEST_NORM, terms.noise.largest_norm(message.counts, width)) * slack
     if (norms > limits).any():
         worst = int((norms / limits).argmax())
         raise WireError(

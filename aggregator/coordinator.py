@@ -327,8 +327,9 @@ class Coordinator:
             yield message
 
     def _statistics(self, round: int, found: Method) -> Iterator[Statistic]:
+        classes, width = self._manifest.classes, self._width(found)
         for message in self._messages(round, found.name):
-            yield message.statistic(found.statistic, self._manifest.classes, self._width(found))
+            yield message.statistic(found.statistic, classes, width)
 
 
 def _own_method(manifest: Manifest, settings: Settings) -> str:

@@ -21,6 +21,7 @@ batch `decide` remembers what it has accepted, so a duplicate that follows in th
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -75,6 +76,12 @@ class View:
     others: tuple[bytes, ...] = ()
     terms: Terms = field(default_factory=Terms)
 
+    @functools.cached_property
+    def largest_bytes(self) -> int:
+        """The largest message that is decoded: a device may have made its contribution for a larger limit than ours is
+        since a restart, and what a round's contribution can take at most is taken whole."""
+        return max(self.limit_bytes, largest_contribution_bytes(self))
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -126,11 +133,8 @@ class Ingest:
         Args:
             now: seconds of a steady clock.
         """
-        # a device may have made its contribution for a larger limit than ours is since a restart: what a round's
-        # contribution can take at most is taken whole
-        limit_bytes = max(view.limit_bytes, largest_contribution_bytes(view))
         try:
-            message = decode(payload, limit_bytes=limit_bytes)
+            message = decode(payload, limit_bytes=view.largest_bytes)
             if not isinstance(message, Contribution | Chunk):
                 raise WireError("message", expected="a contribution", got=type(message).__name__.lower())
         except WireError as error:
@@ -139,7 +143,8 @@ class Ingest:
         if isinstance(message, Chunk):
             taken = standing or self._take_chunk(device, message, len(payload), view, now)
             return _signed(taken, message.digest)
-        return _signed(standing or self._take(device, message, payload, len(payload), view), digest_of(payload))
+        decided = standing or self._take(device, message, payload, len(payload), view)
+        return _signed(decided, digest_of(payload)) if decided.outcome == "rejected" else decided
 
     def stalled(self, now: float, view: View, is_online: Callable[[str], bool]) -> list[Decision]:
         """For contributions of which nothing came for a while: what is missing.
@@ -264,8 +269,7 @@ class Ingest:
             return _decision(device, message, "rejected", reason=str(error))
         self._accepted.add((message.round, message.method, device))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes)
-        traits = Traits.of(message, view.terms.noise)
-        return replace(_decision(device, message, "committed", accepted=accepted), traits=traits)
+        return _decision(device, message, "committed", accepted=accepted, traits=Traits.of(message, view.terms.noise))
 
 
 def largest_contribution_bytes(view: View) -> int:
@@ -282,10 +286,11 @@ def _decision(
     reason: str = "",
     missing: bytes = b"",
     accepted: Accepted | None = None,
+    traits: Traits | None = None,
     round: int | None = None,
 ) -> Decision:
     receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing)
-    return Decision(device, outcome, message.round if round is None else round, receipt, accepted, reason)
+    return Decision(device, outcome, message.round if round is None else round, receipt, accepted, reason, traits)
 
 
 def _signed(decision: Decision, digest: bytes) -> Decision:

@@ -25,7 +25,7 @@ import numpy as np
 
 from contract.mechanism import Mechanism
 from contract.messages import Contribution
-from contract.plausible import largest_norm, usual_norm
+from contract.plausible import usual_norm
 from contract.rules import Source
 from contract.statistics import Statistic
 
@@ -51,13 +51,13 @@ class Traits:
     @classmethod
     def of(cls, message: Contribution, noise: Mechanism | None = None) -> Traits:
         """Those of a contribution as it came, `noise` being what the bundle declares."""
-        samples, rows = int(message.counts.sum()), message.body.rows
+        samples = message.samples
         if message.triangle is not None:
             return cls(0.0, samples, 0.0)
-        longest = certain = largest_norm(rows)
+        longest = certain = float(message.norms.max(initial=0.0))
         if noise is not None:
-            norms = np.linalg.norm(rows.astype(np.float64), axis=1)  # (K,)
-            certain = float((norms - noise.on_mean(message.counts, rows.shape[1])).max(initial=0.0))
+            on_mean = noise.on_mean(message.counts, message.body.rows.shape[1])  # (K,)
+            certain = float((message.norms - on_mean).max(initial=0.0))
         return cls(longest, samples, certain)
 
 

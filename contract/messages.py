@@ -273,8 +273,8 @@ class Contribution:
         fields, tables, numbers = kind.row_fields(), self._tables(), self.body.classes
         if len(tables) != len(fields) or (self.triangle is None) == kind.has_triangle():
             raise WireError(f"round of {self.method}", expected=kind.NAME, got="another statistic")
-        for field, table in zip(fields, tables, strict=True):
-            _check_fit(numbers, table, classes, field.columns(classes, width))
+        for wanted, table in zip(fields, tables, strict=True):
+            _check_fit(numbers, table, classes, wanted.columns(classes, width))
         if not fields and len(numbers) and int(numbers[-1]) >= classes:
             raise WireError("class numbers", expected=f"below {classes}", got=int(numbers[-1]))
 

@@ -14,15 +14,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["INT8_STEPS", "LARGEST_NORM", "improbable", "largest_norm", "usual_norm"]
+__all__ = ["INT8_STEPS", "LARGEST_NORM", "improbable", "largest_norm", "row_norms", "usual_norm"]
 
 LARGEST_NORM = 1e6
 INT8_STEPS = 254.0  # half a step of int8 is this part of the row's largest number
 
 
+def row_norms(rows: NDArray[np.floating]) -> NDArray[np.float64]:
+    """(K,) the norms of rows (K, D); infinity or NaN where a number is."""
+    wide = rows.astype(np.float64, copy=False)
+    return np.asarray(np.sqrt(np.einsum("kd,kd->k", wide, wide)), dtype=np.float64)
+
+
 def largest_norm(rows: NDArray[np.floating]) -> float:
     """The norm of the longest of rows (K, D); 0 when there is none, infinity or NaN when a number is."""
-    return float(np.sqrt(np.einsum("kd,kd->k", rows, rows, dtype=np.float64).max(initial=0.0)))
+    return float(row_norms(rows).max(initial=0.0))
 
 
 def improbable(soft: NDArray[np.floating], slack: NDArray[np.floating]) -> NDArray[np.bool_]:

@@ -237,24 +237,21 @@ def _count_items(payload: bytes) -> None:
         return
     at, end, left, seen = 0, len(payload), 1, 0  # left: items that are announced and still to come
     while left and at < end:
-        kind, short = payload[at] >> 5, payload[at] & 0x1F
-        at += 1
-        argument = short
-        if short >= 24:
-            if short > 27:
+        head = payload[at]
+        kind, argument = head >> 5, head & 0x1F
+        at, left, seen = at + 1, left - 1, seen + 1
+        if argument >= 24:
+            if argument > 27:
                 return
-            size = 1 << (short - 24)
+            size = 1 << (argument - 24)
             argument = int.from_bytes(payload[at : at + size], "big")
             at += size
-        left, seen = left - 1, seen + 1
-        if kind in (2, 3):
+        if kind < 2 or kind == 7:
+            continue
+        if kind < 4:
             at += argument
-        elif kind == 4:
-            left += argument
-        elif kind == 5:
-            left += 2 * argument
-        elif kind == 6:
-            left += 1
+            continue
+        left += argument if kind == 4 else 2 * argument if kind == 5 else 1
         if seen + left > _MAX_ITEMS:
             raise WireError("message", expected=f"at most {_MAX_ITEMS:,} keys, values and entries", got="more")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.content import Terms, check_content, check_sums
-from contract.errors import WireError
+from contract.errors import StatisticError, WireError
 from contract.mechanism import Mechanism
 from contract.messages import ClassRows, Contribution, Encoding
+from contract.methods import method as method_of
 from contract.methods.fedhkd import HyperKnowledge
 from contract.plausible import LARGEST_NORM, usual_norm
 from contract.sphere import projection, unit_rows
@@ -30,8 +31,8 @@ def _message(statistic: Statistic, method: str, encoding: Encoding = "f64") -> C
     return received
 
 
-def _check(message: Contribution, statistic: Statistic, terms: Terms = Terms()) -> Statistic:
-    return check_content(message, terms, bundles=(BUNDLE,), classes=statistic.classes, width=statistic.width)
+def _check(message: Contribution, statistic: Statistic, terms: Terms = Terms()) -> None:
+    check_content(message, terms, bundles=(BUNDLE,), classes=statistic.classes, width=statistic.width)
 
 
 def _data(seed: int, samples: int, classes: int, width: int, kind: str) -> tuple[np.ndarray, np.ndarray]:
@@ -309,3 +310,29 @@ def test_an_extractor_is_refused_where_each_device_has_its_own() -> None:
     made = Contribution.of(statistic, run=RUN, round=1, method="fedproto", bundle=BUNDLE, extractor=EXTRACTOR)
     with pytest.raises(WireError, match="extractor, expected none in a round of fedproto, got 00010203…"):
         _check(made, statistic)
+
+
+# ── a statistic with checks of its own ──
+
+
+@dataclass(frozen=True, eq=False)
+class _Short(ClassMeans):
+    """Class means that say of themselves what they may be."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if np.abs(self.sums).max(initial=0.0) > 100.0:
+            raise StatisticError("short means", expected="sums of at most 100", got="more")
+
+
+def test_what_a_statistic_asks_of_itself_is_asked_at_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be refused first where a round's contributions merge, and end the aggregator."""
+    assert not ClassMeans.has_checks()
+    monkeypatch.setattr(type(method_of("fedproto")), "statistic", _Short)
+    for length in (1.0, 20.0):
+        made = ClassMeans.from_means(np.full((3, 4), length), [10, 10, 10])
+        if length < 10:
+            _check(_message(made, "fedproto"), made)
+            continue
+        with pytest.raises(WireError, match="short means, expected sums of at most 100"):
+            _check(_message(made, "fedproto"), made)

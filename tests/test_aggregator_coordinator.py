@@ -210,14 +210,15 @@ def test_settings_that_do_not_fit_the_bundle(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 5250 for class rows"):
             Coordinator(store, manifest(width=1280), BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
         many = manifest(name="fedhkd", classes=1000)  # soft predictions are rows of 1000 numbers, whatever the width
-        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 4128 for class rows"):
+        with pytest.raises(UsageError, match=r"--limit-bytes, expected at least 4130 for class rows"):
             Coordinator(store, many, BUNDLE, dataclasses.replace(SETTINGS, limit_bytes=2048), now=0.0)
         with pytest.raises(UsageError, match="--rounds"):
             Coordinator(store, manifest(), BUNDLE, Settings(rounds=0, calibrate=False), now=0.0)
         with pytest.raises(UsageError, match="--rule"):
             Coordinator(store, manifest(name="ffc"), BUNDLE, Settings(rule="median"), now=0.0)
         other = bytes(32)  # FFC's sums are over one extractor
-        with pytest.raises(UsageError, match="an FFC round, expected one backbone, got 2 bundles, try --no-calibrate"):
+        words = "a round of FFC, expected one backbone, got 2 bundles, try --no-calibrate"
+        with pytest.raises(UsageError, match=words):
             Coordinator(store, manifest(), BUNDLE, SETTINGS, now=0.0, others=(other,))
         Coordinator(store, manifest(), BUNDLE, dataclasses.replace(SETTINGS, calibrate=False), now=0.0, others=(other,))
 
