@@ -39,7 +39,7 @@ from hw_profiles.memory.process_rss import COEFFICIENTS, Model, Terms, client_me
 from hw_profiles.workload.fold import fold_weights
 from hw_profiles.workload.from_onnx import bundle_workloads
 
-_PHASES = {"rounds": ("loading", "inference", "training"), "ffc": ("loading", "inference", "training", "ffc")}
+_PHASES = {"rounds": ("loading", "inference", "training"), "ffc": ("loading", "inference", "training", "closing")}
 _START = {"session_bytes": 1e7, "node_bytes": 1e4, "weight_factor": 2.0, "arena_factor": 1.3, "gram_factor": 6.0}
 _SAFETY = 1.5  # how much more than the worst shortfall of a left-out backbone the margin holds
 _LEAST_MARGIN = 0.1
@@ -199,7 +199,7 @@ def _equation(point: Point, model: Model, base: float) -> tuple[list[float], flo
     known = base + t.data + t.weights
     if what == "training":
         return [1, t.step_nodes, 0, t.step_arena, 0], point.measured - known - 2 * t.trained - t.state
-    return [1, t.nodes, t.weights, t.arena, t.gram * (what == "ffc")], point.measured - known - t.trained
+    return [1, t.nodes, t.weights, t.arena, t.gram * (what == "closing")], point.measured - known - t.trained
 
 
 def estimate(point: Point, model: Model) -> int:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from contract.errors import UsageError
+from contract.methods import LOAD_HELP, load_method
 from contract.report import JSON_HELP, beside, write_json, write_text
 from contract.tables import show_table
 from hw_profiles.accelerator.round_cost import Setting
@@ -38,6 +39,7 @@ def cost_command(
     rows: Annotated[int | None, typer.Option(help="in place of the device's")] = None,
     cols: Annotated[int | None, typer.Option(help="in place of the device's")] = None,
     mhz: Annotated[float | None, typer.Option(help="in place of the device's clock")] = None,
+    method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     samples: Annotated[int, typer.Option(help="local samples N in a round")] = 5_000,
     epochs: Annotated[int, typer.Option(help="local epochs in a round")] = 10,
     json_file: Annotated[Path | None, typer.Option("--json", help=JSON_HELP.format("the report"))] = None,
@@ -48,6 +50,8 @@ def cost_command(
     for name, value in (("--samples", samples), ("--epochs", epochs)):
         if value < 1:
             raise UsageError(name, expected="a positive integer", got=value)
+    if method is not None:
+        load_method(method)
     board = find_device(device, load_devices(devices_file or ()))
     array = array_of(board, dataflow=dataflow, depthwise=depthwise, precision=precision)
     changes = {name: value for name, value in (("rows", rows), ("cols", cols), ("mhz", mhz)) if value is not None}
@@ -112,7 +116,7 @@ def _show(report: dict[str, Any], console: Console) -> None:
         show_table(console, _METHOD_COLUMNS, _method_rows(report), words=(0, 1))
         for row in report["calibration"]:
             console.print(
-                f"{row['statistic']}  {time_text(row['total_ms'])} (simulated): client {time_text(row['client_ms'])}, "
+                f"{row['method']}  {time_text(row['total_ms'])} (simulated): client {time_text(row['client_ms'])}, "
                 f"server "
                 f"{time_text(row['server_ms'])}, {size(row['uplink_bytes'])} up"
             )
@@ -128,8 +132,8 @@ def _show(report: dict[str, Any], console: Console) -> None:
 
 
 _METHOD_COLUMNS = (
-    "method", "classifier", "step", "forward", "input grad", "weight grad", "update", "round", "memory", "time saved",
-    "memory saved",
+    "method", "classifier", "step", "forward", "input grad", "weight grad", "update", "round", "memory", "up",
+    "time saved", "memory saved",
 )  # fmt: skip
 
 
@@ -139,7 +143,9 @@ def _method_rows(report: dict[str, Any]) -> list[tuple[str, ...]]:
         phases = [time_text(row["phases_ms"][p]) for p in ("forward", "input_gradient", "weight_gradient", "update")]
         saved = [f"{row['saved_percent'][k]:.2f} %" for k in ("latency", "memory")]
         figures = (time_text(row["step_ms"]), *phases, time_text(1e3 * row["round_s"]))
-        found.append((row["method"], row["head"], *figures, size(row["memory"]["peak_bytes"]), *saved))
+        found.append(
+            (row["method"], row["head"], *figures, size(row["memory"]["peak_bytes"]), size(row["uplink_bytes"]), *saved)
+        )
     return found
 
 

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.errors import UsageError
+from contract.methods import METHODS, method
+from contract.statistics import ClassMeans, FeatureGram
 from hw_profiles.accelerator.dram import layer_traffic
 from hw_profiles.accelerator.paper_claims import readings
 from hw_profiles.accelerator.round_cost import Setting, calibration_cost, round_cost
@@ -20,7 +22,14 @@ from hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
 from hw_profiles.accelerator.simulate import Array, assumptions, simulate
 from hw_profiles.accelerator.systolic import gemm_cycles
 from hw_profiles.reports.cost_report import cost_report, load_subject, step_cost
-from hw_profiles.workload.calibration_step import server_work, statistic_bytes, statistic_work
+from hw_profiles.workload.baselines import ccvr, fedavg, published_ffc, published_spherefed
+from hw_profiles.workload.calibration_step import (
+    method_calibration,
+    ridge_solve,
+    server_work,
+    statistic_bytes,
+    statistic_work,
+)
 from hw_profiles.workload.from_onnx import read_workload
 from hw_profiles.workload.model import Gemm, Layer, Tensor, Workload
 from hw_profiles.workload.paper_networks import build_network
@@ -110,34 +119,60 @@ def test_an_absurd_accelerator_is_refused_by_name(wrong):
 
 
 def test_statistics_cost_the_products_they_are_made_of():
-    assert statistic_work("ffc", 500, 10, 64).macs == 500 * 64 * 64
-    assert statistic_work("ccvr", 500, 10, 64).macs == 500 * 64 * 64
-    assert statistic_work("prototypes", 500, 10, 64).macs == 0
-    assert sum(layer.vector_ops for layer in statistic_work("prototypes", 500, 10, 64).layers) == 500 * 64
-    assert 8 * (64 * 65 // 2 + 640) < statistic_bytes("ffc", 10, 64) < 8 * (64 * 65 // 2 + 640) + 150
-    assert statistic_bytes("ccvr", 10, 64) == 8 * (10 * 64 * 65 // 2 + 640 + 10)
-    with pytest.raises(UsageError, match="one of"):
-        statistic_work("ffcc", 1, 1, 1)
+    assert statistic_work(FeatureGram.FIELDS, 500, 10, 64).macs == 500 * 64 * 64
+    assert ccvr(500, 10, 64).device.macs == 500 * 64 * 64
+    means = statistic_work(ClassMeans.FIELDS, 500, 10, 64)
+    assert means.macs == 0
+    assert sum(layer.vector_ops for layer in means.layers) == 500 * 64
+    soft = statistic_work(method("fedhkd").statistic.FIELDS, 500, 10, 64)
+    assert soft.macs == 500 * 64 * 10, "the head, for its answers to be summed"
+    assert sum(layer.vector_ops for layer in soft.layers) == 500 * 64 + 500 * 10 * (8 + 1)
+    assert statistic_work((), 500, 10, 64).layers == ()
+    assert 8 * (64 * 65 // 2 + 640) < statistic_bytes(method("ffc"), 10, 64) < 8 * (64 * 65 // 2 + 640) + 150
+    assert published_ffc(500, 10, 64).uplink_bytes == 8 * (64 * 65 // 2 + 640 + 10)
+    assert ccvr(500, 10, 64).uplink_bytes == 8 * (10 * 64 * 65 // 2 + 640 + 10)
+
+
+def test_a_calibration_is_prepared_as_the_method_says():
+    """FFC puts features on the unit sphere and, where that is agreed, projects them; the published one has them so."""
+    plain = method_calibration(method("ffc"), 500, 10, 64)
+    ops = [sum(x.vector_ops for x in c.device.layers) for c in (plain, published_ffc(500, 10, 64))]
+    assert ops[0] - ops[1] == 3 * 500 * 64
+    assert method_calibration(method("ffc"), 500, 10, 64, normalised=True).device == published_ffc(500, 10, 64).device
+    cut = method_calibration(method("ffc"), 500, 10, 64, hyper=method("ffc").settle({"project": 16}))
+    assert cut.device.macs == 500 * 64 * 16 + 500 * 16 * 16
+    assert cut.uplink_bytes == statistic_bytes(method("ffc"), 10, 16)
+    assert cut.server.macs < plain.server.macs
+
+
+def test_what_no_message_can_hold_is_counted_and_not_encoded():
+    assert statistic_bytes(method("ffc"), 1000, 50_000) == 8 * (50_000 * 50_001 // 2 + 1000 * 50_000)
 
 
 def test_the_servers_factorisation_is_a_third_of_a_cube():
-    work = server_work("ffc", 100, 1280)
+    work = ridge_solve(100, 1280)
     factor = next(layer for layer in work.layers if layer.name == "factor")
     assert factor.macs == pytest.approx(1280**3 / 6, rel=0.1)  # n³/3 operations are n³/6 multiply-accumulates
     solve = next(layer for layer in work.layers if layer.name == "solve")
     assert solve.macs == pytest.approx(1280**2 * 100, rel=0.1)
+    assert server_work(method("ffc").solves, 100, 1280) == work
+    assert server_work(method("fedproto").solves, 100, 1280).layers == ()
 
 
 def test_ccvr_grows_with_the_classes_and_ffc_hardly_does(convnet):
-    array = Array(depthwise="packed")
-    cost = {(s, c): calibration_cost(convnet, s, c, array, 5_000) for s in ("ffc", "ccvr") for c in (10, 100)}
-    assert cost["ccvr", 100].server_ms > 5 * cost["ccvr", 10].server_ms
-    assert cost["ffc", 100].total_ms < 1.01 * cost["ffc", 10].total_ms
-    assert cost["ffc", 100].forward_ms == cost["ccvr", 100].forward_ms
+    array, width = Array(depthwise="packed"), 1024
+    cost = {
+        (as_in, c): calibration_cost(convnet, as_in(5_000, c, width), array, 5_000)
+        for as_in in (published_ffc, ccvr)
+        for c in (10, 100)
+    }
+    assert cost[ccvr, 100].server_ms > 5 * cost[ccvr, 10].server_ms
+    assert cost[published_ffc, 100].total_ms < 1.01 * cost[published_ffc, 10].total_ms
+    assert cost[published_ffc, 100].forward_ms == cost[ccvr, 100].forward_ms
 
 
 def test_a_round_is_its_steps(convnet):
-    cost = round_cost(convnet, "spherefed", 10, Array(), Setting(samples=10, epochs=2, batch=4))
+    cost = round_cost(convnet, published_spherefed(convnet, 10), Array(), Setting(samples=10, epochs=2, batch=4))
     assert cost.steps == 6
     assert cost.round_s == pytest.approx(6 * cost.step_ms / 1e3)
     assert sum(cost.phase_ms().values()) == pytest.approx(cost.step_ms)
@@ -168,7 +203,11 @@ def test_every_figure_of_the_report_says_what_kind_it_is(tmp_path):
     assert report["schema"] == 1
     blocks = [report["inference"], report["memory"], *report["methods"], *report["calibration"], *report["claims"]]
     assert {block["kind"] for block in blocks} <= {"measured", "simulated", "predicted", "arithmetic"}
-    assert [row["method"] for row in report["methods"]] == ["fedavg", "fedproto", "spherefed", "prototypes"]
+    assert [row["method"] for row in report["methods"]] == ["fedavg", *(n for n, m in METHODS.items() if m.trains)]
+    assert [row["method"] for row in report["calibration"]] == [
+        *(n for n, m in METHODS.items() if not m.trains),
+        "ccvr",
+    ]
     assert report["methods"][0]["saved_percent"]["latency"] == 0
     total = sum(layer["cycles"] for layer in report["layers"])
     assert total / 100e3 == pytest.approx(report["methods"][0]["step_ms"], rel=1e-9)
@@ -192,7 +231,8 @@ def test_the_report_for_forward_and_backward_of_resnet18_is_instant():
     import time
 
     start_s = time.process_time()  # this process's alone, however busy the machine; it takes about 0.01 s
-    simulate(training_step(read_workload(build_network("spherefed_resnet18"), batch=64), "fedavg", 100), Array())
+    forward = read_workload(build_network("spherefed_resnet18"), batch=64)
+    simulate(training_step(forward, fedavg(forward, 100)), Array())
     assert time.process_time() - start_s < 1.0
 
 

@@ -22,6 +22,7 @@ from hw_profiles.memory.process_rss import (
     load_model,
     memory_terms,
 )
+from hw_profiles.workload.baselines import fedavg
 from hw_profiles.workload.fold import fold_weights
 from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
 from hw_profiles.workload.model import Layer, Tensor, Workload
@@ -93,7 +94,7 @@ def test_an_operand_that_is_needed_later_is_not_overwritten():
 
 def test_the_parts_sum_to_the_peak_and_training_saves_activations():
     forward = read_workload(build_network("spherefed_resnet18"), batch=4)
-    step = training_step(forward, "fedavg", 10)
+    step = training_step(forward, fedavg(forward, 10))
     memory = peak_memory(step)
     assert sum(memory.by_use().values()) == memory.peak_bytes
     weights = 4 * (forward.parameters + 512 * 10)
@@ -110,13 +111,14 @@ def test_working_values_grow_with_the_batch_and_weights_do_not():
     inference = {batch: peak_memory(work) for batch, work in works.items()}
     assert inference[1].weights == inference[64].weights
     assert inference[64].arena_bytes == 4 * inference[16].arena_bytes
-    training = {batch: peak_memory(training_step(work, "fedavg", 10)) for batch, work in works.items()}
+    training = {batch: peak_memory(training_step(work, fedavg(work, 10))) for batch, work in works.items()}
     assert training[1].peak_bytes < training[16].peak_bytes < training[64].peak_bytes
     assert training[1].optimizer == training[64].optimizer
 
 
 def test_halving_the_precision_halves_the_peak():
-    step = training_step(read_workload(build_network("spherefed_convnet"), batch=8), "fedavg", 10)
+    forward = read_workload(build_network("spherefed_convnet"), batch=8)
+    step = training_step(forward, fedavg(forward, 10))
     full, half = peak_memory(step, float_bytes=4), peak_memory(step, float_bytes=2)
     assert half.peak_bytes == pytest.approx(full.peak_bytes / 2, rel=0.01)
 
@@ -130,7 +132,8 @@ def test_the_largest_batch_fits_and_one_more_does_not(fixed, each, available):
 
 
 def test_the_execution_order_is_a_valid_one_of_the_same_layers():
-    step = training_step(read_workload(build_network("spherefed_resnet18"), batch=1), "fedavg", 10)
+    forward = read_workload(build_network("spherefed_resnet18"), batch=1)
+    step = training_step(forward, fedavg(forward, 10))
     ordered = execution_order(step)
     assert sorted(layer.name for layer in ordered.layers) == sorted(layer.name for layer in step.layers)
     makers = {name for layer in step.layers for name in layer.writes} - {
@@ -164,7 +167,7 @@ def test_a_result_of_another_width_does_not_take_its_operands_place():
 
 def test_what_a_step_holds_is_told_apart_by_what_it_is_for():
     forward = read_workload(build_network("spherefed_convnet"), batch=4)
-    step = training_step(forward, "fedavg", 10)
+    step = training_step(forward, fedavg(forward, 10))
     by_use = {use: {b.name for b in blocks_of(step) if b.use == use} for use in ("gradient", "saved")}
     weights = {name for name, tensor in step.tensors.items() if tensor.role == "parameter"}
     assert {name.split(":")[1] for name in by_use["gradient"]} == weights
@@ -221,10 +224,10 @@ def test_ffc_adds_its_sums_and_their_copies(mnist_like_bundle):
     assert terms.gram == 8 * (1024 * 1025 // 2 + 10 * 1024)
     found = client_memory(terms)
     factor = load_model().coefficients["gram_factor"]
-    assert found.ffc - found.inference == pytest.approx(factor * terms.gram, abs=2)
+    assert found.closing - found.inference == pytest.approx(factor * terms.gram, abs=2)
     assert 4 < factor < 12, "one triangle in float64, the matrix it comes from, and the copies on its way out"
-    assert found.ffc > found.training
-    assert found.peak_bytes == found.ffc
+    assert found.closing > found.training
+    assert found.peak_bytes == found.closing
 
 
 def test_a_projection_shrinks_ffcs_sums(mnist_like_bundle):
@@ -263,7 +266,11 @@ def test_the_upper_bound_is_the_margin_that_left_out_networks_asked_for():
 def test_what_is_larger_than_all_that_was_measured_is_called_extrapolated(mnist_like_bundle):
     terms, model = terms_of(mnist_like_bundle(), 0), load_model()
     assert client_memory(terms).beyond == ()
-    for name, word in (("gram", "FFC's sums"), ("step_arena", "working values of training"), ("weights", "weights")):
+    for name, word in (
+        ("gram", "sums of the closing round"),
+        ("step_arena", "working values of training"),
+        ("weights", "weights"),
+    ):
         edge = replace(terms, **{name: int(model.largest[name])})
         assert word not in client_memory(edge).beyond
         assert client_memory(replace(edge, **{name: int(model.largest[name]) + 1})).beyond == (word,)

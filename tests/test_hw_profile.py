@@ -125,7 +125,12 @@ def test_what_fits_is_decided_by_the_upper_bound_of_all_that_the_device_does(
     reserved = 0
     whole = memory(None)
     reserved = 536_870_912 - whole["usable_bytes"]
-    assert whole["peak_bytes"] == whole["ffc_peak_bytes"] > whole["training_peak_bytes"] > whole["inference_peak_bytes"]
+    assert (
+        whole["peak_bytes"]
+        == whole["closing_peak_bytes"]
+        > whole["training_peak_bytes"]
+        > whole["inference_peak_bytes"]
+    )
     assert whole["peak_bytes_at_most"] > 1.1 * whole["peak_bytes"]
     margin = whole["peak_bytes_at_most"] / whole["peak_bytes"]
     capsys.readouterr()

@@ -8,7 +8,7 @@ data flow, and every room asks it; no other file knows a method by name:
     how that merges      `weighting`, `merge`
     what comes back      `global_rows`, `next_rows`
     how a device answers `answers`, `shared_answers`
-    what it costs        `loss` and the fields of its statistic (`hw_profiles/workload`)
+    what it costs        `loss`, the fields of its statistic, `solves` (`hw_profiles/workload`)
 
 A statistic is made of declared fields only (`contract/statistics.py`), so a method cannot send anything else. The
 objective is torch, and lives in `export/objectives/`. `Hyper` is a hyper-parameter with the source of its default.
@@ -43,6 +43,7 @@ __all__ = [
     "Local",
     "LossTerm",
     "Method",
+    "Solves",
     "StartState",
     "Update",
     "Value",
@@ -53,8 +54,15 @@ __all__ = [
 Value = int | float | str
 Head = Literal["local", "frozen", "none"]
 Extractor = Literal["local", "bundle"]
+Solves = Literal["none", "ridge"]
 LossTerm = Literal[
-    "cross-entropy", "squared-error", "prototype-distance", "all-prototypes", "soft-predictions", "mean-features"
+    "cross-entropy",
+    "squared-error",
+    "prototype-distance",
+    "all-prototypes",
+    "anchors",
+    "soft-predictions",
+    "mean-features",
 ]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
@@ -196,6 +204,8 @@ class Method(ABC):
         shared_state: state tensors that must be equal in all bundles of one fleet.
         privacy: what a contribution says about the samples behind it, in words.
         encoding: how its numbers travel unless the aggregator is told otherwise.
+        solves: what the aggregator computes of the merged statistic, for the cost models: a head by `ridge` regression,
+            or nothing that counts.
         closes_runs: whether a run of another method may end with one round of it.
         first_run: hyper-parameters for a first short run on a small data set, and how many rounds of it.
     """
@@ -219,6 +229,7 @@ class Method(ABC):
     shared_state: ClassVar[tuple[str, ...]] = ()
     privacy: ClassVar[str] = "nothing of the samples"
     encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f32"
+    solves: ClassVar[Solves] = "none"
     closes_runs: ClassVar[bool] = False
     first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({})
     first_run_rounds: ClassVar[int] = 5

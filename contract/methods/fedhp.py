@@ -41,7 +41,7 @@ class FedHP(FedProto):
     sends = "the prototypes it had learned"
     objective = "fedhp"
     heads: ClassVar[tuple[Head, ...]] = ("none",)
-    loss: ClassVar[tuple[LossTerm, ...]] = ("all-prototypes",)
+    loss: ClassVar[tuple[LossTerm, ...]] = ("all-prototypes", "anchors")
     weighting: ClassVar[Weighting] = "share"
     shared_state = (_ANCHORS,)
     privacy = "prototypes that were trained on the samples, without noise"

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from contract.answers import Answer, linear_answer
 from contract.errors import MethodError
 from contract.messages import ClassRows
-from contract.methods.base import Extractor, Hyper, Local, Method, Value
+from contract.methods.base import Extractor, Hyper, Local, Method, Solves, Value
 from contract.ridge import doubt, solve_head
 from contract.sphere import projection, unit_rows
 from contract.state import GlobalState
@@ -57,6 +57,7 @@ class FFC(Method):
     global_rows: ClassVar[Mapping[str, Literal["features", "classes"]]] = MappingProxyType({"head": "features"})
     privacy = "sums of all samples' features and of their products, without noise"
     encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f64"
+    solves: ClassVar[Solves] = "ridge"
     closes_runs = True
     first_run_rounds = 1
     hyper: ClassVar[Mapping[str, Hyper]] = CALIBRATION

@@ -13,6 +13,14 @@ from dataclasses import dataclass, replace
 
 from hw_profiles.accelerator.round_cost import Setting, calibration_cost, round_cost
 from hw_profiles.accelerator.simulate import Array, Cost
+from hw_profiles.workload.baselines import (
+    ccvr,
+    features_width,
+    fedavg,
+    published_ffc,
+    published_spherefed,
+    without_classifier,
+)
 from hw_profiles.workload.fold import fold_weights
 from hw_profiles.workload.model import Workload
 
@@ -57,7 +65,7 @@ def readings(forward_at: Callable[[int], Workload], classes: int, array: Array, 
 
 def _memory(forward_at: Callable[[int], Workload], classes: int, array: Array) -> list[Reading]:
     forward = forward_at(1)
-    head = classes * forward.tensors[forward.outputs[0]].shape[1]
+    head = classes * features_width(forward)
     folded = fold_weights(forward)  # so that a transposed weight counts where it is multiplied
     multiplied = {n for layer in folded.layers if layer.gemms for n in layer.weights}
     dense = sum(folded.tensors[n].elements for n in multiplied if len(folded.tensors[n].shape) > 1)
@@ -76,8 +84,9 @@ def _memory(forward_at: Callable[[int], Workload], classes: int, array: Array) -
         ),
     ]
     for batch in (1, 64):
+        at_batch, setting = forward_at(batch), Setting(batch=batch)
         costs = [
-            round_cost(forward_at(batch), m, classes, array, Setting(batch=batch)) for m in ("fedavg", "spherefed")
+            round_cost(at_batch, as_in(at_batch, classes), array, setting) for as_in in (fedavg, published_spherefed)
         ]
         saved = _saved(*(cost.memory.peak_bytes for cost in costs))
         found.append(
@@ -91,8 +100,8 @@ def _latency(forward: Workload, classes: int, array: Array) -> list[Reading]:
     for mapping in ("per-channel", "packed"):
         machine = replace(array, depthwise=mapping)
         base, frozen, skipped = (
-            round_cost(forward, m, classes, machine, Setting(batch=batch)).step
-            for m in ("fedavg", "spherefed", "prototypes")
+            round_cost(forward, as_in(forward, classes), machine, Setting(batch=batch)).step
+            for as_in in (fedavg, published_spherefed, without_classifier)
         )
         how = f"depthwise {mapping}, {array.dataflow}, batch {batch}"
         found += [
@@ -117,24 +126,24 @@ def _latency(forward: Workload, classes: int, array: Array) -> list[Reading]:
 
 
 def _calibration(forward: Workload, classes: int, array: Array, samples: int) -> list[Reading]:
-    found = []
+    found, each = [], (samples, classes, features_width(forward))
     for mapping in ("per-channel", "packed"):
         machine = replace(array, depthwise=mapping)
-        ffc = calibration_cost(forward, "ffc", classes, machine, samples)
+        closed = calibration_cost(forward, published_ffc(*each), machine, samples)
         how = f"{samples:,} local samples, depthwise {mapping}"
         for epochs in (1, 10):
-            ccvr = calibration_cost(forward, "ccvr", classes, machine, samples, epochs=epochs)
+            drawn = calibration_cost(forward, ccvr(*each, epochs=epochs), machine, samples)
             times = "1 epoch" if epochs == 1 else f"{epochs} epochs"
             found.append(
                 Reading(
                     "calibration",
                     f"one client and a server on the same accelerator, {times} of CCVR's training, {how}",
-                    _saved(ccvr.total_ms, ffc.total_ms),
+                    _saved(drawn.total_ms, closed.total_ms),
                     "simulated",
                 )
             )
         found.append(
-            Reading("calibration", f"one client alone, {how}", _saved(ccvr.client_ms, ffc.client_ms), "simulated")
+            Reading("calibration", f"one client alone, {how}", _saved(drawn.client_ms, closed.client_ms), "simulated")
         )
     return found
 

@@ -3,19 +3,21 @@
 A round is the local training (steps of batch B over the local samples, some epochs), or, where a method calibrates
 instead of training, a forward pass over the local samples, its statistic, and the server's share. Each figure is
 `simulated` by `simulate` over workloads of `training_step` and `calibration_step`; memory is `liveness.peak_memory` of
-one step. See docs/hardware.md; settings of SphereFed, Tab. 16.
+one step. What is trained and what is summed comes as a value: of a method (`training.method_training`,
+`calibration_step.method_calibration`) or of a paper's baseline (`baselines`). See docs/hardware.md; settings of
+SphereFed, Tab. 16.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from hw_profiles.accelerator.simulate import Array, Cost, simulate
 from hw_profiles.memory.liveness import Memory, peak_memory
-from hw_profiles.workload.calibration_step import VIRTUAL_PER_CLASS, server_work, statistic_bytes, statistic_work
+from hw_profiles.workload.calibration_step import Calibrating
 from hw_profiles.workload.fold import fold_weights
 from hw_profiles.workload.model import Phase, Workload
+from hw_profiles.workload.training import HeadUse, Training
 from hw_profiles.workload.training_step import training_step
 
 __all__ = ["Calibration", "RoundCost", "Setting", "calibration_cost", "round_cost"]
@@ -40,6 +42,7 @@ class RoundCost:
     """A round of local training with one way of treating the classifier."""
 
     method: str
+    head: HeadUse
     step: Cost
     memory: Memory
     steps: int
@@ -64,7 +67,8 @@ class RoundCost:
 class Calibration:
     """Calibrating the classifier once: forward over the local data, the statistic, the server."""
 
-    statistic: Literal["ffc", "ccvr"]
+    method: str
+    statistic: str
     forward_ms: float
     statistic_ms: float
     server_ms: float
@@ -82,38 +86,27 @@ class Calibration:
         return self.client_ms + self.server_ms
 
 
-def round_cost(forward: Workload, method: str, classes: int, array: Array, setting: Setting, **step: Any) -> RoundCost:
-    """Cost of one round; `forward` is the features graph at the setting's batch, `step` goes to `training_step`."""
-    width = forward.tensors[forward.outputs[0]].shape[1]
-    work = training_step(forward, method, classes, **step)
+def round_cost(forward: Workload, training: Training, array: Array, setting: Setting) -> RoundCost:
+    """Cost of one round of training; `forward` is the features graph at the setting's batch."""
+    work = training_step(forward, training)
     memory = peak_memory(work, float_bytes=array.float_bytes)
-    up = {"fedavg": 4 * (forward.parameters + classes * width), "spherefed": 4 * forward.parameters}
-    uplink = up.get(method, statistic_bytes("prototypes", classes, width))
-    return RoundCost(method, simulate(work, array), memory, setting.steps, uplink)
+    cost = simulate(work, array)
+    return RoundCost(training.name, training.head, cost, memory, setting.steps, training.uplink_bytes)
 
 
 def calibration_cost(
-    forward: Workload,
-    statistic: Literal["ffc", "ccvr"],
-    classes: int,
-    array: Array,
-    samples: int,
-    *,
-    server: Array | None = None,
-    epochs: int = 1,
+    forward: Workload, calibrating: Calibrating, array: Array, samples: int, *, server: Array | None = None
 ) -> Calibration:
-    """Cost of calibrating by FFC or CCVR; the server's share runs on `server` (default: the same accelerator)."""
-    width, forward = forward.tensors[forward.outputs[0]].shape[1], fold_weights(forward)
+    """Cost of calibrating over N local samples; the server's share runs on `server` (default: the same accelerator)."""
+    forward = fold_weights(forward)
     batches = -(-samples // forward.batch)
-    statistic_cost = simulate(statistic_work(statistic, samples, classes, width), array)
-    virtual = VIRTUAL_PER_CLASS.get(classes, 500)
-    server_cost = simulate(server_work(statistic, classes, width, virtual=virtual, epochs=epochs), server or array)
     held = peak_memory(forward, float_bytes=array.float_bytes).peak_bytes
     return Calibration(
-        statistic,
+        calibrating.method,
+        calibrating.statistic,
         forward_ms=simulate(forward, array).latency_ms * batches,
-        statistic_ms=statistic_cost.latency_ms,
-        server_ms=server_cost.latency_ms,
-        uplink_bytes=statistic_bytes(statistic, classes, width),
-        memory_bytes=held + statistic_bytes(statistic, classes, width),
+        statistic_ms=simulate(calibrating.device, array).latency_ms,
+        server_ms=simulate(calibrating.server, server or array).latency_ms,
+        uplink_bytes=calibrating.uplink_bytes,
+        memory_bytes=held + calibrating.uplink_bytes,
     )

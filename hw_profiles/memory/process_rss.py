@@ -7,8 +7,9 @@ and then, one after the other, never together:
                 and the arena
     training    the state twice (the step is a function: it reads one copy and writes the other), the trained weights of
                 the round before and those on their way out, a session and its arena
-    ffc         inference, with the Gram sums beside it in float64: the triangle of D(D+1)/2, the full matrix it is
-                taken from, and the copies of which the contribution is encoded and put into the outbox
+    closing     inference, with the sums of the method that closes runs beside it in float64: a triangle of D(D+1)/2,
+                the full matrix it is taken from, and the copies of which the contribution is encoded and put into the
+                outbox
 
 The arena is the greedy packing of `liveness` with the nodes in ONNX Runtime's order (depth first from the last result),
 times a factor for what its allocator wastes and for the second copies it makes of blocked layouts.
@@ -51,7 +52,8 @@ COEFFICIENTS = ("base_bytes", "session_bytes", "node_bytes", "weight_factor", "a
 _RANGED = ("weights", "state", "nodes", "arena", "step_nodes", "step_arena", "gram")
 _WORDS = {
     "weights": "weights", "state": "training state", "nodes": "graph", "arena": "working values of inference",
-    "step_nodes": "training graph", "step_arena": "working values of training", "gram": "FFC's sums",
+    "step_nodes": "training graph", "step_arena": "working values of training",
+    "gram": "sums of the closing round",
 }  # fmt: skip
 
 
@@ -66,7 +68,7 @@ class Terms:
         state: both copies of what the training step reads and writes.
         nodes, arena: of the features graph at the bundle's batch.
         step_nodes, step_arena: of the training step.
-        gram: one packed triangle and the class sums of FFC, float64.
+        gram: the sums of the method that closes runs, float64.
     """
 
     data: int
@@ -105,15 +107,15 @@ class ClientMemory:
     loading: int
     inference: int
     training: int
-    ffc: int
+    closing: int
     margin: float
     beyond: tuple[str, ...] = ()
     kind: str = "predicted"
 
     @property
     def peak_bytes(self) -> int:
-        """The central estimate over a device's life: rounds of the bundle's method and one of FFC."""
-        return max(self.loading, self.inference, self.training, self.ffc)
+        """The central estimate over a device's life: rounds of the bundle's method and the closing one."""
+        return max(self.loading, self.inference, self.training, self.closing)
 
     def at_most(self, estimate: int) -> int:
         """The upper bound of one of the estimates."""
@@ -139,7 +141,7 @@ def client_memory(terms: Terms, model: Model | None = None) -> ClientMemory:
         loading=int(process + terms.data + terms.weights),
         inference=int(inference),
         training=int(training) if terms.state else 0,
-        ffc=int(inference + c["gram_factor"] * terms.gram),
+        closing=int(inference + c["gram_factor"] * terms.gram),
         margin=known.margin,
         beyond=tuple(_WORDS[name] for name in _RANGED if getattr(terms, name) > known.largest[name]),
     )

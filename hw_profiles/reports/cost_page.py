@@ -131,8 +131,7 @@ def _methods(report: Mapping[str, Any]) -> str:
         for row in report["methods"]
     ]  # fmt: skip
     lead = (
-        "Savings are against fedavg. What goes up is the raw payload: weights for fedavg and spherefed as published, "
-        "class sums otherwise."
+        "Savings are against fedavg, which sends its weights; every other method's message is counted as it is encoded."
     )
     return section("Methods", table(headers, rows, left=(0, 1)), lead=lead)
 
@@ -156,14 +155,15 @@ def _calibration(report: Mapping[str, Any]) -> str:
         return ""
     values = [
         Bar(
-            row["statistic"].upper(),
+            row["method"].upper(),
             {"forward pass": row["forward_ms"], "statistic": row["statistic_ms"], "server": row["server_ms"]},
             f"{time_text(row['total_ms'])}, {size(row['uplink_bytes'])} up",
         )
         for row in report["calibration"]
     ]
-    saved = report["calibration"][0]["saved_percent"]
-    lead = f"One client over its local samples, and the server: FFC takes {saved:.2f} % less time than CCVR here."
+    *ours, base = report["calibration"]
+    saved = [f"{row['method'].upper()} takes {row['saved_percent']:.2f} % less time" for row in ours]
+    lead = f"One client over its local samples, and the server: than {base['method'].upper()}, {', '.join(saved)} here."
     return section(
         "Calibrating the classifier", tag("simulated"), bars(values, unit="ms", title="client and server"), lead=lead
     )

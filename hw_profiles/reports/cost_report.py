@@ -3,8 +3,9 @@
     subject       what was costed, and how it was read
     array         the accelerator, each assumption in words
     inference     one forward pass at batch B                                  simulated; memory predicted
-    methods       one training step and one round, by method and phase         simulated; memory predicted
-    calibration   FFC and CCVR                                                  simulated
+    methods       one training step and one round, by method and phase:        simulated; memory predicted
+                  FedAvg as the baseline, then every method that trains
+    calibration   one round of every method that trains nothing, then CCVR's   simulated
     layers        every layer of the step: products, cycles, bound, traffic     simulated
     memory        peak by use, and the largest batch that fits                  predicted
     claims        the paper's figures beside ours, by reading
@@ -21,35 +22,34 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from contract.bundle import Bundle, read_bundle
+from contract.bundle import Bundle, Manifest, read_bundle
 from contract.errors import UsageError
+from contract.methods import METHODS, Method
 from hw_profiles.accelerator.paper_claims import CLAIMS, readings
 from hw_profiles.accelerator.round_cost import Calibration, RoundCost, Setting, calibration_cost, round_cost
 from hw_profiles.accelerator.simulate import Array, Cost, LayerCost, assumptions, simulate
 from hw_profiles.memory.liveness import LARGEST_SEARCHED, largest_batch, peak_memory
+from hw_profiles.workload.baselines import ccvr, features_width, fedavg
+from hw_profiles.workload.calibration_step import Calibrating, method_calibration
 from hw_profiles.workload.fold import fold_weights
 from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
 from hw_profiles.workload.model import PHASES, Workload
 from hw_profiles.workload.paper_networks import build_network
-from hw_profiles.workload.training_step import HEADS, bundle_training, training_step
+from hw_profiles.workload.training import Training, bundle_training, method_training
+from hw_profiles.workload.training_step import training_step
 
 __all__ = ["SCHEMA", "Subject", "cost_report", "load_subject", "step_cost"]
 
 SCHEMA = 1
-_OPTIMIZER_WORDS = {
-    "sgd": "SGD without momentum",
-    "momentum": "SGD with momentum",
-    "adam": "Adam, two tensors a weight",
-}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is costed: a features graph at any batch, and how its head is trained.
+    """What is costed: a features graph at any batch, and what is trained on it.
 
     Attributes:
         forward_at: the features graph at batch B.
-        options: bias, normalised, optimizer, weight_decay and learned, as `training_step.training_step` takes them.
+        manifest: of the bundle, or None for a named backbone.
         step: the bundle's own training step, at its own batch.
     """
 
@@ -58,8 +58,34 @@ class Subject:
     classes: int
     batch: int
     forward_at: Callable[[int], Workload]
-    options: dict[str, Any]
+    manifest: Manifest | None = None
     step: Workload | None = None
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the graph ends in unit features, as a bundle's of such a method does."""
+        return self.manifest is not None and METHODS[self.manifest.method].unit_features
+
+    def baseline(self) -> Training:
+        """FedAvg, trained as the bundle is, or as the papers train."""
+        forward = self.forward_at(1)
+        if self.manifest is None or not self.manifest.trainable:
+            return fedavg(forward, self.classes)
+        own = bundle_training(self.manifest, self.classes)
+        return fedavg(forward, self.classes, update_of=own.update_of, bias=own.bias)
+
+    def training(self, found: Method) -> Training:
+        """A step of a method: the bundle's own as it was exported, another by its defaults."""
+        if self.manifest is not None and self.manifest.method == found.name:
+            return bundle_training(self.manifest, self.classes)
+        width = features_width(self.forward_at(1))
+        return method_training(found, self.classes, width, normalised=self.normalised)
+
+    def calibration(self, found: Method, samples: int) -> Calibrating:
+        """A round of a method that trains nothing, prepared as the bundle says."""
+        hyper = found.settled_in(self.manifest.hyper if self.manifest else {})
+        width = features_width(self.forward_at(1))
+        return method_calibration(found, samples, self.classes, width, hyper=hyper, normalised=self.normalised)
 
 
 def load_subject(
@@ -88,7 +114,7 @@ def load_subject(
 
     forward_at(1)
     source = f"SphereFed's tables, {side or 32}x{side or 32} input"
-    return Subject(target, source, classes or 100, batch or 64, forward_at, {"bias": False, "normalised": False})
+    return Subject(target, source, classes or 100, batch or 64, forward_at)
 
 
 def _bundle_subject(bundle: Bundle, target: str, classes: int | None, batch: int | None) -> Subject:
@@ -100,21 +126,20 @@ def _bundle_subject(bundle: Bundle, target: str, classes: int | None, batch: int
     def forward_at(size: int) -> Workload:
         return bundle_workloads(features, batch=size)[0]
 
-    _, options = bundle_training(manifest)
     height, width, channels = manifest.input_shape
     source = f"bundle {Path(target).name}, {height}x{width}x{channels} input, method {manifest.method}"
     step = bundle_workloads(bundle)[1]
     return Subject(
-        manifest.backbone, source, classes or manifest.classes, batch or manifest.batch, forward_at, options, step
+        manifest.backbone, source, classes or manifest.classes, batch or manifest.batch, forward_at, manifest, step
     )
 
 
-def step_cost(subject: Subject, array: Array, method: str = "fedavg") -> Cost:
-    """One training step, layer by layer; for int8, which no one trains in, the forward pass."""
+def step_cost(subject: Subject, array: Array) -> Cost:
+    """One training step of the baseline, layer by layer; for int8, which no one trains in, the forward pass."""
     forward = subject.forward_at(subject.batch)
     if array.precision == "int8":
         return simulate(fold_weights(forward), array)
-    return simulate(training_step(forward, method, subject.classes, **subject.options), array)
+    return simulate(training_step(forward, subject.baseline()), array)
 
 
 def cost_report(
@@ -134,11 +159,11 @@ def cost_report(
     trains = array.precision != "int8"
     fits = _largest_batches(subject, array, capacity_bytes)
     _check_fits(setting.batch, fits["training" if trains else "inference"], capacity_bytes, device)
-    rounds = (
-        [round_cost(forward, m, subject.classes, array, setting, **subject.options) for m in HEADS] if trains else []
-    )
-    calibrations = [calibration_cost(forward, s, subject.classes, array, setting.samples) for s in ("ffc", "ccvr")]
-    width = forward.tensors[forward.outputs[0]].shape[1]
+    rounds = [round_cost(forward, each, array, setting) for each in _trainings(subject)] if trains else []
+    calibrations = [
+        calibration_cost(forward, each, array, setting.samples) for each in _calibratings(subject, setting.samples)
+    ]
+    width = features_width(forward)
     return {
         "schema": SCHEMA,
         "command": "cost",
@@ -158,7 +183,7 @@ def cost_report(
         "assumptions": list(assumptions(array)) + _training_assumptions(subject, setting, trains),
         "inference": _inference(simulate(fold_weights(forward), array)),
         "methods": [_round(cost, rounds[0]) for cost in rounds],
-        "calibration": [_calibration(c, calibrations[1]) for c in calibrations] if trains else [],
+        "calibration": [_calibration(c, calibrations[-1]) for c in calibrations] if trains else [],
         "memory": {"kind": "predicted", "capacity_bytes": capacity_bytes, "largest_batch": fits},
         "claims": _claims(subject, array, setting) if trains else [],
         "step_graph": _step_graph(subject.step),
@@ -166,12 +191,25 @@ def cost_report(
     }
 
 
+def _trainings(subject: Subject) -> list[Training]:
+    """The baseline, then every method that trains."""
+    return [subject.baseline(), *(subject.training(found) for found in METHODS.values() if found.trains)]
+
+
+def _calibratings(subject: Subject, samples: int) -> list[Calibrating]:
+    """Every method that trains nothing, then what they are compared with."""
+    methods = [subject.calibration(found, samples) for found in METHODS.values() if not found.trains]
+    return [*methods, ccvr(samples, subject.classes, features_width(subject.forward_at(1)))]
+
+
 def _largest_batches(subject: Subject, array: Array, capacity_bytes: int) -> dict[str, int]:
     def inference(size: int) -> int:
         return peak_memory(fold_weights(subject.forward_at(size)), float_bytes=array.float_bytes).peak_bytes
 
+    baseline = subject.baseline()
+
     def training(size: int) -> int:
-        step = training_step(subject.forward_at(size), "fedavg", subject.classes, **subject.options)
+        step = training_step(subject.forward_at(size), baseline)
         return peak_memory(step, float_bytes=array.float_bytes).peak_bytes
 
     return {
@@ -193,15 +231,15 @@ def _check_fits(batch: int, largest: int, capacity_bytes: int, device: str) -> N
 def _training_assumptions(subject: Subject, setting: Setting, trains: bool) -> list[str]:
     if not trains:
         return ["int8 covers inference only: gradients are not representable in it, so no training figures are given"]
-    optimizer = _OPTIMIZER_WORDS[subject.options.get("optimizer", "momentum")]
     return [
         f"a round is {setting.steps:,} steps: {setting.samples:,} local samples, {setting.epochs} epochs, batch "
         f"{setting.batch} (the last batch of an epoch counts as a full one)",
-        f"{optimizer}; gradients are kept until the backward pass is over, then every tensor is updated once",
+        "each method trains with its own optimizer: the bundle's as it was exported, others by their defaults, FedAvg "
+        "as the bundle's or, where none trains, by SGD with momentum; gradients are kept until the backward pass is "
+        "over, then every tensor is updated once",
         "input gradients of strided convolutions are stride^2 dense products, so that no zeros are multiplied",
-        "CCVR's server draws 500 features per class (1,000 for 200 classes) and trains one epoch on them; FFC's and "
-        "CCVR's "
-        "server work is timed on the same accelerator, as the paper does not name its server",
+        "CCVR's server draws 500 features per class (1,000 for 200 classes) and trains one epoch on them; server work "
+        "is timed on the same accelerator, as the paper does not name its server",
         "memory: peak of one step by liveness, packed greedily by size, from the batch in its buffers to the last "
         "update",
     ]
@@ -233,7 +271,7 @@ def _round(cost: RoundCost, base: RoundCost) -> dict[str, Any]:
     return {
         "kind": "simulated",
         "method": cost.method,
-        "head": HEADS[cost.method],
+        "head": cost.head,
         "step_ms": cost.step_ms,
         "round_s": cost.round_s,
         "steps": cost.steps,

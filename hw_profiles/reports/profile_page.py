@@ -69,9 +69,10 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     if subject["training_step_macs"]:
         caption = f"multiply-accumulates of a training step, batch {subject['training_batch']}"
         found.append((f"{subject['training_step_macs'] / 1e6:,.0f} M", caption))
-    if uplink["statistic"] != "feature-gram":
+    if uplink["method"] != uplink["closing_method"]:
         found.append((size(uplink["contribution_bytes"]), f"up per round ({uplink['statistic']})"))
-    found.append((size(uplink["ffc_bytes"]), "up once, for FFC (feature-gram)"))
+    closing = f"{uplink['closing_method'].upper()} ({uplink['closing_statistic']})"
+    found.append((size(uplink["closing_bytes"]), f"up once, for {closing}"))
     found.append((size(uplink["fedavg_bytes"]), "FedAvg would send"))
     return found
 
@@ -110,7 +111,7 @@ def _memory(devices: Sequence[Mapping[str, Any]]) -> str:
             size(memory["inference_peak_bytes"]),
             *(
                 size(memory[f"{what}_peak_bytes"]) if memory[f"{what}_peak_bytes"] else "–"
-                for what in ("training", "ffc")
+                for what in ("training", "closing")
             ),
             size(memory["process_bytes"]),
             size(memory["peak_bytes_at_most"]),
@@ -121,7 +122,7 @@ def _memory(devices: Sequence[Mapping[str, Any]]) -> str:
         for device, memory in ((device, device["memory"]) for device in devices)
     ]
     headers = (
-        "device", "inference", "training", "FFC round", "of it our process and data", "at most", "usable",
+        "device", "inference", "training", "closing round", "of it our process and data", "at most", "usable",
         "largest training batch", "",
     )  # fmt: skip
     lead = (
@@ -142,7 +143,7 @@ def _fits(memory: Mapping[str, Any]) -> str:
         return "yes" + beyond
     if not memory["inference_fits"]:
         return "no" + beyond
-    return ("all but FFC" if memory["training_fits"] else "inference only") + beyond
+    return ("all but the closing round" if memory["training_fits"] else "inference only") + beyond
 
 
 def _largest(memory: Mapping[str, Any]) -> str:

@@ -1,7 +1,8 @@
 """A bundle on a fleet of devices, as one versioned value: what `protofleet profile --json` writes.
 
     subject       the bundle: method, input, classes, features, parameters, multiply-accumulates
-    uplink        bytes of one contribution, encoded for the wire, of a round and of FFC's      measured
+    uplink        bytes of one contribution, encoded for the wire: of the bundle's method       measured
+                  in a round, and of the one that closes runs
                   beside them what FedAvg would send: counted
     devices       for each:
       inference       one entry for each runtime, precision and threads, the first is the main one   predicted
@@ -24,7 +25,7 @@ from typing import Any, cast
 
 from contract.bundle import Bundle
 from contract.errors import UsageError
-from contract.methods import method
+from contract.methods import closing_method, method
 from contract.payload import uplink_bytes
 from hw_profiles.accelerator.simulate import Cost, assumptions, simulate
 from hw_profiles.cli import array_of
@@ -102,13 +103,16 @@ def _about(subject: Subject) -> dict[str, Any]:
 
 
 def _uplink(bundle: Bundle) -> dict[str, Any]:
-    """Bytes up per round with every class present, encoded: of the bundle's method, of FFC; FedAvg's are counted."""
-    name, up = bundle.manifest.method, uplink_bytes(bundle.manifest)
+    """Bytes up with every class present, encoded: of the bundle's method, of the closing one; FedAvg's are counted."""
+    own, closing, up = method(bundle.manifest.method), closing_method(), uplink_bytes(bundle.manifest)
     return {
         "kind": "measured",
-        "statistic": method(name).statistic.NAME,
-        "contribution_bytes": up[name],
-        "ffc_bytes": up["ffc"],
+        "method": own.name,
+        "statistic": own.statistic.NAME,
+        "contribution_bytes": up[own.name],
+        "closing_method": closing.name,
+        "closing_statistic": closing.statistic.NAME,
+        "closing_bytes": up[closing.name],
         "fedavg_bytes": up["fedavg"],
     }
 
@@ -308,10 +312,10 @@ def _assumptions(subject: Subject, devices: Sequence[Device]) -> list[str]:
         "a runtime is taken to fold normalisation and activations into the product before them and to use Winograd for "
         "dense 3x3 convolutions of stride 1; published rows are batch 1, larger batches scale with their demand",
         "energy: the board's power while computing times the latency; waiting is not in it",
-        "memory: resident bytes of our client (ONNX Runtime, fp32) with its samples, over rounds and one of FFC, from "
-        f"its graphs by liveness and coefficients measured on x86-64; at most is {load_model().margin:.2f} times the "
-        "central estimate, which held for all networks that were left out, and decides what fits; no board's was "
-        "measured; on an array, what lives at once",
+        "memory: resident bytes of our client (ONNX Runtime, fp32) with its samples, over rounds and the closing one, "
+        "from its graphs by liveness and coefficients measured on x86-64; at most is "
+        f"{load_model().margin:.2f} times the central estimate, which held for all networks that were left out, and "
+        "decides what fits; no board's was measured; on an array, what lives at once",
     ]
     if subject.step is not None:
         lines.append(

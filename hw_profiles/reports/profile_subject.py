@@ -19,7 +19,8 @@ from hw_profiles.memory.process_rss import ClientMemory, Terms, client_memory, m
 from hw_profiles.workload.fold import fold_weights
 from hw_profiles.workload.from_onnx import bundle_workloads
 from hw_profiles.workload.model import Workload
-from hw_profiles.workload.training_step import bundle_training, training_step
+from hw_profiles.workload.training import bundle_training
+from hw_profiles.workload.training_step import training_step
 
 __all__ = ["Subject", "array_memory", "process_memory"]
 
@@ -43,8 +44,7 @@ class Subject:
 
     def derived_step(self, batch: int) -> Workload:
         """The bundle's step at any batch, derived of its forward graph, as `protofleet cost` costs it."""
-        method, options = bundle_training(self.bundle.manifest)
-        return training_step(self.forward_at(batch), method, self.bundle.manifest.classes, **options)
+        return training_step(self.forward_at(batch), bundle_training(self.bundle.manifest))
 
     def client(self, samples: int, batch: int | None = None) -> ClientMemory:
         """Our client with so many local samples, at the bundle's batch or another: what it works on grows with it."""
@@ -68,7 +68,7 @@ class Subject:
 def process_memory(subject: Subject, device: Device, samples: int) -> dict[str, Any]:
     """Resident bytes of our client on a board, whichever runtime is asked for: it runs ONNX Runtime, in fp32.
 
-    What fits is decided by the upper bounds, over a device's life: rounds of the bundle's method and one of FFC.
+    What fits is decided by the upper bounds, over a device's life: rounds of the bundle's method and the closing one.
     """
     usable, client = device.memory.usable_bytes, subject.client(samples)
     trains = subject.step is not None and device.cpu is not None
@@ -80,8 +80,8 @@ def process_memory(subject: Subject, device: Device, samples: int) -> dict[str, 
 
     beyond = [*client.beyond, *(["its file names no CPU"] if device.cpu is None else [])]
     found = _memory(usable, client.process, inference, client.at_most(inference)) | {
-        "ffc_peak_bytes": client.ffc,
-        "ffc_fits": client.at_most(client.ffc) <= usable,
+        "closing_peak_bytes": client.closing,
+        "closing_fits": client.at_most(client.closing) <= usable,
         "extrapolated": beyond,
     }
     if trains:
@@ -95,9 +95,9 @@ def array_memory(subject: Subject, device: Device, float_bytes: int) -> dict[str
     """Bytes in the memory behind an array: what lives at once, no process around it. A count, so its own bound."""
     usable = device.memory.usable_bytes
     inference = peak_memory(subject.inference, float_bytes=float_bytes).peak_bytes
-    ffc = inference + subject.terms(0).gram
+    closing = inference + subject.terms(0).gram
     found = _memory(usable, 0, inference, inference)
-    found |= {"ffc_peak_bytes": ffc, "ffc_fits": ffc <= usable, "extrapolated": []}
+    found |= {"closing_peak_bytes": closing, "closing_fits": closing <= usable, "extrapolated": []}
     if subject.step is not None:
         peak = subject.derived_memory(subject.step.batch).peak_bytes
         found |= _training(usable, peak, peak, lambda batch: subject.derived_memory(batch).peak_bytes)
@@ -130,5 +130,5 @@ def _training(usable: int, peak: int, at_most: int, at_batch: Callable[[int], in
 
 def _life(found: dict[str, Any], usable: int, at_most: Callable[[int], int]) -> dict[str, Any]:
     """The worst of all that the device does."""
-    peak = max(found[f"{what}_peak_bytes"] or 0 for what in ("inference", "training", "ffc"))
+    peak = max(found[f"{what}_peak_bytes"] or 0 for what in ("inference", "training", "closing"))
     return {"peak_bytes": peak, "peak_bytes_at_most": at_most(peak), "fits": at_most(peak) <= usable}

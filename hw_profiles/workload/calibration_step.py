@@ -1,143 +1,180 @@
-"""What a method's statistic costs on the device, and what FFC and CCVR cost on the server, as workloads.
+"""What a method's statistic costs on the device, and what follows from it on the server, as workloads.
 
-On the device, for N local samples whose features the forward pass has just given:
+On the device, over N local samples whose features the forward pass has just given, from what the statistic declares:
 
-    prototypes   each feature vector is added to its class's sum                   N*D additions
-    ffc          Gram matrix Σ z zᵀ (D x D), class sums Σ z yᵀ (SphereFed eq. 9)   one product over N
-    ccvr         class means, and a covariance (D x D) for each class              C products, over N/C samples each
+    unit features    features are put on the unit sphere first, where the method has them there    3·N·D operations
+    row width D'     features are projected first, where that is agreed                            one product
+    Rows             a row of each sample is added to its class's sum; probabilities are a softmax over the head's
+                     answers first                                                                 N·D additions
+    Triangle         Σ z zᵀ (D x D), the Gram matrix of SphereFed's eq. 9                          one product over N
 
-On the server:
+On the server, from what the method `solves`: nothing that counts, or a head by ridge regression: A + λI factored (D³/3
+operations) and solved for C right-hand sides (SphereFed eq. 10). The Cholesky factorisation runs on the array as blocks
+of 32 columns: a panel, then a rank-32 update of what is left.
 
-    ffc          A + λI factored (D³/3 operations) and solved for C right-hand sides   (SphereFed eq. 10)
-    ccvr         a square root of each class's covariance (as many each), V virtual features drawn from each class
-                 (a product each), and the classifier trained on the C*V of them for some epochs
-
-The Cholesky factorisations run on the array as blocks of 32 columns: a panel, then a rank-32 update of what is left.
+A `Calibrating` is both together, with the bytes between them; `baselines` has CCVR's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from contract.errors import UsageError, near_names
-from contract.methods import DEFAULT, Method, closing_method, method
+from contract.methods import Method, Value
 from contract.payload import sent_bytes
+from contract.statistics import Field, Rows, Triangle
+from contract.wire import MAX_MESSAGE_BYTES
 from hw_profiles.workload.model import Gemm, Layer, Tensor, Workload
 
-__all__ = ["STATISTICS", "VIRTUAL_PER_CLASS", "server_work", "statistic_bytes", "statistic_work"]
+__all__ = [
+    "Calibrating",
+    "Sheet",
+    "cholesky",
+    "method_calibration",
+    "ridge_solve",
+    "statistic_bytes",
+    "statistic_work",
+    "triangle_numbers",
+]
 
-Statistic = Literal["none", "prototypes", "ffc", "ccvr"]
-STATISTICS: Mapping[str, str] = {
-    "none": "nothing",
-    "prototypes": "class sums and counts",
-    "ffc": "Gram matrix, class sums and counts",
-    "ccvr": "class means, class covariances and counts",
-}
-_SENT: Mapping[str, Method] = {"prototypes": method(DEFAULT), "ffc": closing_method()}
-VIRTUAL_PER_CLASS: Mapping[int, int] = {10: 500, 100: 500, 200: 1000}  # SphereFed Tab. 16; 10 classes as CIFAR-100
 _PANEL = 32
 
 
-def statistic_work(statistic: str, samples: int, classes: int, width: int) -> Workload:
-    """The statistic itself, over `samples` features of `width` D. The forward pass is not in it.
+@dataclass(frozen=True)
+class Calibrating:
+    """Calibrating the classifier once: the device's work beside its forward pass, what goes up, the server's work."""
 
-    Raises:
-        UsageError: for an unknown statistic.
-    """
-    _check(statistic)
-    tensors: dict[str, Tensor] = {}
-    layers: list[Layer] = []
-    features = _tensor(tensors, "features", samples, width)
-    if statistic != "none":
-        sums = _tensor(tensors, "class_sums", classes, width)
-        layers.append(_layer("class sums", "statistic", (features,), (sums,), ops=samples * width))
-    if statistic == "ffc":
-        gram = _tensor(tensors, "gram", width, width)
-        layers.append(_layer("gram", "statistic", (features,), (gram,), (Gemm(width, width, samples),)))
-    if statistic == "ccvr":
-        covariance = _tensor(tensors, "covariances", classes, width, width)
-        each = Gemm(width, width, max(1, -(-samples // classes)), classes)
-        ops = samples * width + classes * width * width  # centre, then scale
-        layers.append(_layer("covariances", "statistic", (features,), (covariance,), (each,), ops))
-    return Workload(
-        f"{statistic} statistic", samples, tuple(layers), tensors, tuple(n for n in tensors if n != features)
-    )
+    method: str
+    statistic: str
+    device: Workload
+    uplink_bytes: int
+    server: Workload
 
 
-def server_work(
-    statistic: str, classes: int, width: int, *, virtual: int = 500, epochs: int = 1, batch: int = 64
-) -> Workload:
-    """What the server computes once all statistics are in.
+@dataclass(frozen=True)
+class Sheet:
+    """A workload of one phase under construction."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    layers: list[Layer] = field(default_factory=list)
+
+    def tensor(self, name: str, *shape: int) -> str:
+        """A new array by that name."""
+        self.tensors[name] = Tensor(name, shape, "activation")
+        return name
+
+    def add(
+        self, name: str, reads: tuple[str, ...], writes: tuple[str, ...], gemms: tuple[Gemm, ...] = (), ops: int = 0
+    ) -> None:
+        """A layer of matrix products, or of additions where there are none."""
+        op, kind = ("MatMul", "linear") if gemms else ("Add", "reduce")
+        self.layers.append(Layer(name, op, kind, "statistic", reads, writes, gemms, ops))  # type: ignore[arg-type]
+
+    def workload(self, name: str, batch: int, outputs: tuple[str, ...] = ()) -> Workload:
+        """What was written down."""
+        return Workload(name, batch, tuple(self.layers), self.tensors, outputs)
+
+
+def method_calibration(
+    found: Method,
+    samples: int,
+    classes: int,
+    width: int,
+    *,
+    hyper: Mapping[str, Value] | None = None,
+    normalised: bool = False,
+) -> Calibrating:
+    """A round of a method that trains nothing, over N samples of C classes and features of width D.
 
     Args:
-        virtual: features that CCVR draws for each class.
-        epochs: of CCVR's training on them; the paper does not say how many.
-        batch: of that training.
-
-    Raises:
-        UsageError: for a statistic without server work.
+        hyper: settled; None for the method's defaults.
+        normalised: whether the graph already ends in unit features.
     """
-    _check(statistic)
-    tensors: dict[str, Tensor] = {}
-    layers: list[Layer] = []
-    if statistic == "ffc":
-        gram = _tensor(tensors, "gram", width, width)
-        sums, head = _tensor(tensors, "class_sums", classes, width), _tensor(tensors, "head", classes, width)
-        layers.append(_layer("factor", "statistic", (gram,), (gram,), _cholesky(width), width * width))
-        layers.append(_layer("solve", "statistic", (gram, sums), (head,), _triangular(width, classes) * 2))
-    if statistic == "ccvr":
-        layers += _ccvr_server(tensors, classes, width, virtual, epochs, batch)
-    return Workload(f"{statistic} server", 1, tuple(layers), tensors)
+    rows = found.row_width(found.settle({}) if hyper is None else hyper, width)
+    fields, unit = found.statistic.FIELDS, found.unit_features and not normalised
+    device = statistic_work(fields, samples, classes, width, row_width=rows, unit=unit)
+    up, server = statistic_bytes(found, classes, rows), server_work(found.solves, classes, rows)
+    return Calibrating(found.name, found.statistic.NAME, device, up, server)
 
 
-def statistic_bytes(statistic: str, classes: int, width: int) -> int:
-    """What one device sends. Ours are encoded as they travel: class means in f32, FFC's sums in f64.
+def statistic_work(
+    fields: Sequence[Field],
+    samples: int,
+    classes: int,
+    width: int,
+    *,
+    row_width: int | None = None,
+    unit: bool = False,
+) -> Workload:
+    """Summing these fields over `samples` features of width D. The forward pass is not in it.
 
-    CCVR has no message here: its numbers are counted in f64 as FFC's are, covariances as their upper triangle.
+    Args:
+        row_width: D', where features are projected first.
+        unit: whether they are put on the unit sphere first.
     """
-    _check(statistic)
-    if statistic in _SENT:
-        return sent_bytes(_SENT[statistic], classes, width)
-    triangle = width * (width + 1) // 2
-    return 8 * classes * (triangle + width + 1) if statistic == "ccvr" else 0
+    sheet, rows = Sheet(), row_width or width
+    z = sheet.tensor("features", samples, width)
+    if unit and fields:
+        given, z = z, sheet.tensor("unit_features", samples, width)
+        sheet.add("unit features", (given,), (z,), ops=3 * samples * width)
+    if rows != width and fields:
+        given, z = z, sheet.tensor("projected", samples, rows)
+        sheet.add("projection", (given, sheet.tensor("directions", width, rows)), (z,), (Gemm(samples, rows, width),))
+    sums = [_class_sums(sheet, f, z, samples, classes, rows) for f in fields if isinstance(f, Rows)]
+    for each in (f for f in fields if isinstance(f, Triangle)):
+        sums.append(sheet.tensor(each.name, rows, rows))
+        sheet.add(each.name, (z,), (sums[-1],), (Gemm(rows, rows, samples),))
+    return sheet.workload("statistic", samples, tuple(sums))
 
 
-def _ccvr_server(
-    tensors: dict[str, Tensor], classes: int, width: int, virtual: int, epochs: int, batch: int
-) -> list[Layer]:
-    covariance = _tensor(tensors, "covariances", classes, width, width)
-    noise, drawn = (
-        _tensor(tensors, "noise", classes * virtual, width),
-        _tensor(tensors, "virtual", classes * virtual, width),
-    )
-    roots = tuple(Gemm(g.m, g.n, g.k, g.count * classes) for g in _cholesky(width))
-    layers = [
-        _layer("roots", "statistic", (covariance,), (covariance,), roots, classes * width * width),
-        _layer(
-            "draw",
-            "statistic",
-            (covariance, noise),
-            (drawn,),
-            (Gemm(virtual, width, width, classes),),
-            _drawing_ops(classes * virtual, width),
-        ),
-    ]
-    steps = epochs * -(-classes * virtual // batch)
-    head = _tensor(tensors, "head", classes, width)
-    logits = _tensor(tensors, "logits", batch, classes)
-    products = (Gemm(batch, classes, width, steps), Gemm(width, classes, batch, steps))
-    ops = steps * (10 * batch * classes + 4 * classes * width)
-    layers.append(_layer("fine-tune", "statistic", (drawn, head), (logits, head), products, ops))
-    return layers
+def _class_sums(sheet: Sheet, rows: Rows, z: str, samples: int, classes: int, width: int) -> str:
+    """One field that holds a row for each class: what is summed, then the sums."""
+    summed, columns = z, rows.columns(classes, width)
+    if rows.holds == "probabilities":
+        head, summed = (
+            sheet.tensor(f"{rows.name}.head", columns, width),
+            sheet.tensor(f"{rows.name}.soft", samples, columns),
+        )
+        sheet.add(
+            f"{rows.name}: softmax", (z, head), (summed,), (Gemm(samples, columns, width),), 8 * samples * columns
+        )
+    sums = sheet.tensor(rows.name, classes, columns)
+    sheet.add(f"{rows.name}: class sums", (summed,), (sums,), ops=samples * columns)
+    return sums
 
 
-def _drawing_ops(samples: int, width: int) -> int:
-    """A normal number takes about 8 operations, the mean one."""
-    return 9 * samples * width
+def server_work(solves: Literal["none", "ridge"], classes: int, width: int) -> Workload:
+    """What the server computes once all statistics are in and merged."""
+    return ridge_solve(classes, width) if solves == "ridge" else Sheet().workload("server", 1)
 
 
-def _cholesky(width: int) -> tuple[Gemm, ...]:
+def ridge_solve(classes: int, width: int) -> Workload:
+    """A head by ridge regression from sums of features: (A + λI) Wᵀ = b."""
+    sheet = Sheet()
+    gram, sums = sheet.tensor("gram", width, width), sheet.tensor("class_sums", classes, width)
+    head = sheet.tensor("head", classes, width)
+    sheet.add("factor", (gram,), (gram,), cholesky(width), width * width)
+    sheet.add("solve", (gram, sums), (head,), _triangular(width, classes) * 2)
+    return sheet.workload("ridge server", 1)
+
+
+def statistic_bytes(found: Method, classes: int, width: int) -> int:
+    """What one device that holds every class sends, encoded as it travels; what no message can hold is only counted.
+
+    Args:
+        width: of its rows of features.
+    """
+    raw = (8 if found.encoding == "f64" else 4) * found.statistic.numbers(classes, width)
+    return raw if raw > MAX_MESSAGE_BYTES else sent_bytes(found, classes, width)
+
+
+def triangle_numbers(width: int) -> int:
+    """How many numbers the upper half of a symmetric D x D matrix has."""
+    return width * (width + 1) // 2
+
+
+def cholesky(width: int) -> tuple[Gemm, ...]:
     """Left to right in panels of 32 columns: the rank-32 updates of the trailing matrix, which are most of D³/3."""
     found = []
     for start in range(0, width, _PANEL):
@@ -152,22 +189,3 @@ def _cholesky(width: int) -> tuple[Gemm, ...]:
 def _triangular(width: int, columns: int) -> tuple[Gemm, ...]:
     """Forward substitution for `columns` right-hand sides, in the same panels."""
     return tuple(Gemm(_PANEL, columns, max(1, start + _PANEL)) for start in range(0, width, _PANEL))
-
-
-def _tensor(tensors: dict[str, Tensor], name: str, *shape: int) -> str:
-    tensors[name] = Tensor(name, shape, "activation")
-    return name
-
-
-def _layer(
-    name: str, phase: Literal["statistic"], reads: tuple[str, ...], writes: tuple[str, ...],
-    gemms: tuple[Gemm, ...] = (), ops: int = 0,
-) -> Layer:  # fmt: skip
-    return Layer(name, "MatMul" if gemms else "Add", "linear" if gemms else "reduce", phase, reads, writes, gemms, ops)
-
-
-def _check(statistic: str) -> None:
-    if statistic not in STATISTICS:
-        raise UsageError(
-            "unknown statistic", expected="a statistic", got=statistic, hint=near_names(statistic, STATISTICS)
-        )

@@ -1,16 +1,10 @@
-"""A training step, derived layer by layer from a forward graph, for each way of treating the classifier.
+"""A training step, derived layer by layer from a forward graph and what is trained on it.
 
-In order: the forward layers; the head and the loss of the method; then backwards through the layers, each giving a
-weight gradient (where it has trained weights) and an input gradient (where something trained lies before it); where a
-value was used twice, its gradients are added; last, the optimizer's update of every trained tensor. The result is a
-`Workload` like any other: `accelerator.simulate` costs it, `memory.liveness` finds its peak.
-
-What a method trains (docs/hardware.md, `methods`):
-
-    fedavg       the classifier is trained: forward, input gradient, weight gradient, update; weights go up
-    fedproto     as fedavg, with the distance to the class prototypes in the loss (FedProto eq. 5, 6)
-    spherefed    the classifier is frozen, on unit features: no weight gradient, no update of it (SphereFed eq. 4, 5)
-    prototypes   the classifier is skipped: the loss is the distance to the prototypes, which FedHP trains too
+In order: the forward layers; the head and the terms of the loss (`loss_terms`); then backwards through the layers, each
+giving a weight gradient (where it has trained weights) and an input gradient (where something trained lies before it);
+where a value was used twice, its gradients are added; last, the optimizer's update of every trained tensor. What is
+trained is a `Training`: a method's, asked of its class, or a paper's baseline. The result is a `Workload` like any
+other: `accelerator.simulate` costs it, `memory.liveness` finds its peak.
 
 Input gradients of strided convolutions are taken as stride**2 dense products, one for each output phase, so that no
 zeros are multiplied. Gradients are kept until the backward pass is over, as optimizers of the frameworks do.
@@ -19,30 +13,17 @@ zeros are multiplied. Gradients are kept until the backward pass is over, as opt
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
-from contract.bundle import Manifest
-from contract.errors import UsageError, near_names
-from hw_profiles.workload.model import ConvShape, Gemm, Kind, Layer, Phase, Tensor, Workload
+from contract.methods.base import Update
+from hw_profiles.workload.loss_terms import append_loss
+from hw_profiles.workload.model import ConvShape, Gemm, Layer, Phase, Workload
+from hw_profiles.workload.tape import Tape
+from hw_profiles.workload.training import Training
 
-__all__ = ["HEADS", "bundle_training", "input_gradient_gemms", "training_step"]
+__all__ = ["input_gradient_gemms", "training_step"]
 
-HeadUse = Literal["trained", "frozen", "skipped"]
-Optimizer = Literal["sgd", "momentum", "adam"]
-# what the optimizer keeps of each parameter, and scalar operations for each of its numbers (a square root counts 3)
-_OPTIMIZERS: Mapping[Optimizer, tuple[tuple[str, ...], int]] = {
-    "sgd": ((), 2),
-    "momentum": (("momentum",), 4),
-    "adam": (("adam.mean", "adam.square"), 16),
-}
-HEADS: Mapping[str, HeadUse] = {
-    "fedavg": "trained",
-    "fedproto": "trained",
-    "spherefed": "frozen",
-    "prototypes": "skipped",
-}
 _SAVES_OUTPUT = frozenset(
     [
         "Relu",
@@ -58,67 +39,26 @@ _SAVES_OUTPUT = frozenset(
         "LogSoftmax",
     ]
 )
-_LEARNED = "prototypes.learned"
 _PASSES_THROUGH = frozenset(("Add", "Sub", "Sum", "Cast"))
 _LINEAR_BACKWARD = frozenset(("AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceSum", "Dropout", "Neg"))
+_ADAM_STEPS = "adam.steps"
 
 
-def training_step(
-    forward: Workload,
-    method: str,
-    classes: int,
-    *,
-    bias: bool = False,
-    optimizer: Optimizer = "momentum",
-    weight_decay: bool = True,
-    normalised: bool = False,
-    learned: bool = False,
-) -> Workload:
-    """One step of `method` on the backbone whose features are `forward`'s first output, (B, D).
-
-    Args:
-        classes: C.
-        bias: whether the trained head has one.
-        optimizer: plain SGD, with momentum, or Adam.
-        normalised: the graph already ends in unit features.
-        learned: with the classifier skipped, the prototypes of all classes are trained too, by Adam (FedHP eq. 1, 2).
+def training_step(forward: Workload, training: Training) -> Workload:
+    """One step of `training` on the backbone whose features are `forward`'s first output, (B, D).
 
     Raises:
-        UsageError: for an unknown method or fewer than one class.
+        MethodError: when a term of the loss needs a head or a state tensor that is not trained on.
     """
-    if method not in HEADS:
-        raise UsageError("training cost", expected="a method it knows", got=method, hint=near_names(method, HEADS))
-    if classes < 1:
-        raise UsageError("classes", expected="a positive integer", got=classes)
-    tape = _Tape(dict(forward.tensors), forward.batch)
+    tape = Tape(dict(forward.tensors), forward.batch)
     tape.layers += [_in_training(layer, forward) for layer in forward.layers]
-    loss = _append_head(tape, forward.outputs[0], method, classes, bias, normalised, learned)
-    _differentiate(tape, loss)
+    append_loss(tape, forward.outputs[0], training)
+    _differentiate(tape)
     for name in [n for n, t in tape.tensors.items() if t.role == "parameter"]:
         gradient = tape.gradient(name, "weight_gradient")
         if gradient is not None:
-            _update(tape, name, gradient, "adam" if name == _LEARNED else optimizer, weight_decay and name != _LEARNED)
-    return Workload(f"{forward.name} {method}", forward.batch, tuple(tape.layers), tape.tensors)
-
-
-def bundle_training(manifest: Manifest) -> tuple[str, dict[str, Any]]:
-    """The method and the options with which `training_step` derives the step that a bundle was exported with."""
-    method = {"local": "fedproto", "frozen": "spherefed", "none": "prototypes"}[manifest.head]
-    return method, {
-        "bias": "head.bias" in manifest.names("param"),
-        "normalised": manifest.method == "spherefed",
-        "optimizer": _optimizer(manifest),
-        "learned": _LEARNED in manifest.names("param"),
-        "weight_decay": float(manifest.hyper.get("weight_decay", 0)) > 0,
-    }
-
-
-def _optimizer(manifest: Manifest) -> Optimizer:
-    """Of the backbone; a bundle that trains nothing is costed as the papers train."""
-    kept = [name for name in manifest.names("optimizer") if not name.endswith(_LEARNED) and name != "adam.steps"]
-    if not kept:
-        return "sgd" if manifest.trainable else "momentum"
-    return "adam" if kept[0].startswith("adam.") else "momentum"
+            _update(tape, name, gradient, training.update_of(name))
+    return Workload(f"{forward.name} {training.name}", forward.batch, tuple(tape.layers), tape.tensors)
 
 
 def input_gradient_gemms(conv: ConvShape) -> tuple[Gemm, ...]:
@@ -161,97 +101,7 @@ def _in_training(layer: Layer, forward: Workload) -> Layer:
     return layer
 
 
-@dataclass
-class _Tape:
-    """The step under construction, and the gradients that wait for the layer that made their value."""
-
-    tensors: dict[str, Tensor]
-    batch: int
-    layers: list[Layer] = field(default_factory=list)
-    waiting: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-
-    def tensor(self, name: str, shape: tuple[int, ...], role: str = "activation") -> str:
-        self.tensors[name] = Tensor(name, shape, role)  # type: ignore[arg-type]
-        return name
-
-    def add(
-        self, name: str, op: str, kind: Kind, phase: Phase, reads: tuple[str, ...], writes: tuple[str, ...],
-        gemms: tuple[Gemm, ...] = (), vector_ops: int = 0, conv: ConvShape | None = None,
-    ) -> None:  # fmt: skip
-        reads = tuple(dict.fromkeys(reads))
-        weights = tuple(n for n in reads if self.tensors[n].role in ("parameter", "frozen"))
-        self.layers.append(Layer(name, op, kind, phase, reads, writes, gemms, vector_ops, conv, weights))
-
-    def partial(self, value: str) -> str:
-        """A new gradient tensor of `value`, left waiting for it."""
-        tensor = self.tensors[value]
-        role = "gradient" if tensor.role == "parameter" else "activation"
-        name = self.tensor(f"grad{len(self.waiting[value])}:{value}", tensor.shape, role)
-        self.waiting[value].append(name)
-        return name
-
-    def gradient(self, value: str, phase: Phase) -> str | None:
-        """The whole gradient of `value`: the waiting ones, added."""
-        parts = self.waiting.pop(value, [])
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        total = self.tensor(f"grad:{value}", self.tensors[value].shape, self.tensors[parts[0]].role)
-        ops = (len(parts) - 1) * self.tensors[value].elements
-        self.add(f"{value}:accumulate", "Add", "elementwise", phase, tuple(parts), (total,), vector_ops=ops)
-        return total
-
-
-def _append_head(tape: _Tape, z: str, method: str, classes: int, bias: bool, normalised: bool, learned: bool) -> str:
-    """Head and loss; returns the tensor whose gradient the loss gives, with that gradient waiting."""
-    batch, width = tape.tensors[z].shape
-    size = batch * width
-    if HEADS[method] == "frozen" and not normalised:
-        unit = tape.tensor("unit_features", (batch, width))
-        tape.add("unit_features", "LpNormalization", "norm", "forward", (z,), (unit,), vector_ops=3 * size)
-        z = unit
-    start = z
-    if HEADS[method] != "skipped":
-        role = "parameter" if HEADS[method] == "trained" else "frozen"
-        weight = tape.tensor("head.weight", (classes, width), role)
-        extra = (tape.tensor("head.bias", (classes,), role),) if bias and role == "parameter" else ()
-        start = tape.tensor("logits", (batch, classes))
-        gemm, ops = Gemm(batch, classes, width), batch * classes if extra else 0
-        tape.add("head", "Gemm", "linear", "forward", (z, weight, *extra), (start,), (gemm,), ops)
-        per_number = 8 if HEADS[method] == "trained" else 3
-        loss = tape.tensor("probabilities", (batch, classes))
-        tape.add("loss", "Loss", "softmax", "forward", (start,), (loss,), vector_ops=per_number * batch * classes)
-        gradient = tape.partial(start)
-        tape.add("loss:seed", "Sub", "elementwise", "input_gradient", (loss,), (gradient,), vector_ops=batch * classes)
-    if method == "prototypes" and learned:
-        _append_learned_prototypes(tape, z, classes)
-    elif method in ("fedproto", "prototypes"):
-        anchors = tape.tensor("prototypes", (min(batch, classes), width), "buffer")  # the rows that the labels pick
-        distance = tape.tensor("offsets", (batch, width))
-        tape.add("prototype_loss", "Distance", "elementwise", "forward", (z, anchors), (distance,), vector_ops=3 * size)
-        gradient = tape.partial(z)
-        tape.add(
-            "prototype_loss:seed", "Mul", "elementwise", "input_gradient", (distance,), (gradient,), vector_ops=size
-        )
-    return start
-
-
-def _append_learned_prototypes(tape: _Tape, z: str, classes: int) -> None:
-    """Distances of every sample to every prototype and a softmax over them; gradients of both (FedHP eq. 1)."""
-    batch, width = tape.tensors[z].shape
-    anchors = tape.tensor(_LEARNED, (classes, width), "parameter")
-    offsets = tape.tensor("offsets", (batch, classes, width))
-    ops = 3 * batch * classes * width + 8 * batch * classes
-    tape.add("prototype_loss", "Distance", "elementwise", "forward", (z, anchors), (offsets,), vector_ops=ops)
-    partials = (tape.partial(z), tape.partial(anchors))
-    for name, phase, gradient in (
-        ("prototype_loss:seed", "input_gradient", partials[0]),
-        ("prototype_loss:prototypes", "weight_gradient", partials[1]),
-    ):
-        ops = 2 * batch * classes * width
-        tape.add(name, "ReduceSum", "reduce", phase, (offsets,), (gradient,), vector_ops=ops)  # type: ignore[arg-type]
-
-
-def _differentiate(tape: _Tape, loss: str) -> None:
+def _differentiate(tape: Tape) -> None:
     forward = [layer for layer in tape.layers if layer.phase == "forward"]
     wanted = {n for n, t in tape.tensors.items() if t.role == "parameter"}
     data = {n for n, t in tape.tensors.items() if t.role == "input"}
@@ -261,7 +111,7 @@ def _differentiate(tape: _Tape, loss: str) -> None:
         if any(n in data for n in layer.reads):
             data.update(layer.writes)
     for layer in reversed(forward):
-        if layer.name in ("loss", "prototype_loss"):
+        if layer.name in tape.losses:
             continue
         targets = [n for n in layer.reads if n in wanted]
         output = next((n for n in layer.writes if n in tape.waiting), None)
@@ -272,7 +122,7 @@ def _differentiate(tape: _Tape, loss: str) -> None:
             _backward(tape, layer, gradient, targets, data)
 
 
-def _backward(tape: _Tape, layer: Layer, gradient: str, targets: list[str], data: set[str]) -> None:
+def _backward(tape: Tape, layer: Layer, gradient: str, targets: list[str], data: set[str]) -> None:
     """Append what one layer's backward pass consists of."""
     if layer.gemms:
         _backward_product(tape, layer, gradient, targets, data)
@@ -303,7 +153,7 @@ def _saved(layer: Layer) -> tuple[str, ...]:
     return layer.reads
 
 
-def _pass_through(tape: _Tape, layer: Layer, gradient: str, target: str) -> None:
+def _pass_through(tape: Tape, layer: Layer, gradient: str, target: str) -> None:
     """The gradient unchanged, or summed over what was broadcast."""
     name, phase = f"{layer.name}:gradient", tape.layers[-1].phase
     size, full = tape.tensors[target].elements, tape.tensors[gradient].elements
@@ -314,7 +164,7 @@ def _pass_through(tape: _Tape, layer: Layer, gradient: str, target: str) -> None
         tape.add(name, "ReduceSum", "reduce", phase, (gradient,), (partial,), vector_ops=full)
 
 
-def _backward_product(tape: _Tape, layer: Layer, gradient: str, targets: list[str], data: set[str]) -> None:
+def _backward_product(tape: Tape, layer: Layer, gradient: str, targets: list[str], data: set[str]) -> None:
     first, second = layer.reads[0], layer.reads[1]
     if second in targets:
         extra = tuple(n for n in layer.reads[2:] if n in targets)
@@ -344,18 +194,25 @@ def _first_operand(layer: Layer) -> tuple[Gemm, ...]:
     return tuple(Gemm(g.m, g.k, g.n, g.count, g.diagonal) for g in layer.gemms)
 
 
-def _update(tape: _Tape, name: str, gradient: str, optimizer: Optimizer, weight_decay: bool) -> None:
-    """v ← μ·v + g + wd·p, then p ← p - lr·v, or Adam's step, in place."""
-    tensor = tape.tensors[name]
-    kept, ops_each = _OPTIMIZERS[optimizer]
+def _update(tape: Tape, name: str, gradient: str, update: Update) -> None:
+    """SGD: g += wd·p, v ← μ·v + g where there is momentum, p ← p − lr·v; or Adam's step. All in place.
+
+    Scalar operations of each number: 2 of plain SGD, 4 with momentum, 16 of Adam (a square root counts 3), and 2 more
+    for weight decay.
+    """
+    tensor, adam = tape.tensors[name], update.optimizer == "adam"
+    kept = ("adam.mean", "adam.square") if adam else ("momentum",) if update.momentum else ()
     state = tuple(tape.tensor(f"{each}.{name}", tensor.shape, "optimizer") for each in kept)
-    ops = tensor.elements * (ops_each + 2 * weight_decay)
+    if adam and _ADAM_STEPS not in tape.tensors:  # one more step, for both bias corrections
+        steps = tape.tensor(_ADAM_STEPS, (), "optimizer")
+        tape.add(f"{steps}:update", "Adam", "elementwise", "update", (steps,), (steps,), vector_ops=1)
+    each = (16 if adam else 4 if update.momentum else 2) + 2 * bool(update.weight_decay)
     tape.add(
         f"{name}:update",
-        "Adam" if optimizer == "adam" else "SGD",
+        "Adam" if adam else "SGD",
         "elementwise",
         "update",
         (name, gradient, *state),
         (name, *state),
-        vector_ops=ops,
+        vector_ops=tensor.elements * each,
     )
