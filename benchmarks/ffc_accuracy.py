@@ -18,13 +18,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-from aggregator.rules import merge
 from numpy.typing import NDArray
 
 from contract.errors import WireError
 from contract.messages import Contribution
 from contract.methods import method
 from contract.ridge import solve_head
+from contract.rules import merge
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from contract.wire import decode, encode
@@ -67,7 +67,7 @@ def measure(width: int, samples: int, classes: int, devices: int, ridge: float) 
         except WireError as error:
             rows.append({"encoding": encoding, "error": str(error)})
             continue
-        received = [decode(payload).statistic(classes, width) for payload in payloads]  # type: ignore[union-attr]
+        received = [decode(payload).statistic(FeatureGram, classes, width) for payload in payloads]  # type: ignore[union-attr]
         head = solve_head(merge(lambda received=received: received), ridge)
         rows.append(
             {

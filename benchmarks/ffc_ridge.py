@@ -35,7 +35,7 @@ from edge_client.data import LocalData
 from export.backbones import build_backbone
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.data.make_subset import draw_balanced
-from lab.demo.recipes import RECIPES, channel_statistics, pretrain
+from lab.demo.recipes import channel_statistics, pretrain, recipe
 from lab.engine.local_training import EagerModel
 
 RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 3e-1, 1.0, 3.0, 10.0)
@@ -64,7 +64,7 @@ def shipped(seed: int) -> list[Split]:
     """Three kinds of features of the shipped images."""
     data = load_dataset("fashion_mnist_subset")
     public, validation, rest = _three_ways(data, seed)
-    model, accuracy = pretrain(data, public, RECIPES["ffc"], "small_cnn", seed=seed, on_epoch=lambda epoch, loss: None)
+    model, accuracy = pretrain(data, public, recipe("ffc"), "small_cnn", seed=seed, on_epoch=lambda epoch, loss: None)
     print(f"small_cnn, seed {seed}: {accuracy:.1%} by its own head on public images it has not seen")
     mean, std = channel_statistics(public.x)
     net, width = build_backbone("fedhp_mnist", data.input_shape, seed=seed)

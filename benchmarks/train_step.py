@@ -28,7 +28,7 @@ from contract.methods import method
 from contract.runtime import ort
 from export.backbones import build_backbone
 from export.build import export_step, initial_state
-from export.objectives import OBJECTIVES, Scene
+from export.objectives import Scene, find_objective
 from export.optimizers import torch_optimizers
 from export.step import Preprocess, StepPlan, plan_step, quiet
 from export.verify import Images, random_images
@@ -129,12 +129,13 @@ def eager_step(
     tensors = {n: torch.from_numpy(v.copy()) for n, v in state.items() if not n.startswith("backbone.")}
     trained = {f"backbone.{n}": p for n, p in net.named_parameters()}
     trained |= {n: nn.Parameter(tensors[n]) for n in plan.names("param") if n in tensors}
-    optimizers = torch_optimizers(trained, plan.hyper, 1e-4)
+    optimizers = torch_optimizers(trained, plan.method, plan.hyper, 1e-4)
+    objective = find_objective(str(plan.method.objective))
     given = {name: torch.from_numpy(value) for name, value in images.inputs().items()}
     x = torch.from_numpy(images.x)
 
     def run() -> None:
-        loss = OBJECTIVES[plan.objective](Scene.of(net(preprocess(x)), given, {**tensors, **trained}), plan.hyper)
+        loss = objective(Scene.of(net(preprocess(x)), given, {**tensors, **trained}), plan.hyper)
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()

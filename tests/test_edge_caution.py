@@ -17,7 +17,8 @@ from test_edge_client import Start, bundle, ended, files, finish, history, mosqu
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DivergedError
 from contract.messages import ClassRows, Contribution
-from contract.plausible import LARGEST_NORM, DeclaredNoise
+from contract.methods import method
+from contract.plausible import LARGEST_NORM
 from contract.state import GlobalState
 from contract.wire import encode
 from edge_client.caution import FOREIGN, Caution
@@ -35,12 +36,17 @@ def data(bundle: Bundle) -> LocalData:  # noqa: F811
 
 def _state(rows: np.ndarray, version: int = 2, soft: np.ndarray | None = None) -> GlobalState:
     numbers = np.arange(len(rows), dtype=np.uint16)
-    given = None if soft is None else ClassRows(numbers, soft)
-    return GlobalState(RUN, version, version, ClassRows(numbers, rows), soft=given)
+    kinds = {"prototypes": rows} | ({} if soft is None else {"soft": soft})
+    return GlobalState(RUN, version, version, {kind: ClassRows(numbers, given) for kind, given in kinds.items()})
+
+
+def _caution(**hyper: object) -> Caution:
+    fedhkd = method("fedhkd")
+    return Caution(fedhkd, fedhkd.settle(hyper))
 
 
 def _good(sent: Contribution, factor: float = 1.0, version: int = 1) -> GlobalState:
-    return GlobalState(RUN, version, version, ClassRows(sent.body.classes, factor * sent.body.rows))
+    return GlobalState(RUN, version, version, {"prototypes": ClassRows(sent.body.classes, factor * sent.body.rows)})
 
 
 @pytest.mark.parametrize("factor", [1e15, 1e6, -2e3])
@@ -91,7 +97,7 @@ def test_learned_prototypes_are_compared_with_learned_ones(mnist_like_bundle: Ca
 
 
 def test_what_is_plausible_follows_from_the_devices_own_means() -> None:
-    caution, rows = Caution(None), np.ones((3, 4))  # norm 2
+    caution, rows = _caution(), np.ones((3, 4))  # norm 2
     limit = FOREIGN * 0.5 / 2.0
     assert caution.judge(_state(rows * limit * 0.99), lambda: 0.5).refused == ""
     assert caution.judge(_state(rows * limit * 1.01), lambda: 0.5).refused
@@ -101,14 +107,14 @@ def test_what_is_plausible_follows_from_the_devices_own_means() -> None:
     for soft, fine in ((np.full((3, 3), 1 / 3), True), (np.full((3, 3), -1e20), False), (np.eye(3) * 3, False)):
         assert (caution.judge(_state(rows, soft=soft), lambda: 1.0).refused == "") == fine
     noised = _state(rows, soft=np.full((3, 3), -2.0))  # what noise makes of few samples is taken where it is declared
-    assert Caution(DeclaredNoise(1.0, 1.0, predictions=True)).judge(noised, lambda: 1.0).state is noised
-    assert Caution(DeclaredNoise(1.0, 1.0, predictions=False)).judge(noised, lambda: 1.0).refused
+    assert _caution(noise=1.0).judge(noised, lambda: 1.0).state is noised
+    assert _caution(noise=1.0, noise_on="features").judge(noised, lambda: 1.0).refused
     last = _state(rows)
     assert caution.judge(last, lambda: 1.0).state is last
     assert caution.judge(_state(rows * 1e9), lambda: 1.0).state is last
     another_run = dataclasses.replace(_state(rows * 1e9), run=b"new!")  # whose versions have nothing to do with it
     assert caution.judge(another_run, lambda: 1.0).state is None
-    empty = GlobalState(RUN, 1, 1, ClassRows(np.zeros(0, np.uint16), np.zeros((0, 4))))
+    empty = GlobalState(RUN, 1, 1, {"prototypes": ClassRows(np.zeros(0, np.uint16), np.zeros((0, 4)))})
     assert caution.judge(empty, lambda: 1.0).state is empty
 
 
@@ -201,7 +207,7 @@ def test_a_client_whose_training_diverges_goes_on(
             assert len(peer.contribution(number).body.classes) == 0
             peer.answer(number)
         peer.announce(3, "ffc", encoding="f64")
-        assert peer.contribution(3).gram is not None
+        assert peer.contribution(3).triangle is not None
         peer.answer(3, "ffc")
         finish(peer, 3, "ffc")
         said = ended(client, 0)

@@ -136,7 +136,7 @@ def test_a_run_from_birth_to_death(
             peer.announce(number, phase="closed")
         peer.announce(3, "ffc", encoding="f64", limit_bytes=20_000)
         gram = peer.contribution(3)
-        assert gram.gram is not None
+        assert gram.triangle is not None
         assert max(len(payload) for payload in peer.uplink) <= 20_000
         peer.answer(3, "ffc")
         peer.give(3, gram, head=True)

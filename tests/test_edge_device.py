@@ -14,7 +14,9 @@ from edge_samples import RUN, announcement, fashion
 from contract.bundle import Bundle, read_bundle
 from contract.errors import BundleError, MethodError, ProtofleetError, WireError
 from contract.messages import ClassRows, Contribution
+from contract.methods import method
 from contract.state import GlobalState
+from contract.statistics import FeatureGram
 from contract.wire import encode
 from edge_client.data import LocalData
 from edge_client.device import Device, round_seed
@@ -51,7 +53,7 @@ def contribution(result: object) -> Contribution:
 
 def state_of(rows: np.ndarray, classes: tuple[int, ...], *, head: bool = False) -> GlobalState:
     body = ClassRows(np.array(classes, np.uint16), rows)
-    return GlobalState(RUN, 1, 1, head=body) if head else GlobalState(RUN, 1, 1, prototypes=body)
+    return GlobalState(RUN, 1, 1, {"head" if head else "prototypes": body})
 
 
 def test_fedproto_sends_the_class_means_of_the_trained_extractor(bundle: Bundle, data: LocalData) -> None:
@@ -65,7 +67,7 @@ def test_fedproto_sends_the_class_means_of_the_trained_extractor(bundle: Bundle,
         assert int(sent.counts[row]) == len(mine)
         np.testing.assert_allclose(sent.body.rows[row], sum(mine) / len(mine), rtol=1e-6, atol=1e-9)
     assert (sent.run, sent.round, sent.method, sent.bundle) == (RUN, 1, "fedproto", bundle.sha256[:4])
-    assert sent.gram is None
+    assert (sent.triangle, sent.further, sent.extractor) == (None, (), b"")
     assert result.samples == len(data)
     assert result.steps == 3
     assert result.loss is not None
@@ -85,7 +87,8 @@ def test_ffc_sums_over_the_bundles_extractor_whatever_was_trained(bundle: Bundle
         gram += np.outer(z, z)
         cross[label] += z
     # One image at a time may be added up in another order than a batch: sums of up to 1,152 terms, in float32.
-    _assert_near(one.statistic(10, width).matrix, gram)  # type: ignore[union-attr]
+    _assert_near(one.statistic(FeatureGram, 10, width).matrix, gram)
+    assert one.extractor == bundle.extractor(method("ffc"))[:4]
     _assert_near(one.body.rows, cross[list(OWN)])
     assert fresh.state() == {}
 
@@ -145,15 +148,15 @@ def test_small_classes_are_withheld(bundle: Bundle, data: LocalData) -> None:
     keep = np.flatnonzero(data.y != 8)
     few = np.concatenate([keep, np.flatnonzero(data.y == 8)[:2]])
     thin = LocalData(data.x[few], data.y[few])
-    for method in ("fedproto", "ffc"):
-        sent = contribution(device(bundle, thin).run_round(announcement(bundle, 1, method, min_samples=3), None))
-        assert sent.body.classes.tolist() == [0, 3], method
-        all_sent = contribution(device(bundle, thin).run_round(announcement(bundle, 1, method), None))
-        assert all_sent.body.classes.tolist() == [0, 3, 8], method
+    for name in ("fedproto", "ffc"):
+        sent = contribution(device(bundle, thin).run_round(announcement(bundle, 1, name, min_samples=3), None))
+        assert sent.body.classes.tolist() == [0, 3], name
+        all_sent = contribution(device(bundle, thin).run_round(announcement(bundle, 1, name), None))
+        assert all_sent.body.classes.tolist() == [0, 3, 8], name
     withheld = contribution(device(bundle, thin).run_round(announcement(bundle, 1, "ffc", min_samples=3), None))
     rest = LocalData(data.x[keep], data.y[keep])
     alone = contribution(device(bundle, rest).run_round(announcement(bundle, 1, "ffc"), None))
-    _assert_near(withheld.gram, alone.gram)  # in batches of other images: see above
+    _assert_near(withheld.triangle, alone.triangle)  # in batches of other images: see above
 
 
 def test_nothing_to_share_is_an_empty_contribution(bundle: Bundle, data: LocalData) -> None:
@@ -176,8 +179,10 @@ def test_evaluation_equals_naive_answers(bundle: Bundle, data: LocalData, test: 
         RUN,
         1,
         1,
-        ClassRows(np.array([0, 5], np.uint16), np.stack([shared[0], shared[5]])),
-        ClassRows(np.arange(10, dtype=np.uint16), head),
+        {
+            "prototypes": ClassRows(np.array([0, 5], np.uint16), np.stack([shared[0], shared[5]])),
+            "head": ClassRows(np.arange(10, dtype=np.uint16), head),
+        },
     )
     evaluation = pi.evaluate(state)
     assert evaluation is not None
@@ -219,9 +224,9 @@ def test_a_shared_workbench_changes_nothing(bundle: Bundle, data: LocalData, tes
     bench, other = Workbench(bundle, keep=True), fashion(bundle, 40, (1, 2), seed=5)
     shared = [device(bundle, d, n, test=test, workbench=bench) for n, d in (("a", data), ("b", other))]
     alone = [device(bundle, d, n, test=test) for n, d in (("a", data), ("b", other))]
-    for number, method in ((1, "fedproto"), (2, "fedproto"), (3, "ffc")):
+    for number, name in ((1, "fedproto"), (2, "fedproto"), (3, "ffc")):
         for one, two in zip(shared, alone, strict=True):
-            asked = announcement(bundle, number, method)
+            asked = announcement(bundle, number, name)
             results = [contribution(pi.run_round(asked, None)) for pi in (one, two)]
             assert encode(results[0], "f64") == encode(results[1], "f64")
     assert bench.trainer() is bench.trainer()
@@ -229,7 +234,7 @@ def test_a_shared_workbench_changes_nothing(bundle: Bundle, data: LocalData, tes
 
 def test_what_is_wrong_is_refused(bundle: Bundle, data: LocalData) -> None:
     pi = device(bundle, data)
-    with pytest.raises(MethodError, match=r"expected fedproto or ffc, as the bundle allows, got spherefed"):
+    with pytest.raises(MethodError, match=r"expected fedproto or ffc, got spherefed"):
         pi.run_round(announcement(bundle, method="spherefed"), None)
     with pytest.raises(BundleError, match="device state"):
         pi.restore({"head.weight": np.zeros((1, 1), np.float32)})

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
+from contract_samples import small_parts
 
+from contract.bundle import Bundle
 from contract.errors import LinkError, UsageError, WireError
 from contract.messages import Announcement, ClassRows, GlobalPart, Status
+from contract.methods import method
 from contract.sampling import sampled
 from contract.state import GlobalState
 from edge_client.follower import Follower
@@ -14,12 +20,15 @@ from edge_client.journal import Key
 from edge_client.presence import Presence
 
 SHA, RUN, OTHER = bytes(32), b"run1", b"run2"
+BUNDLE = Bundle(
+    msgspec.structs.replace(small_parts()["manifest"], extractor=bytes(range(32)).hex()), SHA, b"features", None, {}
+)
 ME, THEM, EARLIER = b"instance", b"somebody", b"formerly"
 
 
 def follower(done: set[Key] | None = None) -> Follower:
     done = set() if done is None else done
-    return Follower("pi-1", SHA, is_done=done.__contains__, took_part=lambda run: any(key[0] == run for key in done))
+    return Follower("pi-1", BUNDLE, is_done=done.__contains__, took_part=lambda run: any(key[0] == run for key in done))
 
 
 def announced(
@@ -30,7 +39,7 @@ def announced(
 
 def parts(version: int, *, run: bytes = RUN, count: int = 3) -> list[GlobalPart]:
     rows = ClassRows(np.arange(6, dtype=np.uint16), np.full((6, 100), float(version), np.float32))
-    made = GlobalState(run, version, version, rows).parts(96 + (6 // count) * 402)
+    made = GlobalState(run, version, version, {"prototypes": rows}).parts(128 + (6 // count) * 402)
     assert len(made) == count
     return made
 
@@ -226,3 +235,20 @@ def test_what_is_waited_for_is_named() -> None:
     assert "this device has version 5 already: was the aggregator's store restored" in fleet.waits_for()
     fleet.announced(announced(2, "finished"))
     assert fleet.waits_for() == ""
+
+
+def test_a_round_over_the_extractor_it_shares_is_for_it_whatever_the_bundle() -> None:
+    ours = BUNDLE.extractor(method("ffc"))
+    ffc = replace(announced(1, bundle=bytes([7]) * 32, extractor=ours), method="ffc")
+    fleet = follower()
+    fleet.announced(ffc)
+    assert fleet.task() is not None
+    others = (
+        replace(ffc, extractor=b""),
+        replace(ffc, extractor=bytes(32)),
+        replace(ffc, method="fedproto"),  # trained features are the bundle's own
+        replace(ffc, method="no method of ours"),
+    )
+    for other in others:
+        with pytest.raises(UsageError, match="the fleet runs another bundle"):
+            follower().announced(other)

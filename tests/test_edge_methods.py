@@ -8,20 +8,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator.rules import merge
 from edge_samples import RUN, announcement, fashion
 
 from aggregator.state import next_global
 from contract.bundle import Bundle, read_bundle
 from contract.messages import ClassRows
+from contract.methods import method
+from contract.methods.fedhkd import HyperKnowledge
+from contract.rules import merge
 from contract.sphere import projection
 from contract.state import GlobalState
-from contract.statistics import ClassMeans, HyperKnowledge
+from contract.statistics import ClassMeans, FeatureGram
 from contract.wire import decode, encode
 from edge_client.data import LocalData
-from edge_client.device import LEARNED, Device
+from edge_client.device import Device
 from edge_client.extractor import Extractor
 
+LEARNED = "prototypes.learned"
 CLASSES, OWN = 10, (0, 3, 8)
 PROJECT, SEED, RIDGE = 24, 5, 1e-3
 
@@ -37,7 +40,7 @@ def test_fedhp_starts_from_the_global_prototypes_and_sends_what_it_learned(
     bundle = read_bundle(mnist_like_bundle("fedhp", hyper={"epochs": 1, "prototype_lr": 1e-9, "lr": 1e-9}))
     data, width = fashion(bundle, 30, OWN), bundle.manifest.features
     rows = np.random.default_rng(0).normal(size=(2, width))
-    state = GlobalState(RUN, 1, 1, ClassRows(np.array([3, 5], np.uint16), rows))
+    state = GlobalState(RUN, 1, 1, {"prototypes": ClassRows(np.array([3, 5], np.uint16), rows)})
     device = Device(bundle, data, "pi-1")
     sent = device.run_round(announcement(bundle, 2), state).contribution
     assert sent.body.classes.tolist() == list(OWN)  # and none of class 5, which it has no sample of
@@ -64,7 +67,7 @@ def test_fedhkd_sends_means_of_features_and_of_what_its_head_says(mnist_like_bun
             raised = [math.exp(v - max(logits)) for v in logits]
             soft += np.array(raised) / sum(raised) / len(mine)
         np.testing.assert_allclose(sent.body.rows[row], sum(mine) / len(mine), rtol=1e-6, atol=1e-9)
-        np.testing.assert_allclose(sent.soft[row], soft, rtol=1e-5, atol=1e-8)
+        np.testing.assert_allclose(sent.further[0][row], soft, rtol=1e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["fedhkd", "fedhp", "fedpr"])
@@ -75,9 +78,9 @@ def test_small_classes_are_withheld_by_every_method(name: str, mnist_like_bundle
     data = LocalData(whole.x[few], whole.y[few])
     sent = Device(bundle, data, "pi-1").run_round(announcement(bundle, min_samples=3), None).contribution
     assert sent.body.classes.tolist() == [3, 8]
-    assert isinstance(
-        sent.statistic(CLASSES, bundle.manifest.features), HyperKnowledge if name == "fedhkd" else ClassMeans
-    )
+    kind = HyperKnowledge if name == "fedhkd" else ClassMeans
+    assert method(name).statistic is kind
+    assert np.flatnonzero(sent.statistic(kind, CLASSES, bundle.manifest.features).counts).tolist() == [3, 8]
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +97,8 @@ def test_ffc_on_projected_features_is_ridge_regression_on_projected_features(pro
     asked = announcement(projected, 1, "ffc")
     payloads = [encode(device.run_round(asked, None).contribution, "f64") for device in devices]
     assert max(map(len, payloads)) < 8 * (PROJECT * (PROJECT + 1) // 2 + CLASSES * PROJECT) + 256
-    merged = merge(lambda: [decode(payload).statistic(CLASSES, PROJECT) for payload in payloads])
-    state = next_global(GlobalState(RUN, 0, 0), "ffc", merged, round=1, ridge=RIDGE)
+    merged = merge(lambda: [decode(payload).statistic(FeatureGram, CLASSES, PROJECT) for payload in payloads])
+    state = next_global(GlobalState(RUN, 0, 0), method("ffc"), merged, round=1, hyper={"ridge": RIDGE})
 
     def prepared(data: LocalData) -> np.ndarray:
         z = _features(projected, None, data)
@@ -120,6 +123,8 @@ def test_a_projection_of_all_columns_loses_nothing(mnist_like_bundle: Callable[.
         hyper = {"epochs": 1, "project": project, "project_seed": SEED, "ridge": RIDGE}
         bundle = read_bundle(mnist_like_bundle("spherefed", hyper=hyper))
         sent = Device(bundle, fashion(bundle, 60, OWN), "pi-1").run_round(announcement(bundle, 1, "ffc"), None)
-        statistic = sent.contribution.statistic(CLASSES, width)
-        heads.append(next_global(GlobalState(RUN, 0, 0), "ffc", statistic, round=1, ridge=RIDGE).head.rows)
+        statistic = sent.contribution.statistic(FeatureGram, CLASSES, width)
+        heads.append(
+            next_global(GlobalState(RUN, 0, 0), method("ffc"), statistic, round=1, hyper={"ridge": RIDGE}).head.rows
+        )
     np.testing.assert_allclose(heads[1] @ projection(width, width, SEED).T, heads[0], rtol=1e-5, atol=1e-8)

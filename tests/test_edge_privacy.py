@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,108 +12,19 @@ import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent, get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
 from edge_samples import announcement, fashion
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import PrivacyError, UsageError
-from contract.methods import method
-from contract.statistics import HyperKnowledge
+from contract.mechanism import Mechanism
+from contract.methods.fedhkd import HyperKnowledge
 from contract.wire import encode
 from edge_client.device import Device
 from edge_client.extractor import Extractor
 from edge_client.journal import Journal
-from edge_client.privacy import Accountant, Mechanism
+from edge_client.privacy import Accountant
 
-C, D = 48, 200
 SECRET, OTHER = bytes(32), bytes([1]) * 32
-CLIP, NOISE = 2.5, 0.7
 ONE = np.array([0, 1, 0])  # one sample, whose mean is itself
-
-
-def _knowledge(seed: int = 0) -> HyperKnowledge:
-    """Class j has j + 1 samples; the last class none."""
-    rng = np.random.default_rng(seed)
-    counts = np.append(np.arange(1, C), 0)
-    return HyperKnowledge.from_means(rng.normal(size=(C, D)), rng.random((C, C)), counts)
-
-
-def _noise(mechanism: Mechanism, secret: bytes = SECRET, what: bytes = b"round 1") -> tuple[np.ndarray, np.ndarray]:
-    """What was added to features and soft predictions, in units of their sensitivity: should be N(0, σ²)."""
-    before = _knowledge()
-    after = mechanism.released(before, secret, what)
-    np.testing.assert_array_equal(after.counts, before.counts)
-    counts = np.maximum(before.counts, 1)[:, None]
-    features = (after.means - before.means) * counts / (2 * mechanism.clip)
-    return features, (after.soft_means - before.soft_means) * counts / math.sqrt(2)
-
-
-@given(seed=st.integers(0, 10_000), clip=st.floats(1e-3, 1e3))
-@settings(max_examples=40, deadline=None)
-def test_features_are_shortened_to_the_clip_and_no_further(seed: int, clip: float) -> None:
-    z = np.random.default_rng(seed).normal(size=(9, 5)).astype(np.float32) * np.logspace(-4, 4, 9)[:, None]
-    z[4] = 0.0
-    clipped = Mechanism(clip, NOISE, True).clipped(z)
-    for one, kept in zip(z.astype(np.float64), clipped, strict=True):
-        norm = math.sqrt(sum(v * v for v in one))
-        wanted = one if norm <= clip else one * (clip / norm)
-        np.testing.assert_allclose(kept, wanted, rtol=1e-9)
-        assert np.linalg.norm(kept) <= clip * (1 + 1e-12)
-
-
-def test_nothing_is_clipped_or_changed_without_noise() -> None:
-    mechanism, z = Mechanism(1.0, 0.0, True), np.full((2, 3), 100.0)
-    np.testing.assert_array_equal(mechanism.clipped(z), z)
-    before = _knowledge()
-    assert mechanism.released(before, SECRET, b"round 1") is before
-    assert mechanism.releases == 0
-
-
-def test_the_noise_is_normal_of_the_stated_scale() -> None:
-    """9400 and 2256 numbers: their deviation is known to a percent or two, and every count has its own scale."""
-    features, soft = _noise(Mechanism(CLIP, NOISE, True))
-    assert not features[-1].any()  # nobody holds the last class
-    assert not soft[-1].any()
-    for held, tolerance in ((features[:-1], 0.03), (soft[:-1], 0.06)):
-        assert held.std() == pytest.approx(NOISE, rel=tolerance)
-        assert abs(held.mean()) < 4 * NOISE / math.sqrt(held.size)
-        assert (np.abs(held) < NOISE).mean() == pytest.approx(0.6827, abs=0.04)
-    few, many = features[: C // 4].std(), features[-C // 4 : -1].std()
-    assert few == pytest.approx(many, rel=0.1)
-
-
-def test_the_noise_follows_sigma() -> None:
-    half, whole = (_noise(Mechanism(CLIP, noise, True))[0] for noise in (NOISE / 2, NOISE))
-    np.testing.assert_allclose(2 * half, whole, rtol=1e-6, atol=1e-9)
-
-
-def test_the_noise_is_fresh_for_each_class_round_and_secret_and_the_same_for_the_same() -> None:
-    mechanism = Mechanism(CLIP, NOISE, True)
-    features, soft = _noise(mechanism)
-    again = _noise(mechanism)
-    np.testing.assert_array_equal(features, again[0])
-    np.testing.assert_array_equal(soft, again[1])
-    rows = features[:-1]
-    correlation = np.corrcoef(rows) - np.eye(C - 1)
-    assert np.abs(correlation).max() < 0.4  # 200 numbers each: 0.07 for independent rows
-    others = [_noise(mechanism, what=b"round 2"), _noise(mechanism, OTHER), _noise(mechanism, OTHER, b"round 2")]
-    for one, other in itertools.combinations([(features, soft), *others], 2):
-        for a, b in zip(one, other, strict=True):
-            assert abs(np.corrcoef(a[:-1].ravel(), b[:-1].ravel())[0, 1]) < 0.1
-
-
-def test_as_published_soft_predictions_stay_as_they_are() -> None:
-    hyper = method("fedhkd").settle({"noise": NOISE, "clip": CLIP, "noise_on": "features"})
-    mechanism = Mechanism.of(hyper)
-    features, soft = _noise(mechanism)
-    assert features[:-1].std() == pytest.approx(NOISE, rel=0.03)
-    np.testing.assert_allclose(soft, 0.0, atol=1e-12)
-    assert (mechanism.releases, Mechanism(CLIP, NOISE, True).releases) == (1, 2)
-
-
-@pytest.mark.parametrize("name", ["fedproto", "fedhp", "fedpr", "spherefed", "ffc"])
-def test_a_method_without_noise_has_no_mechanism(name: str) -> None:
-    assert Mechanism.of(method(name).settle({})).releases == 0
 
 
 # ── on a device ──
@@ -138,7 +48,7 @@ def test_a_device_sends_clipped_means_with_its_secrets_noise(noisy: Bundle) -> N
         noise = (sent.body.rows[row] - sum(clipped) / len(clipped)) * len(clipped) / (2 * 0.8)
         assert noise.std() == pytest.approx(0.5, rel=0.25)  # 128 numbers
         assert abs(noise.mean()) < 0.25
-    assert np.abs(sent.soft.sum(axis=1) - 1).max() > 1e-3  # noised: no longer of sum 1
+    assert np.abs(sent.further[0].sum(axis=1) - 1).max() > 1e-3  # noised: no longer of sum 1
 
 
 def test_a_repeated_round_has_the_same_noise_and_another_round_or_secret_another(noisy: Bundle) -> None:
@@ -177,9 +87,9 @@ def test_one_sample_moves_every_class_by_way_of_the_weights_and_epsilon_covers_t
     released: list[HyperKnowledge] = []
     plain = Mechanism.released
 
-    def watched(self: Mechanism, statistic: HyperKnowledge, secret: bytes, what: bytes) -> HyperKnowledge:
+    def watched(self: Mechanism, statistic: HyperKnowledge, rng: np.random.Generator) -> HyperKnowledge:
         released.append(statistic)
-        return plain(self, statistic, secret, what)
+        return plain(self, statistic, rng)
 
     monkeypatch.setattr(Mechanism, "released", watched)
     data = fashion(noisy, 24, (0, 3))
