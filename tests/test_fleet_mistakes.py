@@ -83,7 +83,7 @@ def _client(folder: Path, path: Path, x: np.ndarray, y: np.ndarray, *options: ob
     [
         (
             ("--method", "fedprotto"),
-            "unknown method, expected a method of the table, got fedprotto, try one of fedproto",
+            "unknown method, expected a known method, got fedprotto, try one of fedproto",
         ),
         (("--method", "fedhp", "--set", "anchor_pul=sum"), "no hyper-parameter 'anchor_pul', try one of anchor_pull"),
         (("--method", "fedhkd", "--set", "temprature=1"), "no hyper-parameter 'temprature', try one of temperature"),
@@ -124,8 +124,8 @@ def test_a_demo_of_an_unknown_method() -> None:
         ("fedproto", {"labels": ("class-0", "class-1")}, "number of classes than the fleet's first bundle, expected 3"),
         ("fedproto", {"labels": ("class-0", "class-2", "class-1")}, "another list of classes"),
         ("fedproto", {"features": 6}, "another feature width than the fleet's first bundle, expected 4, got 6"),
-        ("spherefed", {"hyper": {"project": 2}}, "another calibration"),
-        ("spherefed", {"hyper": {"project_seed": 2}}, "another calibration"),
+        ("spherefed", {"hyper": {"project": 2}}, "another project than the fleet's first bundle, expected 0, got 2"),
+        ("spherefed", {"hyper": {"project_seed": 2}}, "another project_seed than the fleet's first bundle"),
         ("fedproto", {"hyper": {"aggregation": "client"}}, "another weighting"),
     ],
 )
