@@ -94,7 +94,7 @@ def _client(folder: Path, path: Path, x: np.ndarray, y: np.ndarray, *options: ob
         (("--method", "fedpr", "--set", "distance=l1"), "distance, expected one of squared, l2, sum, got l1"),
         (("--method", "fedhkd", "--set", "noise=-1"), "noise, expected 0 to 1e+06, got -1"),
         (("--method", "ffc", "--set", "project=100000"), "project, expected 0 to 65536, got 100000"),
-        (("--method", "ffc", "--set", "project=129"), "--set project, expected at most D = 128, got 129"),
+        (("--method", "ffc", "--set", "project=129"), "project, expected at most D = 128, got 129"),
         (("--method", "fedhp", "--head", "local"), "--head, expected none for fedhp, got local"),
     ],
 )
