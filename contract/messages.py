@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from contract.errors import StatisticError, WireError
 from contract.plausible import row_norms
-from contract.statistics import MAX_FIELDS, Statistic
+from contract.statistics import MAX_FIELDS, MAX_GROUPS, Statistic
 
 __all__ = [
     "Announcement",
@@ -70,7 +70,7 @@ class ClassRows:
     """Rows of some classes: what prototypes, class means, cross sums and heads have in common.
 
     Attributes:
-        classes: (K,) uint16, strictly rising class numbers.
+        classes: (K,) uint16, rising class numbers; in a contribution one may come up to 8 times, for several groups.
         rows: (K, D) float, one row for each of them.
     """
 
@@ -82,8 +82,9 @@ class ClassRows:
             self.classes.ndim == 1 and self.rows.ndim == 2, "class rows", "classes [K] and rows [K,D]", "another shape"
         )
         _require(len(self.classes) == len(self.rows), "class rows", f"{len(self.classes)} rows", len(self.rows))
-        rising = bool((self.classes[1:] > self.classes[:-1]).all())
-        _require(rising, "class numbers", "strictly rising", "another order")
+        rising = bool((self.classes[1:] >= self.classes[:-1]).all())
+        _require(rising, "class numbers", "rising", "another order")
+        _check_groups(self.classes, MAX_GROUPS)
         _numbers(self.rows, "class rows")
 
     def dense(self, classes: int, width: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -93,9 +94,10 @@ class ClassRows:
             WireError: when a class number or the width is not of this fleet.
         """
         _check_fit(self.classes, self.rows, classes, width)
+        _check_groups(self.classes, 1)
         present = np.zeros(classes, dtype=bool)
         present[self.classes] = True
-        return _spread(self.classes, self.rows, classes), present
+        return _spread(_places(self.classes, 1), self.rows, classes), present
 
     @classmethod
     def of(cls, rows: NDArray[np.floating], present: NDArray[np.bool_]) -> ClassRows:
@@ -180,6 +182,7 @@ class GlobalPart:
             1 <= self.parts <= MAX_CHUNKS and 0 <= self.part < self.parts, "part", f"below {self.parts}", self.part
         )
         _text(self.kind, "kind", MAX_KIND)
+        _check_groups(self.body.classes, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,7 +254,7 @@ class Contribution:
         """The contribution that carries `statistic`; `bundle` and `extractor` are whole sha256."""
         present = statistic.present
         rows = [statistic.as_sent(field)[present] for field in statistic.row_fields()]
-        numbers = np.flatnonzero(present).astype(np.uint16)
+        numbers = (np.flatnonzero(present) // statistic.GROUPS).astype(np.uint16)
         return cls(
             run=run,
             round=round,
@@ -275,6 +278,7 @@ class Contribution:
             raise WireError(f"round of {self.method}", expected=kind.NAME, got="another statistic")
         for wanted, table in zip(fields, tables, strict=True):
             _check_fit(numbers, table, classes, wanted.columns(classes, width))
+        _check_groups(numbers, kind.GROUPS)
         if not fields and len(numbers) and int(numbers[-1]) >= classes:
             raise WireError("class numbers", expected=f"below {classes}", got=int(numbers[-1]))
 
@@ -289,10 +293,10 @@ class Contribution:
             WireError: when the fields are not of that kind, or do not fit that fleet.
         """
         self.check(kind, classes, width)
-        numbers = self.body.classes
-        dense = [_spread(numbers, table, classes) for table in self._tables()]
-        counts = np.zeros(classes, dtype=np.int64)
-        counts[numbers] = self.counts
+        places, rows = _places(self.body.classes, kind.GROUPS), classes * kind.GROUPS
+        dense = [_spread(places, table, rows) for table in self._tables()]
+        counts = np.zeros(rows, dtype=np.int64)
+        counts[places] = self.counts
         try:
             return kind.travelled(dense, self.triangle, counts)
         except StatisticError as error:
@@ -403,12 +407,27 @@ def _check_fit(numbers: NDArray[np.uint16], rows: NDArray[np.floating], classes:
         )
 
 
-def _spread(numbers: NDArray[np.uint16], rows: NDArray[np.floating], classes: int) -> NDArray[np.float64]:
-    """(C, W) float64 of rows (K, W): zero where a class is absent."""
-    if len(numbers) == classes:  # they rise, so they are all of them
+def _check_groups(numbers: NDArray[np.uint16], groups: int) -> None:
+    """That no class number (K,), rising, comes more often than so many times."""
+    if not bool((numbers[groups:] > numbers[:-groups]).all()):
+        times = "once" if groups == 1 else f"{groups} times"
+        raise WireError("class numbers", expected=f"each {times} at most", got="one more often")
+
+
+def _places(numbers: NDArray[np.uint16], groups: int) -> NDArray[np.int64]:
+    """(K,) where the rows of these classes stand among C · groups: one class's after another, in the order given."""
+    wide = numbers.astype(np.int64)
+    if groups == 1:
+        return wide
+    return wide * groups + np.arange(len(wide)) - np.searchsorted(wide, wide)
+
+
+def _spread(places: NDArray[np.int64], rows: NDArray[np.floating], count: int) -> NDArray[np.float64]:
+    """(count, W) float64 of rows (K, W) at their places, which rise: zero elsewhere."""
+    if len(places) == count:
         return rows.astype(np.float64)
-    dense = np.zeros((classes, rows.shape[1]))
-    dense[numbers] = rows
+    dense = np.zeros((count, rows.shape[1]))
+    dense[places] = rows
     return dense
 
 

@@ -47,6 +47,7 @@ __all__ = [
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]
 MAX_COUNT = 2**53  # counts stay exact in float64
+MAX_GROUPS = 8
 MAX_FIELDS = 4  # fields of rows in one statistic, and in the message that carries it
 
 
@@ -88,6 +89,8 @@ class Statistic:
     Attributes:
         NAME: what reports call its kind.
         FIELDS: what it consists of.
+        GROUPS: how many rows each class may have, each over a part of its examples; 1 but where a method needs several.
+            Wherever C rows are spoken of here, there are then C · GROUPS of them, those of a class together.
         counts: (C,) int64, examples of each class.
 
     Raises:
@@ -97,6 +100,7 @@ class Statistic:
 
     NAME: ClassVar[str]
     FIELDS: ClassVar[tuple[Field, ...]] = ()
+    GROUPS: ClassVar[int] = 1
     counts: Int64
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -104,6 +108,8 @@ class Statistic:
         rows, triangles = cls.row_fields(), len(cls.FIELDS) - len(cls.row_fields())
         if len(rows) > MAX_FIELDS:
             raise StatisticError(cls.__name__, expected=f"at most {MAX_FIELDS} fields of rows", got=len(rows))
+        if not 1 <= cls.GROUPS <= MAX_GROUPS:
+            raise StatisticError(cls.__name__, expected=f"1 to {MAX_GROUPS} groups of a class", got=cls.GROUPS)
         if triangles and (triangles > 1 or not rows or rows[0].width != "features"):
             fields = ", ".join(field.name for field in cls.FIELDS)
             raise StatisticError(cls.__name__, expected="one triangle, beside rows of features first", got=fields)
@@ -120,8 +126,8 @@ class Statistic:
                 _check_triangle(value, width, self.NAME)
                 continue
             columns = field.columns(self.classes, width)
-            if value.shape != (self.classes, columns):
-                raise StatisticError(field.name, expected=f"{self.classes} rows of {columns}", got=value.shape)
+            if value.shape != (len(self.counts), columns):
+                raise StatisticError(field.name, expected=f"{len(self.counts)} rows of {columns}", got=value.shape)
             if some_absent and value[absent].any():
                 raise StatisticError(self.NAME, expected="zero sums where a class has no examples", got="a sum")
 
@@ -131,8 +137,9 @@ class Statistic:
     def zero(cls, classes: int, width: int) -> Self:
         """The statistic of no data: the neutral element of `merge`."""
         shapes = [(f.columns(classes, width),) if isinstance(f, Rows) else None for f in cls.FIELDS]
-        arrays = [np.zeros((classes, *s)) if s else np.zeros(width * (width + 1) // 2) for s in shapes]
-        return cls.build(arrays, np.zeros(classes, np.int64))
+        rows = classes * cls.GROUPS
+        arrays = [np.zeros((rows, *s)) if s else np.zeros(width * (width + 1) // 2) for s in shapes]
+        return cls.build(arrays, np.zeros(rows, np.int64))
 
     @classmethod
     def build(cls, arrays: Sequence[NDArray[Any]], counts: NDArray[Any]) -> Self:
@@ -185,7 +192,7 @@ class Statistic:
     @classmethod
     def numbers(cls, classes: int, width: int) -> int:
         """How many numbers of its fields a device sends that holds every class."""
-        each = [classes * f.columns(classes, width) for f in cls.row_fields()]
+        each = [classes * cls.GROUPS * f.columns(classes, width) for f in cls.row_fields()]
         return sum(each) + (width * (width + 1) // 2) * (len(cls.FIELDS) - len(each))
 
     @classmethod
@@ -196,7 +203,7 @@ class Statistic:
 
     @property
     def classes(self) -> int:
-        return len(self.counts)
+        return len(self.counts) // self.GROUPS
 
     @property
     def width(self) -> int:

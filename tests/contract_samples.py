@@ -113,26 +113,34 @@ messages = st.one_of(announcements, global_parts(), contributions(), chunks(), r
 
 
 def readable_messages() -> dict[str, Message]:
-    """One message of each type, three for a contribution: the ones whose bytes are frozen, and whose numbers a person
-    can find again in a hex dump."""
+    """One message of each type, more of some: their bytes are frozen; a person finds the numbers in a hex dump."""
     run, bundle = bytes.fromhex("c0ffee01"), bytes(range(32))
     rows = ClassRows(np.array([0, 2, 300], np.uint16), np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 8.0]]))
     counts = np.array([4, 70, 1000], np.uint64)
     means = Contribution(run, 7, "fedproto", bundle[:4], rows, counts)
-    gram = Contribution(run, 8, "ffc", bundle[:4], rows, counts, triangle=np.array([2.0, 0.5, 3.0]))
+    gram = Contribution(
+        run, 8, "ffc", bundle[:4], rows, counts, triangle=np.array([2.0, 0.5, 3.0]), extractor=bundle[::-1][:4]
+    )
+    nothing = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 0)))
+    groups = ClassRows(np.array([1, 1, 4], np.uint16), np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 8.0]]))
     return {
         "announcement": Announcement(
             run, 7, "open", "fedproto", bundle, deadline_s=90.0, fraction=0.25, seed=42, global_version=6, min_samples=5
         ),
         "announcement-bundles": Announcement(run, 1, "open", "fedproto", bundle, others=(bundle[::-1], bytes(32))),
+        "announcement-extractor": Announcement(run, 8, "open", "ffc", bundle, encoding="f64", extractor=bundle[::-1]),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,
         "contribution-soft": Contribution(
             run, 7, "fedhkd", bundle[:4], rows, counts, further=(np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]]),)
         ),
+        "contribution-empty": Contribution(run, 7, "spherefed", bundle[:4], nothing, np.zeros(0, np.uint64)),
+        "contribution-groups": Contribution(run, 7, "fedcof", bundle[:4], groups, counts, extractor=bundle[::-1][:4]),
         "chunk": Chunk(run, 8, "ffc", 1, 3, 20, bytes.fromhex("0123456789abcdef"), b"slice"),
         "receipt": Receipt(run, 7, "fedproto", "committed"),
+        "receipt-chunks": Receipt(run, 8, "ffc", "need-chunks", missing=bytes([0b00000110])),
+        "receipt-rejected": Receipt(run, 7, "fedproto", "rejected", "no, 4 expected", digest=bytes(range(8))),
         "status": Status(
             True, bytes(range(8)), 3, "Raspberry Pi Zero 2 W", {"protofleet": "0.1.0"}, {"peak_rss_bytes": 98e6}
         ),

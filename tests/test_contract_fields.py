@@ -12,17 +12,18 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from contract_samples import ENCODINGS, floats
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from contract.errors import StatisticError, WireError
-from contract.messages import ClassRows, Contribution
+from contract.messages import ClassRows, Contribution, GlobalPart
 from contract.methods import METHODS
 from contract.plausible import improbable
 from contract.rules import merge
 from contract.statistics import (
+    ClassMeans,
     Field,
     Participation,
     Rows,
@@ -234,3 +235,51 @@ def test_probabilities_stay_probabilities(
 @every_kind
 def test_means_are_what_a_median_makes_sense_of(kind: type[Statistic]) -> None:
     assert kind.is_class_means() == (kind.NAME == "class-means")
+
+
+@dataclass(frozen=True, eq=False)
+class TwoGroups(Statistic):
+    """Means of up to two groups of each class."""
+
+    NAME: ClassVar[str] = "two-groups"
+    FIELDS: ClassVar[tuple[Field, ...]] = (Rows("sums"),)
+    GROUPS: ClassVar[int] = 2
+
+    sums: np.ndarray
+    counts: np.ndarray
+
+
+@settings(deadline=None)
+@given(counts=st.lists(st.integers(0, 3), min_size=6, max_size=6), seed=st.integers(0, 99))
+def test_several_groups_of_a_class_travel_side_by_side(counts, seed):
+    """Class numbers repeat; a group that is missing closes up, and what a group says of its class stays the same."""
+    n = np.array(counts)
+    means = np.random.default_rng(seed).normal(size=(6, 4)) * (n > 0)[:, None]
+    sent = TwoGroups.travelled([means], None, n)
+    assert (sent.classes, TwoGroups.numbers(3, 4)) == (3, 24)
+    message = Contribution.of(sent, run=b"run1", round=1, method="m", bundle=bytes(32))
+    assert message.body.classes.tolist() == [place // 2 for place in range(6) if n[place]]
+    got = decode(encode(message, "f64")).statistic(TwoGroups, 3, 4)
+    for label in range(3):
+        mine, theirs = (
+            sorted(
+                (int(k), row.round(9).tolist()) for k, row in zip(s.counts, s.as_sent(s.row_fields()[0]), strict=True)
+            )
+            for s in (
+                TwoGroups(sent.sums[2 * label : 2 * label + 2], n[2 * label : 2 * label + 2]),
+                TwoGroups(got.sums[2 * label : 2 * label + 2], got.counts[2 * label : 2 * label + 2]),
+            )
+        )
+        assert mine == theirs
+    np.testing.assert_array_equal(got.merge(got).counts, 2 * got.counts)
+
+
+def test_a_class_twice_is_refused_where_the_statistic_has_one_group():
+    sent = TwoGroups.travelled([np.ones((4, 3))], None, np.array([1, 1, 1, 0]))
+    message = Contribution.of(sent, run=b"run1", round=1, method="m", bundle=bytes(32))
+    with pytest.raises(WireError, match="each once at most"):
+        message.statistic(ClassMeans, 2, 3)
+    with pytest.raises(WireError, match="each once at most"):
+        GlobalPart(b"run1", 1, 1, 0, 1, "prototypes", message.body)
+    with pytest.raises(StatisticError, match="1 to 8 groups"):
+        type("Nine", (TwoGroups,), {"GROUPS": 9})

@@ -157,9 +157,11 @@ CRAFTED = {
     "a shaped array within a shaped one": (contribution(_8=shaped([1, 2], shaped([1, 2], f8(1, 2)))), "fit the array"),
     "a list for an array": (contribution(_8=[1.0, 2.0]), "scales"),
     "classes out of order": (contribution(_6=cbor2.CBORTag(64, b"\x02\x01")), "field|rising|rows"),
-    "a class twice": (
-        contribution(_6=cbor2.CBORTag(64, b"\1\1"), _7=cbor2.CBORTag(64, b"\5\5"), _8=shaped([2, 1], f8(1, 2))),
-        "strictly rising",
+    "a class nine times": (
+        contribution(
+            _6=cbor2.CBORTag(64, b"\1" * 9), _7=cbor2.CBORTag(64, b"\5" * 9), _8=shaped([9, 1], f8(*range(9)))
+        ),
+        "each 8 times at most",
     ),
     "class numbers of 32 bits": (contribution(_6=cbor2.CBORTag(70, bytes(4))), "uint8 or uint16"),
     "counts of 64 bits": (contribution(_7=cbor2.CBORTag(71, bytes(8))), "typed array"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from contract.errors import WireError
 from contract.messages import Announcement, ClassRows, Contribution, GlobalPart, Status
+from contract.sampling import sampled
 from contract.statistics import ClassMeans, FeatureGram
 from contract.wire import decode, encode
 
@@ -91,6 +93,16 @@ def test_every_message_type_has_golden_bytes():
     assert set(golden["messages"]) == set(readable_messages())
     types = {cbor2.loads(bytes.fromhex(b))[0] for m in golden["messages"].values() for b in m["bytes"].values()}
     assert types == {1, 2, 3, 4, 5, 6}
+
+
+def test_the_golden_samplings_are_ours_and_what_the_words_say():
+    for row in json.loads(GOLDEN.read_text())["sampling"]:
+        digest = hashlib.sha256(f"{row['device']}|{row['round']}|{row['seed']}".encode("ascii")).digest()
+        assert digest[:8].hex() == row["first_8_bytes"]
+        assert int(row["first_8_bytes"], 16) / 2**64 == row["number"]
+        for fraction in (0.01, row["number"], np.nextafter(row["number"], 1), 0.5, 1.0):
+            assert sampled(row["device"], row["round"], row["seed"], fraction) == (row["number"] < fraction)
+        assert row["sampled_at_half"] == (row["number"] < 0.5)
 
 
 @pytest.mark.parametrize("kind", [ClassMeans, FeatureGram])
