@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import ROOT
 from contract_samples import small_parts
 from PIL import Image
-from test_frontdoor import ROOT
 
 from contract.bundle import write_bundle
 from contract.errors import DataError
