@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -68,13 +69,14 @@ def finished(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
 def _finished(out: Path, *options: str) -> Finished:
     demo = _start(out, *options)
     seen: dict[int, psutil.Process] = {}
-    while demo.poll() is None:
-        try:
-            seen |= {each.pid: each for each in _descendants(demo)}
-        except psutil.NoSuchProcess:
-            break
-        time.sleep(0.5)
-    printed, errors = demo.communicate(timeout=60)
+    try:
+        while demo.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                seen |= {each.pid: each for each in _descendants(demo)}
+            time.sleep(0.5)
+        printed, errors = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
     assert demo.returncode == 0, errors
     return out, printed, list(seen.values())
 
@@ -89,6 +91,7 @@ def _summary(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_as_the_readme_starts_it_the_fleet_beats_its_devices(tmp_path: Path) -> None:
     """No option but the place: the shipped images, five devices, five rounds."""
     summary = _summary(_finished(tmp_path / "out")[0])
