@@ -5,14 +5,16 @@ A test compares the file with what this prints, so that the reference cannot fal
 
 from __future__ import annotations
 
+import io
 import os
-import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from protofleet.cli import COMMANDS
+from protofleet.cli import COMMANDS, main
 
 PAGE = Path(__file__).parent / "commands.md"
 SUBCOMMANDS = {"lab": ("list", "run", "table")}
@@ -33,10 +35,10 @@ def reference() -> str:
 
 def help_of(*command: str) -> str:
     """What `protofleet COMMAND --help` prints, 100 columns wide at most."""
-    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    line = [sys.executable, "-m", "protofleet", *command, "--help"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, env=environment, cwd=PAGE.parent.parent)
-    return "\n".join(row.rstrip() for row in done.stdout.strip().splitlines())
+    out = io.StringIO()
+    with patch.dict(os.environ, {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}), redirect_stdout(out):
+        assert main([*command, "--help"]) == 0, command
+    return "\n".join(row.rstrip() for row in out.getvalue().strip().splitlines())
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from contract.mechanism import Mechanism
 
 __all__ = ["Accountant"]
 
-_ROUNDS_AT_ONCE = 1000
+_ROUNDS_AT_ONCE = 200  # 2 ms each
 _TIMEOUT_S = 300.0
 _HINT = "pip install 'protofleet[privacy]'"
 

@@ -148,7 +148,7 @@ def _own(optimizer: torch.optim.Optimizer, trained: Mapping[str, nn.Parameter]) 
 
 
 def verify_step(
-    graph: bytes,
+    graph: bytes | ort.InferenceSession,
     backbone: nn.Module,
     preprocess: Preprocess,
     plan: StepPlan,
@@ -162,13 +162,15 @@ def verify_step(
     """Compare train_step.onnx with torch over several steps, the second of them on a padded batch.
 
     Args:
+        graph: the file, or a session that has loaded it.
         state: initial values of every state tensor, float32.
 
     Raises:
         ExportError: when an output disagrees, or ONNX Runtime cannot run the graph.
     """
     start = uneven(state, plan.names("param", "buffer", "frozen"), seed)
-    sides = _Sides(_session(graph, {}), backbone, preprocess, plan, start)
+    session = _session(graph, {}) if isinstance(graph, bytes) else graph
+    sides = _Sides(session, backbone, preprocess, plan, start)
     rng, worst = np.random.default_rng(seed), Agreement(0.0, 0.0, "loss")
     for step in range(steps):
         lr = 1.0 if step + 1 == steps else float(plan.hyper["lr"]) / 2**step

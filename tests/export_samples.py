@@ -59,26 +59,32 @@ OBJECTIVES: dict[str, tuple[str, str, dict[str, object]]] = {
 
 
 @dataclass(frozen=True)
-class Device:
-    """A training step as a device runs it, and what is needed to do the same in torch."""
+class EagerTwin:
+    """A training step in torch."""
 
     net: nn.Module
     preprocess: Preprocess
     plan: StepPlan
     state: Mapping[str, np.ndarray]
-    graph: bytes
-    session: ort.InferenceSession
     batch: int
     input_shape: tuple[int, int, int]
+
+    def eager(self, dtype: torch.dtype = torch.float32) -> EagerStep:
+        return EagerStep(self.net, self.preprocess, self.plan, dtype)
+
+
+@dataclass(frozen=True)
+class Device(EagerTwin):
+    """A training step as a device runs it, and what is needed to do the same in torch."""
+
+    graph: bytes
+    session: ort.InferenceSession
 
     def images(self, rng: np.random.Generator, real: int | None = None) -> Images:
         return random_images(self.plan, self.batch, self.input_shape, self.batch if real is None else real, rng)
 
     def run(self, state: Mapping[str, np.ndarray], images: Images, lr: float) -> dict[str, np.ndarray]:
         return run_step(self.session, self.plan, state, images, lr)
-
-    def eager(self, dtype: torch.dtype = torch.float32) -> EagerStep:
-        return EagerStep(self.net, self.preprocess, self.plan, dtype)
 
 
 def session(graph: bytes) -> ort.InferenceSession:
@@ -96,21 +102,37 @@ def make_device(
     batch: int,
 ) -> Device:
     """Export the step of `net` under an entry of `OBJECTIVES`."""
+    twin = _twin(net, width, objective, input_shape, batch)
+    graph = export_step(net, twin.preprocess, twin.plan, batch, input_shape)
+    return Device(**vars(twin), graph=graph, session=session(graph))
+
+
+def _twin(net: nn.Module, width: int, objective: str, input_shape: tuple[int, int, int], batch: int) -> EagerTwin:
     name, head, hyper = OBJECTIVES[objective]
     entry = method(name)
     preprocess = Preprocess((0.5,) * input_shape[2], (0.25,) * input_shape[2])
     plan = plan_step(net, entry, entry.settle(hyper), head, CLASSES, width)
-    graph = export_step(net, preprocess, plan, batch, input_shape)
-    return Device(net, preprocess, plan, initial_state(net, plan, 0), graph, session(graph), batch, input_shape)
+    return EagerTwin(net, preprocess, plan, initial_state(net, plan, 0), batch, input_shape)
 
 
 @lru_cache(maxsize=2)  # a device of a large family holds hundreds of megabytes
 def device(family: str, objective: str) -> Device:
     """One family under one objective, exported once while tests ask for it."""
+    net, width, input_shape, batch = _built(family)
+    return make_device(net, width, objective, input_shape, batch)
+
+
+def eager_twin(family: str, objective: str) -> EagerTwin:
+    """The same in torch alone, without an export."""
+    net, width, input_shape, batch = _built(family)
+    return _twin(net, width, objective, input_shape, batch)
+
+
+def _built(family: str) -> tuple[nn.Module, int, tuple[int, int, int], int]:
     backbone, norm, input_shape, batch = FAMILIES[family]
     net, width = build_backbone(backbone, input_shape, norm)  # type: ignore[arg-type]
     _settle_norms(net)
-    return make_device(net, width, objective, input_shape, batch)
+    return net, width, input_shape, batch
 
 
 def _settle_norms(net: nn.Module) -> None:

@@ -228,7 +228,7 @@ def test_a_reconnection_sends_no_device_a_state_that_the_broker_still_has(broker
         talker.start()
         wait(lambda: any(isinstance(event, RoundClosed) for event in server.events))
         assert _parts(observer) >= 1
-        for cuts in (1, 2, 3):
+        for cuts in (1, 2):
             proxy.cut()
             wait(lambda cuts=cuts: sum(isinstance(event, LinkUp) for event in server.events) > cuts)
             time.sleep(0.3)  # until the announcement has come back, and what would follow it
@@ -303,8 +303,10 @@ def test_kill_9_of_the_aggregator_at_any_moment_loses_and_doubles_nothing(broker
     talkers = [Talker(broker.url, FLEET, f"d{i}", lambda a, i=i: make(i, a), resend_s=0.5) for i in range(3)]
     for talker in talkers:
         talker.start()
-    for _ in range(4):
-        time.sleep(float(rng.uniform(0.4, 1.6)))
+    for _ in range(3):
+        assert process.stderr is not None
+        next((line for line in process.stderr if "round " in line), None)  # it serves, however long that takes
+        time.sleep(float(rng.uniform(0.0, 0.8)))
         if out.exists() and json.loads(out.read_text())["finished"]:
             break  # a fast machine: started again it would only wait for who comes late
         process.kill()

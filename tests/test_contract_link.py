@@ -292,7 +292,7 @@ def test_what_was_published_into_a_dead_connection_is_heard_on_the_next(broker, 
     try:
         device = links(proxy.url, "device", "to/device")
         device.wait_connected(8)
-        for n in range(5):
+        for n in range(3):
             proxy.swallows = True
             sender.publish("to/device", b"%d" % n, retain=True)
             settle(sender)

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aggregator_samples import bundle_file
+from commands import ROOT, run
 from fleets import FLEET, Fleet, fleet_in
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from test_frontdoor import ROOT, run
 
 from aggregator import events
 from aggregator.progress import Progress

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,10 +18,13 @@ from typing import Any
 
 import psutil
 import pytest
-from lab_samples import small_directory
+from commands import one_error_line, run
+from lab_samples import LABELS, small_directory
 
 from contract.methods import METHODS
+from lab.data.datasets import load_dataset
 from lab.demo.report import render_report
+from lab.demo.run import Demo
 
 Ran = Callable[[str], tuple[dict[str, Any], str, str, Path]]
 
@@ -47,30 +52,62 @@ def _gone(processes: list[psutil.Process]) -> bool:
     return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes)
 
 
+Finished = tuple[Path, str, list[psutil.Process]]
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[psutil.Process]]:
-    """One whole demo on the shipped data, the processes it had, and what it printed."""
-    out = tmp_path_factory.mktemp("demo") / "out"
-    demo = _start(out, "--clients", "3", "--rounds", "2")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_directory(tmp_path_factory.mktemp("data") / "small")
+
+
+@pytest.fixture(scope="module")
+def finished(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """One whole demo, the processes it had, and what it printed."""
+    return _finished(tmp_path_factory.mktemp("demo") / "out", "--clients", "3", "--rounds", "2", "--data", str(small))
+
+
+def _finished(out: Path, *options: str) -> Finished:
+    demo = _start(out, *options)
     seen: dict[int, psutil.Process] = {}
-    while demo.poll() is None:
-        try:
-            seen |= {each.pid: each for each in _descendants(demo)}
-        except psutil.NoSuchProcess:
-            break
-        time.sleep(0.5)
-    printed, errors = demo.communicate(timeout=60)
+    try:
+        while demo.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                seen |= {each.pid: each for each in _descendants(demo)}
+            time.sleep(0.5)
+        printed, errors = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
     assert demo.returncode == 0, errors
     return out, printed, list(seen.values())
 
 
 @pytest.fixture(scope="module")
-def summary(finished: tuple[Path, str, list[psutil.Process]]) -> dict[str, Any]:
-    return dict(json.loads((finished[0] / "summary.json").read_text(encoding="utf-8")))
+def summary(finished: Finished) -> dict[str, Any]:
+    return _summary(finished[0])
+
+
+def _summary(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "summary.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_as_the_readme_starts_it_the_fleet_beats_its_devices(tmp_path: Path) -> None:
+    """No option but the place: the shipped images, five devices, five rounds."""
+    summary = _summary(_finished(tmp_path / "out")[0])
+    assert (summary["dataset"], summary["method"]) == ("fashion_mnist_subset", "fedproto")
+    assert (summary["clients"], summary["rounds"]) == (5, 5)
+    assert summary["contributions"] == {"sent": 30, "committed": 30, "duplicates_refused": 0}
+    over_all = summary["accuracy"]["all_classes"]
+    assert over_all["local_only"] < min(over_all["federated"], over_all["ffc"])
+
+
+def test_it_takes_the_shipped_images_by_default() -> None:
+    assert set(load_dataset(Demo().data).labels) == set(LABELS)
 
 
 def test_summary_has_the_keys_that_are_contract(summary: dict[str, Any]) -> None:
-    assert summary["dataset"] == "fashion_mnist_subset"
+    assert summary["dataset"] == "small"
     assert (summary["method"], summary["clients"], summary["rounds"]) == ("fedproto", 3, 2)
     assert set(summary["accuracy"]["own_classes"]) == {"local_only", "federated", "ffc"}
     assert set(summary["accuracy"]["all_classes"]) == {"local_only", "federated", "ffc", "pooled_ridge"}
@@ -99,7 +136,7 @@ def test_no_device_has_all_classes(summary: dict[str, Any]) -> None:
     assert all(min(device["samples_per_class"]) == 0 for device in summary["devices"])
 
 
-def test_it_used_a_process_for_each_part_and_left_none(finished: tuple[Path, str, list[psutil.Process]]) -> None:
+def test_it_used_a_process_for_each_part_and_left_none(finished: Finished) -> None:
     out, _, processes = finished
     assert len(processes) >= 5  # broker, aggregator, three devices
     assert _gone(processes)
@@ -112,14 +149,14 @@ def test_it_used_a_process_for_each_part_and_left_none(finished: tuple[Path, str
     }
 
 
-def test_it_prints_one_table(finished: tuple[Path, str, list[psutil.Process]]) -> None:
+def test_it_prints_one_table(finished: Finished) -> None:
     printed = finished[1]
     for words in ("local only", "FedProto", "FFC", "pooled ridge", "9 contributions sent, 9 committed", "report.html"):
         assert words in printed
     assert "Traceback" not in printed
 
 
-def test_the_report_needs_nothing_from_outside(finished: tuple[Path, str, list[psutil.Process]]) -> None:
+def test_the_report_needs_nothing_from_outside(finished: Finished) -> None:
     page = (finished[0] / "report.html").read_text(encoding="utf-8")
     links = re.findall(r"""(?:src|href)\s*=|url\(|@import|<script|<link|<iframe|<img""", page)
     assert not links
@@ -137,19 +174,11 @@ def test_the_report_escapes_what_a_data_set_calls_its_classes(summary: dict[str,
 # ── the other methods ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_directory(tmp_path_factory.mktemp("data") / "small")
-
-
 def _small_demo(small: Path, out: Path, *options: str) -> tuple[dict[str, Any], str, str]:
     """Two devices, a small network, few images: the summary, what was printed, and the page."""
-    few = ("--clients", "2", "--data", str(small), "--backbone", "fedproto_mnist")
-    demo = _start(out, *few, *options)
-    printed, errors = demo.communicate(timeout=120)
-    assert demo.returncode == 0, errors
-    summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
-    return summary, printed, (out / "report.html").read_text(encoding="utf-8")
+    done = run("demo", "--out", out, "--clients", 2, "--data", small, "--backbone", "fedproto_mnist", *options)
+    assert done.returncode == 0, done.stderr
+    return _summary(out), done.stdout, (out / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +186,11 @@ def ran(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """A small demo of one round by method: once for each, however many tests look at it."""
 
     @cache
-    def run(name: str) -> tuple[dict[str, Any], str, str, Path]:
+    def of(name: str) -> tuple[dict[str, Any], str, str, Path]:
         out = tmp_path_factory.mktemp(name)
         return *_small_demo(small, out, "--method", name, "--rounds", "1"), out
 
-    return run
+    return of
 
 
 @pytest.mark.parametrize(
@@ -233,7 +262,8 @@ def test_several_backbones_are_one_fleet_without_ffc(small: Path, tmp_path: Path
 @pytest.fixture
 def running(small: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A demo in the middle of its rounds."""
-    demo = _start(tmp_path, "--clients", "2", "--rounds", "500", "--data", str(small))
+    few = ("--clients", "2", "--data", str(small), "--backbone", "fedproto_mnist")
+    demo = _start(tmp_path, *few, "--rounds", "500")
     history = tmp_path / "devices" / "device-1" / "state" / "history.jsonl"
     try:
         _wait(lambda: history.exists() or demo.poll() is not None, 90, "no round was done")
@@ -295,29 +325,22 @@ def test_a_device_that_dies_ends_the_demo_in_one_line(running: tuple[subprocess.
     ],
 )
 def test_bad_usage_is_one_line_and_exit_code_2(options: tuple[str, ...], line: str, tmp_path: Path) -> None:
-    demo = _start(tmp_path / "out", *options)
-    _, errors = demo.communicate(timeout=60)
-    assert demo.returncode == 2
-    assert errors.count("\n") == 1
-    assert errors.startswith(line)
+    done = run("demo", "--out", tmp_path / "out", *options)
+    assert done.returncode == 2
+    assert one_error_line(done).startswith(line)
 
 
 def test_an_output_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    demo = _start(tmp_path / "file" / "out")
-    _, errors = demo.communicate(timeout=60)
-    assert demo.returncode == 2
-    assert errors.startswith("error: --out ")
-    assert errors.count("\n") == 1
+    done = run("demo", "--out", tmp_path / "file" / "out")
+    assert done.returncode == 2
+    assert one_error_line(done).startswith("error: --out ")
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        demo = _start(tmp_path, "--port", str(taken.getsockname()[1]))
-        _, errors = demo.communicate(timeout=60)
-    assert demo.returncode == 2
-    assert errors.startswith("error: --port, expected a free port")
+        done = run("demo", "--out", tmp_path, "--port", taken.getsockname()[1])
+    assert done.returncode == 2
+    assert one_error_line(done).startswith("error: --port, expected a free port")

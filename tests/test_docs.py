@@ -103,6 +103,13 @@ def test_the_constraints_pin_everything_that_the_project_names():
     assert pinned["torchvision"] == "0.28.0"
 
 
+def test_slow_tests_are_named_where_their_command_stands():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    assert ".venv/bin/python -m pytest -m slow" in shell_blocks(text)
+    files = {file.name for file in (ROOT / "tests").glob("test_*.py") if "pytest.mark." + "slow" in file.read_text()}
+    assert files == set(re.findall(r"^\| `(test_\w+\.py)` \|", text, re.MULTILINE))
+
+
 # ── links ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

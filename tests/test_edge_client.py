@@ -318,23 +318,34 @@ def test_of_two_clients_with_one_id_the_older_stops(
 
 
 def test_a_waiting_client_says_what_it_waits_for_once(mosquitto: TestBroker, bundle: Bundle, start: Start) -> None:
+    said: list[str] = []
     with Peer(mosquitto.url, bundle) as peer:
         client = start(mosquitto.url)
-        peer.status(online=True)
-        time.sleep(2.5)  # no aggregator has spoken
+
+        def hears(waits_for: str) -> None:
+            """Read on until it says so, or ends."""
+            assert client.stderr is not None
+            for line in client.stderr:
+                said.append(line.rstrip().removeprefix("pi-1: "))
+                if said[-1] == waits_for:
+                    return
+
+        hears("waiting for an aggregator: no round has been announced")
         peer.announce(1)
         sent = peer.contribution(1)
-        time.sleep(2.5)  # no receipt
+        hears("waiting for the receipt of round 1 (fedproto)")
         peer.answer(1)
-        time.sleep(2.5)  # others have not sent yet
+        hears("round 1 (fedproto) is open and done here: waiting for the next round")
         peer.give(1, sent)
         peer.announce(1, phase="closed")
-        time.sleep(2.5)
+        hears("waiting for round 2 to open")
+        time.sleep(1.5)  # time enough to say it again
         peer.announce(2, fraction=1e-9, seed=1)
-        time.sleep(2.5)
+        hears("round 2 (fedproto) is open, this device was not sampled: waiting for the next round")
         finish(peer, 2)
-        lines = [line.removeprefix("pi-1: ") for line in ended(client, 0).splitlines()]
-    assert [line for line in lines if "waiting" in line] == [
+        hears("")
+        assert client.wait(30) == 0, said
+    assert [line for line in said if "waiting" in line] == [
         "waiting for an aggregator: no round has been announced",
         "waiting for the receipt of round 1 (fedproto)",
         "round 1 (fedproto) is open and done here: waiting for the next round",

@@ -200,10 +200,12 @@ def test_two_clients_with_one_id(fleet: Fleet) -> None:
     fleet.options = ("--rounds", "2", "--min-clients", str(DEVICES))
     for index in range(DEVICES):
         fleet.start_client(index)
-    fleet.wait_for("d0", "connected|broker|waiting")
-    time.sleep(1.0)
+    fleet.wait_for("d0", "connected")
     fleet.start_client(0, name="d0-twin")
-    time.sleep(2.0)
+    deadline = time.monotonic() + 60
+    while not any("error: " in fleet.log(name) for name in ("d0", "d0-twin")):
+        assert time.monotonic() < deadline, fleet.log("d0") + fleet.log("d0-twin")
+        time.sleep(0.02)
     fleet.start_aggregator()
     codes = fleet.finish()
     ended, stayed = ("d0", "d0-twin") if codes["d0"] else ("d0-twin", "d0")

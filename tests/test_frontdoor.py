@@ -7,32 +7,14 @@ import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points, version
-from pathlib import Path
 
 import pytest
+from commands import ROOT, one_error_line, run, run_process
 from contract_samples import small_parts
 
 from contract.bundle import write_bundle
 from contract.errors import near_names
 from protofleet import cli
-
-ROOT = Path(cli.__file__).parent.parent
-
-
-def run(*args: str, code: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The command as a user starts it, or, with `code`, Python that runs before its `main`."""
-    after = "from protofleet.cli import main; sys.exit(main())"
-    start = ["-m", "protofleet"] if code is None else ["-c", f"{code}\n{after}"]
-    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "NO_COLOR": "1", "COLUMNS": "120"} | environment
-    return subprocess.run([sys.executable, *start, *args], capture_output=True, text=True, timeout=120, env=env)
-
-
-def one_error_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The single line on standard error that starts with `error: `."""
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("error: ")
-    return lines[0]
 
 
 def test_the_installed_command_is_this_front_door():
@@ -50,7 +32,7 @@ def test_help_lists_every_command_and_exits_0(args):
 
 
 def test_the_version_is_the_packages():
-    assert run("--version").stdout == f"protofleet {version('protofleet')}\n"
+    assert run_process("--version").stdout == f"protofleet {version('protofleet')}\n"
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -92,7 +74,7 @@ def test_wrong_use_says_what_was_expected_and_what_came(args, line):
 
 
 def test_an_unknown_command_is_one_line_with_the_nearest():
-    done = run("agregate")
+    done = run_process("agregate")
     assert done.returncode == 2
     line = one_error_line(done)
     assert line.startswith("error: unknown command, expected a protofleet command, got agregate, try one of aggregate")
@@ -137,7 +119,7 @@ def test_a_missing_extra_names_what_to_install(name, tmp_path):
         "sys.meta_path.insert(0, Hidden())"
     )
     options, extra = MISSING[name]
-    done = run(name, *options.replace("never", f"{tmp_path}/never").split(), code=hide)
+    done = run_process(name, *options.replace("never", f"{tmp_path}/never").split(), code=hide)
     assert done.returncode == 2
     assert "needs a package that is not installed" in one_error_line(done)
     assert f"pip install 'protofleet[{extra}]'" in one_error_line(done)
@@ -157,7 +139,7 @@ def test_a_device_command_loads_nothing_of_the_workstation():
         ("broker", "--help"),
         ("inspect", "--help"),
     ):
-        assert "loaded: []" in run(*args, code=watch).stdout, args
+        assert "loaded: []" in run_process(*args, code=watch).stdout, args
 
 
 def test_output_into_a_closed_pipe_is_no_traceback():
@@ -187,7 +169,7 @@ def test_what_logs_can_be_quiet_in_one_way(name):
 )
 def test_the_shell_completes_commands_and_options(words, wanted):
     variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    done = run(**variables, _PROTOFLEET_COMPLETE="complete_bash")
+    done = run_process(**variables, _PROTOFLEET_COMPLETE="complete_bash")
     assert done.stdout.split() == wanted, done.stderr
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import one_error_line, run, run_process
 from contract_samples import ENCODINGS, readable_messages, small_parts
 from lab_samples import lab_bundle, shipped, some
 from test_contract_hostile import VALID, mutate
-from test_frontdoor import one_error_line, run
 
 from contract.bundle import read_bundle, write_bundle
 from contract.messages import Announcement
@@ -172,7 +172,7 @@ def test_inspecting_needs_neither_torch_nor_onnx(bundle):
         "        assert name.split('.')[0] not in ('torch', 'onnx', 'onnxruntime', 'onnxscript'), name\n"
         "sys.meta_path.insert(0, Blocked())"
     )
-    done = run("inspect", str(bundle), code=blocked)
+    done = run_process("inspect", str(bundle), code=blocked)
     assert done.returncode == 0, done.stderr
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from brokers import Embedded
+from commands import ROOT
 from contract_samples import small_parts
 from fleets import bundle, share
-from test_frontdoor import ROOT
 
 from contract.bundle import write_bundle
 

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import one_error_line, run
 from fleets import bundle, fleet_in, share
 from lab_samples import small_directory
-from test_frontdoor import one_error_line, run
 
 from protofleet import cli
 

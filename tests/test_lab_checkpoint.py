@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from commands import run
 from lab_samples import shipped
 
 from contract.errors import StoreError, UsageError
@@ -152,19 +153,16 @@ def test_the_command_goes_on_after_a_kill(tmp_path: Path) -> None:
     arguments = ["lab", "run", "--method", "fedavg", "--backbone", "fedproto_mnist", "--clients", "3"]
     arguments += ["--rounds", "15", "--samples", "120", "--evaluate-every", "15", "--batch", "16"]
     eager = "from lab.engine import checkpoint; checkpoint._EVERY_S = 0; from protofleet.cli import main; main()"
-
-    def start(*more: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", eager, *arguments, *more], stdout=subprocess.DEVNULL)
-
     kept, cut, whole = (tmp_path / name for name in ("run.checkpoint", "cut.jsonl", "whole.jsonl"))
-    assert start("--json", str(whole)).wait() == 0
-    killed = start("--json", str(cut), "--checkpoint", str(kept))
+    assert run(*arguments, "--json", whole).returncode == 0
+    more = ("--json", str(cut), "--checkpoint", str(kept))
+    killed = subprocess.Popen([sys.executable, "-c", eager, *arguments, *more], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not kept.exists() and killed.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL, "it was through before it could be killed"
     assert len(cut.read_text().splitlines()) < 16
-    assert start("--json", str(cut), "--checkpoint", str(kept)).wait() == 0
+    assert run(*arguments, *more).returncode == 0
     assert cut.read_text() == whole.read_text()
     assert not kept.exists()
