@@ -9,9 +9,9 @@ from rich.console import Group
 from rich.table import Table
 
 from contract.methods import method
+from hw_profiles.units import nice_bytes
 from lab.demo.method_words import answers_by
 from lab.engine.deployed import RoundRecord
-from lab.reporting.charts import nice_bytes
 
 __all__ = ["demo_table", "round_line"]
 
