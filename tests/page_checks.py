@@ -36,7 +36,10 @@ def check_chart(svg: str) -> None:
 
 def _check_style(style: str) -> None:
     assert "@media screen and (prefers-color-scheme: dark)" in style
-    assert "@media print" in style
+    printed = style.split("@media print", 1)[1]
+    assert "color-scheme: light" in printed  # ink on paper, whatever the screen's colours
+    assert "details::details-content { content-visibility: visible" in printed  # what is folded is printed
+    assert "white-space: normal" in printed  # paper does not scroll
     assert "svg { display: block; width: 100%; max-width: 560px; height: auto; overflow: visible; }" in style
     assert "overflow-wrap: anywhere" in style
     assert ".scroll { overflow-x: auto;" in style
