@@ -68,8 +68,9 @@ def test_without_jinja2_a_page_is_refused_in_one_line_before_any_work(
     told, hint = "expected the jinja2 package, got none installed", "try pip install 'protofleet[report]'"
     assert capsys.readouterr().err == f"error: a report's page, {told}, {hint}\n"
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(UsageError, match="jinja2"):
-        check_pages()
+    for refused in (check_pages, lambda: _page(tmp_path, "n")):
+        with pytest.raises(UsageError, match="jinja2"):
+            refused()
 
 
 def test_without_jinja2_a_report_without_a_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
