@@ -21,8 +21,9 @@ from typing import Any
 from hw_profiles.accelerator.paper_claims import CLAIMS, readings
 from hw_profiles.accelerator.round_cost import Setting, calibration_cost, round_cost
 from hw_profiles.accelerator.simulate import Array, assumptions
-from hw_profiles.reports.cost_page import size, time_text
-from hw_profiles.reports.page import Bar, bars, notes, page, section, table, tag
+from hw_profiles.charts.bars import Bar, bars
+from hw_profiles.reports.page import Table, render_page
+from hw_profiles.units import size, time_text
 from hw_profiles.workload.baselines import (
     ccvr,
     features_width,
@@ -187,30 +188,35 @@ def _fits(nbytes: int) -> str:
 
 
 def _html(report: dict[str, Any]) -> str:
-    sections = []
+    tasks, times, memories = [], [], []
     for classes, side, _ in TASKS:
         for batch in (1, 64):
             chosen = [
                 row for row in report["training"]
                 if (row["classes"], row["side"], row["batch"], row["depthwise"]) == (classes, side, batch, "packed")
             ]  # fmt: skip
-            blocks = [tag("simulated"), _time_chart(chosen), tag("predicted"), _memory_chart(chosen)]
-            sections.append(section(f"{classes} classes, {side}x{side}, batch {batch}", *blocks))
-    calibrations = [row for row in report["calibration"] if row["depthwise"] == "packed"]
-    sections.append(section("Calibration: FFC against CCVR", tag("simulated"), _calibration_chart(calibrations)))
+            tasks.append(f"{classes} classes, {side}x{side}, batch {batch}")
+            times.append(_time_chart(chosen))
+            memories.append(_memory_chart(chosen))
+    calibration = _calibration_chart([row for row in report["calibration"] if row["depthwise"] == "packed"])
+    view = {
+        "device": report["device"], "tasks": tasks, "claims": _claims_table(report["claims"]),
+        "assumptions": report["assumptions"],
+    }  # fmt: skip
+    charts = {"times": times, "memories": memories, "calibration": calibration}
+    return render_page(Path(__file__).with_suffix(".html.j2"), view, charts=charts)
+
+
+def _claims_table(claims: list[dict[str, Any]]) -> Table:
     rows = [
-        [
+        (
             CLAIMS[r["claim"]][1], f"up to {r['paper_percent']} %", r["assumption"], f"{r['percent']:.2f} %",
-            r["where"],
-            f"{r['mobilenetv2_percent']:.2f} %", r["kind"],
-        ]
-        for r in report["claims"]
+            r["where"], f"{r['mobilenetv2_percent']:.2f} %", r["kind"],
+        )
+        for r in claims
     ]  # fmt: skip
-    headers = ["claim", "paper", "read as", "largest here", "where", "MobileNetV2", "kind"]
-    sections.append(section("The paper's claims", table(headers, rows, left=(0, 2, 4, 6), wide=(0, 2))))
-    sections.append(section("What this rests on", notes(report["assumptions"])))
-    lead = "SphereFed's backbones; relative to FedAvg = 100, one training step, depthwise packed, dataflow os, fp32."
-    return page("Training cost by method on fpga-vc707-32x64", lead, sections, "python benchmarks/training_cost.py")
+    headers = ("claim", "paper", "read as", "largest here", "where", "MobileNetV2", "kind")
+    return Table("the paper's claims", headers, rows, wide=(0, 2), left=(4,), tags=(6,), tight=True)
 
 
 def _time_chart(rows: list[dict[str, Any]]) -> str:

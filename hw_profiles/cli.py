@@ -18,8 +18,11 @@ from hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
 from hw_profiles.accelerator.simulate import Array
 from hw_profiles.devices.schema import Device, find_device, load_devices
 from hw_profiles.memory.liveness import batch_text
-from hw_profiles.reports.cost_page import cost_page, size, time_text
-from hw_profiles.reports.cost_report import cost_report, load_subject, step_cost
+from hw_profiles.reports.cost_page import cost_page
+from hw_profiles.reports.cost_report import cost_report, step_cost
+from hw_profiles.reports.page import check_pages
+from hw_profiles.reports.subject import load_subject
+from hw_profiles.units import size, time_text
 
 __all__ = ["array_of", "cost_command"]
 
@@ -52,6 +55,8 @@ def cost_command(
             raise UsageError(name, expected="a positive integer", got=value)
     if method is not None:
         load_method(method)
+    if html_file is not None:
+        check_pages()
     board = find_device(device, load_devices(devices_file or ()))
     array = array_of(board, dataflow=dataflow, depthwise=depthwise, precision=precision)
     changes = {name: value for name, value in (("rows", rows), ("cols", cols), ("mhz", mhz)) if value is not None}

@@ -95,7 +95,7 @@ def test_ascii_alone_is_enough(mnist_like_bundle):
 
 def test_at_80_columns_a_fleet_and_a_method_table_have_every_figure_of_the_report(mnist_like_bundle, tmp_path):
     bundle, out = mnist_like_bundle(), tmp_path / "r.json"
-    from hw_profiles.reports.cost_page import size, time_text
+    from hw_profiles.units import size, time_text
 
     text = told(("profile", "BUNDLE", "--json", out), bundle, 80)
     for device in json.loads(out.read_text())["devices"]:

@@ -27,7 +27,8 @@ READS_GRAPHS = {
         "workload.operators",
         "workload.phases",
         "reports.profile_report",
-        "reports.profile_subject",
+        "reports.profile_memory",
+        "reports.subject",
     )
 }
 MODULES = sorted(

@@ -10,12 +10,13 @@ import pytest
 from lab_samples import small_directory
 
 from contract.errors import MethodError, ProtofleetError, UsageError
+from hw_profiles.charts.marks import standalone
+from hw_profiles.charts.scatter import Mark, scatter
 from lab.paper_tables import runner as bench
 from lab.paper_tables.config import TABLES, Settings, read_table
 from lab.paper_tables.render import write_sheet
 from lab.paper_tables.run_log import Finished, Ledger, run_key
 from lab.paper_tables.runner import Order, Progress, run_table
-from lab.reporting.charts import Mark, scatter, standalone
 from lab.reporting.tensorboard import open_board
 from protofleet.cli import main
 
@@ -231,7 +232,7 @@ def test_a_scatter_marks_every_method_and_stands_alone() -> None:
     marks = [Mark("FedAvg", "pooled", 1e7, 0.9), Mark("FedProto", "fed", 2e5, 0.85), Mark("local", "local", 0, 0.6)]
     svg = standalone(scatter(marks, "accuracy against bytes"))
     assert svg.count("<circle") == 3
-    assert "FedProto: 85.0 %, 200 kB" in svg
+    assert "FedProto: 85.0\u00a0%, 200 kB" in svg
     assert "<style>" in svg
 
 

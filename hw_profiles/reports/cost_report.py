@@ -16,130 +16,32 @@ Every block names its `kind`. See docs/hardware.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
-from contract.bundle import Bundle, Manifest, read_bundle
 from contract.errors import UsageError
-from contract.methods import METHODS, Method
+from contract.methods import METHODS
 from hw_profiles.accelerator.paper_claims import CLAIMS, readings
 from hw_profiles.accelerator.round_cost import Calibration, RoundCost, Setting, calibration_cost, round_cost
 from hw_profiles.accelerator.simulate import Array, Cost, LayerCost, assumptions, simulate
 from hw_profiles.memory.liveness import LARGEST_SEARCHED, largest_batch, peak_memory
-from hw_profiles.workload.baselines import ccvr, features_width, fedavg
-from hw_profiles.workload.calibration_step import Calibrating, method_calibration
+from hw_profiles.reports.subject import Subject
+from hw_profiles.workload.baselines import ccvr, features_width
+from hw_profiles.workload.calibration_step import Calibrating
 from hw_profiles.workload.fold import fold_weights
-from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
 from hw_profiles.workload.model import PHASES, Workload
-from hw_profiles.workload.paper_networks import build_network
-from hw_profiles.workload.training import Training, bundle_training, method_training
-from hw_profiles.workload.training_step import training_step
+from hw_profiles.workload.training import Training
 
-__all__ = ["SCHEMA", "Subject", "cost_report", "load_subject", "step_cost"]
+__all__ = ["SCHEMA", "cost_report", "step_cost"]
 
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Subject:
-    """What is costed: a features graph at any batch, and what is trained on it.
-
-    Attributes:
-        forward_at: the features graph at batch B.
-        manifest: of the bundle, or None for a named backbone.
-        step: the bundle's own training step, at its own batch.
-    """
-
-    name: str
-    source: str
-    classes: int
-    batch: int
-    forward_at: Callable[[int], Workload]
-    manifest: Manifest | None = None
-    step: Workload | None = None
-
-    @property
-    def normalised(self) -> bool:
-        """Whether the graph ends in unit features, as a bundle's of such a method does."""
-        return self.manifest is not None and METHODS[self.manifest.method].unit_features
-
-    def baseline(self) -> Training:
-        """FedAvg, trained as the bundle is, or as the papers train."""
-        forward = self.forward_at(1)
-        if self.manifest is None or not self.manifest.trainable:
-            return fedavg(forward, self.classes)
-        own = bundle_training(self.manifest, self.classes)
-        return fedavg(forward, self.classes, update_of=own.update_of, bias=own.bias)
-
-    def training(self, found: Method) -> Training:
-        """A step of a method: the bundle's own as it was exported, another by its defaults."""
-        if self.manifest is not None and self.manifest.method == found.name:
-            return bundle_training(self.manifest, self.classes)
-        width = features_width(self.forward_at(1))
-        return method_training(found, self.classes, width, normalised=self.normalised)
-
-    def calibration(self, found: Method, samples: int) -> Calibrating:
-        """A round of a method that trains nothing, prepared as the bundle says."""
-        hyper = found.settled_in(self.manifest.hyper if self.manifest else {})
-        width = features_width(self.forward_at(1))
-        return method_calibration(found, samples, self.classes, width, hyper=hyper, normalised=self.normalised)
-
-
-def load_subject(
-    target: str, *, classes: int | None = None, side: int | None = None, batch: int | None = None
-) -> Subject:
-    """A bundle file, or one of the paper's backbones by name.
-
-    Args:
-        classes: C; a bundle's own is used unless given, a name takes 100.
-        side: input side of a named backbone; default 32.
-        batch: B; default the bundle's own, or 64.
-
-    Raises:
-        BundleError: the bundle cannot be read, or its graph keeps a dynamic shape.
-        UsageError: an unknown name, or a size that makes no sense.
-    """
-    for name, value in (("classes", classes), ("batch", batch)):
-        if value is not None and value < 1:
-            raise UsageError(name, expected="a positive integer", got=value)
-    if target.endswith(".bundle") or Path(target).is_file():
-        return _bundle_subject(read_bundle(target), target, classes, batch)
-
-    @lru_cache(maxsize=64)
-    def forward_at(size: int) -> Workload:
-        return read_workload(build_network(target, side=side or 32), batch=size, name=target)
-
-    forward_at(1)
-    source = f"SphereFed's tables, {side or 32}x{side or 32} input"
-    return Subject(target, source, classes or 100, batch or 64, forward_at)
-
-
-def _bundle_subject(bundle: Bundle, target: str, classes: int | None, batch: int | None) -> Subject:
-    manifest = bundle.manifest
-
-    features = replace(bundle, train_step=None)  # the step's batch is fixed; it is read once, below
-
-    @lru_cache(maxsize=64)
-    def forward_at(size: int) -> Workload:
-        return bundle_workloads(features, batch=size)[0]
-
-    height, width, channels = manifest.input_shape
-    source = f"bundle {Path(target).name}, {height}x{width}x{channels} input, method {manifest.method}"
-    step = bundle_workloads(bundle)[1]
-    return Subject(
-        manifest.backbone, source, classes or manifest.classes, batch or manifest.batch, forward_at, manifest, step
-    )
-
-
 def step_cost(subject: Subject, array: Array) -> Cost:
     """One training step of the baseline, layer by layer; for int8, which no one trains in, the forward pass."""
-    forward = subject.forward_at(subject.batch)
     if array.precision == "int8":
-        return simulate(fold_weights(forward), array)
-    return simulate(training_step(forward, subject.baseline()), array)
+        return simulate(subject.inference, array)
+    return simulate(subject.derived_step(subject.batch, subject.baseline()), array)
 
 
 def cost_report(
@@ -209,8 +111,7 @@ def _largest_batches(subject: Subject, array: Array, capacity_bytes: int) -> dic
     baseline = subject.baseline()
 
     def training(size: int) -> int:
-        step = training_step(subject.forward_at(size), baseline)
-        return peak_memory(step, float_bytes=array.float_bytes).peak_bytes
+        return peak_memory(subject.derived_step(size, baseline), float_bytes=array.float_bytes).peak_bytes
 
     return {
         "inference": largest_batch(inference, capacity_bytes, limit=LARGEST_SEARCHED),

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from contract.bundle import Bundle
+from contract.bundle import Bundle, Manifest
 from contract.errors import UsageError
 from contract.methods import closing_method, method
 from contract.payload import uplink_bytes
@@ -35,7 +35,8 @@ from hw_profiles.energy import energy
 from hw_profiles.latency.datasheet import Precision, Threads, device_rates
 from hw_profiles.latency.predict import Prediction, coefficients, predict, settings_of
 from hw_profiles.memory.process_rss import load_model
-from hw_profiles.reports.profile_subject import Subject, array_memory, process_memory
+from hw_profiles.reports.profile_memory import BundleMemory
+from hw_profiles.reports.subject import Subject, bundle_subject
 from hw_profiles.workload.model import PHASES, Workload
 
 __all__ = ["SCHEMA", "Choice", "profile_report"]
@@ -54,6 +55,16 @@ class Choice:
     threads: Threads = "all"
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What is asked of every device."""
+
+    manifest: Manifest
+    subject: Subject
+    memory: BundleMemory
+    choice: Choice
+
+
 def profile_report(
     bundle: Bundle, devices: Sequence[Device], choice: Choice, measured: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
@@ -67,14 +78,15 @@ def profile_report(
         BundleError: a graph cannot be read, or keeps a dynamic shape.
         UsageError: a runtime or precision that cannot be predicted on a device.
     """
-    subject = Subject(bundle, choice.batch)
+    subject = bundle_subject(bundle, batch=choice.batch)
+    asked = _Asked(bundle.manifest, subject, BundleMemory(subject, bundle.manifest), choice)
     report = {
         "schema": SCHEMA,
         "command": "profile",
-        "subject": _about(subject),
+        "subject": _about(subject, bundle),
         "uplink": _uplink(bundle),
         "samples": choice.samples,
-        "devices": [_device(subject, device, choice) for device in devices],
+        "devices": [_device(asked, device) for device in devices],
         "measured": dict(measured) if measured else None,
         "assumptions": _assumptions(subject, devices),
         "model_checks": _checks(),
@@ -83,13 +95,13 @@ def profile_report(
     return report
 
 
-def _about(subject: Subject) -> dict[str, Any]:
-    manifest = subject.bundle.manifest
+def _about(subject: Subject, bundle: Bundle) -> dict[str, Any]:
+    manifest = bundle.manifest
     return {
         "backbone": manifest.backbone,
         "method": manifest.method,
         "head": manifest.head,
-        "bundle_sha256": subject.bundle.sha256.hex(),
+        "bundle_sha256": bundle.sha256.hex(),
         "input_shape": list(manifest.input_shape),
         "classes": manifest.classes,
         "features": manifest.features,
@@ -117,7 +129,8 @@ def _uplink(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def _device(subject: Subject, device: Device, choice: Choice) -> dict[str, Any]:
+def _device(asked: _Asked, device: Device) -> dict[str, Any]:
+    subject, choice = asked.subject, asked.choice
     about = {
         "name": device.name,
         "title": device.title,
@@ -126,7 +139,7 @@ def _device(subject: Subject, device: Device, choice: Choice) -> dict[str, Any]:
         "sources": dict(device.sources),
     }
     if device.systolic is not None:
-        return about | _on_array(subject, device, choice)
+        return about | _on_array(asked, device)
     main = predict(
         subject.inference, device, runtime=choice.runtime, precision=choice.precision, threads=choice.threads
     )
@@ -134,8 +147,8 @@ def _device(subject: Subject, device: Device, choice: Choice) -> dict[str, Any]:
     entries = [main, *(other for other in others if other.setting != main.setting)]
     return about | {
         "inference": [_latency(device, entry, subject.batch) for entry in entries],
-        "training_step": _training(subject, device, choice),
-        "memory": process_memory(subject, device, choice.samples),
+        "training_step": _training(asked, device),
+        "memory": asked.memory.on_board(device, choice.samples),
         "layers": _layers(subject.inference, [float(ms) for ms in main.layers_ms]),
         "roofline": _roofline(device, main),
     }
@@ -162,36 +175,37 @@ def _latency(device: Device, entry: Prediction, batch: int) -> dict[str, Any]:
     }
 
 
-def _training(subject: Subject, device: Device, choice: Choice) -> dict[str, Any] | None:
+def _training(asked: _Asked, device: Device) -> dict[str, Any] | None:
     """The bundle's own step on our own runtime, in fp32 on the CPU, and a round of it."""
-    if subject.step is None or device.cpu is None:
+    step = asked.subject.step
+    if step is None or device.cpu is None:
         return None
-    entry = predict(subject.step, device, threads=choice.threads)
-    phases = _by_phase(subject.step, [float(ms) for ms in entry.layers_ms])
-    manifest = subject.bundle.manifest
-    return _latency(device, entry, manifest.batch) | _round(subject, choice, entry.ms) | {"phases_ms": phases}
+    entry = predict(step, device, threads=asked.choice.threads)
+    phases = _by_phase(step, [float(ms) for ms in entry.layers_ms])
+    return _latency(device, entry, asked.manifest.batch) | _round(asked, entry.ms) | {"phases_ms": phases}
 
 
-def _round(subject: Subject, choice: Choice, step_ms: float) -> dict[str, Any]:
-    manifest = subject.bundle.manifest
+def _round(asked: _Asked, step_ms: float) -> dict[str, Any]:
+    manifest = asked.manifest
     epochs = int(manifest.hyper.get("epochs", 1))
-    steps = epochs * -(-choice.samples // manifest.batch)
+    steps = epochs * -(-asked.choice.samples // manifest.batch)
     return {"round_steps": steps, "round_epochs": epochs, "round_s": steps * step_ms / 1e3}
 
 
-def _on_array(subject: Subject, device: Device, choice: Choice) -> dict[str, Any]:
+def _on_array(asked: _Asked, device: Device) -> dict[str, Any]:
+    subject, choice = asked.subject, asked.choice
     precision = {"fp16": "bf16"}.get(choice.precision or "fp32", choice.precision or "fp32")
     array = array_of(device, precision=precision)
     forward = simulate(subject.inference, array)
     entry = _simulated(device, forward, precision, subject.batch)
     training = None
     if subject.step is not None and precision != "int8":
-        batch = subject.bundle.manifest.batch
+        batch = asked.manifest.batch
         derived = subject.derived_step(batch)
         step = simulate(derived, array)
         phases = _by_phase(derived, [c.cycles / array.mhz / 1e3 for c in step.layers])
         entry_step = _simulated(device, step, precision, batch)
-        training = entry_step | _round(subject, choice, step.latency_ms) | {"phases_ms": phases}
+        training = entry_step | _round(asked, step.latency_ms) | {"phases_ms": phases}
     assert device.systolic is not None
     points = [
         {
@@ -205,7 +219,7 @@ def _on_array(subject: Subject, device: Device, choice: Choice) -> dict[str, Any
     return {
         "inference": [entry],
         "training_step": training,
-        "memory": array_memory(subject, device, array.float_bytes),
+        "memory": asked.memory.on_array(device, array.float_bytes),
         "layers": _layers(subject.inference, [c.cycles / array.mhz / 1e3 for c in forward.layers]),
         "roofline": {
             "peak_gmacs": array.peak_gflops / 2,

@@ -1,7 +1,7 @@
 """The demo's report: from `summary.json` to one HTML file that needs nothing else.
 
-`render_report` is a pure function of the summary, so a report can be drawn again from a summary of last month. The
-charts are SVG from `charts.py`, the page is `report.html.j2`; no script, no font and no image comes from outside.
+`render_report` is a pure function of the summary, so a report can be drawn again from a summary of last month. The page
+is `report.html.j2` over the reports' base; no script, no font and no image comes from outside.
 """
 
 from __future__ import annotations
@@ -10,38 +10,36 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
-
 from contract.methods import method
-from lab.reporting.charts import Line, Row, byte_bars, curves, heatmap, holdings, nice_bytes, strips
+from hw_profiles.charts.bars import byte_bars
+from hw_profiles.charts.curves import Line, curves
+from hw_profiles.charts.grids import heatmap, holdings
+from hw_profiles.charts.strips import Row, strips
+from hw_profiles.reports.page import render_page
 
 __all__ = ["render_report"]
 
+_TEMPLATE = Path(__file__).with_name("report.html.j2")
 _WAYS = (("local_only", "local", "local only"), ("federated", "fed", "federated"), ("ffc", "ffc", "FFC"))
 
 
 def render_report(summary: Mapping[str, Any]) -> str:
-    """The HTML page of a demo's summary (schema `protofleet.demo/2`)."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(percent=_percent, nice_bytes=nice_bytes, thousands=_thousands, seconds=_seconds)
-    charts = {name: Markup(svg) for name, svg in _charts(summary).items()}
-    return environment.get_template("report.html.j2").render(
-        s=summary,
-        charts=charts,
-        ways=[(key, kind, _label(key, label, summary)) for key, kind, label in _ways(summary)],
-        method=method(summary["method"]),
-        trained=_trains(summary),
-        calibrated=_calibrated(summary),
-        best="federated" if method(summary["method"]).shares else "ffc",
-        sent=method(summary["method"]).sends,
-    )
+    """The HTML page of a demo's summary (schema `protofleet.demo/2`).
+
+    Raises:
+        UsageError: jinja2 is not installed.
+    """
+    row = method(summary["method"])
+    view = {
+        "s": summary,
+        "ways": [(key, kind, _label(key, label, summary)) for key, kind, label in _ways(summary)],
+        "method": row,
+        "trained": _trains(summary),
+        "calibrated": _calibrated(summary),
+        "best": "federated" if row.shares else "ffc",
+        "sent": row.sends,
+    }
+    return render_page(_TEMPLATE, view, charts=_charts(summary))
 
 
 def _charts(s: Mapping[str, Any]) -> dict[str, str]:
@@ -113,15 +111,3 @@ def _trains(s: Mapping[str, Any]) -> bool:
 def _calibrated(s: Mapping[str, Any]) -> bool:
     """Whether there was an FFC round: not where devices have different backbones."""
     return s["ffc_vs_pooled_ridge"] is not None
-
-
-def _percent(fraction: float, digits: int = 1) -> str:
-    return f"{fraction * 100:.{digits}f}\u00a0%"
-
-
-def _thousands(number: float) -> str:
-    return f"{number:,.0f}".replace(",", " ")
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"

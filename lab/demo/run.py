@@ -29,6 +29,7 @@ from contract.errors import LinkError, UsageError
 from contract.methods import DEFAULT, method
 from edge_client.data import LocalData
 from export.backbones import build_backbone
+from hw_profiles.reports.page import check_pages
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.demo.baselines import Evidence, baselines, read_history, received_head
 from lab.demo.processes import Fleet, check_port, free_port, wait_for_port
@@ -133,6 +134,7 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
 
 def _check(demo: Demo) -> int:
     """Every option, before anything is begun; returns the number of rounds."""
+    check_pages()
     rounds = demo.own_rounds
     for name, value, low, high in (
         ("--clients", demo.clients, 1, _MAX_CLIENTS),

@@ -16,8 +16,11 @@ from rich.console import Group
 from rich.table import Table as Shown
 
 from contract.errors import StoreError
+from hw_profiles.charts.curves import Line, curves
+from hw_profiles.charts.marks import standalone
+from hw_profiles.charts.scatter import Mark, scatter
+from hw_profiles.units import nice_bytes
 from lab.paper_tables.runner import Cell, Order
-from lab.reporting.charts import Line, Mark, curves, nice_bytes, scatter, standalone
 
 __all__ = ["show", "write_sheet"]
 
@@ -159,13 +162,11 @@ def _bytes(cells: Sequence[Cell], title: str) -> str:
 
 
 def _curves(cells: Sequence[Cell], title: str) -> str:
-    """Rounds at even distances that every row has measured; about ten ticks are named."""
+    """Rounds at even distances that every row has measured."""
     every = max(cell.settings.evaluate_every or 1 for cell in cells)
     common = sorted(set.intersection(*(set(cell.curve) for cell in cells)))
     even = [number for number in common if number % every == 0]
     rounds = even if len(even) > 1 else common
-    step = max(1, -(-len(rounds) // 10))
-    ticks = [str(number) if place % step == 0 else "" for place, number in enumerate(rounds)]
     kinds = tuple(_KINDS.values())
     lines = [
         Line(
@@ -176,7 +177,7 @@ def _curves(cells: Sequence[Cell], title: str) -> str:
         )
         for place, cell in enumerate(cells)
     ]
-    return curves(lines, ticks, title)
+    return curves(lines, [str(number) for number in rounds], title)
 
 
 def _percent(fraction: float) -> str:

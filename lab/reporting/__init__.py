@@ -1,1 +1,1 @@
-"""What the lab shows: charts, progress, tables, TensorBoard."""
+"""What the lab shows: progress, tables, TensorBoard."""

@@ -9,8 +9,8 @@ from rich.console import Group
 from rich.table import Table
 
 from contract.methods import method
+from hw_profiles.units import nice_bytes
 from lab.engine.deployed import RoundRecord
-from lab.reporting.charts import nice_bytes
 
 __all__ = ["demo_table", "round_line"]
 

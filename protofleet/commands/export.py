@@ -171,10 +171,10 @@ def _table_for(bundle: Bundle, bundle_path: Path, device: Device, precision: str
     from hw_profiles.accelerator.scalesim_files import topology_rows, topology_text
     from hw_profiles.accelerator.simulate import simulate
     from hw_profiles.cli import array_of
-    from hw_profiles.reports.profile_subject import Subject
+    from hw_profiles.reports.subject import bundle_subject
 
     array = array_of(device, precision={"fp16": "bf16"}.get(precision, precision))
-    subject = Subject(bundle, 1)
+    subject = bundle_subject(bundle, batch=1)
     trains = subject.step is not None and precision != "int8"
     works = [subject.inference, *([subject.derived_step(bundle.manifest.batch)] if trains else [])]
     costs = [simulate(work, array) for work in works]

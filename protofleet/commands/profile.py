@@ -23,7 +23,8 @@ from contract.tables import show_table
 from hw_profiles.devices.measure import read_measurement
 from hw_profiles.devices.schema import Device, find_device, load_devices
 from hw_profiles.latency.published_rows import OWN_DEVICE
-from hw_profiles.reports.cost_page import size, time_text
+from hw_profiles.reports.page import check_pages
+from hw_profiles.units import size, time_text
 
 __all__ = ["profile_command"]
 
@@ -57,6 +58,8 @@ def profile_command(
     """Latency, memory and energy of a bundle on devices, predicted; with --measure, on this machine."""
     if method is not None:
         load_method(method)
+    if html_file is not None:
+        check_pages()
     known = load_devices(devices_file or ())
     console = beside(json_file)
     if list_devices:

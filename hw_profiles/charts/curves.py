@@ -1,0 +1,70 @@
+"""Lines over rounds, each named at its end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hw_profiles.charts.marks import LETTER, WIDTH, Span, dot, line, percent_span, percent_ticks, svg, text, truncate
+from hw_profiles.units import percent
+
+__all__ = ["Line", "curves"]
+
+_LETTERS = 26  # of a line's name, at most
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart over rounds: values[i] belongs to x = i + `first`; None is a gap."""
+
+    label: str
+    kind: str
+    values: Sequence[float | None]
+    first: int = 0
+    faint: bool = False
+    dashed: bool = False
+
+
+def curves(lines: Sequence[Line], rounds: Sequence[str], title: str) -> str:
+    """Accuracy over rounds; `rounds` names the values of the x axis, the first being x = 0."""
+    beside = max([96.0, *(14 + LETTER * min(len(each.label), _LETTERS) for each in lines if not each.faint)])
+    left, right, top, bottom = 44, WIDTH - beside, 28, 262
+    up = percent_span([v for each in lines for v in each.values if v is not None], bottom, top)
+    along = Span(0, max(len(rounds) - 1, 1), left, right)
+    parts = [text(0, 10, "accuracy", "t-axis")]
+    for y, words in percent_ticks(up):
+        parts += [line(left, y, right, y), text(left - 8, y + 4, words, "t-axis", "end")]
+    parts += [text(along.at(i), bottom + 20, rounds[i], "t-axis", "middle") for i in _named(rounds, right - left)]
+    parts.append(text((left + right) / 2, bottom + 40, "after round", "t-axis", "middle"))
+    ends: list[tuple[float, Line]] = []
+    for each in sorted(lines, key=lambda each: not each.faint):
+        points = [(along.at(each.first + i), up.at(v), v) for i, v in enumerate(each.values) if v is not None]
+        parts += _polyline(each, points)
+        if points and not each.faint:
+            ends.append((points[-1][1], each))
+    for y, each in _apart(ends, 15):
+        parts.append(text(right + 10, y + 4, truncate(each.label, _LETTERS), f"t-line f-{each.kind}"))
+    return svg(parts, bottom + 48, title)
+
+
+def _named(rounds: Sequence[str], space: float) -> range:
+    """The rounds whose names have room below the axis: evenly, from the first."""
+    widest = LETTER * max((len(name) for name in rounds), default=1) + 8
+    return range(0, len(rounds), max(1, math.ceil(widest * len(rounds) / space)))
+
+
+def _polyline(each: Line, points: Sequence[tuple[float, float, float]]) -> list[str]:
+    style = f"curve s-{each.kind}" + (" faint" if each.faint else "") + (" dashed" if each.dashed else "")
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in points)
+    radius = 4 if len(points) <= 20 else 1.6
+    dots = [dot(x, y, radius, f"c-{each.kind}", f"{each.label}: {percent(v)}") for x, y, v in points]
+    return [f'<polyline class="{style}" points="{path}"/>', *([] if each.faint else dots)]
+
+
+def _apart(ends: Sequence[tuple[float, Line]], gap: float) -> list[tuple[float, Line]]:
+    """End labels from top to bottom, pushed down where they would overlap."""
+    placed: list[tuple[float, Line]] = []
+    for y, each in sorted(ends, key=lambda end: end[0]):
+        placed.append((max(y, placed[-1][0] + gap) if placed else y, each))
+    return placed

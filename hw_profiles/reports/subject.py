@@ -1,0 +1,140 @@
+"""What a report is about: a features graph at any batch, and how its training step is derived from it.
+
+`profile` and `cost` both take a bundle; `cost` takes one of the SphereFed paper's backbones by name, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from contract.bundle import Bundle, Manifest, read_bundle
+from contract.errors import UsageError
+from contract.methods import METHODS, Method
+from hw_profiles.workload.baselines import features_width, fedavg
+from hw_profiles.workload.calibration_step import Calibrating, method_calibration
+from hw_profiles.workload.fold import fold_weights
+from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
+from hw_profiles.workload.model import Workload
+from hw_profiles.workload.paper_networks import build_network
+from hw_profiles.workload.training import Training, bundle_training, method_training
+from hw_profiles.workload.training_step import training_step
+
+__all__ = ["Subject", "bundle_subject", "load_subject"]
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A network and how it is trained; each graph is read once for each batch.
+
+    Attributes:
+        source: where it comes from, in words.
+        batch: B of what is reported.
+        forward_at: the features graph at batch B.
+        manifest: of the bundle, or None for a named backbone.
+        step: the bundle's own training step, at its own batch.
+    """
+
+    name: str
+    source: str
+    classes: int
+    batch: int
+    forward_at: Callable[[int], Workload]
+    manifest: Manifest | None = None
+    step: Workload | None = None
+
+    @cached_property
+    def inference(self) -> Workload:
+        """The features graph as a runtime runs it."""
+        return fold_weights(self.forward_at(self.batch))
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the graph ends in unit features, as a bundle's of such a method does."""
+        return self.manifest is not None and METHODS[self.manifest.method].unit_features
+
+    def baseline(self) -> Training:
+        """FedAvg, trained as the bundle is, or as the papers train."""
+        forward = self.forward_at(1)
+        if self.manifest is None or not self.manifest.trainable:
+            return fedavg(forward, self.classes)
+        own = bundle_training(self.manifest, self.classes)
+        return fedavg(forward, self.classes, update_of=own.update_of, bias=own.bias)
+
+    def training(self, found: Method) -> Training:
+        """A step of a method: the bundle's own as it was exported, another by its defaults."""
+        if self.manifest is not None and self.manifest.method == found.name:
+            return bundle_training(self.manifest, self.classes)
+        width = features_width(self.forward_at(1))
+        return method_training(found, self.classes, width, normalised=self.normalised)
+
+    def calibration(self, found: Method, samples: int) -> Calibrating:
+        """A round of a method that trains nothing, prepared as the bundle says."""
+        hyper = found.settled_in(self.manifest.hyper if self.manifest else {})
+        width = features_width(self.forward_at(1))
+        return method_calibration(found, samples, self.classes, width, hyper=hyper, normalised=self.normalised)
+
+    def derived_step(self, batch: int, training: Training | None = None) -> Workload:
+        """A training step at any batch, derived layer by layer from the features graph: the bundle's, or another."""
+        if training is None:
+            assert self.manifest is not None
+            training = bundle_training(self.manifest, self.classes)
+        return training_step(self.forward_at(batch), training)
+
+
+def load_subject(
+    target: str, *, classes: int | None = None, side: int | None = None, batch: int | None = None
+) -> Subject:
+    """A bundle file, or one of the paper's backbones by name.
+
+    Args:
+        classes: C; a bundle's own is used unless given, a name takes 100.
+        side: input side of a named backbone; default 32.
+        batch: B; default the bundle's own, or 64.
+
+    Raises:
+        BundleError: the bundle cannot be read, or its graph keeps a dynamic shape.
+        UsageError: an unknown name, or a size that makes no sense.
+    """
+    for name, value in (("classes", classes), ("batch", batch)):
+        if value is not None and value < 1:
+            raise UsageError(name, expected="a positive integer", got=value)
+    if target.endswith(".bundle") or Path(target).is_file():
+        return bundle_subject(read_bundle(target), f"bundle {Path(target).name}", classes=classes, batch=batch)
+
+    @lru_cache(maxsize=64)
+    def forward_at(size: int) -> Workload:
+        return read_workload(build_network(target, side=side or 32), batch=size, name=target)
+
+    forward_at(1)
+    source = f"SphereFed's tables, {side or 32}x{side or 32} input"
+    return Subject(target, source, classes or 100, batch or 64, forward_at)
+
+
+def bundle_subject(
+    bundle: Bundle, named: str = "bundle", *, classes: int | None = None, batch: int | None = None
+) -> Subject:
+    """A bundle that has been read; `named` is what its source calls it.
+
+    Raises:
+        BundleError: a graph cannot be read, or keeps a dynamic shape.
+    """
+    manifest = bundle.manifest
+    features = replace(bundle, train_step=None)  # the step's batch is fixed; it is read once, below
+
+    @lru_cache(maxsize=64)
+    def forward_at(size: int) -> Workload:
+        return bundle_workloads(features, batch=size)[0]
+
+    source = f"{named}, {'x'.join(map(str, manifest.input_shape))} input, method {manifest.method}"
+    return Subject(
+        manifest.backbone,
+        source,
+        classes or manifest.classes,
+        batch or manifest.batch,
+        forward_at,
+        manifest,
+        bundle_workloads(bundle)[1],
+    )
