@@ -84,28 +84,34 @@ def nearest_mean_head(within: WithinClass) -> LinearHead:
     return _by_distance(within, within.means)
 
 
-def discriminant_head(within: WithinClass, ridge: float | None = None) -> LinearHead:
+def discriminant_head(
+    within: WithinClass, ridge: float | None = None, *, spectrum: Spectrum | None = None
+) -> LinearHead:
     """Fisher's linear discriminant; the nearest mean where nothing is known of the covariance.
 
     Args:
         ridge: λ in units of trace(Σ)/D; what `choose_ridge_within` picks when None.
+        spectrum: of the covariance; computed when None.
     """
-    spectrum = Spectrum.of(within.covariance)
+    spectrum = Spectrum.of(within.covariance) if spectrum is None else spectrum
     used = choose_ridge_within(within, spectrum).ridge if ridge is None else ridge
     if not np.isfinite(used) or spectrum.scale == 0:
         return nearest_mean_head(within)
     return _by_distance(within, spectrum.solve(within.means, used))
 
 
-def within_ridge_head(within: WithinClass, ridge: float | None = None) -> LinearHead:
+def within_ridge_head(
+    within: WithinClass, ridge: float | None = None, *, spectrum: Spectrum | None = None
+) -> LinearHead:
     """FedCOF's ridge form: G = Σ + λI + μ μᵀ with μ the mean of all samples, W = μ_c G⁻¹, each row of norm 1.
 
     G is the paper's over N, and its Σ n_c μ_c is n_c times our row before that gets norm 1.
 
     Args:
         ridge: λ in units of trace(Σ)/D; what `choose_ridge_within` picks when None.
+        spectrum: of the covariance; computed when None.
     """
-    spectrum = Spectrum.of(within.covariance)
+    spectrum = Spectrum.of(within.covariance) if spectrum is None else spectrum
     used = choose_ridge_within(within, spectrum).ridge if ridge is None else ridge
     if not np.isfinite(used) or spectrum.scale == 0:
         rows = within.means
