@@ -1,65 +1,143 @@
-"""FFC's closed form: from summed Gram and cross sums to a linear head. SphereFed (Dong et al., ECCV 2022), eq. 6 to 12.
+"""FFC's closed form: from summed Gram and cross sums to a linear head, and which ridge it is solved with.
 
-Over unit features z (D,) and one-hot labels y (C,), devices send A_i = Σ z zᵀ and b_i = Σ z yᵀ (eq. 10). Their sums
-are the sums over the pooled data, so the head
+Over unit features z (D,) and one-hot labels y (C,), devices send A_i = Σ z zᵀ and b_i = Σ z yᵀ (SphereFed: Dong et al.,
+ECCV 2022, eq. 10). Their sums are the sums over the pooled data, so the head
 
     W = ((A + λ I)⁻¹ b)ᵀ        (eq. 12), with λ = ridge · trace(A) / D,
 
 is exactly the ridge regression of the pooled data, whatever way the data was spread. λ is relative to the mean of A's
 diagonal, so that one setting serves any number of samples; the paper's λ = 0 is the limit.
 
-A + λ I is symmetric and positive, and is factored by Cholesky. Where it is singular to working precision (ridge 0 and
-fewer samples than features, or a feature that is always zero), the least-squares head of least norm is taken, by the
-eigenvectors of A, which is what `numpy.linalg.lstsq` on the pooled features gives.
+1. `contract/spectrum.py` takes A's eigenvalues s and eigenvectors V, once; every ridge is cheap from there.
+2. `choose_ridge` picks the ridge with the least generalised cross-validation (Golub, Heath, Wahba, Technometrics 1979),
+
+       GCV(λ) = (R(λ) / N) / (1 − df(λ) / N)²,
+
+   where R(λ) = N − Σ_i ‖Vᵀb‖_i² (s_i + 2λ) / (s_i + λ)² is the squared error on the samples themselves, as Σ ‖y‖² = N
+   for one-hot labels, and df(λ) = Σ_i s_i / (s_i + λ) the effective degrees of freedom. It estimates the error on
+   samples that were not seen, and needs nothing but the sums; leave-one-out needs each sample's leverage, which sums
+   do not hold.
+3. `solve` gives the head. Ridge 0 gives the least-squares head of least norm, as `numpy.linalg.lstsq` on the pooled
+   features would.
+
+Sums that were rounded on their way have eigenvalues that are off by ν (see `Spectrum`): ridges with λ below 10 ν are
+not chosen. Sums with noise added on purpose have no criterion, since R(λ) is off by the noise in b, too. They get the
+fixed ridge 0.3, or λ = ν where that is more, which makes A + λI positive again. Who noised need not say so: where ν is
+more than a tenth of A's mean diagonal, no rounding did it (half precision comes to 0.01).
+
+The head is that of Fed3R (Fanì et al., ICML 2024) and, for the same λ, of AFL (He et al., CVPR 2025), whose devices
+send other numbers that amount to the same sums.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
+from contract.spectrum import RIDGES, Spectrum, divided
 from contract.statistics import FeatureGram
 
-__all__ = ["doubt", "solve_head"]
+__all__ = ["FIXED", "Ridge", "RidgeChoice", "RidgeHead", "choose_ridge", "doubt", "solve", "solve_head"]
 
 Float64 = NDArray[np.float64]
+Ridge = float | Literal["auto"]
+FIXED = 0.3  # the one ridge that loses least in its worst case (decision 078)
 NEAR = 4  # so many times more, or fewer, samples than features are near as many
 SAFE_RIDGE = 0.1  # below it, accuracy falls near N = D (docs/methods.md has the figures)
+CLEAR_OF_NOISE = 10.0  # λ / ν from which the criterion is taken to mean something
+NOISED = 0.1  # ν / scale above which sums were noised on purpose
 
 
-def solve_head(gram: FeatureGram, ridge: float) -> Float64:
-    """The head W (C, D), float64, that fits the pooled data behind `gram`.
+@dataclass(frozen=True, eq=False)
+class RidgeChoice:
+    """Which ridge, and what spoke for it.
 
-    Rows of classes without examples are zero: their b is zero, so the solution is.
+    Attributes:
+        ridge: in units of trace(A)/D.
+        by: `gcv`, or why there was nothing to go by: `noised`, or `flat` where no ridge has a finite criterion.
+        ridges: (R,) the grid.
+        criterion: (R,) GCV of each, above 0; infinite where it means nothing.
+        freedom: (R,) effective degrees of freedom of each.
+    """
+
+    ridge: float
+    by: Literal["gcv", "noised", "flat"]
+    ridges: Float64
+    criterion: Float64
+    freedom: Float64
+
+
+@dataclass(frozen=True, eq=False)
+class RidgeHead:
+    """The head, and how its ridge came about.
+
+    Attributes:
+        weights: W (C, D) float64; zero rows for classes without examples, whose b is zero.
+        ridge: λ in units of trace(A)/D.
+        choice: None where the ridge was given.
+    """
+
+    weights: Float64
+    ridge: float
+    choice: RidgeChoice | None
+
+
+def solve(gram: ArrayLike, cross: ArrayLike, counts: ArrayLike, ridge: Ridge, *, noised: bool = False) -> RidgeHead:
+    """The head of summed A (D, D), class sums bᵀ (C, D) and counts (C,).
 
     Args:
-        ridge: λ in units of trace(A)/D, 0 or more.
+        ridge: λ in units of trace(A)/D, 0 or more, or `auto` for the one that `choose_ridge` takes.
+        noised: whether noise was added to the sums on purpose.
 
     Raises:
-        StatisticError: when `ridge` is negative or not finite.
+        StatisticError: on shapes that do not fit, numbers that are not finite, or a ridge below 0.
     """
-    if not np.isfinite(ridge) or ridge < 0:
-        raise StatisticError("ridge", expected="0 or more", got=ridge)
-    a = gram.matrix  # (D, D)
-    width = gram.width
-    a[np.diag_indices(width)] += ridge * np.trace(a) / width
-    b = gram.cross.T  # (D, C)
-    if _regular(a):
-        head = np.linalg.solve(a, b)
-    else:
-        head = np.linalg.pinv(a, rcond=width * np.finfo(np.float64).eps, hermitian=True) @ b
-    head[:, gram.counts == 0] = 0.0
-    return np.ascontiguousarray(head.T)
+    spectrum, sums, n = _checked(gram, cross, counts)
+    choice = choose_ridge(spectrum, sums, n, noised=noised) if ridge == "auto" else None
+    used = choice.ridge if choice is not None else float(ridge)
+    return RidgeHead(spectrum.solve(sums, used), used, choice)
 
 
-def doubt(gram: FeatureGram, ridge: float) -> str:
+def choose_ridge(
+    spectrum: Spectrum, cross: ArrayLike, counts: ArrayLike, *, noised: bool = False, ridges: ArrayLike = RIDGES
+) -> RidgeChoice:
+    """The ridge with the least GCV; of several within rounding of it, the largest.
+
+    Args:
+        spectrum: of A.
+        cross: (C, D) class sums; zero rows where a class has no examples.
+        counts: (C,) examples of each class; N is their sum.
+        noised: whether noise is known to be in the sums on purpose; then there is no criterion to go by.
+        ridges: (R,) the grid, ascending.
+    """
+    grid = np.asarray(ridges, dtype=np.float64)
+    samples = float(np.sum(counts))
+    floor = spectrum.noise / spectrum.scale if spectrum.scale > 0 else 0.0
+    criterion = np.where(grid >= CLEAR_OF_NOISE * floor, _gcv(spectrum, cross, samples, grid), np.inf)
+    freedom, least = spectrum.freedom(grid), float(criterion.min())
+    noised = noised or floor > NOISED
+    if noised or not np.isfinite(least):
+        return RidgeChoice(max(FIXED, floor), "noised" if noised else "flat", grid, criterion, freedom)
+    best = np.flatnonzero(criterion <= least * (1 + 1e-9))[-1]
+    return RidgeChoice(float(grid[best]), "gcv", grid, criterion, freedom)
+
+
+def solve_head(gram: FeatureGram, ridge: Ridge) -> Float64:
+    """The head W (C, D), float64, that fits the pooled data behind `gram`; see `solve`."""
+    return solve(gram.matrix, gram.cross, gram.counts, ridge).weights
+
+
+def doubt(gram: FeatureGram, ridge: Ridge) -> str:
     """Why the head of these sums may be bad, in one line; empty where nothing speaks against it.
 
     Near as many samples as features the unregularised head fits noise, and answers worse than with half the samples.
     """
     samples, width = int(gram.counts.sum()), gram.width
-    if ridge >= SAFE_RIDGE or not width / NEAR <= samples <= NEAR * width:
+    if ridge == "auto" or ridge >= SAFE_RIDGE or not width / NEAR <= samples <= NEAR * width:
         return ""
     return (
         f"{samples:,} samples for {width:,} features, and a ridge of {ridge:g}: so near as many, a head needs a ridge "
@@ -67,10 +145,29 @@ def doubt(gram: FeatureGram, ridge: float) -> str:
     )
 
 
-def _regular(a: Float64) -> bool:
-    """Whether Cholesky's pivots stay above rounding: the matrix is positive to working precision."""
-    try:
-        pivots = np.diag(np.linalg.cholesky(a)) ** 2
-    except np.linalg.LinAlgError:
-        return False
-    return bool(pivots.min() > len(a) * np.finfo(np.float64).eps * pivots.max())
+def _gcv(spectrum: Spectrum, cross: ArrayLike, samples: float, ridges: Float64) -> Float64:
+    """(R,) GCV; infinite where the error, or the samples beside the degrees of freedom, are within rounding of 0.
+
+    Both are put together from what is above 0, not by subtracting nearly all from N: with fewer samples than features a
+    small ridge leaves little of either. Features that span all N samples leave nothing of the labels outside of them.
+    """
+    penalty, values = spectrum.penalties(ridges), spectrum.values
+    share = divided(penalty, values + penalty) * (values > 0)  # (R, D) what the ridge leaves in each direction
+    energy = divided((spectrum.rotated(cross) ** 2).sum(axis=0), values)  # (D,) of the labels, in each direction
+    rank = int((values > 0).sum())
+    outside = 0.0 if rank == samples else samples - energy.sum()
+    error = outside + (energy * share**2).sum(axis=1)
+    left = samples - rank + share.sum(axis=1)
+    rounding = 0.0 if rank == samples else spectrum.width * np.finfo(np.float64).eps * samples
+    sound = (error > rounding) & (left > rounding)
+    return np.where(sound, divided(samples * error, left**2), np.inf)
+
+
+def _checked(gram: ArrayLike, cross: ArrayLike, counts: ArrayLike) -> tuple[Spectrum, Float64, Float64]:
+    a, sums, n = (np.asarray(given, dtype=np.float64) for given in (gram, cross, counts))
+    if sums.ndim != 2 or a.shape != (sums.shape[1],) * 2 or n.shape != (len(sums),):
+        got = f"{a.shape}, {sums.shape}, {n.shape}"
+        raise StatisticError("ridge", expected="A (D, D), class sums (C, D), counts (C,)", got=got)
+    if not (np.isfinite(sums).all() and np.isfinite(n).all() and (n >= 0).all()):
+        raise StatisticError("ridge", expected="finite sums, and counts from 0", got="others")
+    return Spectrum.of(a), sums * (n > 0)[:, None], n

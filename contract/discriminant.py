@@ -1,0 +1,204 @@
+"""Linear heads from class means and the covariance within classes: nearest mean, discriminant, and FedCOF's ridge form.
+
+A head answers arg max_c (W z + w)_c for features z (D,), μ_c being class c's mean and Σ the covariance within classes.
+
+1. `nearest_mean_head`: arg min ‖z − μ_c‖ is W = μ, w_c = −½ ‖μ_c‖². It needs class means alone.
+2. `discriminant_head`: the distance measured by H = (Σ + λ I)⁻¹, that is W = μ H, w_c = −½ μ_cᵀ H μ_c: Fisher's linear
+   discriminant with a ridge λ, in units of trace(Σ) / D. A large λ makes it the nearest mean.
+3. `choose_ridge_within` picks the λ with the least estimated error on samples that nobody has seen. With δ = μ_i − μ_j
+   a sample of class i is taken for j with probability Φ(−m / √v), where
+
+       m = ½ δᵀ H δ − tr(HΣ) / n_i,     v = δᵀ H Σ H δ,
+
+   the second term being how far class i's own mean leans to its n_i samples. Σ is known from f degrees of freedom only,
+   and H was made of the same estimate S, so that with df = tr(HS) (effective degrees of freedom) tr(HΣ) is near
+   df / (1 − df/f) and v near δᵀ H S H δ / (1 − df/f)²: the correction that generalised cross-validation makes, here for
+   the discriminant (Zollanvari and Dougherty, IEEE TSP 2015, for f and D large). The criterion is the mean over pairs.
+4. `within_ridge_head` is FedCOF's own form (Goswami et al., arXiv 2412.14326): ridge regression whose Gram is put
+   together again from Σ and the mean of all features, without what lies between classes; rows of norm 1, no bias.
+5. `without_bias` puts a head's bias into its rows, for who answers by W z alone.
+
+No head here knows how frequent a class is: counts say what devices photographed, not what they will be asked. Ridge
+regression on one-hot labels (FFC) does, and prefers the frequent ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from contract.covariance import WithinClass
+from contract.spectrum import RIDGES, Spectrum, divided
+
+__all__ = [
+    "Discriminant",
+    "LinearHead",
+    "choose_ridge_within",
+    "discriminant_head",
+    "nearest_mean_head",
+    "within_ridge_head",
+    "without_bias",
+]
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class LinearHead:
+    """Scores W z + w.
+
+    Attributes:
+        weights: (C, D) float64, W; zero rows for classes without examples.
+        bias: (C,) float64, w; −∞ for classes without examples, so that they are never the answer.
+    """
+
+    weights: Float64
+    bias: Float64
+
+    def scores(self, features: NDArray[np.floating]) -> Float64:
+        """(N, C) for features (N, D)."""
+        return np.asarray(features @ self.weights.T + self.bias)
+
+
+@dataclass(frozen=True, eq=False)
+class Discriminant:
+    """Which ridge a discriminant gets, and what spoke for it.
+
+    Attributes:
+        ridge: λ in units of trace(Σ)/D; infinite where nothing is known of Σ: the nearest mean.
+        ridges: (R,) the grid.
+        error: (R,) estimated share of wrong answers between two classes, mean over pairs.
+        freedom: (R,) effective degrees of freedom of each.
+    """
+
+    ridge: float
+    ridges: Float64
+    error: Float64
+    freedom: Float64
+
+
+def nearest_mean_head(within: WithinClass) -> LinearHead:
+    """arg min ‖z − μ_c‖ as a linear head."""
+    return _by_distance(within, within.means)
+
+
+def discriminant_head(
+    within: WithinClass, ridge: float | None = None, *, spectrum: Spectrum | None = None
+) -> LinearHead:
+    """Fisher's linear discriminant; the nearest mean where nothing is known of the covariance.
+
+    Args:
+        ridge: λ in units of trace(Σ)/D; what `choose_ridge_within` picks when None.
+        spectrum: of the covariance; computed when None.
+    """
+    spectrum = Spectrum.of(within.covariance) if spectrum is None else spectrum
+    used = choose_ridge_within(within, spectrum).ridge if ridge is None else ridge
+    if not np.isfinite(used) or spectrum.scale == 0:
+        return nearest_mean_head(within)
+    return _by_distance(within, spectrum.solve(within.means, used))
+
+
+def within_ridge_head(
+    within: WithinClass, ridge: float | None = None, *, spectrum: Spectrum | None = None
+) -> LinearHead:
+    """FedCOF's ridge form: G = Σ + λI + μ μᵀ with μ the mean of all samples, W = μ_c G⁻¹, each row of norm 1.
+
+    G is the paper's over N, and its Σ n_c μ_c is n_c times our row before that gets norm 1.
+
+    Args:
+        ridge: λ in units of trace(Σ)/D; what `choose_ridge_within` picks when None.
+        spectrum: of the covariance; computed when None.
+    """
+    spectrum = Spectrum.of(within.covariance) if spectrum is None else spectrum
+    used = choose_ridge_within(within, spectrum).ridge if ridge is None else ridge
+    if not np.isfinite(used) or spectrum.scale == 0:
+        rows = within.means
+    else:
+        overall = within.counts @ within.means / within.counts.sum()
+        half, means = spectrum.solve(overall[None], used)[0], spectrum.solve(within.means, used)
+        # Sherman-Morrison: (B + μμᵀ)⁻¹ = B⁻¹ − B⁻¹μ μᵀB⁻¹ / (1 + μᵀB⁻¹μ)
+        rows = means - np.outer(means @ overall, half) / (1 + overall @ half)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return LinearHead(divided(rows, norms), _bias(within, 0.0))
+
+
+def choose_ridge_within(
+    within: WithinClass, spectrum: Spectrum | None = None, *, ridges: ArrayLike = RIDGES
+) -> Discriminant:
+    """The ridge whose discriminant has the least estimated error; of several within rounding of it, the largest.
+
+    Args:
+        spectrum: of the covariance; computed when None.
+        ridges: (R,) the grid, ascending, above 0.
+    """
+    grid = np.asarray(ridges, dtype=np.float64)
+    spectrum = Spectrum.of(within.covariance) if spectrum is None else spectrum
+    freedom = spectrum.freedom(grid)
+    if within.freedom == 0 or spectrum.scale == 0 or within.present.sum() < 2:
+        return Discriminant(np.inf, grid, np.full(len(grid), 0.5), freedom)
+    means = spectrum.rotated(within.means[within.present])
+    counts = within.counts[within.present]
+    left = 1 - freedom / within.freedom
+    error = [
+        _pair_error(means, counts, spectrum.values, penalty, df, rest) if rest > 0 else 0.5
+        for penalty, df, rest in zip(spectrum.penalties(grid)[:, 0], freedom, left, strict=True)
+    ]
+    errors = np.array(error)
+    best = np.flatnonzero(errors <= errors.min() * (1 + 1e-9))[-1]
+    return Discriminant(float(grid[best]), grid, errors, freedom)
+
+
+def without_bias(head: LinearHead, within: WithinClass) -> Float64:
+    """Rows (C, D) whose W z answers nearly as `head` does on unit features, and as much on features of any norm.
+
+    a z is 1 on the average for a = W̄ / (W̄ μ̄), the means over classes, and no row with that property varies less by the
+    distance that the head measures: w_c a stands for w_c. All rows are then moved alike, so that some present class
+    scores about 1 or more, and zero rows of absent ones never win.
+    """
+    present = within.present
+    rows = np.zeros_like(head.weights)
+    if not present.any():
+        return rows
+    weights, bias = head.weights[present], head.bias[present]
+    mean = weights.mean(axis=0)
+    one = mean / max(float(mean @ within.means[present].mean(axis=0)), np.finfo(np.float64).tiny)
+    rows[present] = weights - weights.mean(axis=0) + np.outer(bias - bias.mean() + 1.0, one)
+    return rows
+
+
+def _pair_error(
+    means: Float64, counts: NDArray[np.int64], values: Float64, penalty: float, freedom: float, left: float
+) -> float:
+    """The mean over ordered pairs of Φ(−m / √v), for rotated means (K, D) and Σ's eigenvalues (D,)."""
+    inverse = 1.0 / (values + penalty)
+    apart = _squares((means * inverse) @ means.T)  # δᵀ H δ
+    spread = _squares((means * (inverse**2 * values)) @ means.T) / left**2  # δᵀ H Σ H δ
+    margin = 0.5 * apart - (freedom / left) / counts[:, None]
+    pairs = ~np.eye(len(means), dtype=bool)
+    return float(_normal_tail(margin[pairs], np.sqrt(np.maximum(spread[pairs], 0.0))).mean())
+
+
+def _squares(products: Float64) -> Float64:
+    """(K, K) squared distances from inner products (K, K)."""
+    own = np.diag(products)
+    return own[:, None] + own[None] - 2 * products
+
+
+def _normal_tail(margin: Float64, deviation: Float64) -> Float64:
+    """Φ(−margin / deviation), to 2e-7 absolutely (Abramowitz and Stegun, 26.2.17); a half where both are 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x = np.nan_to_num(margin / deviation, nan=0.0, posinf=40.0, neginf=-40.0)
+    t = 1.0 / (1.0 + 0.2316419 * np.abs(x))
+    series = t * (0.319381530 + t * (-0.356563782 + t * (1.781477937 + t * (-1.821255978 + t * 1.330274429))))
+    upper = np.exp(-0.5 * np.minimum(np.abs(x), 40.0) ** 2) / np.sqrt(2 * np.pi) * series
+    return np.where(x >= 0, upper, 1.0 - upper)
+
+
+def _by_distance(within: WithinClass, weights: Float64) -> LinearHead:
+    return LinearHead(weights, _bias(within, -0.5 * (weights * within.means).sum(axis=1)))
+
+
+def _bias(within: WithinClass, bias: Float64 | float) -> Float64:
+    return np.where(within.present, bias, -np.inf)

@@ -1,0 +1,89 @@
+"""A symmetric matrix by its eigenvalues, so that every ridge after the first is cheap.
+
+For A = V diag(s) Vᵀ, (A + λ I)⁻¹ = V diag(1 / (s + λ)) Vᵀ. Everywhere here a ridge is λ in units of trace(A) / D, the
+mean of A's diagonal: one setting then serves features of any length and any number of samples.
+
+A sum of squares has no negative eigenvalue. Where A has one, it was rounded on its way or noised on purpose; the size ν
+of the lowest says how far any of them may be off. Eigenvalues that are not above rounding count as 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from contract.errors import StatisticError
+
+__all__ = ["RIDGES", "Spectrum", "divided"]
+
+Float64 = NDArray[np.float64]
+RIDGES: Float64 = np.logspace(-4, 3, 29)  # four for each power of ten
+RIDGES.flags.writeable = False
+
+
+@dataclass(frozen=True, eq=False)
+class Spectrum:
+    """A (D, D) = V diag(s) Vᵀ.
+
+    Attributes:
+        values: (D,) float64, s, ascending, 0 or more.
+        vectors: (D, D) float64, V, a column for each of them.
+        scale: trace(A) / D, or 0 where that is negative: the unit of a ridge.
+        noise: ν, how far below 0 the lowest eigenvalue was; 0 where that is rounding of float64.
+    """
+
+    values: Float64
+    vectors: Float64
+    scale: float
+    noise: float
+
+    @classmethod
+    def of(cls, matrix: ArrayLike) -> Spectrum:
+        """Of a symmetric (D, D) matrix; only its lower triangle is read.
+
+        Raises:
+            StatisticError: when it is not square, or not finite.
+        """
+        a = np.asarray(matrix, dtype=np.float64)
+        if a.ndim != 2 or a.shape[0] != a.shape[1] or not a.size or not np.isfinite(a).all():
+            raise StatisticError("ridge", expected="a square matrix of finite numbers", got=f"shape {a.shape}")
+        values, vectors = np.linalg.eigh(a)
+        rounding = len(a) * np.finfo(np.float64).eps * max(float(values[-1]), 0.0)
+        noise = float(-values[0]) if -values[0] > rounding else 0.0
+        scale = max(float(np.trace(a)) / len(a), 0.0)
+        return cls(np.where(values > rounding, values, 0.0), vectors, scale, noise)
+
+    @property
+    def width(self) -> int:
+        return len(self.values)
+
+    def penalties(self, ridges: ArrayLike) -> Float64:
+        """(R, 1) λ of each ridge (R,), or of one."""
+        return np.atleast_1d(np.asarray(ridges, dtype=np.float64))[:, None] * self.scale
+
+    def freedom(self, ridges: ArrayLike) -> Float64:
+        """(R,) effective degrees of freedom Σ s / (s + λ): how many directions a solution makes use of."""
+        return np.asarray(divided(self.values, self.values + self.penalties(ridges)).sum(axis=1))
+
+    def rotated(self, rows: ArrayLike) -> Float64:
+        """Rows (C, D) in the coordinates of the eigenvectors: (C, D)."""
+        return np.asarray(np.asarray(rows, dtype=np.float64) @ self.vectors)
+
+    def solve(self, rows: ArrayLike, ridge: float) -> Float64:
+        """Rows (C, D) times (A + λ I)⁻¹: (C, D). Directions in which that is singular are left out: the least norm.
+
+        Raises:
+            StatisticError: when `ridge` is negative or not finite.
+        """
+        if not np.isfinite(ridge) or ridge < 0:
+            raise StatisticError("ridge", expected="0 or more", got=ridge)
+        penalised = self.values + ridge * self.scale
+        kept = penalised > self.width * np.finfo(np.float64).eps * penalised[-1]
+        return np.ascontiguousarray(self.rotated(rows) * divided(kept * 1.0, penalised) @ self.vectors.T)
+
+
+def divided(above: Float64, below: Float64) -> Float64:
+    """above / below, broadcast, and 0 where `below` is 0."""
+    return np.divide(above, below, out=np.zeros(np.broadcast(above, below).shape), where=below > 0)
