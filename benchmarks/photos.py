@@ -1,10 +1,11 @@
 """How long photos take to be read, and how much memory: the first time, every other time, and by a plain loop.
 
-    python benchmarks/photos.py [--photos 20000] [--side 128] [--plain 400] [--folder DIR] [--json FILE]
+    python benchmarks/photos.py [--photos 20000] [--side 128] [--plain 400] [--small] [--folder DIR] [--json FILE]
 
 Makes a folder of JPEGs of mixed sizes (640 x 480 to 4000 x 3000, some lying on their side by EXIF), ten classes: sixty
 different photos under as many names as are asked for (hard links, so that reading them costs no disk: what is timed is
-the work). Then, each in a process of its own with a device's settings of malloc:
+the work). With `--small` all are 160 x 120, so that a hundred thousand take little time. Then, each in a process of
+its own with a device's settings of malloc:
 
 1. a plain loop over some of them, one thread: open, turn upright, convert, resize. That is the yardstick;
 2. `load_data` with an empty cache: listing, decoding, writing;
@@ -37,16 +38,17 @@ from edge_client.data.samples import release_pages
 from edge_client.measure import peak_rss_bytes
 
 SIZES = ((640, 480),) * 5 + ((1280, 960),) * 3 + ((1600, 1200), (4000, 3000))
+SMALL = ((160, 120),) * 10
 VARIANTS, CLASSES, ABOVE_MB = 6, 10, 60.0
 ROOT = Path(__file__).parent.parent
 
 
-def make_photos(folder: Path, count: int) -> None:
+def make_photos(folder: Path, count: int, sizes: tuple[tuple[int, int], ...]) -> None:
     """`count` files under `folder`, a subfolder for each class."""
     rng, originals = np.random.default_rng(0), folder.with_name(folder.name + "-originals")
     originals.mkdir()
     paths = []
-    for width, height in SIZES:
+    for width, height in sizes:
         for _ in range(VARIANTS):
             small = rng.integers(0, 256, (height // 40, width // 40, 3), np.uint8)
             image = Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)
@@ -71,15 +73,18 @@ def manifest(side: int) -> Manifest:
     )  # fmt: skip
 
 
-def plainly(folder: Path, side: int, count: int) -> int:
-    """What one would write first."""
+def some_of(folder: Path, count: int) -> list[Path]:
+    """`count` of the photos, evenly from all."""
     files = sorted(folder.rglob("*.JPG"))
-    files = files[:: max(len(files) // count, 1)][:count]
+    return files[:: max(len(files) // count, 1)][:count]
+
+
+def plainly(files: list[Path], side: int) -> None:
+    """What one would write first."""
     for file in files:
         with Image.open(file) as image:
             upright = ImageOps.exif_transpose(image).convert("RGB")
             np.asarray(upright.resize((side, side), Image.Resampling.BILINEAR))
-    return len(files)
 
 
 def passes(data: LocalData) -> None:
@@ -96,9 +101,10 @@ def passes(data: LocalData) -> None:
 
 def child(what: str, folder: Path, cache: Path, side: int, plain: int) -> dict[str, float]:
     """One of the four, in this process."""
-    began, count, passed_s = time.perf_counter(), 0, 0.0
+    files = some_of(folder, plain) if what == "plain" else []
+    began, count, passed_s = time.perf_counter(), len(files), 0.0
     if what == "plain":
-        count = plainly(folder, side, plain)
+        plainly(files, side)
     elif what != "imports":
         data = load_data(folder, manifest(side), cache=cache, log=lambda line: print(line, file=sys.stderr))
         count = len(data)
@@ -115,6 +121,7 @@ def main() -> int:
     parser.add_argument("--photos", type=int, default=20_000)
     parser.add_argument("--side", type=int, default=128, help="height and width of what they are decoded to")
     parser.add_argument("--plain", type=int, default=400, help="how many the plain loop takes")
+    parser.add_argument("--small", action="store_true", help="photos of 160 x 120 alone")
     parser.add_argument("--folder", type=Path, help="where photos and cache are made; on a disk with room")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
@@ -125,7 +132,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory(dir=options.folder) as place:
         folder, cache = Path(place) / "photos", Path(place) / "state" / "images"
-        make_photos(folder, options.photos)
+        make_photos(folder, options.photos, SMALL if options.small else SIZES)
         found = {what: _run(what, folder, cache, options) for what in ("imports", "plain", "first", "again")}
         file_mb = sum(file.stat().st_size for file in cache.glob("*.images")) / 1e6
     rates = {what: one["photos"] / one["seconds"] for what, one in found.items()}

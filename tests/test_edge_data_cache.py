@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edge_samples import announcement
+from contract_samples import small_parts
+from edge_samples import FASHION, announcement
 from PIL import Image
 from test_edge_data import manifest, png, samples, sorted_rows, write_folder, write_parquet
 
-from contract.bundle import read_bundle
+from contract.bundle import read_bundle, write_bundle
 from contract.errors import DataError
 from contract.files import lock
 from contract.wire import encode
@@ -24,6 +25,8 @@ from edge_client.data import LocalData, cache, decode
 from edge_client.data.load import load_data, load_held_out
 from edge_client.data.samples import release_pages
 from edge_client.device import Device
+from edge_client.trainer import Trainer
+from protofleet.cli import main
 
 X, Y = samples(12)
 LABELS = manifest().labels
@@ -368,3 +371,62 @@ def test_pages_that_were_read_are_given_back(tmp_path: Path) -> None:
     assert after < before + 20
     assert value == 0
     release_pages(np.zeros(3))  # of an array in memory there is nothing to give back
+
+
+def _resident_kb(file: Path) -> int:
+    """How much of a mapped file this process has in memory, as the kernel counts."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            ours = line.endswith(str(file))
+        elif ours and line.startswith("Rss:"):
+            total += int(line.split()[1])
+    return total
+
+
+def test_training_and_extraction_keep_no_more_than_a_batch_in_memory(tmp_path: Path, mnist_like_bundle) -> None:
+    bundle = read_bundle(mnist_like_bundle())
+    data = load_data(FASHION / "train.parquet", bundle.manifest, cache=tmp_path)
+    (file,) = tmp_path.glob("*.images")
+    assert data.x.nbytes > 4_500_000
+    data.x.max()
+    assert _resident_kb(file) > 4_000
+    device = Device(bundle, data, "pi-1")
+    device.run_round(announcement(bundle, method="ffc"), None)  # extraction alone
+    assert _resident_kb(file) < 500
+    data.x.max()
+    trainer = Trainer(bundle)
+    trainer.load_state(bundle.params)
+    trainer.fit(data, epochs=1, lr=0.01, given={}, seed=0)
+    assert _resident_kb(file) < 500
+
+
+def test_the_client_keeps_its_images_in_its_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the real command, which then finds no broker."""
+    parts = small_parts()
+    write_bundle(tmp_path / "b.bundle", **parts)
+    photos = write_folder(tmp_path / "photos", X, Y % 2, parts["manifest"].labels)
+    monkeypatch.setattr(sys, "argv", ["tests"])
+    line = f"client --bundle {tmp_path}/b.bundle --broker mqtt://127.0.0.1:1 --id d --patience 0.1"
+    assert main([*line.split(), "--data", str(photos), "--test", str(photos), "--state", str(tmp_path / "st")]) == 1
+    capsys.readouterr()
+    names = sorted(path.name.split("-")[0] for path in (tmp_path / "st" / "images").glob("*.images"))
+    assert names == ["test", "train"]
+
+
+def test_pixels_in_an_archive_need_no_pillow(tmp_path: Path) -> None:
+    """A small board pays for what decodes photos only where there are photos."""
+    np.savez(tmp_path / "d.npz", x=X, y=Y)
+    code = (
+        "import sys, edge_client.device\n"
+        "from test_edge_data import manifest\n"
+        "[sys.modules.pop(name) for name in list(sys.modules) if name.split('.')[0] == 'PIL']\n"
+        "from edge_client.data.load import load_data\n"
+        f"load_data({str(tmp_path / 'd.npz')!r}, manifest(), cache=__import__('pathlib').Path({str(tmp_path)!r}))\n"
+        "assert not {'PIL.Image', 'edge_client.data.decode', 'edge_client.data.cache'} & set(sys.modules)\n"
+    )
+    tests = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=environment)

@@ -17,6 +17,7 @@ from PIL import Image
 from contract.errors import DataError
 from lab.data.datasets import SHIPPED, load_dataset
 from lab.data.make_subset import draw_balanced, draw_subset
+from lab.paper_tables.run_log import data_mark
 
 
 def test_the_shipped_set_is_balanced_and_named() -> None:
@@ -103,6 +104,94 @@ def test_bad_directories_are_one_line(tmp_path: Path) -> None:
     _write(tmp_path / "test.parquet", [_png(tmp_path / "a.png", (4, 4))], [0])
     with pytest.raises(DataError, match=r"has no train split, .* got test"):
         load_dataset(str(tmp_path))
+
+
+def _photos(root: Path, sizes: list[tuple[int, int]], per_class: int = 10) -> Path:
+    """Colours tell the classes apart: the sky and grass of a set of photos, of these sizes in turn."""
+    for name, colour in (("sky", (20, 60, 220)), ("grass", (30, 200, 40))):
+        (root / name).mkdir(parents=True)
+        for row in range(per_class):
+            Image.new("RGB", sizes[row % len(sizes)], colour).save(root / name / f"{row}.jpg")
+    return root
+
+
+def test_photos_of_mixed_sizes_are_resized_and_it_is_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    data = load_dataset(str(_photos(tmp_path / "mine", [(80, 60), (300, 200), (50, 90)])), log=said.append)
+    assert (data.name, data.labels, data.input_shape) == ("mine", ("grass", "sky"), (64, 64, 3))
+    assert [len(data.train), len(data.test)] == [18, 2]
+    assert sorted(data.test.y.tolist()) == [0, 1]
+    assert (data.train.x.mean(axis=(1, 2)).argmax(axis=1) == np.where(data.train.y == 0, 1, 2)).all()
+    (line,) = said
+    assert "images of 3 sizes are resized to 64 x 64 (--input for another size)" in line
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "shape"),
+    [((40, 30), None, (30, 40, 3)), ((640, 480), None, (64, 64, 3)), ((640, 480), (48, 60, 1), (48, 60, 1))],
+)
+def test_the_shape_is_the_images_own_where_it_is_small_or_what_is_asked_for(size, asked, shape, tmp_path: Path) -> None:
+    assert load_dataset(str(_photos(tmp_path / "mine", [size])), asked).input_shape == shape
+
+
+def test_whatever_a_device_reads_the_lab_reads(tmp_path: Path) -> None:
+    """Folders with splits, a CSV with broken lines, an archive: by the device's readers."""
+    root = _photos(tmp_path / "train", [(20, 20)])
+    (root / "sky" / "torn.jpg").write_bytes(b"torn")
+    _photos(tmp_path / "val", [(20, 20)], per_class=2)
+    said: list[str] = []
+    folder = load_dataset(str(tmp_path), log=said.append)
+    assert (folder.labels, len(folder.train), len(folder.test)) == (("grass", "sky"), 20, 4)
+    assert "skipped 1 of 21 images" in said[0]
+    lines = [f"train/{name}/{row}.jpg,{name}" for name in ("sky", "grass") for row in range(10)]
+    (tmp_path / "d.csv").write_text("path,label\n" + "\n".join(lines) + "\ntrain/sky/1.jpg,\n")
+    assert len(load_dataset(str(tmp_path / "d.csv")).train) == 18
+    np.savez(tmp_path / "d.npz", x=folder.train.x, y=folder.train.y)
+    data = load_dataset(str(tmp_path / "d.npz"))
+    assert (data.labels, len(data.train), data.input_shape) == (("0", "1"), 18, (20, 20, 3))
+
+
+def test_a_loaded_set_of_the_hub_is_listed_with_its_splits(tmp_path: Path) -> None:
+    """What `datasets.load_dataset` returns, made here: the Hub itself cannot be reached from a test."""
+    import datasets
+
+    from edge_client.data.load import read_images
+    from lab.data.hub import list_splits
+
+    features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+
+    def split(count: int) -> datasets.Dataset:
+        images = [Image.new("L", (4, 4), 10 * row) for row in range(count)]
+        return datasets.Dataset.from_dict({"img": images, "label": [row % 2 for row in range(count)]}, features)
+
+    found = {"train": split(6), "validation": split(2), "test": split(4), "unsupervised": split(1)}
+    listing = list_splits(found, "owner/name", "another name")
+    assert (listing.names, len(listing), np.bincount(listing.splits).tolist()) == (("a", "b"), 12, [0, 6, 2, 4])
+    x, kept = read_images(listing, np.array([5, 8, 9]), (4, 4, 1))
+    assert x[:, 0, 0, 0].tolist() == [50, 0, 10]
+    assert [listing.name(row) for row in kept] == ["train row 5", "test row 0", "test row 1"]
+    with pytest.raises(DataError, match="expected a train split, got test"):
+        list_splits({"test": split(2)}, "owner/name", "another name")
+
+
+def test_a_federation_on_photos_of_mixed_sizes(tmp_path: Path) -> None:
+    """The lab refused them once; small networks tell two colours apart from a few of them."""
+    root = _photos(tmp_path / "mine", [(80, 60), (33, 21)], per_class=30)
+    options = ["--input", "28x28x1", "--backbone", "fedproto_mnist", "--clients", "2", "--rounds", "1", "--batch", "4"]
+    command = [sys.executable, "-m", "protofleet", "lab", "run", "--data", str(root), "--partition", "iid", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "ffc" in done.stdout
+
+
+def test_a_tables_runs_belong_to_their_data(tmp_path: Path) -> None:
+    root = _photos(tmp_path / "mine", [(8, 8)], per_class=15)
+    mark = data_mark(str(root))
+    (tmp_path / "other").mkdir()
+    assert mark == data_mark(str(root.rename(tmp_path / "other" / "mine")))
+    (tmp_path / "other" / "mine" / "sky" / "0.jpg").unlink()
+    assert mark != data_mark(str(tmp_path / "other" / "mine"))
+    assert data_mark("cifar10") == "cifar10"
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])

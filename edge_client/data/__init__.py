@@ -6,8 +6,8 @@ The way of the data, a file for each step; the lab goes the same way:
    (`listing.py`): for each sample where it is, which class, which split. No image is opened yet.
 2. `splits.py` says which of them are wanted: the declared split, or a stratified hold-out.
 3. `decode.py` makes pixels of them, in parallel: upright, of the bundle's channels and size, uint8.
-4. `cache.py` keeps the pixels in a memory-mapped file, so that 100,000 photos neither take memory nor are decoded at
-   every start.
+4. `cache.py` keeps the pixels in a memory-mapped file, so that 100,000 photos are neither held in memory nor decoded
+   at every start.
 5. `load.py` puts these together into `LocalData` (`samples.py`).
 """
 
