@@ -30,7 +30,7 @@ import numpy as np
 
 from aggregator.broker import EmbeddedBroker
 from contract.bundle import read_bundle
-from edge_client.load import load_data
+from edge_client.data.load import load_data
 from edge_client.measure import board_name, versions
 from export.build import build_bundle
 

@@ -22,7 +22,8 @@ def client_command(
     broker: Annotated[str | None, typer.Option(help="mqtt://[user:password@]host[:port], or mqtts://.")] = None,
     id: Annotated[str | None, typer.Option(help="This device's id: a-z, 0-9 and -, unique in the fleet.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="Labelled images: a folder per class, a .npz with x and y, or parquet.")
+        str | None,
+        typer.Option(help="Labelled images: a folder per class, a .csv of path,label, a .npz of x and y, parquet."),
     ] = None,
     state: Annotated[str | None, typer.Option(help="Directory for weights and outbox; survives restarts.")] = None,
     fleet: Annotated[str | None, typer.Option(help="The fleet's id.  [default: fleet]")] = None,

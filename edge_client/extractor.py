@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from contract.bundle import Bundle
 from contract.errors import BundleError
+from edge_client.data.samples import release_pages
 from edge_client.sessions import ORT_ERRORS, open_session
 from edge_client.trainer import Weights
 
@@ -48,6 +49,7 @@ class Extractor:
         out = np.empty((len(x), self.width), np.float32)
         for start in range(0, len(x), self._manifest.batch):
             out[start : start + self._manifest.batch] = self._run(x[start : start + self._manifest.batch])
+            release_pages(x)
         return out
 
     def blocks(self, x: NDArray[np.uint8], samples: int = 512) -> Iterator[tuple[slice, NDArray[np.float32]]]:

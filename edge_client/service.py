@@ -20,9 +20,9 @@ from contract.methods import METHODS, load_method, method
 from edge_client.client import Client
 from edge_client.config import ClientConfig, read_public_key
 from edge_client.data import LocalData
+from edge_client.data.load import from_arrays, load_data
 from edge_client.device import Device
 from edge_client.journal import Journal
-from edge_client.load import from_arrays, load_data
 from edge_client.measured import measured_metrics
 from edge_client.privacy import Accountant
 
@@ -62,9 +62,13 @@ class Service:
         trusted = None if settings.trust is None else read_public_key(settings.trust)
         bundle = read_bundle(settings.bundle, public_key=trusted)
         m = bundle.manifest
-        data = load_data(settings.data, m, log=log) if self._arrays is None else from_arrays(*self._arrays, m)
-        test = None if settings.test is None else load_data(settings.test, m, purpose="test", log=log)
         state = Path(settings.state)
+        images = state / "images"
+        if self._arrays is None:
+            data = load_data(settings.data, m, log=log, cache=images)
+        else:
+            data = from_arrays(*self._arrays, m)
+        test = None if settings.test is None else load_data(settings.test, m, purpose="test", log=log, cache=images)
         with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
             device = Device(bundle, data, settings.id, test=test, threads=settings.threads, secret=journal.secret())
             device.restore(journal.weights())

@@ -25,6 +25,7 @@ from contract.errors import BundleError, DivergedError
 from contract.plausible import LARGEST_NORM
 from contract.runtime import ort
 from edge_client.data import LocalData
+from edge_client.data.samples import release_pages
 from edge_client.sessions import ORT_ERRORS, open_session
 
 __all__ = ["OnStep", "Trainer", "Weights", "diverged"]
@@ -130,6 +131,7 @@ class Trainer:
         """One step on the chosen samples (at most B), and their mean loss."""
         real = len(chosen)
         np.take(data.x, chosen, axis=0, out=self._x[:real])
+        release_pages(data.x)  # of a large set, no more stays in memory than a batch
         np.take(data.y, chosen, out=self._y[:real])
         self._x[real:], self._y[real:] = 0, 0
         self._sample_weight[:real], self._sample_weight[real:] = 1.0, 0.0

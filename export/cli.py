@@ -18,7 +18,7 @@ from contract.interrupt import interruptible
 from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
 from contract.methods import METHOD_HELP, Head
 
-__all__ = ["export_command"]
+__all__ = ["export_command", "read_shape"]
 
 
 def export_command(
@@ -53,7 +53,7 @@ def export_command(
         "backbone": backbone,
         "method_name": method,
         "labels": _labels(classes),
-        "input_shape": _shape(input),
+        "input_shape": read_shape(input),
         "out": _writable(out),
         "weights": weights,
         "head": _one_of("--head", head, get_args(Head)),
@@ -110,7 +110,12 @@ def _labels(text: str) -> list[str]:
     return names
 
 
-def _shape(text: str) -> tuple[int, int, int]:
+def read_shape(text: str) -> tuple[int, int, int]:
+    """`28x28x1` → (28, 28, 1): height, width, channels.
+
+    Raises:
+        UsageError: when it is none.
+    """
     parts = text.lower().split("x")
     if len(parts) != 3 or not all(p.isdigit() and 1 <= int(p) <= 4096 for p in parts):
         raise UsageError("--input", expected="HxWxc", got=text, hint="28x28x1 or 224x224x3")
@@ -136,7 +141,7 @@ def _numbers(option: str, text: str | None, shape: str) -> tuple[float, ...] | N
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UsageError(option, expected="numbers separated by commas", got=text, hint=f"{option} 0.5") from None
-    return values * _shape(shape)[2] if len(values) == 1 else values
+    return values * read_shape(shape)[2] if len(values) == 1 else values
 
 
 def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:

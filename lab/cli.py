@@ -30,12 +30,15 @@ lab_app = typer.Typer(
 )
 
 
+_INPUT_HELP = "HxWxc that images are resized to.  [default: their own, or 64x64 where they differ or are large]"
+
+
 def demo_command(
     clients: Annotated[int, typer.Option(help="Devices, each a process.")] = 5,
     rounds: Annotated[int | None, typer.Option(help="Rounds of the method.  [default: 5; 1 for ffc]")] = None,
     method: Annotated[str, typer.Option(help=METHOD_HELP)] = DEFAULT,
     data: Annotated[
-        str, typer.Option(help="A shipped data set, a directory with train.parquet, or a name of the Hub.")
+        str, typer.Option(help="A shipped data set, images as client --data takes them, or a name of the Hub.")
     ] = "fashion_mnist_subset",
     out: Annotated[Path, typer.Option(help="Where summary.json, report.html and the logs go.")] = Path(
         "protofleet-demo"
@@ -45,6 +48,7 @@ def demo_command(
     backbone: Annotated[
         str, typer.Option(help="As protofleet export takes it; several with commas between, dealt to the devices.")
     ] = "small_cnn",
+    input: Annotated[str | None, typer.Option(help=_INPUT_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("summary.json, too,"))] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
     verbose: Annotated[
@@ -58,7 +62,8 @@ def demo_command(
     from lab.reporting.console import demo_table
 
     console = beside(json, quiet=quiet)
-    demo = Demo(clients, rounds, method, data, out, seed, port, backbone, verbose)
+    shape = _shape(input)
+    demo = Demo(clients, rounds, method, data, out, seed, port, backbone, verbose, shape)
 
     def run() -> None:
         summary = run_demo(demo, console)
@@ -81,7 +86,7 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
         "methods": lab_methods(),
         "backbones": dict.fromkeys(BACKBONES, "") | {"module:callable": "your own"},
         "data": dict.fromkeys(SHIPPED, "ships with the package")
-        | {"DIR": "train.parquet and test.parquet", "owner/name": "a data set of the Hugging Face Hub"},
+        | {"PATH": "images as client --data takes them", "owner/name": "a data set of the Hugging Face Hub"},
         "partitions": dict(PARTITIONS),
         "tables": {name: read_table(name)[1].title for name in TABLES},
     }
@@ -99,8 +104,9 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
 def run_command(
     method: Annotated[str, typer.Option(help="A method of `lab list`.")] = DEFAULT,
     data: Annotated[
-        str, typer.Option(help="A shipped data set, a directory with train.parquet, or a name of the Hub.")
+        str, typer.Option(help="A shipped data set, images as client --data takes them, or a name of the Hub.")
     ] = "fashion_mnist_subset",
+    input: Annotated[str | None, typer.Option(help=_INPUT_HELP)] = None,
     partition: Annotated[str, typer.Option(help="Who holds what: " + ", ".join(PARTITIONS) + ".")] = "dirichlet",
     alpha: Annotated[float, typer.Option(help="Dirichlet concentration; smaller is more uneven.")] = 0.5,
     classes_per_client: Annotated[int, typer.Option(help="For the pathological partition.")] = 3,
@@ -182,6 +188,7 @@ def run_command(
         positive_rate=positive_rate,
         local_test=local_test,
         measures=Measures(("ccvr",) if ccvr else (), tuple(personal or ())),
+        input_shape=_shape(input),
     )
     if save_weights is not None and save_weights.is_dir():  # now, not after the run
         raise UsageError("--save-weights", expected="a file", got=f"the directory {save_weights}")
@@ -209,6 +216,7 @@ def run_command(
                 on_round=on_round,
                 on_device=on_device,
                 on_text=part.say,
+                on_line=part.tell,
                 checkpoint=Checkpoint.of(checkpoint, experiment) if checkpoint is not None else None,
             )
         if board is not None:
@@ -224,7 +232,7 @@ def table_command(
     show: Annotated[bool, typer.Option("--show", help="Run nothing: show what has been run.")] = False,
     data: Annotated[
         str | None,
-        typer.Option(help="A directory with train.parquet, or a name of the Hub.  [default: the table's]"),
+        typer.Option(help="Images as client --data takes them, or a name of the Hub.  [default: the table's]"),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Runs for each cell.  [default: the table's]")] = None,
     only: Annotated[str | None, typer.Option(help="Rows by name, with commas between.")] = None,
@@ -283,6 +291,12 @@ def _command_line(stem: str, order: Any) -> str:
     parts += [f"--only '{','.join(order.rows)}'"] if order.rows else []
     parts += [f"--columns '{','.join(order.columns)}'"] if order.columns else []
     return " ".join(parts)
+
+
+def _shape(text: str | None) -> tuple[int, int, int] | None:
+    from export.cli import read_shape
+
+    return None if text is None else read_shape(text)
 
 
 def _settings(given: list[str]) -> dict[str, str]:

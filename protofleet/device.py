@@ -23,7 +23,7 @@ class Device:
         bundle: the fleet's bundle.
         broker: `mqtt://host[:port]` or `mqtts://host[:port]`.
         id: of this device, its own in the fleet.
-        data: a folder, `.npz` or `.parquet` as `protofleet client --data` takes it, or arrays in memory: images
+        data: a folder, `.csv`, `.npz` or `.parquet` as `protofleet client --data` takes it, or arrays in memory: images
             (N, H, W, c) uint8 and class numbers (N,).
         state: directory for weights, outbox and history; made when absent, resumed when not.
         options: as `protofleet client` takes them: `fleet`, `test`, `threads`, `patience`, `ca`, `cert`, `key`,

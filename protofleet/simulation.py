@@ -35,7 +35,7 @@ def simulate(
 
     Args:
         method: one of `protofleet lab list`.
-        data: a shipped data set, a directory with train.parquet, or a name of the Hub.
+        data: a shipped data set, images as `protofleet client --data` takes them, or a name of the Hub.
         clients: how many devices the data is divided among.
         backbone: as `protofleet export` takes it; several are dealt to the devices in turn.
         partition, alpha: who holds what, see `protofleet lab run --help`.

@@ -9,7 +9,7 @@ import numpy as np
 from contract.bundle import Bundle
 from contract.messages import Announcement
 from edge_client.data import LocalData
-from edge_client.load import load_data
+from edge_client.data.load import load_data
 
 FASHION = Path(__file__).parent.parent / "lab" / "data" / "fashion_mnist"
 FASHION_LABELS = (

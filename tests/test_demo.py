@@ -309,7 +309,10 @@ def test_a_device_that_dies_ends_the_demo_in_one_line(running: tuple[subprocess.
         (("--clients", "0"), "error: --clients, expected 1 to 200, got 0"),
         (("--rounds", "0"), "error: --rounds, expected 1 to 10000, got 0"),
         (("--method", "fedprot"), "error: --method, expected a method of the demo, got fedprot, try one of fedproto"),
-        (("--data", "./nowhere"), "error: no data at ./nowhere, expected a directory with train.parquet"),
+        (
+            ("--data", "./nowhere"),
+            "error: no data at ./nowhere, expected a folder of images, a .csv, a .npz or parquet",
+        ),
         (("--backbone", "small_cn"), "error: --backbone, expected a known backbone or module:callable, got small_cn"),
         (("--port", "70000"), "error: --port, expected 0 to 65535, got 70000"),
         (

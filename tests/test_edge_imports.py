@@ -35,13 +35,13 @@ SCRIPT = textwrap.dedent(
 
     import contract, edge_client, aggregator
     for room in (contract, edge_client, aggregator):
-        for module in pkgutil.iter_modules(room.__path__):
-            if module.name != "__main__":
-                importlib.import_module(f"{room.__name__}.{module.name}")
+        for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
 
     from contract.bundle import read_bundle
     from contract.messages import Announcement
-    from edge_client.load import load_data
+    from edge_client.data.load import load_data
     from edge_client.device import Device
 
     bundle = read_bundle(sys.argv[1])

@@ -16,7 +16,7 @@ from PIL import Image
 
 from contract.bundle import write_bundle
 from contract.errors import DataError
-from edge_client.load import load_data
+from edge_client.data.load import load_data
 from protofleet import cli
 from protofleet.cli import main
 
@@ -134,7 +134,7 @@ def test_what_this_user_may_not_read(place: Path) -> None:
 def test_a_class_folder_that_may_not_be_read_is_not_taken_for_empty(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from edge_client import images
+    from edge_client.data import folder
 
     manifest = small_parts()["manifest"]
     for label in manifest.labels[:2]:
@@ -144,7 +144,7 @@ def test_a_class_folder_that_may_not_be_read_is_not_taken_for_empty(
     def scandir(folder: Path) -> None:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr(images.os, "scandir", scandir)
+    monkeypatch.setattr(folder.os, "scandir", scandir)
     with pytest.raises(DataError, match=r"cannot read .*folder/.*got Permission denied"):
         load_data(place / "folder", manifest)
 

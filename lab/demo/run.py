@@ -57,6 +57,7 @@ class Demo:
         port: of the broker; 0 for any free one.
         backbone: one name, or several with commas between, dealt to the devices in turn.
         verbose: print each command that is started, and start it with `-v`.
+        input_shape: (H, W, c) that images are resized to; None for their own.
     """
 
     clients: int = 5
@@ -68,6 +69,7 @@ class Demo:
     port: int = 0
     backbone: str = "small_cnn"
     verbose: bool = False
+    input_shape: tuple[int, int, int] | None = None
 
     @property
     def backbones(self) -> list[str]:
@@ -102,8 +104,8 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
     began, rounds = time.monotonic(), _check(demo)
     out = _fresh_directory(demo.out)
     with stage(console) as shown:
-        with shown.part("loading", "loading " + demo.data):
-            data = load_dataset(demo.data)
+        with shown.part("loading", "loading " + demo.data) as part:
+            data = load_dataset(demo.data, demo.input_shape, log=part.tell)
             division = divide(data, demo.clients, seed=demo.seed)
             shares = [take(data.train, share) for share in division.shares]
         prepared = _prepare(demo, data, take(data.train, division.public), out, shown)

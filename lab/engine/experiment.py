@@ -63,6 +63,7 @@ class Experiment:
         hyper: hyper-parameters that differ from the method's defaults.
         weights: safetensors to start from; random weights when None.
         save_weights: where the backbone of an algorithm that averages weights is written at the end.
+        input_shape: (H, W, c) that images are resized to; None for their own.
     """
 
     method: str
@@ -80,6 +81,7 @@ class Experiment:
     hyper: Mapping[str, object] = field(default_factory=dict)
     weights: Path | None = None
     save_weights: Path | None = None
+    input_shape: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
         if ":" in self.method:  # a class that is not installed
@@ -124,6 +126,7 @@ def run_experiment(
     on_round: Callable[[RoundRecord], None],
     on_device: OnDevice,
     on_text: Callable[[str], None],
+    on_line: Callable[[str], None] = lambda line: None,
     data: DataSet | None = None,
     checkpoint: Checkpoint | None = None,
 ) -> list[RoundRecord]:
@@ -133,6 +136,7 @@ def run_experiment(
         on_round: called with each round's record.
         on_device: called before each device's turn with the round and how many have had theirs.
         on_text: called with a few words about what is done now.
+        on_line: called with a line that a person should see: images that are left out or resized.
         data: what `experiment.data` names, where it is loaded already.
         checkpoint: where the run is kept between rounds and goes on from; removed at the end.
 
@@ -141,7 +145,7 @@ def run_experiment(
     """
     if data is None:
         on_text("loading the data")
-        data = load_dataset(experiment.data)
+        data = load_dataset(experiment.data, experiment.input_shape, log=on_line)
     parts = partition(data.train.y, experiment.partition, seed=experiment.course.seed)
     cuts = [hold_back(part, experiment.local_test, experiment.course.seed + n) for n, part in enumerate(parts)]
     shares = [take(data.train, kept) for kept, _ in cuts]

@@ -25,6 +25,8 @@ from lab.paper_tables.config import Settings
 
 __all__ = ["Finished", "Ledger", "data_mark", "run_key"]
 
+_FILES_BY_NAME = 20
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -56,12 +58,16 @@ def run_key(settings: Settings, seed: int, data: str) -> str:
 
 
 def data_mark(name: str) -> str:
-    """A data set in a few words: the name, and for a directory the sizes of its files, not where it lies."""
-    folder = Path(name)
-    if not folder.is_dir():
+    """A data set in a few words: the name, and for a path its files' names and sizes, not where it lies."""
+    place = Path(name)
+    if not place.exists():
         return name
-    sizes = [f"{path.name}:{path.stat().st_size}" for path in sorted(folder.glob("*.parquet"))]
-    return " ".join([folder.resolve().name, *sizes])
+    files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
+    above = place if place.is_dir() else place.parent
+    sizes = [f"{path.relative_to(above)}:{path.stat().st_size}" for path in files]
+    if len(files) > _FILES_BY_NAME:
+        sizes = [f"{len(files)} files", hashlib.sha256("\n".join(sizes).encode(errors="replace")).hexdigest()[:16]]
+    return " ".join([place.resolve().name, *sizes])
 
 
 class Ledger:

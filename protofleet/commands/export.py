@@ -111,7 +111,7 @@ def _converted(bundle: Bundle, precision: str, images: NDArray[np.uint8] | None)
 def _images(bundle: Bundle, data: Path | None) -> tuple[NDArray[np.uint8] | None, NDArray[np.int64] | None]:
     if data is None:
         return None, None
-    from edge_client.load import load_data
+    from edge_client.data.load import load_data
 
     found = load_data(data, bundle.manifest, purpose="test")
     order = np.random.default_rng(0).permutation(len(found))

@@ -1,13 +1,14 @@
 """The device's own samples, as values: images that are exactly of the bundle's shape, labels that are of its classes.
 
 Images stay uint8: no float copy of the set is ever made, since turning uint8 into normalised floats is the graph's work
-(docs/bundle.md). `edge_client/load.py` reads them.
+(docs/bundle.md). They may lie in a file that is mapped into memory (`cache.py`), so nobody writes to them.
 """
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from contract.bundle import Manifest
 from contract.errors import DataError, near_names
 
-__all__ = ["UNLABELLED", "LocalData", "Purpose", "class_number"]
+__all__ = ["UNLABELLED", "LocalData", "Purpose", "class_number", "release_pages"]
 
 Purpose = Literal["train", "test"]
 UNLABELLED = -1
@@ -43,9 +44,28 @@ class LocalData:
 
     @property
     def labelled(self) -> LocalData:
-        """The samples that have a label: itself when all have one."""
+        """The samples that have a label: itself when all have one, and no copy when they are the first."""
         known = self.y >= 0
-        return self if known.all() else LocalData(self.x[known], self.y[known])
+        if known.all():
+            return self
+        count = int(known.sum())
+        chosen = slice(count) if known[:count].all() else known
+        return LocalData(self.x[chosen], self.y[chosen])
+
+
+def release_pages(x: NDArray[Any]) -> None:
+    """Give back the memory that pages of a mapped array take once they have been read; they are read again when needed.
+
+    Without this, all of a large set would count as the process's memory after its first epoch. For an array in memory,
+    nothing happens.
+    """
+    base: Any = x
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if isinstance(base, memoryview):
+        base = base.obj
+    if isinstance(base, mmap.mmap):
+        base.madvise(mmap.MADV_DONTNEED)
 
 
 def class_number(label: str, manifest: Manifest, where: object) -> int:

@@ -1,0 +1,293 @@
+"""Encoded images to pixels: upright, of the wanted channels and size, uint8, in parallel.
+
+An image goes this way:
+
+1. a JPEG is decoded at the smallest of its scales (1, 1/2, 1/4, 1/8) that still has twice the wanted size: a photo of
+   twelve megapixels is seldom needed whole;
+2. what would still take too much memory is refused, and what takes much is decoded one at a time;
+3. sixteen bits become eight, a palette its colours, transparent pixels white;
+4. it is resized (to just the wanted height and width, whatever its own proportions), converted to grey, RGB or RGBA,
+   and turned as its EXIF orientation says.
+
+A camera that lost power leaves half a file: what cannot be read is skipped, counted and named (`Decoded`), and the rest
+is used. Pillow works outside Python's lock, so threads decode side by side; only so many images are under way that a
+hundred thousand of them take no more memory than a hundred.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from contract.errors import DataError
+
+__all__ = ["FEW", "Broken", "Decoded", "check_channels", "decode_all", "decode_image", "gather", "image_shape"]
+
+Shape = tuple[int, int, int]
+_MODES = {1: "L", 3: "RGB", 4: "RGBA"}
+_MAX_PIXELS = 25_000_000  # of what is decoded: 100 MB, since Pillow holds RGB in four bytes
+_LARGE_PIXELS = 2_000_000  # above, one at a time
+_PROGRESSIVE_LARGE = 8_000_000  # a progressive JPEG holds all its coefficients, at whatever scale it is decoded
+_REDUCING_GAP = 3.0  # Pillow first averages whole blocks of pixels, as far as three times the wanted size
+FEW = 5  # broken images that are named
+_TASK_IMAGES, _TASK_BYTES = 32, 2 << 20
+_THREADS = 8
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_ORIENTATION = 0x0112
+_HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
+_one_large = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Broken:
+    """An image that could not be read: what it is called, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Decoded:
+    """What came of the images of a source.
+
+    Attributes:
+        x: (K, H, W, c) uint8: those that could be read, in their order.
+        kept: (N,) bool: which of all these are.
+        broken: the first few of the others.
+    """
+
+    x: NDArray[np.uint8]
+    kept: NDArray[np.bool_]
+    broken: tuple[Broken, ...]
+
+    def tell(self, where: str, log: Callable[[str], None]) -> None:
+        """Say in one line how many were skipped, and which first.
+
+        Raises:
+            DataError: when none is left.
+        """
+        skipped = len(self.kept) - len(self.x)
+        if not skipped:
+            return
+        named = "; ".join(f"{one.name} ({one.why})" for one in self.broken)
+        if not len(self.x):
+            raise DataError(f"{where}: no image of {skipped} can be read", expected="whole image files", got=named)
+        further = f"; and {skipped - len(self.broken)} more" if skipped > len(self.broken) else ""
+        log(f"skipped {skipped} of {len(self.kept)} images of {where}, which cannot be read: {named}{further}")
+
+
+def check_channels(shape: Shape, name: object) -> None:
+    """Refuse a bundle whose channels no image file has.
+
+    Raises:
+        DataError: c is not 1, 3 or 4.
+    """
+    if shape[2] not in _MODES:
+        raise DataError(
+            f"{name}", expected="a bundle of 1, 3 or 4 channels to decode images for", got=shape[2], hint="a .npz"
+        )
+
+
+def gather(results: Iterable[NDArray[np.uint8] | Broken], count: int, shape: Shape) -> Decoded:
+    """Images in memory: what `decode_all` gives for `count` of them."""
+    x, kept = np.empty((count, *shape), np.uint8), np.zeros(count, dtype=bool)
+    broken: list[Broken] = []
+    rows = 0
+    for index, result in enumerate(results):
+        if isinstance(result, Broken):
+            broken += [result] if len(broken) < FEW else []
+            continue
+        x[rows], kept[index] = result, True
+        rows += 1
+    return Decoded(x[:rows], kept, tuple(broken))
+
+
+def decode_all(
+    items: Iterable[tuple[str, str | bytes]], shape: Shape, *, threads: int | None = None
+) -> Iterator[NDArray[np.uint8] | Broken]:
+    """Decode images side by side, in bounded memory; each comes out in its turn.
+
+    Args:
+        items: (name, path or bytes of the file).
+        shape: (H, W, c); c is 1, 3 or 4.
+        threads: None for one on each core, at most eight.
+
+    Yields:
+        (H, W, c) uint8, or why there is none.
+    """
+    threads = threads or min(_THREADS, len(os.sched_getaffinity(0)))
+    tasks = _tasks(items, shape)
+    with _silent_pillow():
+        if threads == 1:
+            for task in tasks:
+                yield from _decode_task(task, shape)
+            return
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+        waiting: deque[Future[list[NDArray[np.uint8] | Broken]]] = deque()
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(_decode_task, task, shape))
+                if len(waiting) > 2 * threads:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def decode_image(source: str | bytes, shape: Shape) -> NDArray[np.uint8]:
+    """One image as (H, W, c) uint8.
+
+    Args:
+        source: a path, or the bytes of an image file.
+        shape: (H, W, c); c is 1, 3 or 4.
+
+    Raises:
+        DataError: when it is not an image that Pillow reads whole, or has too many pixels.
+    """
+    with _silent_pillow():
+        (result,) = _decode_task([("the image", source)], shape)
+    if isinstance(result, Broken):
+        raise DataError(f"{result.name} is not a readable image", expected="a whole image file", got=result.why)
+    return result
+
+
+def image_shape(source: str | bytes) -> Shape | None:
+    """(H, W, c) of an image as it would be shown, from its first bytes alone; None when it cannot be read."""
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            grey = image.mode in ("1", "L", "I") or image.mode.startswith("I;16")
+            turned = image.format == "JPEG" and _orientation(image) >= 5
+            height, width = (image.width, image.height) if turned else (image.height, image.width)
+            return height, width, 1 if grey else 3
+    except Exception:  # whatever it is, decoding will say so
+        return None
+
+
+def _tasks(items: Iterable[tuple[str, str | bytes]], shape: Shape) -> Iterator[list[tuple[str, str | bytes]]]:
+    """Images for one thread at a time: few enough that their bytes and pixels are small."""
+    task: list[tuple[str, str | bytes]] = []
+    held = 0
+    for name, source in items:
+        task.append((name, source))
+        held += math.prod(shape) + (len(source) if isinstance(source, bytes) else 0)
+        if len(task) == _TASK_IMAGES or held > _TASK_BYTES:
+            yield task
+            task, held = [], 0
+    if task:
+        yield task
+
+
+def _decode_task(task: list[tuple[str, str | bytes]], shape: Shape) -> list[NDArray[np.uint8] | Broken]:
+    found: list[NDArray[np.uint8] | Broken] = []
+    for name, source in task:
+        try:
+            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+                found.append(_decoded(image, shape))
+        except Exception as error:  # Pillow's readers raise nearly anything on a broken file
+            found.append(Broken(name, _why(error, source)))
+    return found
+
+
+def _why(error: Exception, source: str | bytes) -> str:
+    """Why an image cannot be read, in words that name no memory address and repeat no path."""
+    if isinstance(error, UnidentifiedImageError):
+        with contextlib.suppress(OSError):
+            start = source[:12] if isinstance(source, bytes) else _first_bytes(source)
+            if start[4:8] == b"ftyp" and start[8:12] in _HEIC_BRANDS:
+                return "HEIC is not supported, save it as JPEG"
+            if not start:
+                return "an empty file"
+        return "no image of a known format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:100] or type(error).__name__
+
+
+def _first_bytes(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(12)
+
+
+def _decoded(image: Image.Image, shape: Shape) -> NDArray[np.uint8]:
+    height, width, channels = shape
+    whole = image.width * image.height
+    side = 2 * max(width, height)  # of both, since it is not known yet whether the image lies on its side
+    image.draft("L" if channels == 1 else None, (side, side))  # JPEG only: others stay as they are
+    pixels = whole if "progressive" in image.info else image.width * image.height
+    if pixels > _MAX_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels, more than {_MAX_PIXELS:,}")
+    large = pixels > (_PROGRESSIVE_LARGE if "progressive" in image.info else _LARGE_PIXELS)
+    with _one_large if large else contextlib.nullcontext():
+        image.load()
+        turn = _orientation(image)
+        lying = turn >= 5
+        image = _plain_mode(image, _MODES[channels])
+        size = (height, width) if lying else (width, height)
+        if image.size != size:
+            image = image.resize(size, Image.Resampling.BILINEAR, reducing_gap=_REDUCING_GAP)
+    image = _over_white(image) if channels != 4 and "A" in image.mode else image
+    if image.mode != _MODES[channels]:
+        image = image.convert(_MODES[channels])
+    if turn in _TURNS:
+        image = image.transpose(_TURNS[turn])
+    return np.asarray(image, dtype=np.uint8).reshape(shape)
+
+
+def _plain_mode(image: Image.Image, wanted: str) -> Image.Image:
+    """An image of eight-bit samples that can be resized: no palette, no bits, transparency as a channel."""
+    if image.mode.startswith("I"):  # Pillow would clip sixteen bits to eight instead of scaling them
+        return Image.fromarray((np.asarray(image).clip(0, 0xFFFF) >> 8).astype(np.uint8))
+    if image.mode == "F":
+        raise ValueError("floating-point pixels, save it with 8 or 16 bits")
+    if "transparency" in image.info or image.mode == "PA":
+        return image.convert("RGBA")
+    if image.mode == "P":
+        return image.convert("RGB")
+    return image.convert("L") if image.mode == "1" else image
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    """What a viewer shows of a transparent image; without this, whatever colour lies hidden below would be seen."""
+    image = image.convert("RGBA")
+    canvas = Image.new("RGBA", image.size, (255, 255, 255, 255))
+    canvas.alpha_composite(image)
+    return canvas
+
+
+def _orientation(image: Image.Image) -> int:
+    """1 to 8 as EXIF counts; 1 where there is none, or none that can be read."""
+    try:
+        value = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a picture is not refused for what is written beside it
+        return 1
+    return value if isinstance(value, int) else 1
+
+
+@contextlib.contextmanager
+def _silent_pillow() -> Iterator[None]:
+    """Without the warnings about odd metadata and many pixels: the ones do no harm, the others are refused here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield

@@ -1,0 +1,222 @@
+"""Read the device's own samples: once, checked once.
+
+`load_data` lists what is at a path, takes the rows that training or testing wants, decodes them or finds them in the
+cache, and gives one `LocalData` that fits the bundle, whatever the source. `load_held_out` gives two: what to train on
+and what to test with. `from_arrays` takes what is in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.bundle import Manifest
+from contract.errors import DataError
+from edge_client.data.listing import Listing
+from edge_client.data.npz import class_numbers, pixels
+from edge_client.data.samples import UNLABELLED, LocalData, Purpose, class_number
+from edge_client.data.sources import list_source
+from edge_client.data.splits import declared_rows, train_and_held_rows
+
+__all__ = ["from_arrays", "load_data", "load_held_out", "read_images"]
+
+Log = Callable[[str], None]
+Shape = tuple[int, int, int]
+_MANY = 1_000  # images whose decoding is announced
+_WITHOUT_CACHE_BYTES = 64 << 20  # of pixels that are held in memory where the disk refuses
+
+
+def load_data(
+    path: str | Path,
+    manifest: Manifest,
+    *,
+    purpose: Purpose = "train",
+    log: Log = lambda line: None,
+    cache: Path | None = None,
+) -> LocalData:
+    """The samples at `path`, as the bundle's shape and classes ask for them; those without a label last.
+
+    Args:
+        path: an image folder, a CSV of paths, a `.npz`, a `.parquet` or a directory of such (docs/data.md).
+        purpose: `train` or `test` picks the split where the source declares splits; a test set has labels only.
+        log: takes a line about images that are left out, and about what takes long.
+        cache: the directory that keeps decoded images; None to decode them into memory.
+
+    Raises:
+        DataError: one line: what is wrong with which file, and what was expected.
+    """
+    listing = _of_bundle(list_source(path, log), manifest)
+    rows = declared_rows(listing, purpose)
+    x, kept = read_images(listing, rows, manifest.input_shape, name=purpose, log=log, cache=cache)
+    return _checked(LocalData(x, listing.labels[kept]), manifest, listing.where, purpose)
+
+
+def load_held_out(
+    path: str | Path,
+    manifest: Manifest,
+    *,
+    share: float = 0.1,
+    seed: int = 0,
+    log: Log = lambda line: None,
+    cache: Path | None = None,
+) -> tuple[LocalData, LocalData]:
+    """The samples at `path` to train on, and those that are held back to test with.
+
+    Held back is the declared split `test`, or else `valid`; of a source without these, `share` of every class, chosen
+    by the samples' names (`splits.py`): the same at every start, and nearly the same when samples are added. Both are
+    views of one array, so a large set is copied nowhere.
+
+    Args:
+        share, seed: of the hold-out.
+        path, log, cache: as of `load_data`.
+
+    Returns:
+        (to train on, held back); the latter may be empty.
+
+    Raises:
+        DataError, UsageError: as `load_data`, and where `share` is out of range.
+    """
+    listing = _of_bundle(list_source(path, log), manifest)
+    train, held = train_and_held_rows(listing, share, seed)
+    rows = np.concatenate([train, held])
+    x, kept = read_images(listing, rows, manifest.input_shape, name="train", log=log, cache=cache)
+    trained = int(np.isin(kept, train, assume_unique=True).sum())  # rows that could be read keep their order
+    first = _checked(LocalData(x[:trained], listing.labels[kept[:trained]]), manifest, listing.where, "train")
+    last = LocalData(x[trained:], listing.labels[kept[trained:]])
+    return first, _checked(last, manifest, listing.where, "test") if len(last) else last
+
+
+def from_arrays(images: NDArray[Any], labels: NDArray[Any], manifest: Manifest) -> LocalData:
+    """Samples that are in memory: uint8 images (N, H, W, c) of the bundle's shape, and class numbers (N,).
+
+    Raises:
+        DataError: as `load_data`.
+    """
+    where = "the arrays"
+    x, y = pixels(images, where), class_numbers(labels, where)
+    if len(x) != len(y):
+        raise DataError(where, expected=f"a label for each of {len(x)} images", got=f"{len(y)} labels")
+    _check_shape(x, manifest.input_shape, where)
+    return _checked(LocalData(x, y), manifest, where, "train")
+
+
+def read_images(
+    listing: Listing,
+    rows: NDArray[np.int64],
+    shape: Shape,
+    *,
+    name: str = "images",
+    log: Log = lambda line: None,
+    cache: Path | None = None,
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """The pixels of some rows of a listing, in that order, without those that cannot be read.
+
+    Args:
+        rows: (N,) no row twice.
+        shape: (H, W, c) that images are brought to; pixels of a `.npz` must have it.
+        name: what the cache's file is called.
+
+    Returns:
+        (K, H, W, c) uint8, read only where a cache gives it; and (K,) which rows these are.
+
+    Raises:
+        DataError: no row, none that can be read, another shape than a `.npz` has, no room for the cache.
+    """
+    if isinstance(listing.images, np.ndarray):
+        _check_shape(listing.images, shape, listing.where)
+        everything = len(rows) == len(listing) and bool((np.diff(rows) > 0).all())
+        return (listing.images if everything else listing.images[rows]), rows
+    from edge_client.data.decode import check_channels, decode_all, gather
+
+    check_channels(shape, listing.where)
+
+    def decode() -> Iterator[Any]:
+        if len(rows) >= _MANY:
+            kept = "" if cache is None else f"; the next start finds them in {cache}"
+            log(f"decoding {len(rows):,} images{kept}")
+        return decode_all(_encoded(listing, rows), shape)
+
+    found = None
+    if cache is not None and listing.stamp:
+        from edge_client.data.cache import ImageCache, cache_key
+
+        try:
+            key = cache_key(listing.stamp, rows, shape)
+            found = ImageCache(cache, log).fetch(name, key, len(rows), shape, decode)
+        except OSError as error:
+            _without_cache(error, cache, len(rows), shape, log)
+    found = found or gather(decode(), len(rows), shape)
+    found.tell(listing.where, log)
+    return found.x, rows[found.kept]
+
+
+def _encoded(listing: Listing, rows: NDArray[np.int64]) -> Iterator[tuple[str, str | bytes]]:
+    """(name, path or bytes) of rows in any order: rising stretches of them are read one after another."""
+    assert not isinstance(listing.images, np.ndarray)
+    for stretch in np.split(rows, np.flatnonzero(np.diff(rows) < 0) + 1):
+        for row, source in zip(stretch, listing.images.read(stretch), strict=True):
+            yield listing.images.name(int(row)), source
+
+
+def _without_cache(error: OSError, cache: Path, count: int, shape: Shape, log: Log) -> None:
+    """Say why there is no cache.
+
+    Raises:
+        DataError: when the images are too many to be held in memory instead.
+    """
+    needed, why = count * math.prod(shape), error.strerror or str(error)
+    if needed > _WITHOUT_CACHE_BYTES:
+        raise DataError(
+            f"{count:,} images, decoded {needed / 1e6:,.0f} MB, cannot be kept in {cache}",
+            expected="room on its disk",
+            got=why,
+            hint="another --state, or fewer images",
+        ) from None
+    log(f"decoded images are not kept for the next start: {cache}: {why}")
+
+
+def _of_bundle(listing: Listing, manifest: Manifest) -> Listing:
+    """The listing with the bundle's class numbers.
+
+    Raises:
+        DataError: a class that the bundle has not.
+    """
+    numbered = manifest.labels == tuple(str(index) for index in range(manifest.classes))
+    if listing.names is None or (listing.own_numbers and numbered):
+        return listing
+    numbers = np.full(len(listing.names) + 1, UNLABELLED, np.int64)  # the last is what -1 leads to
+    for label in np.unique(listing.labels):
+        if label == UNLABELLED:  # the Hub's number for a label that is missing, too
+            continue
+        where = f"{listing.where}: {listing.name(int(np.flatnonzero(listing.labels == label)[0]))}"
+        if not 0 <= label < len(listing.names):
+            raise DataError(f"{where}: label", expected=f"0 to {len(listing.names) - 1}", got=label)
+        numbers[label] = class_number(listing.names[label], manifest, where)
+    return replace(listing, labels=numbers[listing.labels], names=manifest.labels)
+
+
+def _check_shape(x: NDArray[np.uint8], shape: Shape, where: str) -> None:
+    if x.shape[1:] != shape:
+        raise DataError(f"{where}: x", expected=f"(N, {shape[0]}, {shape[1]}, {shape[2]})", got=x.shape)
+
+
+def _checked(data: LocalData, manifest: Manifest, where: str, purpose: Purpose) -> LocalData:
+    if not len(data):
+        raise DataError(f"{where} is empty", expected="at least one image", got="none")
+    least = UNLABELLED if purpose == "train" and "pu_weight" in manifest.hyper else 0
+    low, high = int(data.y.min()), int(data.y.max())
+    if low < least or high >= manifest.classes:
+        raise DataError(
+            f"{where}: a label is out of range",
+            expected=f"0 to {manifest.classes - 1}" + (f", or {UNLABELLED} for none" if least else ""),
+            got=low if low < least else high,
+        )
+    if high < 0:
+        raise DataError(f"{where}", expected="labels for some images at least", got="none")
+    return data

@@ -1,0 +1,120 @@
+"""Which samples train and which are held back: splits that a source declares, or a stratified, shuffled hold-out.
+
+A source declares splits by names: folders `train/` and `test/` above the class folders, a column `split` in a CSV,
+parquet files that begin with them, arrays `x_train` and `x_test`. Who trains gets the split `train`; who tests gets
+`test`, or `valid` where there is no `test`. Of a source without splits each gets everything.
+
+`held_out` is how a tenth is set aside where nobody declared one: the same share of every class, drawn at random,
+the same at every start. Taking every tenth row instead would follow whatever order the rows have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import DataError, UsageError
+from edge_client.data.listing import Listing
+from edge_client.data.samples import Purpose
+
+__all__ = ["SPLITS", "declared_rows", "held_out", "split_code", "train_and_held_rows"]
+
+Rows = NDArray[np.int64]
+SPLITS = ("", "train", "valid", "test")
+_WORDS = {
+    "train": 1,
+    "training": 1,
+    "valid": 2,
+    "val": 2,
+    "validation": 2,
+    "dev": 2,
+    "test": 3,
+    "testing": 3,
+}
+
+
+def split_code(word: str) -> int | None:
+    """The code of a split by one of its usual names, as an index into `SPLITS`; None for any other word."""
+    return _WORDS.get(word.strip().lower())
+
+
+def held_out(
+    labels: NDArray[np.int64], share: float, seed: int, *, ranks: NDArray[np.uint64] | None = None
+) -> NDArray[np.bool_]:
+    """Which samples to hold out: `share` of all, the same share of every class, drawn from `seed`.
+
+    Each class gives the whole part of its share, and those that lost the largest fraction by it give one more until
+    round(share · N) are held. A class always keeps a sample to train on, so one of a single sample gives none. Samples
+    without a label are never held out. The same labels, share and seed give the same answer on any machine.
+
+    Args:
+        labels: (N,) class numbers; negative for no label.
+        share: 0 up to 1, without 1.
+        ranks: (N,) one number for each sample: the smallest of a class are held instead of drawn ones. Ranks that
+            follow from a sample's name (as `train_and_held_rows` makes them) leave nearly all samples where they are
+            when others come along.
+
+    Returns:
+        (N,) bool, true for held.
+
+    Raises:
+        UsageError: when `share` is out of range.
+    """
+    if not 0 <= share < 1:
+        raise UsageError("share held out", expected="0 up to 1, without 1", got=share)
+    rng, held = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
+    classes, counts = np.unique(labels[labels >= 0], return_counts=True)
+    wanted = share * counts
+    quota = np.minimum(np.floor(wanted).astype(np.int64), counts - 1)
+    order = np.lexsort((rng.permutation(len(classes)), quota - wanted))  # the largest fraction lost first
+    for index in order[: max(round(share * int(counts.sum())) - int(quota.sum()), 0)]:
+        quota[index] = min(quota[index] + 1, counts[index] - 1)
+    for label, few in zip(classes, quota, strict=True):
+        rows = np.flatnonzero(labels == label)
+        first = rng.permutation(rows) if ranks is None else rows[np.argsort(ranks[rows], kind="stable")]
+        held[first[:few]] = True
+    return held
+
+
+def declared_rows(listing: Listing, purpose: Purpose) -> Rows:
+    """The rows for training or for testing, samples without a label last.
+
+    Raises:
+        DataError: when the source declares splits, and none for this purpose.
+    """
+    codes = listing.splits
+    for code in (0, 1) if purpose == "train" else (0, 3, 2):
+        rows = np.flatnonzero(codes == code)
+        if len(rows) or (code == 0 and not len(listing)):
+            return _labelled_first(rows, listing)
+    declared = ", ".join(SPLITS[code] for code in np.unique(codes) if code)
+    raise DataError(f"{listing.where} has no {purpose} split", expected=f"samples of a split {purpose}", got=declared)
+
+
+def train_and_held_rows(listing: Listing, share: float, seed: int) -> tuple[Rows, Rows]:
+    """The rows to train on, and those to test with: a declared `test` or else `valid`, or else `share` held out.
+
+    Raises:
+        DataError: as `declared_rows`.
+        UsageError: as `held_out`.
+    """
+    train = declared_rows(listing, "train")
+    for code in (3, 2):
+        if (rows := np.flatnonzero(listing.splits == code)).size:
+            return train, rows
+    ranks = np.fromiter((_rank(listing.name(int(row)), seed) for row in train), np.uint64, len(train))
+    held = held_out(listing.labels[train], share, seed, ranks=ranks)
+    return train[~held], train[held]
+
+
+def _labelled_first(rows: Rows, listing: Listing) -> Rows:
+    known = listing.labels[rows] >= 0
+    return np.concatenate([rows[known], rows[~known]])
+
+
+def _rank(name: str, seed: int) -> int:
+    """A number that follows from a sample's name, so that it is the same whatever other samples there are."""
+    digest = hashlib.blake2b(f"{seed}\0{name}".encode(errors="surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
