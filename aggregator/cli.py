@@ -42,7 +42,9 @@ def aggregate_command(
     store: Annotated[Path, typer.Option(help="SQLite file that holds the run; made when absent, resumed when not.")],
     fleet: Annotated[str, typer.Option(help="The fleet's id, in every topic.")] = "fleet",
     method: Annotated[str | None, typer.Option(help=f"Of the rounds: {METHOD_HELP}  [default: the bundle's]")] = None,
-    rounds: Annotated[int, typer.Option(help="Rounds of that method.")] = 5,
+    rounds: Annotated[
+        int | None, typer.Option(help="Rounds of that method.  [default: 5, 1 where it trains nothing]")
+    ] = None,
     calibrate: Annotated[
         bool | None,
         typer.Option(
@@ -64,7 +66,8 @@ def aggregate_command(
         float, typer.Option(help="Largest share of a round's samples that one device counts for, 0.5 to 1.")
     ] = 0.5,
     ridge: Annotated[
-        float | None, typer.Option(help="Ridge of FFC's closed form, in units of trace/D.  [default: the bundle's]")
+        str | None,
+        typer.Option(help="Of FFC's closed form, in units of trace/D, or auto: chosen from the sums.  [default: auto]"),
     ] = None,
     rule: Annotated[str, typer.Option(help="How class means merge: " + ", ".join(RULES) + ".")] = "mean",
     encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, f32, f16 or int8.")] = "f32",

@@ -89,7 +89,7 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         if field.holds == "probabilities":
             _check_probabilities(message, rows, terms)
         else:
-            _check_norms(message, rows, terms)
+            _check_norms(message, rows, terms, 1.0 if field.holds == "unit-features" else LARGEST_NORM)
 
 
 def check_sums(statistic: FeatureGram, encoding: Encoding) -> None:
@@ -137,17 +137,17 @@ def _check_counts(message: Contribution, terms: Terms) -> None:
         raise WireError("counts", expected=f"at most {terms.max_samples:,} samples of one device", got=f"{samples:,}")
 
 
-def _check_norms(message: Contribution, sent: NDArray[np.floating], terms: Terms) -> None:
-    """Lengths of class means (K, D). int8 may lengthen a row by half a step in every coordinate."""
+def _check_norms(message: Contribution, sent: NDArray[np.floating], terms: Terms, longest: float) -> None:
+    """Lengths of class means (K, D), at most `longest`. int8 may lengthen a row by half a step in every coordinate."""
     norms = message.norms if sent is message.body.rows else row_norms(sent)
     width = sent.shape[1]
     slack = 1.001 + math.sqrt(width) / INT8_STEPS
     if terms.noise is None:
-        if norms.max(initial=0.0) <= LARGEST_NORM * slack:
+        if norms.max(initial=0.0) <= longest * slack:
             return
-        limits = np.full(len(norms), LARGEST_NORM * slack)
+        limits = np.full(len(norms), longest * slack)
     else:
-        limits = np.minimum(LARGEST_NORM, terms.noise.largest_norm(message.counts, width)) * slack
+        limits = np.minimum(longest, terms.noise.largest_norm(message.counts, width)) * slack
     if (norms > limits).any():
         worst = int((norms / limits).argmax())
         raise WireError(

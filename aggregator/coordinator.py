@@ -26,6 +26,7 @@ from contract.errors import UsageError, WireError, near_names
 from contract.messages import Announcement, Contribution, Encoding, Status
 from contract.methods import Method, Value, runs_on
 from contract.methods import method as method_of
+from contract.methods.base import Merged
 from contract.rules import Rule, check_rule
 from contract.state import GlobalState, least_limit_bytes
 from contract.statistics import Statistic
@@ -42,7 +43,7 @@ class Settings:
 
     Attributes:
         method: of the rounds; the bundle's own when None. Another is one that trains nothing.
-        rounds, calibrate: see `rounds.plan`.
+        rounds, calibrate: see `rounds.plan`; as many as the method usually has when None.
         rule: how class means merge; other sums always add up.
         encoding, ffc_encoding: how tensors travel up in rounds of class rows and of triangles.
         min_samples: classes with fewer local examples are withheld by the devices, and refused.
@@ -53,7 +54,7 @@ class Settings:
     """
 
     method: str | None = None
-    rounds: int = 5
+    rounds: int | None = None
     calibrate: bool = True
     policy: Policy = field(default_factory=Policy)
     rule: Rule = "mean"
@@ -72,6 +73,7 @@ class Coordinator:
     Attributes:
         findings: about devices whose contribution to the last closed round does not count, or not in full.
         doubt: why the head of the last closed round may be bad; empty where nothing speaks against it.
+        told: what was chosen in the making of the last closed round's result, in words.
 
     Args:
         manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
@@ -92,7 +94,9 @@ class Coordinator:
         now: float,
         others: tuple[bytes, ...] = (),
     ) -> None:
-        methods = plan(_own_method(manifest, settings), settings.rounds, settings.calibrate)
+        own = method_of(_own_method(manifest, settings))
+        rounds = own.rounds if settings.rounds is None else settings.rounds
+        methods = plan(own.name, rounds, settings.calibrate)
         shared = next((m for m in map(method_of, methods) if m.extractor == "bundle"), None)
         if others and shared is not None:
             raise UsageError(
@@ -109,7 +113,7 @@ class Coordinator:
         self.state: GlobalState = store.state()
         self._traits: dict[str, Traits] = {}  # of the open round's contributions, as far as this process took them
         self.findings: tuple[Finding, ...] = ()
-        self.doubt = ""
+        self.doubt, self.told = "", ""
         self._ingest = Ingest(self._holds)
         self._uncounted: Counter[tuple[int, str]] = Counter()
         self._resume(now)
@@ -253,7 +257,7 @@ class Coordinator:
             self.state = state
         return step
 
-    def _merged(self, step: Closed) -> Statistic:
+    def _merged(self, step: Closed) -> Merged:
         """The round's result; `findings` and `doubt` then say what a person should know of it."""
         found = method_of(step.method)
         hyper = self._hyper(found)
@@ -267,7 +271,7 @@ class Coordinator:
         screened = screen(source, traits, max_share=self._settings.max_share)
         merged = found.merge(screened.source, self._settings.rule, hyper)
         self.findings = screened.findings
-        self.doubt = found.doubt(merged, hyper)
+        self.doubt, self.told = found.doubt(merged, hyper), found.told(merged, hyper)
         return merged
 
     def _holds(self, round: int, method: str, device: str) -> bool:

@@ -155,6 +155,7 @@ class RoundClosed:
     uplink_bytes: int
     seconds: float
     global_version: int
+    told: str = ""
 
 
 @dataclass(frozen=True)

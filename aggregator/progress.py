@@ -154,6 +154,7 @@ class Progress:
         self._line(
             f"  [green]round {event.round} closed[/green]: {event.committed} contributions, {event.classes} classes "
             f"merged, {event.uplink_bytes:,} bytes up, {event.seconds:.1f} s, global version {event.global_version}"
+            + (f"; {escape(event.told)}" if event.told else "")
         )
 
     @_show.register

@@ -98,7 +98,9 @@ Step = Opened | Extended | Closed | Finished
 
 
 def plan(method: str, rounds: int, calibrate: bool) -> tuple[str, ...]:
-    """The method of each round: `rounds` of the bundle's own, then one of the method that closes runs when calibrating.
+    """The method of each round: `rounds` of one, then, when calibrating, one of the method that closes runs.
+
+    That is after rounds that trained, or alone; what trains nothing has a result of its own already.
 
     SphereFed's devices send nothing while they train, so its rounds gather only who took part.
 
@@ -108,8 +110,8 @@ def plan(method: str, rounds: int, calibrate: bool) -> tuple[str, ...]:
     """
     if rounds < 0 or (rounds == 0 and not calibrate):
         raise UsageError("--rounds", expected="1 or more", got=rounds)
-    own, closing = method_of(method).name, closing_method().name
-    return (own,) * rounds + ((closing,) if calibrate and (own != closing or rounds == 0) else ())
+    own = method_of(method)
+    return (own.name,) * rounds + ((closing_method().name,) if calibrate and (own.trains or rounds == 0) else ())
 
 
 @dataclass

@@ -26,6 +26,7 @@ from contract.errors import UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
 from contract.messages import Encoding
+from contract.methods import closing_method
 from contract.methods import method as find_method
 from contract.rules import check_rule
 from contract.statistics import ClassMeans
@@ -115,7 +116,7 @@ class Service:
 def settle(
     *,
     method: str | None = None,
-    rounds: int = 5,
+    rounds: int | None = None,
     calibrate: bool = True,
     min_clients: int = 1,
     deadline: float = DEADLINE_S,
@@ -124,7 +125,7 @@ def settle(
     min_samples: int = 1,
     max_samples: int = MAX_SAMPLES,
     max_share: float = 0.5,
-    ridge: float | None = None,
+    ridge: float | str | None = None,
     rule: str = "mean",
     encoding: str = "f32",
     ffc_encoding: str = "f64",
@@ -146,7 +147,7 @@ def settle(
         min_samples=_at_least("--min-samples", min_samples, 1),
         max_samples=_at_least("--max-samples", max_samples, 1),
         max_share=_between("--max-share", max_share, 0.5, 1.0),
-        hyper={} if ridge is None else {"ridge": _between("--ridge", ridge, 0.0, 1e6)},
+        hyper={} if ridge is None else {"ridge": closing_method().hyper["ridge"].check("--ridge", ridge)},
         limit_bytes=limit_bytes,
     )
 

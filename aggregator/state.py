@@ -11,26 +11,26 @@ from dataclasses import replace
 
 from contract.errors import StatisticError
 from contract.methods import Method, Value
+from contract.methods.base import Merged
 from contract.state import GlobalState
-from contract.statistics import Statistic
 
 __all__ = ["next_global"]
 
 
 def next_global(
-    previous: GlobalState, found: Method, merged: Statistic, *, round: int, hyper: Mapping[str, Value]
+    previous: GlobalState, found: Method, merged: Merged, *, round: int, hyper: Mapping[str, Value]
 ) -> GlobalState:
     """The global state after `round` of a method, one version above `previous`; `previous` itself when nothing changes.
 
     Args:
         previous: the state that the round started from; version 0, empty, before the first.
-        merged: the method's statistic.
+        merged: what the method's `merge` gave.
         hyper: the method's hyper-parameters, settled.
 
     Raises:
-        StatisticError: when the statistic is not the method's.
+        StatisticError: when it is not the method's.
     """
-    if not isinstance(merged, found.statistic):
+    if not isinstance(merged, found.merged):
         raise StatisticError(f"round of {found.name}", expected=found.statistic.NAME, got=type(merged).__name__)
     new = found.next_rows(previous.rows, merged, hyper)
     if not new:

@@ -64,6 +64,7 @@ class Teller:
                     sum(record.uplink_bytes.values()),
                     record.seconds or 0.0,
                     self._core.state.version,
+                    self._core.told,
                 )
             )
 

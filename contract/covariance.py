@@ -104,6 +104,11 @@ class MeanSpread:
         )
 
     @property
+    def present(self) -> NDArray[np.bool_]:
+        """(C,) whether a class has examples."""
+        return self.counts > 0
+
+    @property
     def within(self) -> WithinClass:
         """Class means, and the unbiased covariance within classes."""
         return _within(self.second, self.sums, self.counts, int(np.maximum(self.groups - 1, 0).sum()))

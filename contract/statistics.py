@@ -199,7 +199,8 @@ class Statistic:
     def is_class_means(cls) -> bool:
         """Whether it is nothing but rows of features that travel as means, so that a median of devices makes sense."""
         rows = cls.row_fields()
-        return bool(rows) and rows == cls.FIELDS and all(f.travels == "means" and f.holds == "features" for f in rows)
+        plain = all(f.travels == "means" and f.holds != "probabilities" for f in rows)
+        return bool(rows) and rows == cls.FIELDS and plain and cls.GROUPS == 1
 
     @property
     def classes(self) -> int:

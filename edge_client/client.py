@@ -283,8 +283,8 @@ class Client:
         m = self._bundle.manifest
         for found in (method(m.method), *METHODS.values()):
             if part.kind in found.global_rows:
-                features = found.row_width(found.settled_in(m.hyper), m.features)
-                part.body.dense(m.classes, features if found.global_rows[part.kind] == "features" else m.classes)
+                kinds = found.row_kinds(found.settled_in(m.hyper), m.classes, m.features)
+                part.body.dense(m.classes, kinds[part.kind])
                 break  # it refuses another fleet's rows
         self._follower.part(part)
 

@@ -54,6 +54,7 @@ class LocalSamples:
         self.classes, self.width, self.hyper, self.params = classes, width, hyper, params
         self._data, self._extractor, self._own_means = data, extractor, own_means
         self._secret, self._what = secret, what
+        self.min_samples = min_samples
         self._kept = shareable(data.y, classes, min_samples)  # (N,)
         self.counts: NDArray[np.int64] = np.bincount(data.y[self._kept], minlength=classes)
 

@@ -29,7 +29,7 @@ def test_a_method_says_all_its_facts(found):
     assert set(found.loss) <= set(get_args(LossTerm))
     assert found.weighting in get_args(Weighting)
     assert found.settle(found.first_run)
-    assert found.first_run_rounds >= 1
+    assert found.rounds >= 1
 
 
 @pytest.mark.parametrize("found", METHODS.values(), ids=METHODS)

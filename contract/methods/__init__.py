@@ -11,7 +11,6 @@ A method is a class over `contract.methods.base.Method`. It is found
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 import pkgutil
@@ -55,6 +54,7 @@ class _Registry(Mapping[str, Method]):
             if module.name not in _NOT_METHODS:
                 self.add(_only_method(importlib.import_module(f"{__name__}.{module.name}")))
         self._installed: dict[str, list[EntryPoint]] | None = None
+        self._broken: set[str] = set()
 
     def add(self, found: Method) -> None:
         """Take up a method.
@@ -94,10 +94,15 @@ class _Registry(Mapping[str, Method]):
 
     def __iter__(self) -> Iterator[str]:
         """Those that can be loaded: a broken package is complained of where its method is named, and only there."""
-        for name in self._entries():
-            with contextlib.suppress(MethodError):
+        for name in self._entries().keys() - self._known.keys() - self._broken:
+            try:
                 self[name]
+            except MethodError:
+                self._broken.add(name)
         return iter(sorted(self._known))
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(self)
 
     def __len__(self) -> int:
         return len(list(iter(self)))

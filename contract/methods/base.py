@@ -42,7 +42,9 @@ __all__ = [
     "Hyper",
     "Local",
     "LossTerm",
+    "Merged",
     "Method",
+    "RowWidth",
     "Solves",
     "StartState",
     "Update",
@@ -64,6 +66,7 @@ LossTerm = Literal[
     "soft-predictions",
     "mean-features",
 ]
+RowWidth = Literal["features", "classes", "one"]
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
@@ -75,9 +78,10 @@ class Hyper:
     Attributes:
         default: also fixes the type: int, float or str.
         source: paper, equation, table or public code that the default is taken from.
-        choices: the allowed names, for a str.
+        choices: the allowed names, for a str; for a number, words that may stand in its place.
         low: the smallest allowed number.
         high: the largest allowed number.
+        number: whether a number is taken although the default is one of the words.
     """
 
     default: Value
@@ -85,6 +89,7 @@ class Hyper:
     choices: tuple[str, ...] = ()
     low: float = 0.0
     high: float = float("inf")
+    number: bool = False
 
     def check(self, name: str, value: object) -> Value:
         """`value` as this hyper-parameter's type.
@@ -92,17 +97,19 @@ class Hyper:
         Raises:
             MethodError: when it is not of that type, not among the choices, or out of range.
         """
-        if isinstance(self.default, str):
-            if value not in self.choices:
-                raise MethodError(f"{name}", expected="one of " + ", ".join(self.choices), got=value)
+        if value in self.choices:
             return str(value)
-        kind = type(self.default)
+        words = ", ".join(self.choices)
+        if isinstance(self.default, str) and not self.number:
+            raise MethodError(f"{name}", expected=f"one of {words}", got=value)
+        kind = int if isinstance(self.default, int) else float
+        beside = f", or {words}" if words else ""
         try:
             number = kind(str(value))
         except ValueError:
-            raise MethodError(f"{name}", expected=f"a {kind.__name__}", got=value) from None
+            raise MethodError(f"{name}", expected=f"a {kind.__name__}{beside}", got=value) from None
         if not (self.low <= number <= self.high and math.isfinite(number)):
-            raise MethodError(f"{name}", expected=f"{self.low:g} to {self.high:g}", got=value)
+            raise MethodError(f"{name}", expected=f"{self.low:g} to {self.high:g}{beside}", got=value)
         return number
 
 
@@ -146,6 +153,17 @@ class StartState:
     trained: bool
 
 
+class Merged(Protocol):
+    """What a round's statistics come to.
+
+    Attributes:
+        present: (C,) which classes someone held.
+    """
+
+    @property
+    def present(self) -> NDArray[np.bool_]: ...
+
+
 class Local(Protocol):
     """What a device offers a method in a round: features of its own samples, under its present weights.
 
@@ -157,8 +175,10 @@ class Local(Protocol):
         classes, width: C and D.
         params: the device's present weights by state-tensor name.
         counts: (C,) int64, its labelled samples of each class.
+        min_samples: no group of fewer may be told of.
     """
 
+    min_samples: int
     hyper: Mapping[str, Value]
     classes: int
     width: int
@@ -200,14 +220,16 @@ class Method(ABC):
             `aggregation` says otherwise: its `count` n_ij, its `share` n_ij / n_i, 1 for each `client` that holds the
             class; `printed` is the share, divided by the number of clients as FedHP's eq. 5 prints it, and `twice` the
             count, divided by the number of clients that hold the class once more, as FedProto's eq. 4 does.
-        global_rows: what comes back to the devices: kinds of class rows, each of `features` or `classes` numbers.
+        global_rows: what comes back to the devices: kinds of class rows, each of `features` or `classes` numbers, or of
+            `one`.
         shared_state: state tensors that must be equal in all bundles of one fleet.
         privacy: what a contribution says about the samples behind it, in words.
         encoding: how its numbers travel unless the aggregator is told otherwise.
         solves: what the aggregator computes of the merged statistic, for the cost models: a head by `ridge` regression,
             or nothing that counts.
         closes_runs: whether a run of another method may end with one round of it.
-        first_run: hyper-parameters for a first short run on a small data set, and how many rounds of it.
+        rounds: how many a run has when a person names none.
+        first_run: hyper-parameters for a first short run on a small data set.
     """
 
     name: ClassVar[str]
@@ -225,14 +247,14 @@ class Method(ABC):
     extractor: ClassVar[Extractor] = "local"
     unit_features: ClassVar[bool] = False
     weighting: ClassVar[Weighting] = "count"
-    global_rows: ClassVar[Mapping[str, Literal["features", "classes"]]] = MappingProxyType({})
+    global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({})
     shared_state: ClassVar[tuple[str, ...]] = ()
     privacy: ClassVar[str] = "nothing of the samples"
     encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f32"
     solves: ClassVar[Solves] = "none"
     closes_runs: ClassVar[bool] = False
     first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({})
-    first_run_rounds: ClassVar[int] = 5
+    rounds: ClassVar[int] = 5
 
     # ── settings ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -263,6 +285,11 @@ class Method(ABC):
     def settled_in(self, hyper: Mapping[str, Value]) -> dict[str, Value]:
         """Its hyper-parameters in a bundle of any method: those that the bundle has, and its defaults."""
         return self.settle({name: value for name, value in hyper.items() if name in self.hyper})
+
+    def row_kinds(self, hyper: Mapping[str, Value], classes: int, width: int) -> dict[str, int]:
+        """What comes back, by kind: how many numbers a row of it has."""
+        sizes = {"features": self.row_width(hyper, width), "classes": classes, "one": 1}
+        return {kind: sizes[named] for kind, named in self.global_rows.items()}
 
     def check(self, hyper: Mapping[str, Value], classes: int, width: int) -> None:  # noqa: B027
         """Whether these settled hyper-parameters fit C classes and features of width D.
@@ -331,13 +358,18 @@ class Method(ABC):
 
     # ── on the aggregator ───────────────────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def merged(self) -> type:
+        """What `merge` gives."""
+        return self.statistic
+
     def weighting_of(self, hyper: Mapping[str, Value]) -> Weighting:
         """How contributions are weighted under these hyper-parameters."""
         chosen = hyper.get("aggregation", self.weighting) if "aggregation" in self.hyper else self.weighting
         return next((known for known in get_args(Weighting) if known == chosen), self.weighting)
 
-    def merge(self, source: Source, rule: Rule, hyper: Mapping[str, Value]) -> Statistic:
-        """One statistic out of a round's.
+    def merge(self, source: Source, rule: Rule, hyper: Mapping[str, Value]) -> Merged:
+        """What a round's statistics come to: one statistic, or what else a method makes of them.
 
         Args:
             source: called for each pass over them.
@@ -349,7 +381,7 @@ class Method(ABC):
         return merge(source, rule if self.statistic.is_class_means() else "mean", self.weighting_of(hyper))
 
     def next_rows(
-        self, previous: Mapping[str, ClassRows], merged: Statistic, hyper: Mapping[str, Value]
+        self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]
     ) -> dict[str, ClassRows]:
         """What a round's merged statistic makes of the global state: the kinds of rows that are new.
 
@@ -359,7 +391,11 @@ class Method(ABC):
         """
         return {}
 
-    def doubt(self, merged: Statistic, hyper: Mapping[str, Value]) -> str:
+    def told(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
+        """What was chosen in the making of the result, in a few words; empty where nothing was."""
+        return ""
+
+    def doubt(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
         """Why what a round gave may be bad, in one line; empty where nothing speaks against it."""
         return ""
 

@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from contract.answers import linear_logits, softmax
 from contract.mechanism import Mechanism
 from contract.messages import ClassRows
-from contract.methods.base import Head, Hyper, Local, LossTerm, Method, Value, newer_rows
+from contract.methods.base import Head, Hyper, Local, LossTerm, Merged, Method, RowWidth, Value, newer_rows
 from contract.state import GlobalState
 from contract.statistics import Field, Rows, Statistic, class_sums
 
@@ -85,9 +85,7 @@ class FedHKD(Method):
     heads: ClassVar[tuple[Head, ...]] = ("local",)
     loss: ClassVar[tuple[LossTerm, ...]] = ("cross-entropy", "soft-predictions", "prototype-distance")
     statistic = HyperKnowledge
-    global_rows: ClassVar[Mapping[str, Literal["features", "classes"]]] = MappingProxyType(
-        {"prototypes": "features", "soft": "classes"}
-    )
+    global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({"prototypes": "features", "soft": "classes"})
     privacy = "mean features and soft predictions of each class, under the Gaussian mechanism where `noise` is not 0"
     first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({"epochs": 1})
     hyper: ClassVar[Mapping[str, Hyper]] = MappingProxyType(
@@ -134,7 +132,7 @@ class FedHKD(Method):
         return total if mechanism is None else mechanism.released(total, local.noise())
 
     def next_rows(
-        self, previous: Mapping[str, ClassRows], merged: Statistic, hyper: Mapping[str, Value]
+        self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]
     ) -> dict[str, ClassRows]:
         """A class that someone held gets new knowledge; a class that nobody held keeps what it had."""
         assert isinstance(merged, HyperKnowledge)

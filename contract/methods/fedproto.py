@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.messages import ClassRows
-from contract.methods.base import Head, Hyper, Local, LossTerm, Method, Value, newer_rows, sgd
+from contract.methods.base import Head, Hyper, Local, LossTerm, Merged, Method, RowWidth, Value, newer_rows, sgd
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, Statistic
 
@@ -43,7 +43,7 @@ class FedProto(Method):
     heads: ClassVar[tuple[Head, ...]] = ("local", "frozen")
     loss: ClassVar[tuple[LossTerm, ...]] = ("cross-entropy", "prototype-distance")
     statistic = ClassMeans
-    global_rows: ClassVar[Mapping[str, Literal["features", "classes"]]] = MappingProxyType({"prototypes": "features"})
+    global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({"prototypes": "features"})
     privacy = "the mean feature of each class, without noise: of a class with one sample, that sample's feature"
     first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({"momentum": 0.9})
     hyper: ClassVar[Mapping[str, Hyper]] = MappingProxyType(
@@ -77,7 +77,7 @@ class FedProto(Method):
         return local.class_means()
 
     def next_rows(
-        self, previous: Mapping[str, ClassRows], merged: Statistic, hyper: Mapping[str, Value]
+        self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]
     ) -> dict[str, ClassRows]:
         """A class that someone held gets a new prototype; a class that nobody held keeps the one it had."""
         assert isinstance(merged, ClassMeans)

@@ -5,7 +5,7 @@ extractor, which every device shares whatever it has trained locally, since sums
 
     statistic   A_i = Σ z zᵀ, b_i = Σ z yᵀ over unit features z = f(x)/‖f(x)‖, projected where that is agreed   eq. 10
     merged      A = Σ_i A_i, b = Σ_i b_i                                                                        eq. 11
-    head        W = ((A + λI)⁻¹ b)ᵀ, λ = ridge · trace(A)/D                                                     eq. 12
+    head        W = ((A + λI)⁻¹ b)ᵀ, λ = ridge · trace(A)/D, `auto`: chosen from the sums (contract/ridge.py)     eq. 12
     answer      arg max_j (W z)_j
 
 A device's own sums make a personal head of the same form (`personal_head`).
@@ -13,6 +13,7 @@ A device's own sums make a personal head of the same form (`personal_head`).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Literal
@@ -23,18 +24,24 @@ from numpy.typing import NDArray
 from contract.answers import Answer, linear_answer
 from contract.errors import MethodError
 from contract.messages import ClassRows
-from contract.methods.base import Extractor, Hyper, Local, Method, Solves, Value
-from contract.ridge import doubt, solve_head
+from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
+from contract.ridge import Ridge, RidgeHead, doubt, solve, solve_head
 from contract.sphere import projection, unit_rows
 from contract.state import GlobalState
 from contract.statistics import FeatureGram, Statistic
 
-__all__ = ["CALIBRATION", "FFC", "personal_head", "prepared"]
+__all__ = ["CALIBRATION", "FFC", "personal_head", "prepared", "ridge_of"]
 
 _PAPER = "SphereFed (Dong et al., ECCV 2022)"
 CALIBRATION: Mapping[str, Hyper] = MappingProxyType(
     {
-        "ridge": Hyper(0.3, "decision 078: of trace/D, safe at any N/D; the paper's 0 is the limit", high=1e6),
+        "ridge": Hyper(
+            "auto",
+            "decision 092: of trace/D, chosen from the sums; the paper's 0 is the limit",
+            ("auto",),
+            high=1e6,
+            number=True,
+        ),
         "project": Hyper(
             0, "ours: D' of an agreed random projection, to cut the Gram's bytes; 0 for none", high=65_536
         ),
@@ -54,12 +61,12 @@ class FFC(Method):
     statistic = FeatureGram
     extractor: ClassVar[Extractor] = "bundle"
     unit_features = True
-    global_rows: ClassVar[Mapping[str, Literal["features", "classes"]]] = MappingProxyType({"head": "features"})
+    global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({"head": "features"})
     privacy = "sums of all samples' features and of their products, without noise"
     encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f64"
     solves: ClassVar[Solves] = "ridge"
     closes_runs = True
-    first_run_rounds = 1
+    rounds = 1
     hyper: ClassVar[Mapping[str, Hyper]] = CALIBRATION
 
     def check(self, hyper: Mapping[str, Value], classes: int, width: int) -> None:
@@ -82,15 +89,23 @@ class FFC(Method):
         return total
 
     def next_rows(
-        self, previous: Mapping[str, ClassRows], merged: Statistic, hyper: Mapping[str, Value]
+        self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]
     ) -> dict[str, ClassRows]:
         """The head alone: prototypes stay as they are beside it."""
         assert isinstance(merged, FeatureGram)
-        return {"head": ClassRows.of(solve_head(merged, float(hyper["ridge"])), merged.present)}
+        return {"head": ClassRows.of(_solved(merged, ridge_of(hyper)).weights, merged.present)}
 
-    def doubt(self, merged: Statistic, hyper: Mapping[str, Value]) -> str:
+    def told(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
         assert isinstance(merged, FeatureGram)
-        return doubt(merged, float(hyper["ridge"]))
+        found = _solved(merged, ridge_of(hyper))
+        if found.choice is None:
+            return f"ridge {found.ridge:g}, as given"
+        why = {"gcv": "by cross-validation on the sums", "noised": "since the sums are noised", "flat": "as no other"}
+        return f"ridge {found.ridge:.2g}, {why[found.choice.by]}"
+
+    def doubt(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
+        assert isinstance(merged, FeatureGram)
+        return doubt(merged, ridge_of(hyper))
 
     def shared_answers(
         self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
@@ -116,4 +131,20 @@ def personal_head(local: Local) -> NDArray[np.float64]:
     total = FeatureGram.zero(local.classes, local.width)
     for features, labels in local.features("local"):
         total = total.merge(FeatureGram.of(unit_rows(features.astype(np.float64)), labels, local.classes))
-    return solve_head(total, float(local.hyper["ridge"]))
+    return solve_head(total, ridge_of(local.hyper))
+
+
+_kept: weakref.WeakKeyDictionary[FeatureGram, dict[Ridge, RidgeHead]] = weakref.WeakKeyDictionary()
+
+
+def _solved(gram: FeatureGram, ridge: Ridge) -> RidgeHead:
+    """The head of these sums; solved once, since an eigendecomposition of 1,280 columns takes half a second."""
+    kept = _kept.setdefault(gram, {})
+    if ridge not in kept:
+        kept[ridge] = solve(gram.matrix, gram.cross, gram.counts, ridge)
+    return kept[ridge]
+
+
+def ridge_of(hyper: Mapping[str, Value]) -> Ridge:
+    """FFC's ridge among settled hyper-parameters: a number, or `auto`."""
+    return "auto" if hyper["ridge"] == "auto" else float(hyper["ridge"])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from contract.methods import Value
-from contract.ridge import solve_head
+from contract.ridge import Ridge, solve_head
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from edge_client.data import LocalData
@@ -49,7 +49,7 @@ class Head:
         return np.asarray((logits if self.bias is None else logits + self.bias).argmax(axis=1), dtype=np.int64)
 
 
-def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: float) -> Head:
+def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: Ridge) -> Head:
     """FFC over the model's backbone: the head from the clients' summed Gram and cross sums, as `solve_head` does it."""
     classes, width = model.head_weight.shape
     total = FeatureGram.zero(classes, width)
@@ -91,7 +91,7 @@ def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str
     return _fit(z, y, start, lr=lr, momentum=0.9, epochs=epochs, unit=False, seed=seed)
 
 
-def head_by_ffc(features: Features, y: Labels, classes: int, ridge: float) -> Head:
+def head_by_ffc(features: Features, y: Labels, classes: int, ridge: Ridge) -> Head:
     """SphereFed's personalised FFC: the closed form over one client's own samples."""
     return Head(solve_head(_gram(features, y, classes), ridge), unit=True)
 

@@ -28,8 +28,11 @@ from contract.errors import LinkError
 from contract.link import Address, Link, Received
 from contract.messages import GlobalPart
 from contract.methods import closing_method, method
+from contract.methods.ffc import ridge_of
+from contract.ridge import Ridge, solve
 from contract.sphere import unit_rows
 from contract.state import GlobalCollector
+from contract.statistics import FeatureGram
 from contract.wire import decode
 from edge_client.data import LocalData
 from edge_client.evaluate import Evaluation, score, summary
@@ -121,21 +124,24 @@ def received_head(broker: str, fleet: str, manifest: Manifest, *, patience_s: fl
     )
 
 
-def ridge_head(features: Float64, labels: NDArray[np.int64], classes: int, ridge: float) -> Float64:
+def ridge_head(features: Float64, labels: NDArray[np.int64], classes: int, ridge: Ridge) -> Float64:
     """Ridge regression of one-hot labels on unit features, directly: W (C, D).
 
     Args:
         features: (N, D) float64.
-        ridge: λ in units of trace(ZᵀZ)/D, as FFC's hyper-parameter gives it.
+        ridge: λ in units of trace(ZᵀZ)/D, as FFC's hyper-parameter gives it; `auto` chooses it from these features.
     """
     z = unit_rows(features)  # (N, D)
     gram, width = z.T @ z, z.shape[1]
+    if ridge == "auto":
+        sums = FeatureGram.of(z, labels, classes)
+        ridge = solve(sums.matrix, sums.cross, sums.counts, "auto").ridge
     penalty = ridge * np.trace(gram) / width * np.eye(width)
     onehot = np.eye(classes)[labels]  # (N, C)
     return np.asarray(np.linalg.solve(gram + penalty, z.T @ onehot).T)
 
 
-def compare(head: Float64, bundle: Bundle, shares: Sequence[LocalData], test: LocalData, ridge: float) -> Comparison:
+def compare(head: Float64, bundle: Bundle, shares: Sequence[LocalData], test: LocalData, ridge: Ridge) -> Comparison:
     """Solve the pooled problem over the bundle's extractor and set `head` beside it."""
     extractor = Extractor(bundle, bundle.params)
     pooled = np.concatenate([extractor.features(share.x) for share in shares]).astype(np.float64)
@@ -164,7 +170,7 @@ def baselines(
         on_round: called with the rounds that local training has done.
     """
     bundle = bundles[0]
-    ridge = float(closing_method().settled_in(bundle.manifest.hyper)["ridge"])
+    ridge = ridge_of(closing_method().settled_in(bundle.manifest.hyper))
     comparison = None if evidence.head is None else compare(evidence.head, bundle, shares, test, ridge)
     if not method(bundle.manifest.method).trains:
         return Beside(comparison, [], [_own_ridge(bundle, share, test, ridge) for share in shares])
@@ -180,7 +186,7 @@ def baselines(
     return Beside(comparison, alone.records, alone.evaluations)
 
 
-def _own_ridge(bundle: Bundle, share: LocalData, test: LocalData, ridge: float) -> Evaluation:
+def _own_ridge(bundle: Bundle, share: LocalData, test: LocalData, ridge: Ridge) -> Evaluation:
     """A device's own ridge head on the bundle's features: FFC on the local set alone."""
     extractor, classes = Extractor(bundle, bundle.params), bundle.manifest.classes
     head = ridge_head(extractor.features(share.x).astype(np.float64), share.y, classes, ridge)

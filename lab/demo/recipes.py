@@ -94,7 +94,7 @@ def recipe(name: str) -> Recipe:
     frozen = found.heads[0] == "frozen"
     objective = found.objective if frozen else method(DEFAULT).objective
     pretraining = _SQUARED_ERROR if frozen else _CROSS_ENTROPY
-    return Recipe(str(objective), frozen, pretraining, found.first_run, found.first_run_rounds)
+    return Recipe(str(objective), frozen, pretraining, found.first_run, found.rounds)
 
 
 def divide(data: DataSet, clients: int, *, seed: int) -> Division:

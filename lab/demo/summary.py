@@ -134,7 +134,7 @@ def _comparison(summary: Mapping[str, Any], row: Method, manifest: Manifest) -> 
     federated, alone = own["federated"], own["local_only"]
     verdict = "equal to" if federated == alone else "above" if federated > alone else "below"
     first = f"On own classes {row.title} is {verdict} local only in this run: {federated:.1%} against {alone:.1%}."
-    if row.inference == "nearest-prototype":
+    if row.way == "prototype":
         first += (
             " It answers among all classes here; among a device's own classes only, as FedProto's public code does, "
         )
@@ -269,16 +269,16 @@ def _uplink(
 def _overhead(histories: Sequence[list[dict[str, Any]]], shares: Sequence[LocalData], manifest: Manifest) -> int | None:
     """The largest message's bytes beyond its raw tensors, in rounds that send class rows: float32 rows, counts in the
     narrowest integer."""
-    row, numbers = method_row(manifest.method), manifest.features
-    if row.statistic == "hyper-knowledge":
-        numbers += manifest.classes
-    if not row.shares:
+    row = method_row(manifest.method)
+    if row.statistic.has_triangle() or not row.statistic.row_fields():
         return None
+    width = row.row_width(row.settled_in(manifest.hyper), manifest.features)
+    numbers = row.statistic.numbers(manifest.classes, width) // manifest.classes
     overheads = []
     for history, share in zip(histories, shares, strict=True):
         held = share.counts(manifest.classes)
-        width = next(size for size in (1, 2, 4, 8) if int(held.max()) < 2 ** (8 * size))
-        raw = int((held > 0).sum()) * (4 * numbers + width)
+        count = next(size for size in (1, 2, 4, 8) if int(held.max()) < 2 ** (8 * size))
+        raw = int((held > 0).sum()) * (4 * numbers + count)
         overheads += [line["uplink_bytes"] - raw for line in history if line["method"] == row.name]
     return max(overheads, default=None)
 

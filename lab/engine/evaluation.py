@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.methods.ffc import ridge_of
 from edge_client.data import LocalData
 from lab.algorithms.head_calibration import (
     Head,
@@ -111,7 +112,7 @@ def close(federation: Federation, names: Sequence[str], seed: int) -> tuple[list
     federation.load(0)
     classes, width = federation.model.head_weight.shape
     shares = [share for share in federation.shares if len(share.labelled)]
-    heads, sent, ridge = [], {}, float(federation.hyper["ridge"])
+    heads, sent, ridge = [], {}, ridge_of(federation.hyper)
     if "ffc" in names:
         heads.append(("linear", calibrated_head(federation.model, shares, ridge)))
         sent["linear"] = ffc_bytes(classes, width)
@@ -139,7 +140,7 @@ def personalise(
             )
             heads["head-sgd/head"] = fitted
         if "head-ffc" in names:
-            heads["head-ffc/linear"] = head_by_ffc(seen, share.y, classes, float(hyper["ridge"]))
+            heads["head-ffc/linear"] = head_by_ffc(seen, share.y, classes, ridge_of(hyper))
         for way, head in heads.items():
             tally.add("personal", way, head.answers(asked) == held[client].y)
         if "fit" in names:

@@ -1,0 +1,148 @@
+"""FedCOF: class means of frozen features, from whose spread over devices the server knows their covariance, too.
+
+Goswami et al., "Covariances for Free: Exploiting Mean Distributions for Federated Learning with Pre-Trained Models",
+NeurIPS 2025, arXiv 2412.14326. For the bytes of class means, nearly the head of FFC's sums.
+
+    statistic   means of unit features over random groups of a device's samples of each class, and their sizes
+    merged      class means, and the covariance within classes from how the groups' means scatter (prop. 1)
+    head        the linear discriminant of these, its ridge chosen by the error it expects (contract/discriminant.py)
+    answer      arg max_j (W z + w)_j
+
+The paper's devices send one mean of each class. Where there are few devices, several groups of each tell more: none is
+smaller than the aggregator's `min_samples`. With one group of every class in all there is no spread, and the head is
+the nearest class mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.answers import Answer, linear_answer
+from contract.covariance import MeanSpread, random_groups
+from contract.discriminant import choose_ridge_within, discriminant_head
+from contract.messages import ClassRows
+from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Value
+from contract.methods.ncm import UnitMeans
+from contract.rules import Rule, Source
+from contract.spectrum import Spectrum
+from contract.sphere import unit_rows
+from contract.state import GlobalState
+from contract.statistics import MAX_GROUPS, Field, Rows, Statistic
+
+__all__ = ["FedCOF", "GroupMeans"]
+
+_PAPER = "FedCOF (Goswami et al., NeurIPS 2025)"
+_HEAD, _BIAS = "discriminant", "discriminant-bias"
+
+
+@dataclass(frozen=True, eq=False)
+class GroupMeans(UnitMeans):
+    """Sums of unit features of up to eight groups of each class, (8 C, D), and how many samples each has, (8 C,)."""
+
+    NAME: ClassVar[str] = "group-means"
+    FIELDS: ClassVar[tuple[Field, ...]] = (Rows("sums", holds="unit-features"),)
+    GROUPS: ClassVar[int] = MAX_GROUPS
+
+
+class FedCOF(Method):
+    name = "fedcof"
+    title = "FedCOF"
+    source = f"{_PAPER}, prop. 1; one covariance for all classes and its ridge: decision 093"
+    summary = "class means of frozen features, and the covariance that their spread tells"
+    sends = "class means of frozen features, of several random groups"
+    inference = "linear discriminant"
+    way = "discriminant"
+    statistic = GroupMeans
+    extractor: ClassVar[Extractor] = "bundle"
+    unit_features = True
+    global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({_HEAD: "features", _BIAS: "one"})
+    privacy = "mean frozen features of random groups of each class, without noise; no group below min-samples"
+    rounds = 1
+    hyper: ClassVar[Mapping[str, Hyper]] = MappingProxyType(
+        {
+            "groups": Hyper(4, f"ours: means of a class from each device; 1: {_PAPER}", low=1, high=MAX_GROUPS),
+            "shrinkage": Hyper(
+                "auto",
+                "decision 093: of trace(Σ)/D, chosen from the means",
+                ("auto",),
+                low=1e-9,
+                high=1e9,
+                number=True,
+            ),
+        }
+    )
+
+    @property
+    def merged(self) -> type:
+        return MeanSpread
+
+    def summarise(self, local: Local) -> Statistic:
+        """Each sample goes to one of its class's groups, at random, before its features are known."""
+        order = np.repeat(np.arange(local.classes), local.counts)  # (N,) the samples, class by class
+        groups = random_groups(order, int(local.hyper["groups"]), local.min_samples, local.noise())
+        upcoming = np.concatenate([[0], np.cumsum(local.counts)[:-1]])  # (C,) each class's next place in `order`
+        places = local.classes * GroupMeans.GROUPS
+        total = GroupMeans.zero(local.classes, local.width)
+        for features, labels in local.features(self.extractor):
+            drawn = np.empty(len(labels), np.int64)
+            for row, label in enumerate(labels):
+                drawn[row] = groups[upcoming[label]]
+                upcoming[label] += 1
+            z = unit_rows(features.astype(np.float64))
+            total = total.merge(GroupMeans.of(z, labels * GroupMeans.GROUPS + drawn, places))
+        return total
+
+    def merge(self, source: Source, rule: Rule, hyper: Mapping[str, Value]) -> Merged:
+        """The groups' means, added up to what a discriminant needs of them; no group is kept."""
+        total: MeanSpread | None = None
+        for statistic in source():
+            assert isinstance(statistic, GroupMeans)
+            labels = np.arange(len(statistic.counts)) // GroupMeans.GROUPS
+            part = MeanSpread.of(statistic.means, statistic.counts, labels, statistic.classes)
+            total = part if total is None else total.merge(part)
+        if total is None:
+            return super().merge(source, rule, hyper)  # raises, and says that there is none
+        return total
+
+    def next_rows(
+        self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]
+    ) -> dict[str, ClassRows]:
+        assert isinstance(merged, MeanSpread)
+        head = discriminant_head(merged.within, _shrinkage(hyper))
+        bias = np.where(merged.present, head.bias, 0.0)[:, None]  # (C, 1)
+        return {_HEAD: ClassRows.of(head.weights, merged.present), _BIAS: ClassRows.of(bias, merged.present)}
+
+    def told(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
+        assert isinstance(merged, MeanSpread)
+        within, given = merged.within, _shrinkage(hyper)
+        if not within.freedom:
+            return "one group of each class: nearest class mean"
+        ridge = choose_ridge_within(within, Spectrum.of(within.covariance)).ridge if given is None else given
+        why = "chosen by the error it expects" if given is None else "as given"
+        return f"{int(merged.groups.sum())} groups, shrinkage {ridge:.2g}, {why}"
+
+    def shared_answers(
+        self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
+    ) -> dict[str, Answer]:
+        """`discriminant`: the linear discriminant on unit features of the bundle's extractor."""
+        if _HEAD not in state.rows or _BIAS not in state.rows:
+            return {}
+        head, present = state.rows[_HEAD].dense(classes, width)
+        bias, _ = state.rows[_BIAS].dense(classes, 1)
+        answer = linear_answer(head, np.where(present, bias[:, 0], -np.inf), prepare=_prepared)
+        return {self.way: answer}
+
+
+def _prepared(features: NDArray[np.float32]) -> NDArray[np.float64]:
+    return np.asarray(unit_rows(features.astype(np.float64)), dtype=np.float64)
+
+
+def _shrinkage(hyper: Mapping[str, Value]) -> float | None:
+    """A given ridge, or None where it is chosen."""
+    return None if hyper["shrinkage"] == "auto" else float(hyper["shrinkage"])
