@@ -355,9 +355,9 @@ def _answers(decision: Decision, view: View) -> bool:
 
 def _least_limit_bytes(manifest: Manifest) -> int:
     """One class row of whatever comes back must fit a message, since rows are not cut."""
-    widths = {"features": manifest.features, "classes": manifest.classes}
-    back = method_of(manifest.method).global_rows.values()
-    return least_limit_bytes(max([manifest.features, *(widths[width] for width in back)]))
+    found = method_of(manifest.method)
+    back = found.row_kinds(found.settled_in(manifest.hyper), manifest.classes, manifest.features)
+    return least_limit_bytes(max([manifest.features, *back.values()]))
 
 
 def _check_limit(manifest: Manifest, settings: Settings) -> None:

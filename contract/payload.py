@@ -32,14 +32,17 @@ def uplink_bytes(manifest: Manifest) -> dict[str, int | None]:
 
 def payload_bytes(manifest: Manifest, found: Method) -> int:
     """Payload bytes of a device that holds every class, in a round of this method."""
-    return sent_bytes(found, manifest.classes, _width(manifest, found))
+    hyper = found.settled_in(manifest.hyper)
+    return sent_bytes(found, manifest.classes, _width(manifest, found), groups=found.groups(hyper))
 
 
-def sent_bytes(found: Method, classes: int, width: int) -> int:
-    """The same for C classes and rows of `width` numbers."""
+def sent_bytes(found: Method, classes: int, width: int, *, groups: int = 1) -> int:
+    """The same for C classes, rows of `width` numbers, and so many of them for each class."""
     statistic = found.statistic.zero(classes, width)
     if not isinstance(statistic, Participation):
-        statistic = dataclasses.replace(statistic, counts=np.full(classes, 1000))  # type: ignore[type-var]
+        room = found.statistic.GROUPS
+        counts = np.where(np.arange(classes * room) % room < groups, 1000, 0)
+        statistic = dataclasses.replace(statistic, counts=counts)  # type: ignore[type-var]
     extractor = bytes(32) if found.extractor == "bundle" else b""
     contribution = Contribution.of(
         statistic, run=bytes(4), round=1, method=found.name, bundle=bytes(32), extractor=extractor

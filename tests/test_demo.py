@@ -206,7 +206,7 @@ def test_every_method_of_the_wire(name: str, ran: Ran) -> None:
     # `federated` is the method's own inference in its own round, and not FFC's.
     history = [json.loads(line) for line in (out / "devices/device-1/state/history.jsonl").open()]
     assert [line["method"] for line in history] == [name, "ffc"]
-    way = "prototype" if row.inference == "nearest-prototype" else "head"
+    way = row.way
     for part in ("own_classes", "all_classes"):
         device = found["devices"][0]["accuracy"][part]
         assert device["federated"] == history[0]["accuracy"][part][way]
@@ -308,7 +308,7 @@ def test_a_device_that_dies_ends_the_demo_in_one_line(running: tuple[subprocess.
     [
         (("--clients", "0"), "error: --clients, expected 1 to 200, got 0"),
         (("--rounds", "0"), "error: --rounds, expected 1 to 10000, got 0"),
-        (("--method", "fedprot"), "error: --method, expected a method of the demo, got fedprot, try one of fedproto"),
+        (("--method", "fedprot"), "error: unknown method, expected a known method, got fedprot, try one of fedproto"),
         (
             ("--data", "./nowhere"),
             "error: no data at ./nowhere, expected a folder of images, a .csv, a .npz or parquet",

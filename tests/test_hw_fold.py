@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from contract.bundle import read_bundle
 from contract.runtime import ort
 from hw_profiles.latency.operator_classes import demand
+from hw_profiles.workload.baselines import without_classifier
 from hw_profiles.workload.fold import fold_weights
 from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
 from hw_profiles.workload.training_step import training_step
@@ -104,7 +105,7 @@ def test_what_depends_on_weights_only_is_computed_once_in_inference_and_at_every
     assert folded.layers[0].weights == ("turned",)
     assert folded.macs == whole.macs
     assert folded.parameters == whole.parameters == 48, "the folded result stands for what it was made of"
-    step = training_step(whole, "prototypes", 3)
+    step = training_step(whole, without_classifier(whole, 3))
     assert {"squares", "norm", "unit"} <= {layer.name for layer in step.layers if layer.phase == "forward"}
     assert "w:update" in {layer.name for layer in step.layers}
 

@@ -283,8 +283,12 @@ class Method(ABC):
         return {name: hyper.check(name, given.get(name, hyper.default)) for name, hyper in self.hyper.items()}
 
     def settled_in(self, hyper: Mapping[str, Value]) -> dict[str, Value]:
-        """Its hyper-parameters in a bundle of any method: those that the bundle has, and its defaults."""
-        return self.settle({name: value for name, value in hyper.items() if name in self.hyper})
+        """Its hyper-parameters in a bundle of any method: those the bundle has, settled there, and its defaults."""
+        return {name: hyper.get(name, known.default) for name, known in self.hyper.items()}
+
+    def groups(self, hyper: Mapping[str, Value]) -> int:
+        """How many rows a device sends of each class, where its statistic has room for several."""
+        return 1
 
     def row_kinds(self, hyper: Mapping[str, Value], classes: int, width: int) -> dict[str, int]:
         """What comes back, by kind: how many numbers a row of it has."""

@@ -27,7 +27,7 @@ from contract.answers import Answer, linear_answer
 from contract.covariance import MeanSpread, random_groups
 from contract.discriminant import choose_ridge_within, discriminant_head
 from contract.messages import ClassRows
-from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Value
+from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
 from contract.methods.ncm import UnitMeans
 from contract.rules import Rule, Source
 from contract.spectrum import Spectrum
@@ -61,6 +61,7 @@ class FedCOF(Method):
     statistic = GroupMeans
     extractor: ClassVar[Extractor] = "bundle"
     unit_features = True
+    solves: ClassVar[Solves] = "ridge"
     global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({_HEAD: "features", _BIAS: "one"})
     privacy = "mean frozen features of random groups of each class, without noise; no group below min-samples"
     rounds = 1
@@ -78,6 +79,9 @@ class FedCOF(Method):
         }
     )
 
+    def groups(self, hyper: Mapping[str, Value]) -> int:
+        return int(hyper["groups"])
+
     @property
     def merged(self) -> type:
         return MeanSpread
@@ -85,7 +89,7 @@ class FedCOF(Method):
     def summarise(self, local: Local) -> Statistic:
         """Each sample goes to one of its class's groups, at random, before its features are known."""
         order = np.repeat(np.arange(local.classes), local.counts)  # (N,) the samples, class by class
-        groups = random_groups(order, int(local.hyper["groups"]), local.min_samples, local.noise())
+        groups = random_groups(order, self.groups(local.hyper), local.min_samples, local.noise())
         upcoming = np.concatenate([[0], np.cumsum(local.counts)[:-1]])  # (C,) each class's next place in `order`
         places = local.classes * GroupMeans.GROUPS
         total = GroupMeans.zero(local.classes, local.width)

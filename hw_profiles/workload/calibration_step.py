@@ -94,7 +94,7 @@ def method_calibration(
     rows = found.row_width(found.settle({}) if hyper is None else hyper, width)
     fields, unit = found.statistic.FIELDS, found.unit_features and not normalised
     device = statistic_work(fields, samples, classes, width, row_width=rows, unit=unit)
-    up, server = statistic_bytes(found, classes, rows), server_work(found.solves, classes, rows)
+    up, server = statistic_bytes(found, classes, rows, hyper), server_work(found.solves, classes, rows)
     return Calibrating(found.name, found.statistic.NAME, device, up, server)
 
 
@@ -159,14 +159,17 @@ def ridge_solve(classes: int, width: int) -> Workload:
     return sheet.workload("ridge server", 1)
 
 
-def statistic_bytes(found: Method, classes: int, width: int) -> int:
+def statistic_bytes(found: Method, classes: int, width: int, hyper: Mapping[str, Value] | None = None) -> int:
     """What one device that holds every class sends, encoded as it travels; what no message can hold is only counted.
 
     Args:
         width: of its rows of features.
+        hyper: settled; None for the method's defaults.
     """
-    raw = (8 if found.encoding == "f64" else 4) * found.statistic.numbers(classes, width)
-    return raw if raw > MAX_MESSAGE_BYTES else sent_bytes(found, classes, width)
+    groups = found.groups(found.settle({}) if hyper is None else hyper)
+    numbers = found.statistic.numbers(classes, width) * groups // found.statistic.GROUPS
+    raw = (8 if found.encoding == "f64" else 4) * numbers
+    return raw if raw > MAX_MESSAGE_BYTES else sent_bytes(found, classes, width, groups=groups)
 
 
 def triangle_numbers(width: int) -> int:

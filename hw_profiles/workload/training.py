@@ -87,7 +87,7 @@ def method_training(
         bias=chosen == "local",
         unit_features=found.unit_features and not normalised,
         state=_state(found, classes, width),
-        uplink_bytes=statistic_bytes(found, classes, found.row_width(settled, width)),
+        uplink_bytes=statistic_bytes(found, classes, found.row_width(settled, width), settled),
     )
 
 

@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract import topics
-from contract.answers import linear_answer
 from contract.bundle import Bundle, Manifest
 from contract.errors import LinkError
 from contract.link import Address, Link, Received
@@ -35,9 +34,9 @@ from contract.state import GlobalCollector
 from contract.statistics import FeatureGram
 from contract.wire import decode
 from edge_client.data import LocalData
-from edge_client.evaluate import Evaluation, score, summary
+from edge_client.evaluate import Evaluation
 from edge_client.extractor import Extractor
-from lab.engine.deployed import RoundRecord, local_only
+from lab.engine.deployed import Course, RoundRecord, local_only, simulate
 
 __all__ = ["Beside", "Comparison", "Evidence", "baselines", "compare", "read_history", "received_head", "ridge_head"]
 
@@ -173,8 +172,10 @@ def baselines(
     ridge = ridge_of(closing_method().settled_in(bundle.manifest.hyper))
     comparison = None if evidence.head is None else compare(evidence.head, bundle, shares, test, ridge)
     if not method(bundle.manifest.method).trains:
-        return Beside(comparison, [], [_own_ridge(bundle, share, test, ridge) for share in shares])
-    alone = local_only(
+        course = Course(rounds=1, calibrate=False)
+        alone = [simulate(bundle, [share], test, course).evaluations[0] for share in shares]  # each a fleet of its own
+        return Beside(comparison, [], alone)
+    local = local_only(
         bundles,
         shares,
         test,
@@ -183,12 +184,4 @@ def baselines(
         names=names,
         on_round=lambda record: on_round(record.round),
     )
-    return Beside(comparison, alone.records, alone.evaluations)
-
-
-def _own_ridge(bundle: Bundle, share: LocalData, test: LocalData, ridge: Ridge) -> Evaluation:
-    """A device's own ridge head on the bundle's features: FFC on the local set alone."""
-    extractor, classes = Extractor(bundle, bundle.params), bundle.manifest.classes
-    head = ridge_head(extractor.features(share.x).astype(np.float64), share.y, classes, ridge)
-    counts = score(extractor, {"linear": linear_answer(head)}, test, classes=classes)
-    return summary(counts, share.counts(classes) > 0)
+    return Beside(comparison, local.records, local.evaluations)

@@ -36,7 +36,8 @@ def render_report(summary: Mapping[str, Any]) -> str:
         "method": row,
         "trained": _trains(summary),
         "calibrated": _calibrated(summary),
-        "best": "federated" if row.shares else "ffc",
+        "best": "federated" if row.global_rows and not row.closes_runs else "ffc",
+        "closing": row.closes_runs,
         "sent": row.sends,
     }
     return render_page(_TEMPLATE, view, charts=_charts(summary))
@@ -87,7 +88,7 @@ def _lines(s: Mapping[str, Any], part: str) -> list[Line]:
 
 def _byte_rows(s: Mapping[str, Any]) -> list[tuple[str, str, float]]:
     rows: list[tuple[str, str, float]] = []
-    if _trains(s):
+    if not method(s["method"]).closes_runs:
         rows.append((f"{method(s['method']).title} round", "fed", s["uplink_bytes_per_device_round"]))
     if _calibrated(s):
         rows.append(("FFC round, once", "ffc", s["ffc_uplink_bytes_per_device"]))
@@ -96,8 +97,8 @@ def _byte_rows(s: Mapping[str, Any]) -> list[tuple[str, str, float]]:
 
 
 def _ways(s: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
-    absent = {key for key, there in (("federated", _trains(s)), ("ffc", _calibrated(s))) if not there}
-    return [way for way in _WAYS if way[0] not in absent]
+    there = {"federated": not method(s["method"]).closes_runs, "ffc": _calibrated(s)}
+    return [way for way in _WAYS if there.get(way[0], True)]
 
 
 def _label(key: str, label: str, s: Mapping[str, Any]) -> str:

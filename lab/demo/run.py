@@ -83,6 +83,12 @@ class Demo:
         return len(set(self.backbones)) == 1
 
     @property
+    def closes(self) -> bool:
+        """Whether there is an FFC round at all: at the end, or as the method itself."""
+        row = method(self.method)
+        return self.calibrates and (row.trains or row.closes_runs)
+
+    @property
     def own_rounds(self) -> int:
         """Of the method."""
         plan = recipe(self.method)
@@ -249,7 +255,7 @@ def _run_fleet(
             own = ["--bundle", str(theirs.bundle_path), *_client_options(out, name)]
             fleet.start(name, ["client", *common, *named, *own])
         _follow(fleet, names, out, part)
-        head = received_head(broker, FLEET, prepared[0].bundle.manifest) if demo.calibrates else None
+        head = received_head(broker, FLEET, prepared[0].bundle.manifest) if demo.closes else None
     return Evidence(
         aggregate=json.loads((out / "aggregate.json").read_text(encoding="utf-8")),
         clients=[json.loads((out / "devices" / n / "client.json").read_text(encoding="utf-8")) for n in names],

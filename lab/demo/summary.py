@@ -245,7 +245,7 @@ def _confusion(row: Method, alone: str, evidence: Evidence, beside: Beside) -> d
         found["ffc"] = calibrated[-1]["confusion"]["linear"]
     last = [[line for line in history if line["method"] == row.name][-1] for history in evidence.histories]
     answers: NDArray[np.int64] = np.sum([line["confusion"][row.way] for line in last], axis=0)
-    found["federated"] = answers.tolist() if row.trains else found["ffc"]
+    found["federated"] = answers.tolist()
     return found
 
 

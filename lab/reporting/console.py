@@ -23,7 +23,7 @@ def demo_table(s: Mapping[str, Any]) -> Group:
         table.add_column(heading, justify="right")
     row, own, everything = method(s["method"]), s["accuracy"]["own_classes"], s["accuracy"]["all_classes"]
     table.add_row("local only", f"{own['local_only']:.1%}", f"{everything['local_only']:.1%}", "0 B")
-    if row.trains:
+    if not row.closes_runs:
         up = nice_bytes(s["uplink_bytes_per_device_round"])
         label = f"{row.title}, {row.inference}"
         table.add_row(label, f"{own['federated']:.1%}", f"{everything['federated']:.1%}", up)

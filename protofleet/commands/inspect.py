@@ -153,7 +153,9 @@ def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
 
 
 def _plain_value(value: Any) -> Any:
-    """Bytes as hexadecimal, alone or in a tuple."""
+    """Bytes as hexadecimal and arrays as their shape and range, alone or in a tuple."""
+    if isinstance(value, np.ndarray):
+        return _array(value)
     if isinstance(value, tuple):
         return [_plain_value(each) for each in value]
     return value.hex() if isinstance(value, bytes) else value

@@ -1,0 +1,69 @@
+"""Every method in `inspect`, `profile`, `cost`, `demo` and `lab run`; one of them is not Protofleet's.
+
+The demo and the lab are asked of two by default, and of all where the tests are slow ones. `test_methods_fleet.py` has
+the commands that make a fleet.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from commands import run
+from every_method import EVERY, EXAMPLE, OURS, exported, folder, package, told  # noqa: F401
+from lab_samples import small_directory
+
+from contract.bundle import read_bundle
+from contract.methods import method
+from contract.payload import payload_bytes
+
+IN_THE_LAB = [name for name in EVERY if name != "spherefed"]  # there it averages weights: tests/test_lab_federation.py
+BY_DEFAULT = ("ncm", EXAMPLE)
+
+
+def report(*words: object) -> dict:
+    """What a command says as JSON on standard output."""
+    done = run(*words, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def mostly_slow(names: object) -> list:
+    return [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_inspect_and_profile_have_heard_of_it(name, folder):  # noqa: F811
+    found, path = method(name), exported(folder, name)
+    wanted = payload_bytes(read_bundle(path).manifest, found)
+    facts = report("inspect", path, *told(name))
+    assert (facts["method"], facts["inference"], facts["source"]) == (found.name, found.inference, found.source)
+    assert facts["uplink_bytes_per_round"][found.name] == wanted
+    uplink = report("profile", path, *told(name), "--devices", "raspberry-pi-4")["uplink"]
+    assert (uplink["statistic"], uplink["contribution_bytes"]) == (found.statistic.NAME, wanted)
+
+
+@pytest.mark.parametrize("name", mostly_slow(EVERY))
+def test_the_demo_runs_it(name, tmp_path, package):  # noqa: F811
+    data = small_directory(tmp_path / "small")
+    words = ["--clients", 2, "--rounds", 1, "--data", data, "--out", tmp_path / "demo"]
+    found = report("demo", *words, "--method", name)
+    assert found["method"] == method(name).name
+    assert found["accuracy"]["all_classes"]["federated"] > 0
+    assert (tmp_path / "demo" / "report.html").stat().st_size > 1_000
+
+
+@pytest.mark.parametrize("name", mostly_slow(IN_THE_LAB))
+def test_the_lab_runs_it(name, tmp_path, package):  # noqa: F811
+    out = tmp_path / "rounds.jsonl"
+    words = ["--clients", 2, "--rounds", 1, "--samples", 80, "--batch", 8, "--json", out]
+    done = run("lab", "run", "--method", name, *words)
+    assert done.returncode == 0, done.stderr
+    first = json.loads(out.read_text().splitlines()[0])
+    assert first["method"] == method(name).name
+    assert method(name).way in first["all_classes"]
+
+
+def test_cost_lists_every_method():
+    found = report("cost", "spherefed_convnet")
+    assert set(OURS) <= {row["method"] for row in [*found["methods"], *found["calibration"]]}

@@ -1,0 +1,39 @@
+"""Every method in `aggregate` and `client`, as a real fleet of processes over a broker; one is not Protofleet's."""
+
+from __future__ import annotations
+
+import json
+
+import fleets
+import pytest
+from every_method import EVERY, exported, folder, package, told  # noqa: F401
+
+from contract.bundle import read_bundle
+from contract.methods import closing_method, method
+from contract.payload import payload_bytes
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_fleet_of_processes_learns_by_it(name, folder, tmp_path):  # noqa: F811
+    """A round, and a closing one: what is sent is as long as was said, is committed, and devices answer by it."""
+    found, path = method(name), exported(folder, name)
+    rounds = 1
+    with fleets.fleet_in(tmp_path) as fleet:
+        fleet.aggregator([path], *told(name), "--rounds", rounds, "--min-clients", 2)
+        for index in range(2):
+            data = fleets.share(index, range(fleets.CLASSES))
+            test = tmp_path / f"d{index}.npz"
+            fleet.client(f"d{index}", path, data, "--test", test, *told(name))
+        assert set(fleet.finish(120).values()) == {0}
+        assert fleet.told("summary")["totals"]["committed"] == 2 * (rounds + found.trains)
+        sizes = {len(payload) for payload in fleet.payloads(1).values()}
+        kinds = {message.method for message in fleet.messages(1)}
+    wanted = payload_bytes(read_bundle(path).manifest, found)
+    assert kinds == {found.name}
+    assert all(
+        wanted - 3 * fleets.CLASSES * found.statistic.GROUPS <= size <= wanted for size in sizes
+    )  # counts are shorter than a thousand's
+    lines = (tmp_path / "state-d0" / "history.jsonl").read_text().splitlines()
+    history = [json.loads(line) for line in lines]
+    assert [line["method"] for line in history] == [found.name] + [closing_method().name] * found.trains
+    assert found.way in history[0]["accuracy"]["all_classes"]
