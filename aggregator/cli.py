@@ -13,17 +13,17 @@ import typer
 from rich.console import Console
 
 from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
-from aggregator.content import MAX_SAMPLES
-from aggregator.progress import Progress
+from aggregator.console import Progress
 from aggregator.rounds import DEADLINE_S
 from aggregator.service import Service, settle
+from aggregator.validation import MAX_SAMPLES
 from contract.errors import LinkError
 from contract.interrupt import interruptible
+from contract.json_output import JSON_HELP, is_stdout, write_json
 from contract.link import Address
-from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
 from contract.methods import METHOD_HELP
-from contract.report import JSON_HELP, is_stdout, write_json
 from contract.rules import RULES
+from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 
 __all__ = ["aggregate_command", "broker_command"]
 

@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aggregator.content import MAX_SAMPLES, Terms
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
+from aggregator.outliers import Finding, Traits, screen
 from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
-from aggregator.screen import Finding, Traits, screen
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store
+from aggregator.validation import MAX_SAMPLES, Terms
 from contract.bundle import Manifest, extractor_of
 from contract.errors import UsageError, WireError, near_names
 from contract.messages import Announcement, Contribution, Encoding, Status

@@ -9,7 +9,7 @@ For each message on an `up` topic, in this order:
 3. chunks are put together; when the last of them is here and others are not, or nothing came for a while, the device
    is told which are missing. It is asked less and less often, only while it is online, and only for the open round:
    chunks of other rounds are dropped. Chunks that do not hash to what they say are asked for once more, then rejected;
-4. content (`aggregator/content.py`): the bundle, the kind of statistic, classes, width, counts, finite numbers,
+4. content (`aggregator/validation.py`): the bundle, the kind of statistic, classes, width, counts, finite numbers,
    plausible sizes → rejected if wrong, else accepted.
 
 Whatever came on a device's own topic gets an answer, but it must not end another contribution than the one that it
@@ -29,10 +29,10 @@ from typing import Literal
 
 import numpy as np
 
-from aggregator.content import Terms, check_content
-from aggregator.screen import Traits
+from aggregator.broken_message import Tie, digest_of, tie
+from aggregator.outliers import Traits
 from aggregator.store import Accepted
-from aggregator.tie import Tie, digest_of, tie
+from aggregator.validation import Terms, check_content
 from contract.chunks import Assembler
 from contract.errors import WireError
 from contract.messages import Chunk, Contribution, Receipt, ReceiptStatus

@@ -31,11 +31,11 @@ from dataclasses import dataclass, field
 from aggregator import events
 from aggregator.coordinator import Coordinator
 from aggregator.ingest import Decision
-from aggregator.pace import Pace
+from aggregator.refusal_rate import Pace
 from aggregator.retained import Retained
 from aggregator.rounds import Closed, Finished
-from aggregator.seat import Seat
-from aggregator.teller import Teller
+from aggregator.run_events import Teller
+from aggregator.sole_aggregator import Seat
 from contract import topics
 from contract.errors import LinkError, StoreError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received

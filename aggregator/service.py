@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from aggregator.content import MAX_SAMPLES
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import Listener, RunFinished
 from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
 from aggregator.store import SqliteStore
+from aggregator.validation import MAX_SAMPLES
 from contract.bundle import read_bundle
 from contract.errors import UsageError, near_names
 from contract.fleet import check_fleet

@@ -5,8 +5,8 @@
 FedProto: five devices train a `small_cnn` on the shipped Fashion-MNIST subset, through the cores that devices and
 aggregator run. From round 2 on the fifth one lies: its means times a factor, or a count. Printed is the mean accuracy
 of the four honest devices' nearest prototypes on test images of all classes. FFC: unit features of the same untrained
-backbone in one round; the fifth device's sums are forged. "as it is" merges without `aggregator/content.py` and
-`aggregator/screen.py`; the last column names what stopped the lie.
+backbone in one round; the fifth device's sums are forged. "as it is" merges without `aggregator/validation.py` and
+`aggregator/outliers.py`; the last column names what stopped the lie.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from aggregator.content import Terms, check_content
-from aggregator.screen import Traits, screen
+from aggregator.outliers import Traits, screen
 from aggregator.state import next_global
+from aggregator.validation import Terms, check_content
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DivergedError, WireError
 from contract.messages import Announcement, Contribution
@@ -31,9 +31,9 @@ from contract.plausible import largest_norm
 from contract.rules import Rule
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, Statistic
+from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.device import Device
-from edge_client.workbench import Workbench
 from export.build import build_bundle
 from lab.data.datasets import load_dataset, take
 from lab.data.partition import Partition, partition
@@ -96,9 +96,9 @@ class Fleet:
     test: LocalData
 
     def devices(self) -> list[Device]:
-        bench = Workbench(self.bundle, keep=True)
+        bench = CompiledGraphs(self.bundle, keep=True)
         pairs = zip(NAMES, self.shares, strict=True)
-        return [Device(self.bundle, share, name, test=self.test, workbench=bench) for name, share in pairs]
+        return [Device(self.bundle, share, name, test=self.test, graphs=bench) for name, share in pairs]
 
 
 def prepare(samples: int, folder: Path) -> Fleet:

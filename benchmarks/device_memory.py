@@ -31,7 +31,7 @@ import numpy as np
 from aggregator.broker import EmbeddedBroker
 from contract.bundle import read_bundle
 from edge_client.data.load import load_data
-from edge_client.measure import board_name, versions
+from edge_client.process_metrics import board_name, versions
 from export.build import build_bundle
 
 FASHION = Path(__file__).parent.parent / "lab" / "data" / "fashion_mnist"
@@ -137,7 +137,7 @@ import sys, time
 import numpy as np
 from contract.bundle import read_bundle
 from contract.runtime import ort
-from edge_client.measure import peak_rss_bytes
+from edge_client.process_metrics import peak_rss_bytes
 
 pattern, arena, blocked = (word == "on" for word in sys.argv[2:5])
 bundle = read_bundle(sys.argv[1])

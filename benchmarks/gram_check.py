@@ -2,7 +2,7 @@
 
     python benchmarks/gram_check.py [--widths 128,512,1280]
 
-`aggregator.content.check_sums` on the sums of 2,000 samples of 10 classes: that is unpacking the triangle, the Schur
+`aggregator.validation.check_sums` on the sums of 2,000 samples of 10 classes: that is unpacking the triangle, the Schur
 complement and a Cholesky factor. The median of seven. The ingest target of 5,000 contributions a second is that of
 prototypes (`benchmarks/ingest.py`); a device sends sums once in a run.
 """
@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from aggregator.content import check_sums
+from aggregator.validation import check_sums
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 

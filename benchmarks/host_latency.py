@@ -21,7 +21,7 @@ from typing import Any
 
 from contract.bundle import read_bundle
 from contract.errors import ProtofleetError
-from edge_client.measure import versions
+from edge_client.process_metrics import versions
 from export.build import build_bundle
 from hw_profiles.devices.host import cpu_name, detect_host
 from hw_profiles.devices.measure import time_runs

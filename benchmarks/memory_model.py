@@ -34,7 +34,7 @@ from device_memory import rss_mb
 
 from aggregator.broker import EmbeddedBroker
 from contract.bundle import read_bundle
-from edge_client.measure import versions
+from edge_client.process_metrics import versions
 from hw_profiles.memory.process_rss import COEFFICIENTS, Model, Terms, client_memory, largest_terms, memory_terms
 from hw_profiles.workload.fold import fold_weights
 from hw_profiles.workload.from_onnx import bundle_workloads

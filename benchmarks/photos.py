@@ -35,7 +35,7 @@ from contract.bundle import SCHEMA, Manifest
 from edge_client.data import LocalData
 from edge_client.data.load import load_data
 from edge_client.data.samples import release_pages
-from edge_client.measure import peak_rss_bytes
+from edge_client.process_metrics import peak_rss_bytes
 
 SIZES = ((640, 480),) * 5 + ((1280, 960),) * 3 + ((1600, 1200), (4000, 3000))
 SMALL = ((160, 120),) * 10

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from aggregator.report import Summary
 from aggregator.store import KEEP_BYTES, Accepted, SqliteStore
-from contract.report import write_json
+from contract.json_output import write_json
 
 BUNDLE, METHOD, BATCH = bytes(32), "fedproto", 256
 

@@ -27,7 +27,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
-from contract.actions import (
+from contract.errors import LinkError
+from contract.link_actions import (
     Acknowledge,
     Action,
     Connected,
@@ -42,7 +43,6 @@ from contract.actions import (
     Tell,
     Terms,
 )
-from contract.errors import LinkError
 
 __all__ = ["PACKET_OVERHEAD_BYTES", "Connection"]
 

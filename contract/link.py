@@ -24,7 +24,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-from contract.actions import (
+from contract.address import Address
+from contract.connection import PACKET_OVERHEAD_BYTES, Connection
+from contract.errors import LinkError, ProtofleetError
+from contract.link_actions import (
     Acknowledge,
     Action,
     Connected,
@@ -39,9 +42,6 @@ from contract.actions import (
     Subscribe,
     Tell,
 )
-from contract.address import Address
-from contract.connection import PACKET_OVERHEAD_BYTES, Connection
-from contract.errors import LinkError, ProtofleetError
 from contract.transport import Transport
 
 __all__ = ["Address", "Connected", "Disconnected", "Event", "Failed", "Link", "Received"]

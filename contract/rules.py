@@ -14,7 +14,7 @@
 
 From three holders of a class on, the last two let no single one move a prototype beyond what the others say. Of two
 holders nobody can tell which of them lies, so both rules give their midpoint; of one they give what it sent. Then only
-the bounds are left that an aggregator holds contributions to (`aggregator/content.py`, `screen.py`). They ignore how
+the bounds are left that an aggregator holds contributions to (`aggregator/validation.py`, `screen.py`). They ignore how
 many examples a device claims, since a claim costs nothing; the counts of the result are still the sums of the counts.
 They exist for class means only: a median of Gram entries is no Gram matrix.
 

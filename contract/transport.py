@@ -22,9 +22,9 @@ from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from contract.actions import Send, Terms
 from contract.address import Address
 from contract.connection import Connection
+from contract.link_actions import Send, Terms
 from contract.wire import CONTENT_TYPE, WIRE_VERSION
 
 __all__ = ["Transport"]

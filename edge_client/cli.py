@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from contract.loudness import QUIET_HELP, VERBOSE_HELP
+from contract.json_output import JSON_HELP
 from contract.methods import LOAD_HELP
-from contract.report import JSON_HELP
+from contract.verbosity import QUIET_HELP, VERBOSE_HELP
 from edge_client.config import settle_config
 from edge_client.process import become, run
 

@@ -35,15 +35,15 @@ from contract.link import Address, Connected, Disconnected, Event, Failed, Link,
 from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
 from contract.methods import METHODS, method
 from contract.wire import decode, encode
-from edge_client import measure
+from edge_client import process_metrics
 from edge_client.device import Device
-from edge_client.follower import Follower, Task
 from edge_client.history import append_line, history_line
 from edge_client.journal import FINAL, Journal, Pending, Report
 from edge_client.outbox import Outbox, fitting
 from edge_client.presence import Presence
 from edge_client.privacy import Accountant
-from edge_client.waits import Waits
+from edge_client.rounds import Follower, Task
+from edge_client.waiting_notice import Waits
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
 
@@ -165,7 +165,7 @@ class Client:
             "connections": self._connections,
             "step_ms": self._step_ms,
             "privacy": None if self._accountant is None else self._accountant.facts(),
-            **measure.facts(),
+            **process_metrics.facts(),
         }
 
     # ── the loop ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -307,7 +307,7 @@ class Client:
         a, key = task.announcement, task.key
         if self._accountant is not None:
             self._accountant.check(a.method)
-        clock, began_s = measure.StepClock(), time.monotonic()
+        clock, began_s = process_metrics.StepClock(), time.monotonic()
         what = f"round {a.round} ({a.method})"
         try:
             result = self._device.run_round(a, task.state, on_step=lambda done, steps: clock.tick(time.perf_counter()))
@@ -333,7 +333,7 @@ class Client:
         )
         self._outbox.add(Pending(key, payload, a.limit_bytes))
         self._unreported.append(Report(key, metrics))
-        measure.release_memory()
+        process_metrics.release_memory()
         loss = "" if result.loss is None else f"loss {result.loss:.3f}, "
         cost = ""
         if self._accountant is not None:
@@ -354,7 +354,7 @@ class Client:
         run, number, name = report.key
         state = self._follower.state(run)
         evaluation = self._device.evaluate(state)
-        measure.release_memory()
+        process_metrics.release_memory()
         outcome = self._journal.outcome(report.key)
         line = history_line(
             report.key,
@@ -363,7 +363,7 @@ class Client:
             uplink_bytes=self._outbox.sent_bytes(report.key) if outcome is None else outcome[1],
             global_version=0 if state is None else state.version,
             evaluation=evaluation,
-            peak_rss_bytes=measure.peak_rss_bytes(),
+            peak_rss_bytes=process_metrics.peak_rss_bytes(),
         )
         append_line(self._journal.directory / "history.jsonl", line)
         self._journal.mark_reported(report.key)
@@ -394,10 +394,15 @@ class Client:
         if not online:
             return Status(False, self._instance, self._boot)
         metrics: dict[str, float] = dict(self._profiled)
-        metrics |= {"peak_rss_bytes": float(measure.peak_rss_bytes()), "rss_bytes": float(measure.rss_bytes())}
+        metrics |= {
+            "peak_rss_bytes": float(process_metrics.peak_rss_bytes()),
+            "rss_bytes": float(process_metrics.rss_bytes()),
+        }
         if self._step_ms is not None:
             metrics["train_step_ms"] = self._step_ms
-        return Status(True, self._instance, self._boot, measure.board_name(), measure.versions(), metrics)
+        return Status(
+            True, self._instance, self._boot, process_metrics.board_name(), process_metrics.versions(), metrics
+        )
 
     def _tell_what_is_waited_for(self) -> None:
         waited_for = self._follower.waits_for() if self._connections and not self._outbox else self._outbox.waits_for()

@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from contract.errors import UsageError, near_names
-from contract.loudness import check_loudness
 from contract.topics import check_device, check_id
+from contract.verbosity import check_loudness
 
 __all__ = ["ClientConfig", "read_public_key", "settle_config"]
 

@@ -3,7 +3,8 @@
 No MQTT, no files, no clock: the client drives this class over a broker, the lab drives the very same class in one
 process. A round follows the method's class (`contract/methods/`):
 
-1. a global state that cannot be true is put aside (`edge_client/caution.py`), and the last good one is taken instead;
+1. a global state that cannot be true is put aside (`edge_client/global_state_check.py`), and the last good one is taken
+   instead;
 2. if the method trains, train on the local samples from the device's present weights, given the global state (what
    that does is the objective's, export/objectives/); what the method says starts as the global state has it (FedHP's
    learned prototypes);
@@ -38,13 +39,13 @@ from contract.plausible import LARGEST_NORM, largest_norm
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, Statistic
 from contract.topics import check_device
-from edge_client.caution import Caution
+from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.evaluate import Evaluation, score, summary
 from edge_client.extractor import Extractor
+from edge_client.global_state_check import Caution
 from edge_client.local import LocalSamples, class_means
 from edge_client.trainer import OnStep, Weights, diverged
-from edge_client.workbench import Workbench
 
 __all__ = ["Device", "RoundResult", "round_seed"]
 
@@ -83,7 +84,7 @@ class Device:
         device_id: as in its topics.
         test: local test samples; without them `evaluate` returns None.
         threads: within an operator.
-        workbench: shared compiled graphs, for many devices in one process; its own when None.
+        graphs: shared compiled graphs, for many devices in one process; its own when None.
         secret: what noise is drawn from; 32 random bytes when None.
 
     Raises:
@@ -98,7 +99,7 @@ class Device:
         *,
         test: LocalData | None = None,
         threads: int = 1,
-        workbench: Workbench | None = None,
+        graphs: CompiledGraphs | None = None,
         secret: bytes | None = None,
     ) -> None:
         self._bundle, self._manifest = bundle, bundle.manifest
@@ -107,7 +108,7 @@ class Device:
         self._training_data = data if self._method.uses_unlabelled(bundle.manifest.hyper) else self._data
         self._secret = secret or os.urandom(32)
         self._id = check_device(device_id, "device id")
-        self._workbench = workbench or Workbench(bundle, threads)
+        self._graphs = graphs or CompiledGraphs(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
         self._own_means: ClassMeans | None = None
         self._caution = Caution(self._method, bundle.manifest.hyper)
@@ -205,7 +206,7 @@ class Device:
     def _train(self, global_state: GlobalState | None, seed: int, on_step: OnStep | None) -> tuple[float, int]:
         m, data = self._manifest, self._training_data
         epochs, lr = int(m.hyper["epochs"]), float(m.hyper["lr"])
-        trainer = self._workbench.trainer()
+        trainer = self._graphs.trainer()
         state, counts = global_state or GlobalState(bytes(4), 0, 0), data.counts(m.classes)
         given = self._method.inputs(counts, state, m.classes, m.features)
         params = self._params()
@@ -272,8 +273,8 @@ class Device:
 
     def _extractor(self, name: ExtractorName) -> Extractor:
         if name == "bundle" or not self._trained:
-            return self._workbench.shared_extractor()
-        return self._workbench.extractor(self._params())
+            return self._graphs.shared_extractor()
+        return self._graphs.extractor(self._params())
 
     def _params(self) -> Mapping[str, NDArray[np.float32]]:
         return {**self._bundle.params, **self._trained}

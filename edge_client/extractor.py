@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from contract.bundle import Bundle
 from contract.errors import BundleError
 from edge_client.data.samples import release_pages
-from edge_client.sessions import ORT_ERRORS, open_session
+from edge_client.onnx_session import ORT_ERRORS, open_session
 from edge_client.trainer import Weights
 
 __all__ = ["Extractor"]

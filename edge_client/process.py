@@ -23,7 +23,7 @@ import msgspec
 
 from contract.errors import ProtofleetError
 from contract.interrupt import hold_back
-from contract.report import is_stdout, write_json
+from contract.json_output import is_stdout, write_json
 from contract.terminal import keep_printable, printable
 from edge_client.config import ClientConfig
 

@@ -23,8 +23,8 @@ from edge_client.data import LocalData
 from edge_client.data.load import from_arrays, load_data
 from edge_client.device import Device
 from edge_client.journal import Journal
-from edge_client.measured import measured_metrics
 from edge_client.privacy import Accountant
+from edge_client.profile_record import measured_metrics
 
 __all__ = ["Service"]
 

@@ -26,7 +26,7 @@ from contract.plausible import LARGEST_NORM
 from contract.runtime import ort
 from edge_client.data import LocalData
 from edge_client.data.samples import release_pages
-from edge_client.sessions import ORT_ERRORS, open_session
+from edge_client.onnx_session import ORT_ERRORS, open_session
 
 __all__ = ["OnStep", "Trainer", "Weights", "diverged"]
 

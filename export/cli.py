@@ -15,8 +15,8 @@ from rich.table import Table
 
 from contract.errors import UsageError, near_names
 from contract.interrupt import interruptible
-from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
 from contract.methods import METHOD_HELP, Head
+from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 
 __all__ = ["export_command", "read_shape"]
 

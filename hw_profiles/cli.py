@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 
 from contract.errors import UsageError
+from contract.json_output import JSON_HELP, beside, write_json, write_text
 from contract.methods import LOAD_HELP, load_method
-from contract.report import JSON_HELP, beside, write_json, write_text
 from contract.tables import show_table
 from hw_profiles.accelerator.round_cost import Setting
 from hw_profiles.accelerator.scalesim_files import topology_rows, topology_text

@@ -13,9 +13,9 @@ from rich.table import Table
 
 from contract.errors import UsageError
 from contract.interrupt import interruptible
-from contract.loudness import QUIET_HELP, VERBOSE_HELP, check_loudness
+from contract.json_output import JSON_HELP, add_json_line, beside, write_json, write_text
 from contract.methods import DEFAULT, METHOD_HELP
-from contract.report import JSON_HELP, add_json_line, beside, write_json, write_text
+from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 from lab.data.partition import PARTITIONS, Partition
 
 __all__ = ["demo_command", "lab_app"]

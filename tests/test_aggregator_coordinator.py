@@ -16,9 +16,9 @@ from aggregator.rounds import Closed, Finished, Opened, Policy
 from aggregator.store import SqliteStore
 from contract.bundle import extractor_of
 from contract.errors import StoreError, UsageError
+from contract.json_output import write_json
 from contract.messages import Status
 from contract.methods import method
-from contract.report import write_json
 from contract.ridge import solve_head
 from contract.statistics import ClassMeans, FeatureGram
 from contract.wire import encode

@@ -15,8 +15,8 @@ from aggregator_server_samples import FLEET, Listener, Running, wait
 from brokers import BROKERS, TestBroker, make_broker
 from talker import Talker
 
+import aggregator.run_events as events_module
 import aggregator.server as server_module
-import aggregator.teller as teller_module
 from aggregator import events
 from aggregator.coordinator import Settings
 from aggregator.rounds import DEADLINE_S, Policy
@@ -139,7 +139,7 @@ def test_a_refusal_of_noise_on_a_devices_topic_leaves_its_good_contribution_alon
 
 
 def test_a_slow_round_names_who_is_awaited(broker: TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(teller_module, "_SLOW_S", 1.0)
+    monkeypatch.setattr(events_module, "_SLOW_S", 1.0)
     bundle = bundle_file(tmp_path / "f.bundle")
     for i in range(8):
         _ghost(broker.url, f"d{i}")

@@ -11,9 +11,9 @@ from aggregator_samples import BUNDLE, CLASSES, RUN, WIDTH, contribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.broken_message import tie
 from aggregator.ingest import Ingest, View
-from aggregator.pace import Pace
-from aggregator.tie import tie
+from aggregator.refusal_rate import Pace
 from contract.chunks import split
 from contract.messages import Announcement, Receipt, Status
 from contract.state import GlobalState

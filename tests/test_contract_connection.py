@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from contract import connection as rules
-from contract.actions import (
+from contract.connection import Connection
+from contract.errors import LinkError
+from contract.link_actions import (
     Acknowledge,
     Action,
     Connected,
@@ -26,8 +28,6 @@ from contract.actions import (
     Tell,
     Terms,
 )
-from contract.connection import Connection
-from contract.errors import LinkError
 
 
 def machine(*, echo_topic: str | None = None, seed: int = 0) -> Connection:

@@ -315,7 +315,7 @@ _LEAK = textwrap.dedent(
 _WAYS = {
     "plainly": ("import onnxruntime", "onnxruntime.InferenceSession(graph)", "RuntimeError"),
     "as a device": (
-        "from edge_client.sessions import open_session",
+        "from edge_client.onnx_session import open_session",
         'open_session(graph, "features.onnx")[0]',
         "BundleError",
     ),

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from aggregator import events
-from aggregator.progress import Progress
+from aggregator.console import Progress
 from contract import topics
 from contract.errors import ProtofleetError
 from contract.link import Address, Link

@@ -233,10 +233,10 @@ def test_the_bytes_decoded_by_hand_are_the_golden_ones():
 
 
 def test_the_limits_and_waits_of_the_wire_page_are_those_of_the_code():
-    from aggregator import ingest, pace, server
+    from aggregator import ingest, refusal_rate, server
     from contract.chunks import Assembler
     from contract.plausible import LARGEST_NORM
-    from edge_client import caution
+    from edge_client import global_state_check
     from edge_client.outbox import MAX_CHUNK_BYTES, Outbox
 
     text = " ".join((ROOT / "docs" / "wire.md").read_text().split())
@@ -253,17 +253,17 @@ def test_the_limits_and_waits_of_the_wire_page_are_those_of_the_code():
     assert (ingest.STALL_S, ingest.MAX_QUESTIONS, ingest._MIN_CHUNK_BYTES) == (5.0, 6, 512)
     assert "5, 10, 20 … s after the last chunk came, six times" in text
     assert "1 + total/512 of them" in text
-    assert (pace._DEVICE_BURST, pace._DEVICE_EACH_S) == (4, 1.0)
+    assert (refusal_rate._DEVICE_BURST, refusal_rate._DEVICE_EACH_S) == (4, 1.0)
     assert "four at once for a device, then one a second" in text
-    assert (caution.FOREIGN, LARGEST_NORM) == (100.0, 1e6)
+    assert (global_state_check.FOREIGN, LARGEST_NORM) == (100.0, 1e6)
     assert "more than 100 times its own longest class mean, of norm above 10⁶" in text
     assert server.GRACE_S == 40.0
     assert "up to 40 s" in text
 
 
 def test_the_defaults_that_pages_name_are_those_of_the_code():
-    from aggregator.content import MAX_SAMPLES
     from aggregator.rounds import DEADLINE_S
+    from aggregator.validation import MAX_SAMPLES
     from contract.bundle import SCHEMA
     from contract.methods import METHODS
     from contract.wire import WIRE_VERSION

@@ -18,10 +18,10 @@ from contract.methods import method
 from contract.state import GlobalState
 from contract.statistics import FeatureGram
 from contract.wire import encode
+from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.device import Device, round_seed
 from edge_client.extractor import Extractor
-from edge_client.workbench import Workbench
 
 OWN = (0, 3, 8)
 
@@ -221,8 +221,8 @@ def test_a_fresh_device_evaluates_its_own_means(bundle: Bundle, data: LocalData,
 
 def test_a_shared_workbench_changes_nothing(bundle: Bundle, data: LocalData, test: LocalData) -> None:
     """The lab's many devices over one trainer, turn by turn, against devices of their own."""
-    bench, other = Workbench(bundle, keep=True), fashion(bundle, 40, (1, 2), seed=5)
-    shared = [device(bundle, d, n, test=test, workbench=bench) for n, d in (("a", data), ("b", other))]
+    bench, other = CompiledGraphs(bundle, keep=True), fashion(bundle, 40, (1, 2), seed=5)
+    shared = [device(bundle, d, n, test=test, graphs=bench) for n, d in (("a", data), ("b", other))]
     alone = [device(bundle, d, n, test=test) for n, d in (("a", data), ("b", other))]
     for number, name in ((1, "fedproto"), (2, "fedproto"), (3, "ffc")):
         for one, two in zip(shared, alone, strict=True):

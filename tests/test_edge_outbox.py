@@ -19,7 +19,7 @@ from contract.statistics import ClassMeans
 from contract.wire import decode
 from edge_client.journal import Pending
 from edge_client.outbox import MAX_CHUNK_BYTES, Outbox, fitting
-from edge_client.waits import Waits
+from edge_client.waiting_notice import Waits
 
 RUN = b"run1"
 BIG = 1 << 20

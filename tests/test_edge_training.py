@@ -14,7 +14,7 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import BundleError, MethodError
 from edge_client.data import LocalData
 from edge_client.extractor import Extractor
-from edge_client.sessions import open_session
+from edge_client.onnx_session import open_session
 from edge_client.trainer import Trainer
 
 SEED = 20

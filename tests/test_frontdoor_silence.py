@@ -124,7 +124,7 @@ def test_one_file_alone_loads_onnx_runtime() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["edge_client.sessions", "edge_client.trainer", "export.precision", "lab.data.datasets"]
+    "module", ["edge_client.onnx_session", "edge_client.trainer", "export.precision", "lab.data.datasets"]
 )
 def test_a_library_user_gets_it_silent_whatever_the_environment_says(module: str) -> None:
     code = (

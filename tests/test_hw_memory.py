@@ -187,7 +187,7 @@ from contract.bundle import read_bundle
 from contract.messages import Announcement
 from edge_client.data import LocalData
 from edge_client.device import Device
-from edge_client.measure import peak_rss_bytes
+from edge_client.process_metrics import peak_rss_bytes
 bundle = read_bundle(sys.argv[1])
 m = bundle.manifest
 count = int(sys.argv[2])

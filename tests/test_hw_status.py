@@ -16,7 +16,7 @@ from contract.wire import decode, encode
 from edge_client.client import Client
 from edge_client.device import Device
 from edge_client.journal import Journal
-from edge_client.measured import PROFILE_FILE, measured_metrics
+from edge_client.profile_record import PROFILE_FILE, measured_metrics
 from protofleet.cli import main
 
 

@@ -13,7 +13,7 @@ from edge_samples import FASHION, fashion
 from contract.bundle import read_bundle
 from contract.errors import DataError, UsageError
 from edge_client.extractor import Extractor
-from edge_client.sessions import open_session
+from edge_client.onnx_session import open_session
 from export.precision import features_fp16, features_fp32, features_int8
 from hw_profiles.devices.schema import load_devices
 from protofleet.cli import main

@@ -15,7 +15,7 @@ from lab_samples import small_directory
 
 from contract.bundle import read_bundle
 from contract.methods import method
-from contract.payload import payload_bytes
+from contract.uplink_bytes import payload_bytes
 
 IN_THE_LAB = [name for name in EVERY if name != "spherefed"]  # there it averages weights: tests/test_lab_federation.py
 BY_DEFAULT = ("ncm", EXAMPLE)

@@ -10,7 +10,7 @@ from every_method import EVERY, exported, folder, package, told  # noqa: F401
 
 from contract.bundle import read_bundle
 from contract.methods import closing_method, method
-from contract.payload import payload_bytes
+from contract.uplink_bytes import payload_bytes
 
 
 @pytest.mark.parametrize("name", EVERY)

@@ -26,7 +26,7 @@ from typing import Any, cast
 from contract.bundle import Bundle, Manifest
 from contract.errors import UsageError
 from contract.methods import closing_method, method
-from contract.payload import uplink_bytes
+from contract.uplink_bytes import uplink_bytes
 from hw_profiles.accelerator.simulate import Cost, assumptions, simulate
 from hw_profiles.cli import array_of
 from hw_profiles.devices.host import cpu_name

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from contract.methods import Method, Value
-from contract.payload import sent_bytes
 from contract.statistics import Field, Rows, Triangle
+from contract.uplink_bytes import sent_bytes
 from contract.wire import MAX_MESSAGE_BYTES
 from hw_profiles.workload.model import Gemm, Layer, Tensor, Workload
 

@@ -36,10 +36,10 @@ from contract.rules import Rule
 from contract.state import GlobalState
 from contract.statistics import Statistic
 from contract.wire import decode, encode
+from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.evaluate import Evaluation
-from edge_client.workbench import Workbench
 from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
 
 __all__ = ["Course", "RoundRecord", "Simulation", "local_only", "mean_accuracy", "run_id", "simulate"]
@@ -270,10 +270,10 @@ def _devices(
 ) -> tuple[list[str], list[Device]]:
     ids = list(names or [f"device-{number}" for number in range(1, len(shares) + 1)])
     theirs = [bundle] * len(shares) if isinstance(bundle, Bundle) else bundle
-    benches = {each.sha256: Workbench(each, keep=True) for each in theirs}
+    benches = {each.sha256: CompiledGraphs(each, keep=True) for each in theirs}
     rows = zip(theirs, ids, shares, strict=True)
     return ids, [
-        Device(each, share, name, test=test, workbench=benches[each.sha256], secret=_secret(run, name))
+        Device(each, share, name, test=test, graphs=benches[each.sha256], secret=_secret(run, name))
         for each, name, share in rows
     ]
 

@@ -14,10 +14,10 @@ from typing import Any
 from contract.bundle import Bundle
 from contract.messages import Announcement
 from contract.methods import method
+from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.evaluate import Evaluation
-from edge_client.workbench import Workbench
 from lab.engine.deployed import RoundRecord, Simulation, mean_accuracy
 from lab.engine.evaluation import AveragingRecord
 
@@ -39,13 +39,13 @@ def own_tests(
         held: each device's own test samples; a device without any is not asked.
     """
     last, state = simulation.records[-1], simulation.state
-    benches = {bundle.sha256: Workbench(bundle, keep=True) for bundle in bundles}
+    benches = {bundle.sha256: CompiledGraphs(bundle, keep=True) for bundle in bundles}
     before: list[Evaluation] = []
     after: list[Evaluation] = []
     for number, (bundle, share, own) in enumerate(zip(bundles, shares, held, strict=True), start=1):
         if not len(own) or not len(share):
             continue
-        device = Device(bundle, share, f"device-{number}", test=own, workbench=benches[bundle.sha256])
+        device = Device(bundle, share, f"device-{number}", test=own, graphs=benches[bundle.sha256])
         device.restore(simulation.devices[number - 1].state())
         before += _asked(device, state)
         if fit and method(bundle.manifest.method).trains:

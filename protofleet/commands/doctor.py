@@ -26,8 +26,8 @@ from typing import Annotated, Literal
 import typer
 
 from contract.errors import MethodError, ProtofleetError, UsageError
+from contract.json_output import JSON_HELP, beside, write_json
 from contract.methods import LOAD_HELP, METHODS, load_method
-from contract.report import JSON_HELP, beside, write_json
 from contract.tables import show_table
 
 __all__ = ["Finding", "doctor_command", "examine"]
@@ -181,13 +181,13 @@ def _bundle(path: Path) -> Finding:
 
     from contract.bundle import read_bundle
     from contract.state import GlobalState
+    from edge_client.compiled_graphs import CompiledGraphs
     from edge_client.data import LocalData
-    from edge_client.workbench import Workbench
 
     bundle = read_bundle(path)
     m = bundle.manifest
     x = np.full((m.batch, *m.input_shape), 128, np.uint8)
-    bench = Workbench(bundle)
+    bench = CompiledGraphs(bundle)
     extractor, began = bench.shared_extractor(), time.perf_counter()
     features = extractor.features(x[:1])
     took = [f"an inference {(time.perf_counter() - began) * 1e3:.0f} ms"]

@@ -120,7 +120,7 @@ def _images(bundle: Bundle, data: Path | None) -> tuple[NDArray[np.uint8] | None
 
 def _accuracy(graph: bytes, images: NDArray[np.uint8], labels: NDArray[np.int64]) -> float:
     """Class means from the first half of the images, the rest answered by the nearest of them."""
-    from edge_client.sessions import open_session
+    from edge_client.onnx_session import open_session
 
     session, _ = open_session(graph, "features graph")
     z = np.concatenate([session.run(["z"], {"x": images[i : i + 64]})[0] for i in range(0, len(images), 64)])  # (N, D)

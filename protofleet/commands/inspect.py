@@ -23,11 +23,11 @@ from rich.text import Text
 
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError, WireError
+from contract.json_output import JSON_HELP, beside, write_json
 from contract.messages import ClassRows, Message
 from contract.methods import LOAD_HELP, METHODS, load_method
-from contract.payload import uplink_bytes
-from contract.report import JSON_HELP, beside, write_json
 from contract.terminal import printable
+from contract.uplink_bytes import uplink_bytes
 from contract.wire import MAX_MESSAGE_BYTES, decode
 
 __all__ = ["describe_bundle", "describe_message", "inspect_command"]

@@ -20,7 +20,7 @@ from contract.bundle import read_bundle
 from contract.errors import ProtofleetError, UsageError
 from edge_client.data import LocalData
 from edge_client.extractor import Extractor
-from edge_client.measure import board_name, peak_rss_bytes, versions
+from edge_client.process_metrics import board_name, peak_rss_bytes, versions
 from edge_client.trainer import Trainer
 from hw_profiles.devices.measure import measured_run, record
 

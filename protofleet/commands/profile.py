@@ -17,8 +17,8 @@ from rich.console import Console
 from contract.bundle import read_bundle
 from contract.errors import UsageError, near_names
 from contract.interrupt import interruptible
+from contract.json_output import JSON_HELP, beside, write_json, write_text
 from contract.methods import LOAD_HELP, METHODS, closing_method, load_method
-from contract.report import JSON_HELP, beside, write_json, write_text
 from contract.tables import show_table
 from hw_profiles.devices.measure import read_measurement
 from hw_profiles.devices.schema import Device, find_device, load_devices

@@ -15,9 +15,9 @@ from contract.messages import Announcement, ClassRows, GlobalPart, Status
 from contract.methods import method
 from contract.sampling import sampled
 from contract.state import GlobalState
-from edge_client.follower import Follower
 from edge_client.journal import Key
 from edge_client.presence import Presence
+from edge_client.rounds import Follower
 
 SHA, RUN, OTHER = bytes(32), b"run1", b"run2"
 BUNDLE = Bundle(

@@ -21,9 +21,9 @@ from contract.methods import method
 from contract.plausible import LARGEST_NORM
 from contract.state import GlobalState
 from contract.wire import encode
-from edge_client.caution import FOREIGN, Caution
 from edge_client.data import LocalData
 from edge_client.device import Device
+from edge_client.global_state_check import FOREIGN, Caution
 
 OWN = (0, 3, 8)
 DIVERGES = {"lr": 100.0, "epochs": 5}

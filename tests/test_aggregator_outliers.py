@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.screen import OUTLIER, Screened, Traits
-from aggregator.screen import screen as screen_traits
+from aggregator.outliers import OUTLIER, Screened, Traits
+from aggregator.outliers import screen as screen_traits
 from contract.mechanism import Mechanism
 from contract.messages import Contribution
 from contract.methods.fedhkd import HyperKnowledge

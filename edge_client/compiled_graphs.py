@@ -11,10 +11,10 @@ from contract.bundle import Bundle
 from edge_client.extractor import Extractor
 from edge_client.trainer import Trainer, Weights
 
-__all__ = ["Workbench"]
+__all__ = ["CompiledGraphs"]
 
 
-class Workbench:
+class CompiledGraphs:
     """Makes trainers and extractors for one bundle.
 
     Args:

@@ -14,9 +14,9 @@ from brokers import BROKERS, TestBroker, make_broker
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import aggregator.seat as seat_module
+import aggregator.sole_aggregator as seat_module
 from aggregator import events
-from aggregator.seat import ANSWER_S, LISTEN_S, Seat
+from aggregator.sole_aggregator import ANSWER_S, LISTEN_S, Seat
 from aggregator.store import SqliteStore
 from contract import topics
 from contract.errors import LinkError

@@ -14,7 +14,7 @@ from lab_samples import lab_bundle, shipped, some
 from contract.bundle import read_bundle, write_bundle
 from contract.messages import Announcement
 from contract.methods import METHODS, method
-from contract.payload import payload_bytes, sent_bytes, uplink_bytes
+from contract.uplink_bytes import payload_bytes, sent_bytes, uplink_bytes
 from contract.wire import encode
 from edge_client.device import Device
 from hw_profiles.workload.calibration_step import statistic_bytes

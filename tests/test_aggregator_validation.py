@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregator.content import Terms, check_content, check_sums
+from aggregator.validation import Terms, check_content, check_sums
 from contract.errors import StatisticError, WireError
 from contract.mechanism import Mechanism
 from contract.messages import ClassRows, Contribution, Encoding

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import aggregator
 from aggregator import events
-from aggregator.progress import Progress
+from aggregator.console import Progress
 
 
 def _lines(*told: events.Event) -> list[str]:

@@ -10,7 +10,7 @@
 
 Of one or two devices nobody can say who lies. One alone counts as it is. Of two that differ by more than `OUTLIER` the
 longer is left out, for long features end training and short ones do not; their counts stay as they are. The same holds
-of a class that only one or two of many devices have: only `aggregator/content.py` and what is usual in the other
+of a class that only one or two of many devices have: only `aggregator/validation.py` and what is usual in the other
 classes bound it.
 
 What is compared is three numbers of each contribution, its `Traits`, so that none must be read again to be screened.

@@ -18,7 +18,7 @@ features that are not zero: at most n (less where features are projected, since 
 bound every entry. Scaling sums up, cross sums at their limit and counts below the truth all break one of them; sums
 that are scaled down do not, and have no more effect than the fewer samples that they could come from.
 
-What only a comparison of devices can show is in `aggregator/screen.py`.
+What only a comparison of devices can show is in `aggregator/outliers.py`.
 """
 
 from __future__ import annotations
