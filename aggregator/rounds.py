@@ -216,8 +216,6 @@ class Rounds:
 
     def death(self, device: str, instance: bytes) -> bool:
         """A device's process ended. A late word about an older process of the same device changes nothing."""
-        if self._lost.get(device) == instance:
-            del self._lost[device]  # what it sent before comes late, and does not bring it back
         if self._online.get(device) != instance:
             return False
         del self._online[device]

@@ -25,7 +25,7 @@ from contract.wire import encode
 
 SETTINGS = Settings(rounds=2, calibrate=True, policy=Policy(min_clients=3))
 DEVICES = ("a", "b", "c")
-RIDGE = float(method("ffc").hyper["ridge"].default)
+RIDGE = method("ffc").hyper["ridge"].default
 
 
 def _birth(online: bool = True, instance: bytes = b"instance") -> bytes:

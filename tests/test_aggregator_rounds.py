@@ -237,6 +237,8 @@ class AnyOrder(RuleBasedStateMachine):
             self.machine.heard(device, self.now)
             self.machine.contributed(device)
             self.sent.add(device)
+            if self.machine.is_online(device):  # who was lost is there again, whatever was said of it meanwhile
+                self.online.setdefault(device, self.machine._online[device])
 
     @rule(seconds=st.sampled_from([0.0, 1.0, 6.0]))
     def advance(self, seconds: float) -> None:

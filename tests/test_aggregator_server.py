@@ -37,7 +37,7 @@ from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, Statistic
 from contract.wire import decode, encode
 
-RIDGE = float(method_of("ffc").hyper["ridge"].default)
+RIDGE = method_of("ffc").hyper["ridge"].default
 
 
 @pytest.fixture(params=BROKERS)

@@ -28,7 +28,7 @@ def test_a_method_says_all_its_facts(found):
     assert set(found.heads) <= set(get_args(Head))
     assert set(found.loss) <= set(get_args(LossTerm))
     assert found.weighting in get_args(Weighting)
-    assert found.settle(found.first_run)
+    assert set(found.settle(found.first_run)) == set(found.hyper)
     assert found.rounds >= 1
 
 
@@ -53,19 +53,19 @@ def test_what_a_method_says_comes_back_is_what_comes_back(found):
     hyper, classes, width = found.settle({}), 3, 4
     held = np.array([2, 0, 5])
     zero = found.statistic.zero(classes, found.row_width(hyper, width))
-    arrays = [np.ones_like(a) * (held > 0)[:, None] if a.ndim == 2 else np.ones_like(a) for a in zero.arrays()]
-    merged = zero if found.statistic is Participation else zero.build(arrays, held)
-    widths = {"features": found.row_width(hyper, width), "classes": classes}
+    counts = np.zeros(len(zero.counts), np.int64)
+    counts[:: found.statistic.GROUPS] = held  # one group of each class
+    arrays = [np.ones_like(a) * (counts > 0)[:, None] if a.ndim == 2 else np.ones_like(a) for a in zero.arrays()]
+    sent = zero if found.statistic is Participation else zero.build(arrays, counts)
+    merged = found.merge(lambda: [sent], "mean", hyper)
+    assert isinstance(merged, found.merged)
+    widths = found.row_kinds(hyper, classes, width)
     first = found.next_rows({}, merged, hyper)
-    assert {kind: rows.rows.shape[1] for kind, rows in first.items()} == {
-        kind: widths[length] for kind, length in found.global_rows.items()
-    }
+    assert {kind: rows.rows.shape[1] for kind, rows in first.items()} == widths
     assert all(rows.classes.tolist() == [0, 2] for rows in first.values())
-    before = {
-        kind: ClassRows(np.array([1], np.uint16), np.full((1, widths[w]), 7.0)) for kind, w in found.global_rows.items()
-    }
+    before = {kind: ClassRows(np.array([1], np.uint16), np.full((1, width), 7.0)) for kind, width in widths.items()}
     after = found.next_rows(before, merged, hyper)
-    if found.closes_runs:
+    if found.solves != "none":
         return  # a head is made anew
     for kind, rows in after.items():
         assert rows.classes.tolist() == [0, 1, 2]
@@ -126,7 +126,8 @@ def test_one_method_closes_runs_of_the_others():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_bundle_serves_rounds_of_its_own_method_and_of_those_that_train_nothing(name):
-    assert runs_on(name) == ((name,) if name == "ffc" else (name, "ffc"))
+    frozen = ("fedcof", "ffc", "ncm")
+    assert runs_on(name) == (name, *(other for other in frozen if other != name))
 
 
 def test_settings_of_another_method_are_left_out_and_its_own_defaults_taken():

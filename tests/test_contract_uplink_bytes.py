@@ -24,7 +24,7 @@ from protofleet.cli import main
 @pytest.mark.parametrize("name", METHODS)
 def test_profile_and_inspect_tell_what_a_device_sends(name, tmp_path, capsys):
     bundle = read_bundle(lab_bundle(tmp_path / "b.bundle", name))
-    result = Device(bundle, some(shipped().train, 3), "device-1").run_round(
+    result = Device(bundle, some(shipped().train, 8), "device-1").run_round(
         Announcement(bytes(4), 1, "open", name, bundle.sha256), None
     )
     sent = dataclasses.replace(result.contribution, counts=np.full_like(result.contribution.counts, 1000))

@@ -269,10 +269,7 @@ def test_the_defaults_that_pages_name_are_those_of_the_code():
     from contract.wire import WIRE_VERSION
 
     assert f"waits {DEADLINE_S:.0f} s (`--deadline`)" in README
-    assert (
-        f"Ours is {METHODS['ffc'].hyper['ridge'].default} of the mean diagonal"
-        in (ROOT / "docs/methods.md").read_text()
-    )
+    assert f"(`ridge={METHODS['ffc'].hyper['ridge'].default}`)" in (ROOT / "docs/methods.md").read_text()
     assert f"{MAX_SAMPLES:,} by default" in next(ROOT.glob("docs/decisions/077*")).read_text()
     assert (ROOT / "docs/bundle.md").read_text().startswith(f"# The bundle, schema {SCHEMA}\n")
     assert (ROOT / "docs/wire.md").read_text().startswith(f"# The wire, version {WIRE_VERSION}\n")

@@ -94,7 +94,6 @@ def given(mnist_like_bundle: Callable[..., Path], tmp_path: Path) -> dict[str, s
     [
         ({"bundle": "{tmp}/torn.bundle"}, 2, "is not a whole bundle, expected a zip archive"),
         ({"bundle": "{tmp}/absent"}, 2, "cannot read bundle"),
-        ({"data": "{tmp}/one.npz"}, 2, "has one class only, expected two classes or more"),
         ({"data": "{tmp}/absent"}, 2, "no data at"),
         ({"broker": "http://h"}, 2, "broker, expected mqtt://host[:port] or mqtts://host[:port], got http://h"),
         (

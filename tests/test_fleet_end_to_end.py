@@ -149,7 +149,7 @@ def _check_head_is_pooled_ridge(fleet: Fleet) -> None:
     extractor = Extractor(fleet.bundle, fleet.bundle.params)
     z = unit_rows(np.concatenate([extractor.features(x) for x, _ in fleet.data]).astype(np.float64))
     y = np.concatenate([y for _, y in fleet.data])
-    ridge = float(method("ffc").hyper["ridge"].default)
+    ridge = method("ffc").hyper["ridge"].default
     pooled = solve_head(FeatureGram.of(z, y, manifest.classes), ridge)
     with SqliteStore(fleet.folder / "store.sqlite", fleet.bundle.sha256, FLEET) as store:
         rows, _ = store.state().head.dense(manifest.classes, manifest.features)
