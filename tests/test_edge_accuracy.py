@@ -12,12 +12,12 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from contract.methods import method
 from contract.state import GlobalState
-from edge_client.config import settle_config
+from edge_client.config import ClientConfig, settle_config
 from edge_client.data import LocalData
 from edge_client.data.load import hold_back
 from edge_client.device import Device
 from edge_client.extractor import Extractor
-from edge_client.service import LEAST, Service
+from edge_client.service import LEAST, Service, _tells_accuracy
 from export.build import build_bundle
 
 CLASSES = (0, 3, 8)
@@ -107,9 +107,13 @@ def test_too_few_are_all_trained_on() -> None:
     assert len(held) == 0
 
 
-def _service(tmp_path: Path, arrays: LocalData | None = None, **options: object) -> Service:
+def _settings(tmp_path: Path, **options: object) -> ClientConfig:
     named = {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": str(tmp_path / "d.npz"), "state": str(tmp_path)}
-    return Service(settle_config(None, {**named, **options}), None if arrays is None else (arrays.x, arrays.y))
+    return settle_config(None, {**named, **options})
+
+
+def _service(tmp_path: Path, arrays: LocalData | None = None, **options: object) -> Service:
+    return Service(_settings(tmp_path, **options), None if arrays is None else (arrays.x, arrays.y))
 
 
 @pytest.mark.parametrize("bundle", ["fedproto"], indirect=True)
@@ -142,3 +146,17 @@ def test_what_cannot_be_asked_together(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=words):
             _service(tmp_path, **options)
     assert _service(tmp_path, hold_out=0.0, test="t") is not None
+
+
+def test_where_noise_protects_what_is_sent_accuracy_stays_at_home(tmp_path: Path) -> None:
+    """With a budget or without one: no ε would cover it."""
+    said = list[str]()
+    noised = object()  # an accountant: there is one where the bundle's method adds noise
+    for options in ({}, {"epsilon": 1.0}):
+        assert not _tells_accuracy(_settings(tmp_path, **options), noised, said.append)  # type: ignore[arg-type]
+    assert said == ["accuracy stays on this device: no noise is added to it"] * 2
+    with pytest.raises(UsageError, match="--report-accuracy, expected a bundle whose method adds no noise"):
+        _tells_accuracy(_settings(tmp_path, report_accuracy=True), noised, said.append)  # type: ignore[arg-type]
+    assert _tells_accuracy(_settings(tmp_path), None, said.append)
+    assert not _tells_accuracy(_settings(tmp_path, report_accuracy=False), None, said.append)
+    assert len(said) == 2
