@@ -158,6 +158,20 @@ class Progress:
         )
 
     @_show.register
+    def _(self, event: events.AccuracyTold) -> None:
+        of = "" if event.devices == event.contributors else f" of {event.contributors}"
+        words = {"own_classes": "on own classes", "shipped": "bundle as shipped", "alone": "alone"}
+        mean = {name: event.mean[name] for name in words if name in event.mean}
+        if mean.get("own_classes") == event.mean["all_classes"]:
+            del mean["own_classes"]
+        beside = ", ".join(f"{words[name]} {share:.1%}" for name, share in mean.items())
+        self._line(
+            f"  round {event.round}: accuracy {event.mean['all_classes']:.1%} over {event.devices}{of} devices"
+            + (f" ({beside})" if beside else "")
+            + (f", worst {escape(event.worst)} {event.worst_share:.1%}" if event.devices > 1 else "")
+        )
+
+    @_show.register
     def _(self, event: events.RunFinished) -> None:
         self._line(
             f"[bold green]finished[/bold green]: {event.rounds} rounds, {event.committed} contributions committed, "

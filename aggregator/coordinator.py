@@ -15,12 +15,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.outliers import Finding, Traits, screen
 from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store
 from aggregator.validation import MAX_SAMPLES, Terms
+from contract.accuracy import read_accuracy
 from contract.bundle import Manifest, extractor_of
 from contract.errors import UsageError, WireError, near_names
 from contract.messages import Announcement, Contribution, Encoding, Status
@@ -74,6 +76,7 @@ class Coordinator:
         findings: about devices whose contribution to the last closed round does not count, or not in full.
         doubt: why the head of the last closed round may be bad; empty where nothing speaks against it.
         told: what was chosen in the making of the last closed round's result, in words.
+        accuracy_batches: how often devices' accuracy became durable.
 
     Args:
         manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
@@ -116,6 +119,8 @@ class Coordinator:
         self.doubt, self.told = "", ""
         self._ingest = Ingest(self._holds)
         self._uncounted: Counter[tuple[int, str]] = Counter()
+        self._told_accuracy: dict[tuple[int, str], Told] = {}  # not durable yet
+        self.accuracy_batches = 0
         self._resume(now)
 
     @property
@@ -202,9 +207,20 @@ class Coordinator:
         except WireError:
             self.malformed()
             return False
+        self._hear_accuracy(device, message)
         if message.online:
             return self.rounds.birth(device, message.instance, now)
         return self.rounds.death(device, message.instance)
+
+    def _hear_accuracy(self, device: str, message: Status) -> None:
+        """What a birth says of the device's accuracy after a round of this run; kept with the next batch."""
+        found = read_accuracy(message.metrics, self.run, max_samples=self._settings.max_samples)
+        if found is not None and self._store.awaits_accuracy(found[0], device):
+            self._told_accuracy[found[0], device] = Told(found[0], device, found[1])
+
+    def accuracy(self, round: int) -> FleetAccuracy | None:
+        """How good the devices said they are after a round; None where none has."""
+        return fleet_accuracy(self._store.accuracy(round))
 
     def malformed(self) -> None:
         """A message that is none of ours came on another topic; counted with the next batch."""
@@ -224,6 +240,10 @@ class Coordinator:
         if accepted or tally:
             self._store.commit(accepted, tally, [(d.round, d.device) for d in refused])
         self._uncounted.clear()
+        if self._told_accuracy:
+            self._store.keep_accuracy(list(self._told_accuracy.values()))
+            self._told_accuracy.clear()
+            self.accuracy_batches += 1
         self._ingest.forget_accepted()
         for decision in made:
             if decision.outcome != "malformed":

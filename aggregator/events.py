@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 __all__ = [
+    "AccuracyTold",
     "Answering",
     "ContributionsIn",
     "Decided",
@@ -159,6 +160,30 @@ class RoundClosed:
 
 
 @dataclass(frozen=True)
+class AccuracyTold:
+    """How good devices said they are after a round, on photos that they did not train on; fractions.
+
+    It comes when all of the round's `contributors` have said it, or with what there is when the next round closes or
+    the run ends; not at all where nobody said anything. What comes later is in the summary.
+
+    Attributes:
+        devices: how many said it; `samples` is all their test photos.
+        mean: by name of the figure (`contract.accuracy`), the plain mean over devices.
+        pooled: the same weighted by test photos.
+        worst: the device that names the fewest right, and `worst_share` how many of its photos.
+    """
+
+    round: int
+    devices: int
+    contributors: int
+    samples: int
+    mean: Mapping[str, float]
+    pooled: Mapping[str, float]
+    worst: str
+    worst_share: float
+
+
+@dataclass(frozen=True)
 class Screened:
     """A device's contribution does not count in the round that has just closed, or not in full."""
 
@@ -184,7 +209,8 @@ class RunFinished:
 
 
 Event = (
-    LinkUp
+    AccuracyTold
+    | LinkUp
     | LinkDown
     | Waiting
     | RoundOpened

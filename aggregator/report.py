@@ -1,7 +1,8 @@
 """The run as JSON, schema `protofleet.aggregate/1`, from the store alone: the same after any number of restarts.
 
 It is written after every round of a run that may go on for months, so a closed round's contributions, which no longer
-change, are read from the store and encoded once; the counters of late and repeated messages, which do, are read anew.
+change, are read from the store and encoded once; the counters of late and repeated messages, which do, are read anew,
+and the accuracy of the rounds of which devices have said something since.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from aggregator.accuracy import fleet_accuracy
 from aggregator.store import OUTCOMES, RoundRecord, Store
 
 __all__ = ["SCHEMA", "Summary"]
@@ -30,6 +32,8 @@ class Summary:
         self._store, self._head = store, {"fleet": fleet, "run": store.run.hex(), "bundle": bundle.hex()}
         self._closed: list[dict[str, Any]] = []  # without what may still change
         self._totals = {"committed": 0, "uplink_bytes": 0}  # of those
+        self._accuracy: dict[int, msgspec.Raw] = {}  # by round, encoded
+        self._accuracy_read = 0  # up to which of what devices said
 
     def content(self, *, finished: bool, global_version: int) -> dict[str, Any]:
         """Every closed round and the totals over all rounds, the open one included. Bytes are payload bytes."""
@@ -40,6 +44,7 @@ class Summary:
                 counted["uplink_bytes"] += sum(record.uplink_bytes.values())
             if record.closed:
                 self._closed.append(_round(record))
+        self._read_accuracy()
         tallies = self._store.tallies()
         outcomes = {name: sum(n for (_, outcome), n in tallies.items() if outcome == name) for name in OUTCOMES}
         return {
@@ -47,7 +52,9 @@ class Summary:
             **self._head,
             "finished": finished,
             "global_version": global_version,
-            "rounds": [_with_outcomes(each, tallies) for each in self._closed],
+            "rounds": [
+                _with_outcomes(each, tallies) | {"accuracy": self._accuracy.get(each["round"])} for each in self._closed
+            ],
             "totals": {
                 "committed": totals["committed"],
                 "duplicates": outcomes["duplicate"],
@@ -57,6 +64,13 @@ class Summary:
                 "uplink_bytes": totals["uplink_bytes"],
             },
         }
+
+    def _read_accuracy(self) -> None:
+        self._accuracy_read, rounds = self._store.accuracy_since(self._accuracy_read)
+        for number in rounds:
+            found = fleet_accuracy(self._store.accuracy(number))
+            if found is not None:
+                self._accuracy[number] = msgspec.Raw(msgspec.json.encode(found.facts()))
 
 
 def _round(record: RoundRecord) -> dict[str, Any]:

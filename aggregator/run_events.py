@@ -28,10 +28,15 @@ class Teller:
         self._nobody: tuple[int, int, int] | None = None
         self._seen: tuple[int, int, int] | None = None
         self._remind_at, self._remind_s = 0.0, _SLOW_S
+        self._untold = 0  # the closed round whose accuracy is to be told; 0 for none
+        self._accuracy_seen = 0
 
     def resumed(self) -> None:
         """The round that the store holds open is open again."""
         rounds = self._core.rounds
+        closed = rounds.number - (rounds.phase == "open")
+        if closed and not self._all_told(closed):
+            self._untold = closed
         if rounds.phase == "open":
             total, here = max(len(rounds.plan), rounds.number), len(rounds.contributions)
             self._listener(events.RoundOpened(rounds.number, total, rounds.method, rounds.awaited_count, here))
@@ -50,6 +55,8 @@ class Teller:
         elif isinstance(step, Extended):
             self._listener(events.RoundExtended(step.round, step.contributions, policy.min_clients, policy.deadline_s))
         elif isinstance(step, Closed):
+            self.accuracy(last=True)
+            self._untold = step.round
             for found in self._core.findings:
                 self._listener(events.Screened(step.round, found.device, found.left_out, found.reason))
             if self._core.doubt:
@@ -67,6 +74,38 @@ class Teller:
                     self._core.told,
                 )
             )
+
+    def accuracy(self, *, last: bool = False) -> None:
+        """Tell how good the devices are after the round that closed last, once all who were in it have said so.
+
+        Args:
+            last: whether to tell what is there now, since nothing will be waited for.
+        """
+        if not self._untold or (self._core.accuracy_batches == self._accuracy_seen and not last):
+            return
+        self._accuracy_seen = self._core.accuracy_batches
+        if not (last or self._all_told(self._untold)):
+            return
+        number, self._untold = self._untold, 0
+        found = self._core.accuracy(number)
+        if found is None:
+            return
+        self._listener(
+            events.AccuracyTold(
+                number,
+                len(found.by_device),
+                len(self._core.record(number).uplink_bytes),
+                found.samples,
+                found.mean,
+                found.pooled,
+                found.worst,
+                found.by_device[found.worst].all_classes,
+            )
+        )
+
+    def _all_told(self, number: int) -> bool:
+        found = self._core.accuracy(number)
+        return found is not None and found.by_device.keys() >= self._core.record(number).uplink_bytes.keys()
 
     def silent(self, devices: Sequence[str]) -> None:
         """These are not awaited any more."""

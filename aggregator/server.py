@@ -131,6 +131,7 @@ class Server:
             self._teller.resumed()
             while not (self._over() or self._stopping.is_set()):
                 self._turn()
+            self._teller.accuracy(last=True)
         finally:
             if self._seat.taken:
                 self._link.publish(self._seat_topic, encode(self._seat.death), retain=True)
@@ -157,6 +158,7 @@ class Server:
             self._link.acknowledge(message)
         if any(decision.outcome == "committed" for decision in decisions):
             self._teller.committed()
+        self._teller.accuracy()
         self._advance()
         self._ask_the_silent()
         self._teller.waits(time.monotonic())

@@ -35,7 +35,7 @@ from contract.topics import check_id
 __all__ = ["Service", "settle"]
 
 OnSummary = Callable[[dict[str, Any], bool], None]
-"""Takes a run's summary so far, and whether the run is finished."""
+"""Takes a run's summary so far, and whether it is the last one of a finished run."""
 
 
 @dataclass
@@ -90,13 +90,13 @@ class Service:
                 nonlocal is_finished
                 is_finished = finished
                 found = content()
-                on_summary(found, finished)
+                on_summary(found, False)  # the last one comes when the devices have said how good they are
                 if finished:
                     totals = found["totals"]
                     listener(RunFinished(len(found["rounds"]), totals["committed"], totals["uplink_bytes"]))
 
             on_summary(content(), False)  # now, so that a path that cannot be written is known now
-            Server(
+            server = Server(
                 core,
                 self.address,
                 self.fleet,
@@ -105,7 +105,11 @@ class Service:
                 patience_s=self.patience_s,
                 take_over=self.take_over,
                 stopping=self._stopping,
-            ).run()
+            )
+            try:
+                server.run()
+            finally:
+                on_summary(content(), is_finished)
             return content()
 
     def stop(self) -> None:

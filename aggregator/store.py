@@ -2,8 +2,8 @@
 
 What is in it: the run's id, drawn when the file is made; which bundle and fleet the run is of; each round with its
 method, seed and counters; the key of each contribution, (round, method, device), and while it may still be needed its
-bytes as they were received; the global state. A store holds one run, so (run, round, method, device) is the key on the
-wire.
+bytes as they were received; what devices said of their accuracy after a round; the global state. A store holds one run,
+so (run, round, method, device) is the key on the wire.
 
 The order that keeps promises: `commit` makes a whole batch of contributions durable in one transaction
 (`contract/sqlite.py`: the data is on the disk when it returns); only then do receipts and MQTT acknowledgements go out.
@@ -11,10 +11,10 @@ The key is unique, so the same contribution a second time is a duplicate, never 
 its result and the new global state in one transaction too: after kill -9 a round is either open with all it was
 promised, or closed with its result.
 
-What is kept (docs/decisions/085): keys, counters and one line for each round for ever; the newest global state; the
-payloads of the open round and of the last closed round of each method, so that FFC's sums are there until the next
-calibration replaces them; and of older rounds, newest first, up to `KEEP_BYTES`. The transaction that closes a round
-drops what it makes superfluous.
+What is kept (docs/decisions/085): keys, counters, accuracy and one line for each round for ever; the newest global
+state; the payloads of the open round and of the last closed round of each method, so that FFC's sums are there until
+the next calibration replaces them; and of older rounds, newest first, up to `KEEP_BYTES`. The transaction that closes a
+round drops what it makes superfluous.
 
 `Store` is the protocol that the server is written to.
 """
@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from aggregator.accuracy import Told
+from contract.accuracy import SHARES, Accuracy
 from contract.errors import UsageError
 from contract.messages import GlobalPart
 from contract.sqlite import Database, Kind
@@ -55,6 +57,10 @@ CREATE INDEX payload_of_round ON payload (round);
 CREATE TABLE refusal (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device)) WITHOUT ROWID;
 CREATE TABLE tally (round INTEGER NOT NULL, outcome TEXT NOT NULL, messages INTEGER NOT NULL,
     PRIMARY KEY (round, outcome)) WITHOUT ROWID;
+CREATE TABLE accuracy (
+    id INTEGER PRIMARY KEY, round INTEGER NOT NULL, device TEXT NOT NULL, samples INTEGER NOT NULL,
+    all_classes REAL NOT NULL, own_classes REAL, shipped REAL, alone REAL, UNIQUE (round, device)
+);
 CREATE TABLE global (version INTEGER NOT NULL, part INTEGER NOT NULL, payload BLOB NOT NULL,
     PRIMARY KEY (version, part))
 """
@@ -112,6 +118,10 @@ class Store(Protocol):
     def holds(self, round: int, method: str, device: str) -> bool: ...
     def open_round(self, number: int, method: str, seed: int, opened_at: float) -> None: ...
     def commit(self, accepted: Sequence[Accepted], tally: Tally, refusals: Sequence[tuple[int, str]] = ()) -> None: ...
+    def awaits_accuracy(self, round: int, device: str) -> bool: ...
+    def keep_accuracy(self, told: Sequence[Told]) -> None: ...
+    def accuracy(self, round: int) -> dict[str, Accuracy]: ...
+    def accuracy_since(self, last: int) -> tuple[int, set[int]]: ...
     def contributions(self, round: int, method: str) -> Iterator[bytes]: ...
     def close_round(self, number: int, closed_at: float, classes_merged: int, state: GlobalState) -> None: ...
     def state(self) -> GlobalState: ...
@@ -209,6 +219,44 @@ class SqliteStore:
                 counts,
             )
             self._db.executemany("INSERT OR IGNORE INTO refusal VALUES (?, ?)", refusals)
+
+    def awaits_accuracy(self, round: int, device: str) -> bool:
+        """Whether `device` contributed to `round`, which is closed, and has not said yet how good it is after it."""
+        with self._disk():
+            found = self._db.execute(
+                "SELECT 1 FROM round r JOIN contribution c ON c.round = r.number AND c.method = r.method"
+                " WHERE r.number = ? AND r.closed AND c.device = ?"
+                " AND NOT EXISTS (SELECT 1 FROM accuracy a WHERE a.round = r.number AND a.device = c.device)",
+                (round, device),
+            )
+            return found.fetchone() is not None
+
+    def keep_accuracy(self, told: Sequence[Told]) -> None:
+        """Make durable what devices said of their accuracy; the first word of a device on a round stands."""
+        rows = [(t.round, t.device, t.accuracy.samples, *(getattr(t.accuracy, n) for n in SHARES)) for t in told]
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR IGNORE INTO accuracy (round, device, samples, all_classes, own_classes, shipped, alone)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                rows,
+            )
+
+    def accuracy(self, round: int) -> dict[str, Accuracy]:
+        """What devices said of their accuracy after `round`, by device."""
+        with self._disk():
+            rows = self._db.execute(
+                "SELECT device, samples, all_classes, own_classes, shipped, alone FROM accuracy WHERE round = ?"
+                " ORDER BY device",
+                (round,),
+            ).fetchall()
+        return {device: Accuracy(*figures) for device, *figures in rows}
+
+    def accuracy_since(self, last: int) -> tuple[int, set[int]]:
+        """A number to ask with the next time, and the rounds that something was said of since it was `last`."""
+        with self._disk():
+            (newest,) = self._db.execute("SELECT coalesce(max(id), 0) FROM accuracy").fetchone()
+            rows = self._db.execute("SELECT DISTINCT round FROM accuracy WHERE id > ?", (last,)).fetchall()
+        return newest, {round for (round,) in rows}
 
     def contributions(self, round: int, method: str) -> Iterator[bytes]:
         """The encoded contributions of a round, ordered by device, one at a time; none once they were dropped."""

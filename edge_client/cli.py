@@ -28,6 +28,19 @@ def client_command(
     state: Annotated[str | None, typer.Option(help="Directory for weights and outbox; survives restarts.")] = None,
     fleet: Annotated[str | None, typer.Option(help="The fleet's id.  [default: fleet]")] = None,
     test: Annotated[str | None, typer.Option(help="Labelled images to test with after each round.")] = None,
+    hold_out: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of --data kept from training to test with, 0 for none.  [default: 0.1; 0 with --test]"
+        ),
+    ] = None,
+    report_accuracy: Annotated[
+        bool | None,
+        typer.Option(
+            "--report-accuracy/--no-report-accuracy",
+            help="Tell the aggregator how many are named right.  [default: where no noise is added]",
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for training.  [default: 1]")] = None,
     patience: Annotated[
         float | None, typer.Option(help="Seconds to wait for a broker at the start.  [default: 60]")

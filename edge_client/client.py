@@ -9,7 +9,8 @@ What happens, in order:
    is left out: the weights stay, and what is sent says only that we took part.
 3. Send again after a reconnection, or when no receipt comes, until one does. Receipts are written to the journal
    before the MQTT message that carried them is acknowledged.
-4. When the round's global state has come back, test the device with it and append a line to `history.jsonl`.
+4. When the round's global state has come back, test the device with it, append a line to `history.jsonl`, and say in
+   the status how many are named right, unless that is to stay here.
 5. When the run is finished and nothing waits for a receipt: publish a death and return.
 
 A person is told what is waited for, once for each change (`waits`).
@@ -37,6 +38,7 @@ from contract.methods import METHODS, method
 from contract.wire import decode, encode
 from edge_client import process_metrics
 from edge_client.device import Device
+from edge_client.evaluate import in_words
 from edge_client.history import append_line, history_line
 from edge_client.journal import FINAL, Journal, Pending, Report
 from edge_client.outbox import Outbox, fitting
@@ -66,6 +68,8 @@ class Client:
         patience_s: how long to wait for the first connection, and, after the end of a run, for a receipt.
         measured: figures of `profile --measure` that go into every birth.
         accountant: of noise, where the bundle says that its method adds it.
+        photos: what the device tests with, in words.
+        tells_accuracy: whether its accuracy goes into its status.
         log: takes one line for a person.
         stopping: ends `run`, once it is set and nothing is being done.
         detail: takes a line for each message, and the link's counts at the end.
@@ -83,6 +87,8 @@ class Client:
         patience_s: float = 60.0,
         measured: Mapping[str, float] | None = None,
         accountant: Accountant | None = None,
+        photos: str = "test photos",
+        tells_accuracy: bool = False,
         log: Callable[[str], None] = lambda line: None,
         stopping: threading.Event | None = None,
         detail: Callable[[str], None] | None = None,
@@ -92,6 +98,7 @@ class Client:
         self._patience_s, self._log, self._detail = patience_s, log, detail or (lambda line: None)
         self._stopping = stopping or threading.Event()
         self._profiled, self._accountant = dict(measured or {}), accountant
+        self._photos, self._tells_accuracy = photos, tells_accuracy
         self._instance = os.urandom(8)
         self._boot = journal.begin(self._instance)
         self._outbox = Outbox(random.Random())
@@ -99,6 +106,7 @@ class Client:
         self._presence = Presence(device_id, self._instance, is_own=journal.is_own_instance)
         self._unreported = journal.unreported()
         self._step_ms: float | None = None
+        self._told: dict[str, float] = {}  # the newest round's accuracy, where the fleet is told
         self._malformed = 0
         self._connections = 0
         self._note = ""
@@ -354,6 +362,7 @@ class Client:
         run, number, name = report.key
         state = self._follower.state(run)
         evaluation = self._device.evaluate(state)
+        told = None if evaluation is None else self._device.accuracy(evaluation, name)
         process_metrics.release_memory()
         outcome = self._journal.outcome(report.key)
         line = history_line(
@@ -363,14 +372,17 @@ class Client:
             uplink_bytes=self._outbox.sent_bytes(report.key) if outcome is None else outcome[1],
             global_version=0 if state is None else state.version,
             evaluation=evaluation,
+            told=told,
             peak_rss_bytes=process_metrics.peak_rss_bytes(),
         )
         append_line(self._journal.directory / "history.jsonl", line)
         self._journal.mark_reported(report.key)
         self._unreported.remove(report)
-        if evaluation is not None:
-            kinds = ", ".join(f"{kind} {100 * share:.1f} %" for kind, share in evaluation.own_classes.items())
-            self._log(f"round {number} ({name}): right on own classes: {kinds}")
+        if told is not None:
+            self._log(f"round {number}: {in_words(told, self._photos)}")
+            if self._tells_accuracy and (state is None or state.round <= number):  # else it is of a later round
+                self._told = told.metrics(run, number)
+                self._publish_birth()
 
     def _last_state_is_here(self) -> bool:
         a = self._follower.announcement
@@ -393,7 +405,7 @@ class Client:
     def _state_of_health(self, *, online: bool) -> Status:
         if not online:
             return Status(False, self._instance, self._boot)
-        metrics: dict[str, float] = dict(self._profiled)
+        metrics: dict[str, float] = {**self._profiled, **self._told}
         metrics |= {
             "peak_rss_bytes": float(process_metrics.peak_rss_bytes()),
             "rss_bytes": float(process_metrics.rss_bytes()),

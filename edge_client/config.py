@@ -1,6 +1,6 @@
 """The client's settings: from the command line, from a TOML file, or from both, the command line winning.
 
-The file has the options' names as keys, without the dashes:
+The file has the options' names as keys, without the dashes in front and with _ for -:
 
     bundle = "fashion.bundle"
     broker = "mqtts://broker.example:8883"
@@ -38,6 +38,8 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     state: str
     fleet: str = "fleet"
     test: str | None = None
+    hold_out: float | None = None
+    report_accuracy: bool | None = None
     threads: int = 1
     patience: float = 60.0
     ca: str | None = None
@@ -71,10 +73,19 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     check_device(config.id, "--id")
     check_id(config.fleet, "--fleet")
     limits = [("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)]
+    limits += [] if config.hold_out is None else [("hold-out", config.hold_out, 0.0, 0.5)]
     limits += [] if config.epsilon is None else [("epsilon", config.epsilon, 1e-6, 1e6)]
     for name, value, low, high in limits:
         if not low <= value <= high:
             raise UsageError(f"--{name}", expected=f"{low:g} to {high:g}", got=value)
+    if config.test is not None and config.hold_out:
+        raise UsageError(
+            "--hold-out with --test", expected="one of them", got="both", hint="--test alone holds none out"
+        )
+    if config.epsilon is not None and config.report_accuracy:
+        raise UsageError(
+            "--report-accuracy with --epsilon", expected="one of them", got="both: nothing noises accuracy"
+        )
     return config
 
 

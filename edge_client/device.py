@@ -30,6 +30,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.accuracy import Accuracy
+from contract.answers import Answer, nearest_answer
 from contract.bundle import Bundle
 from contract.errors import BundleError, DivergedError, MethodError, StatisticError
 from contract.messages import Announcement, Contribution
@@ -41,7 +43,7 @@ from contract.statistics import ClassMeans, Statistic
 from contract.topics import check_device
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
-from edge_client.evaluate import Evaluation, score, summary
+from edge_client.evaluate import Evaluation, measured, score, summary
 from edge_client.extractor import Extractor
 from edge_client.global_state_check import Caution
 from edge_client.local import LocalSamples, class_means
@@ -111,6 +113,7 @@ class Device:
         self._graphs = graphs or CompiledGraphs(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
         self._own_means: ClassMeans | None = None
+        self._alone: dict[str, Mapping[str, float]] = {}  # see `_without_the_fleet`
         self._caution = Caution(self._method, bundle.manifest.hyper)
 
     @property
@@ -196,6 +199,42 @@ class Device:
         if shared:
             confusion |= score(self._extractor("bundle"), shared, self._test, classes=m.classes)
         return summary(confusion, self.own_classes)
+
+    def accuracy(self, evaluation: Evaluation, announced: str) -> Accuracy | None:
+        """What an evaluation after a round of the method `announced` comes to, beside what there would be without it.
+
+        `shipped` is the bundle's initial weights with the nearest class mean of the device's own samples. `alone` is,
+        where the round trains, the device's own head or prototypes; where it does not, what the round would have given
+        had this device been the only one. None where the method has no answer yet.
+        """
+        found, m = method(announced), self._manifest
+        without = self._without_the_fleet(found)
+        alone = evaluation.all_classes.get(found.alone_way(m.head)) if found.trains else without.get("alone")
+        return measured(evaluation, found.way, shipped=without.get("shipped"), alone=alone)
+
+    def _without_the_fleet(self, found: Method) -> Mapping[str, float]:
+        """Accuracy on the test samples over the bundle's extractor, from this device's samples alone.
+
+        Nothing of it ever changes, so it is computed once: a pass over the samples for each method.
+        """
+        if self._test is None:
+            return {}
+        if found.name not in self._alone:
+            m, extractor = self._manifest, self._extractor("bundle")
+            means = class_means(extractor, self._data, classes=m.classes)
+            answers = {"shipped": nearest_answer(means.means, means.present)}
+            answers |= {} if found.trains else self._answer_of_one(found)
+            confusion = score(extractor, answers, self._test, classes=m.classes)
+            self._alone[found.name] = summary(confusion, self.own_classes).all_classes
+        return self._alone[found.name]
+
+    def _answer_of_one(self, found: Method) -> dict[str, Answer]:
+        """How a method that trains nothing answers where one device is all of the fleet."""
+        m, hyper = self._manifest, found.settled_in(self._manifest.hyper)
+        statistic = found.summarise(self._local(found))
+        rows = found.next_rows({}, found.merge(lambda: iter([statistic]), "mean", hyper), hyper)
+        answers = found.shared_answers(GlobalState(bytes(4), 1, 1, rows), m.classes, m.features, hyper)
+        return {"alone": answers[found.way]} if found.way in answers else {}
 
     def _method_of(self, announcement: Announcement) -> Method:
         known = runs_on(self._manifest.method)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from contract.accuracy import Accuracy
 from contract.errors import StoreError
 from edge_client.evaluate import Evaluation
 from edge_client.journal import Key
@@ -30,9 +31,14 @@ def history_line(
     uplink_bytes: int,
     global_version: int,
     evaluation: Evaluation | None,
+    told: Accuracy | None = None,
     peak_rss_bytes: int,
 ) -> dict[str, Any]:
-    """One line: what the round did (`metrics`), how it ended, and how good the device is now (None without tests)."""
+    """One line: what the round did (`metrics`), how it ended, and how good the device is now (None without tests).
+
+    Args:
+        told: of the evaluation, what a person is told.
+    """
     run, number, method = key
     scores = (
         None if evaluation is None else {"own_classes": evaluation.own_classes, "all_classes": evaluation.all_classes}
@@ -48,6 +54,7 @@ def history_line(
         "uplink_bytes": uplink_bytes,
         "global_version": global_version,
         "test_samples": 0 if evaluation is None else evaluation.samples,
+        "right": None if told is None else told.facts(),
         "accuracy": scores,
         "confusion": confusion,
         "peak_rss_bytes": peak_rss_bytes,

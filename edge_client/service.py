@@ -20,13 +20,16 @@ from contract.methods import METHODS, load_method, method
 from edge_client.client import Client
 from edge_client.config import ClientConfig, read_public_key
 from edge_client.data import LocalData
-from edge_client.data.load import from_arrays, load_data
+from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
 from edge_client.device import Device
 from edge_client.journal import Journal
 from edge_client.privacy import Accountant
 from edge_client.profile_record import measured_metrics
 
-__all__ = ["Service"]
+__all__ = ["HOLD_OUT", "LEAST", "Service"]
+
+HOLD_OUT = 0.1  # of the labelled samples, where nobody says otherwise and no test samples are given
+LEAST = 5  # a class with fewer labelled samples has none held out
 
 Log = Callable[[str], None]
 OnSummary = Callable[[dict[str, Any], bool], None]
@@ -63,16 +66,17 @@ class Service:
         bundle = read_bundle(settings.bundle, public_key=trusted)
         m = bundle.manifest
         state = Path(settings.state)
-        images = state / "images"
-        if self._arrays is None:
-            data = load_data(settings.data, m, log=log, cache=images)
-        else:
-            data = from_arrays(*self._arrays, m)
-        test = None if settings.test is None else load_data(settings.test, m, purpose="test", log=log, cache=images)
+        data, test = self._samples(m, log, state / "images")
         with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
             device = Device(bundle, data, settings.id, test=test, threads=settings.threads, secret=journal.secret())
             device.restore(journal.weights())
-            log(f"{len(data):,} samples of {int(device.own_classes.sum())} classes, bundle {bundle.sha256.hex()[:12]}")
+            beside = f", {len(test):,} {self._photos}" if test is not None else ""
+            log(
+                f"{len(data):,} samples of {int(device.own_classes.sum())} classes{beside}, "
+                f"bundle {bundle.sha256.hex()[:12]}"
+            )
+            accountant = _accountant(settings, m, journal, data.labelled)
+            tells = test is not None and _tells_accuracy(settings, accountant, log)
             client = Client(
                 device=device,
                 journal=journal,
@@ -82,7 +86,9 @@ class Service:
                 device_id=settings.id,
                 patience_s=settings.patience,
                 measured=measured_metrics(state, bundle.sha256),
-                accountant=_accountant(settings, m, journal, data.labelled),
+                accountant=accountant,
+                photos=self._photos,
+                tells_accuracy=tells,
                 log=log,
                 detail=log if settings.verbose else None,
                 stopping=self._stopping,
@@ -96,9 +102,46 @@ class Service:
             log(f"done: {ended['sent']} contributions, {ended['committed']} committed")
             return client.summary()
 
+    @property
+    def _photos(self) -> str:
+        """What the device tests with, in words."""
+        return "held-out photos" if self._settings.test is None else "test photos"
+
+    def _samples(self, m: Manifest, log: Log, cache: Path) -> tuple[LocalData, LocalData | None]:
+        """What to train on, and what to test with: `--test`, or else a share of `--data`, or nothing."""
+        settings = self._settings
+        share = settings.hold_out
+        if share is None:
+            share = HOLD_OUT if settings.test is None else 0.0
+        if not share:
+            data = load_data(settings.data, m, log=log, cache=cache) if self._arrays is None else self._given(m)
+            test = None if settings.test is None else load_data(settings.test, m, purpose="test", log=log, cache=cache)
+            return data, test
+        if self._arrays is None:
+            data, held = load_held_out(settings.data, m, share=share, least=LEAST, log=log, cache=cache)
+        else:
+            data, held = hold_back(self._given(m), share=share, least=LEAST)
+        if not len(held):
+            log(f"too few photos to hold {share:.0%} out of classes of {LEAST} or more: accuracy stays unknown; --test")
+        return data, held if len(held) else None
+
+    def _given(self, m: Manifest) -> LocalData:
+        assert self._arrays is not None
+        return from_arrays(*self._arrays, m)
+
     def stop(self) -> None:
         """End `run` as soon as the device waits again, from any thread: a round under way is finished first."""
         self._stopping.set()
+
+
+def _tells_accuracy(settings: ClientConfig, accountant: Accountant | None, log: Log) -> bool:
+    """Whether accuracy goes into the status: not where noise protects what is sent, since none is added to it."""
+    if accountant is None:
+        return settings.report_accuracy is not False
+    if settings.report_accuracy:
+        raise UsageError("--report-accuracy", expected="a bundle whose method adds no noise", got="one that adds some")
+    log("accuracy stays on this device: no noise is added to it")
+    return False
 
 
 def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal, data: LocalData) -> Accountant | None:

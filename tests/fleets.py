@@ -127,6 +127,8 @@ class Fleet(Processes):
         path = self.folder / f"{name}.npz"
         np.savez(path, x=data[0], y=data[1])
         state = ("--state", self.folder / f"state-{name}", "--json", self.folder / f"{name}.json")
+        if not {"--test", "--hold-out"} & set(options):  # what is compared with pooled data is all of it
+            state += ("--hold-out", 0)
         self._join(name, "client", "--id", name, "--bundle", bundle, "--data", path, *state, *options)
 
     def told(self, name: str) -> dict[str, Any]:

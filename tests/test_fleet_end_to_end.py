@@ -52,7 +52,8 @@ class Fleet(Processes):
         state, data = self.folder / f"state-{name}", self.folder / f"d{index}.npz"
         if not data.exists():
             np.savez(data, x=self.data[index][0], y=self.data[index][1])
-        self._join(name, "client", "--id", f"d{index}", "--data", str(data), "--state", str(state))
+        told = ("--data", str(data), "--state", str(state), "--hold-out", "0")  # every sample is counted below
+        self._join(name, "client", "--id", f"d{index}", *told)
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)

@@ -2,7 +2,7 @@
 
 `load_data` lists what is at a path, takes the rows that training or testing wants, decodes them or finds them in the
 cache, and gives one `LocalData` that fits the bundle, whatever the source. `load_held_out` gives two: what to train on
-and what to test with. `from_arrays` takes what is in memory.
+and what to test with. `from_arrays` takes what is in memory, and `hold_back` divides that.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from edge_client.data.listing import Listing
 from edge_client.data.npz import class_numbers, pixels
 from edge_client.data.samples import UNLABELLED, LocalData, Purpose, class_number
 from edge_client.data.sources import list_source
-from edge_client.data.splits import declared_rows, train_and_held_rows
+from edge_client.data.splits import declared_rows, held_out, ranks_of, train_and_held_rows
 
-__all__ = ["from_arrays", "load_data", "load_held_out", "read_images"]
+__all__ = ["from_arrays", "hold_back", "load_data", "load_held_out", "read_images"]
 
 Log = Callable[[str], None]
 Shape = tuple[int, int, int]
@@ -63,6 +63,7 @@ def load_held_out(
     *,
     share: float = 0.1,
     seed: int = 0,
+    least: int = 1,
     log: Log = lambda line: None,
     cache: Path | None = None,
 ) -> tuple[LocalData, LocalData]:
@@ -74,6 +75,7 @@ def load_held_out(
 
     Args:
         share, seed: of the hold-out.
+        least: a class with fewer samples has none held back.
         path, log, cache: as of `load_data`.
 
     Returns:
@@ -83,7 +85,7 @@ def load_held_out(
         DataError, UsageError: as `load_data`, and where `share` is out of range.
     """
     listing = _of_bundle(list_source(path, log), manifest)
-    train, held = train_and_held_rows(listing, share, seed)
+    train, held = train_and_held_rows(listing, share, seed, least=least)
     rows = np.concatenate([train, held])
     x, kept = read_images(listing, rows, manifest.input_shape, name="train", log=log, cache=cache)
     trained = int(np.isin(kept, train, assume_unique=True).sum())  # rows that could be read keep their order
@@ -104,6 +106,25 @@ def from_arrays(images: NDArray[Any], labels: NDArray[Any], manifest: Manifest) 
         raise DataError(where, expected=f"a label for each of {len(x)} images", got=f"{len(y)} labels")
     _check_shape(x, manifest.input_shape, where)
     return _checked(LocalData(x, y), manifest, where, "train")
+
+
+def hold_back(data: LocalData, *, share: float = 0.1, seed: int = 0, least: int = 1) -> tuple[LocalData, LocalData]:
+    """Samples in memory as `load_held_out` divides a source without splits; rows that are added later move few.
+
+    Args:
+        share, seed, least: as of `load_held_out`.
+
+    Returns:
+        (to train on, held back), copies where something is held back.
+
+    Raises:
+        UsageError: when `share` is out of range.
+    """
+    ranks = ranks_of((f"row {row}" for row in range(len(data))), len(data), seed)
+    held = held_out(data.y, share, seed, ranks=ranks, least=least)
+    if not held.any():
+        return data, LocalData(data.x[:0], data.y[:0])
+    return LocalData(data.x[~held], data.y[~held]), LocalData(data.x[held], data.y[held])
 
 
 def read_images(

@@ -11,6 +11,7 @@ the same at every start. Taking every tenth row instead would follow whatever or
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,7 @@ from contract.errors import DataError, UsageError
 from edge_client.data.listing import Listing
 from edge_client.data.samples import Purpose
 
-__all__ = ["SPLITS", "declared_rows", "held_out", "split_code", "train_and_held_rows"]
+__all__ = ["SPLITS", "declared_rows", "held_out", "ranks_of", "split_code", "train_and_held_rows"]
 
 Rows = NDArray[np.int64]
 SPLITS = ("", "train", "valid", "test")
@@ -41,7 +42,12 @@ def split_code(word: str) -> int | None:
 
 
 def held_out(
-    labels: NDArray[np.int64], share: float, seed: int, *, ranks: NDArray[np.uint64] | None = None
+    labels: NDArray[np.int64],
+    share: float,
+    seed: int,
+    *,
+    ranks: NDArray[np.uint64] | None = None,
+    least: int = 1,
 ) -> NDArray[np.bool_]:
     """Which samples to hold out: `share` of all, the same share of every class, drawn from `seed`.
 
@@ -55,6 +61,7 @@ def held_out(
         ranks: (N,) one number for each sample: the smallest of a class are held instead of drawn ones. Ranks that
             follow from a sample's name (as `train_and_held_rows` makes them) leave nearly all samples where they are
             when others come along.
+        least: a class with fewer samples gives none, and does not count.
 
     Returns:
         (N,) bool, true for held.
@@ -66,6 +73,7 @@ def held_out(
         raise UsageError("share held out", expected="0 up to 1, without 1", got=share)
     rng, held = np.random.default_rng(seed), np.zeros(len(labels), dtype=bool)
     classes, counts = np.unique(labels[labels >= 0], return_counts=True)
+    classes, counts = classes[counts >= least], counts[counts >= least]
     wanted = share * counts
     quota = np.minimum(np.floor(wanted).astype(np.int64), counts - 1)
     order = np.lexsort((rng.permutation(len(classes)), quota - wanted))  # the largest fraction lost first
@@ -93,8 +101,11 @@ def declared_rows(listing: Listing, purpose: Purpose) -> Rows:
     raise DataError(f"{listing.where} has no {purpose} split", expected=f"samples of a split {purpose}", got=declared)
 
 
-def train_and_held_rows(listing: Listing, share: float, seed: int) -> tuple[Rows, Rows]:
+def train_and_held_rows(listing: Listing, share: float, seed: int, *, least: int = 1) -> tuple[Rows, Rows]:
     """The rows to train on, and those to test with: a declared `test` or else `valid`, or else `share` held out.
+
+    Args:
+        least: a class with fewer samples has none held out.
 
     Raises:
         DataError: as `declared_rows`.
@@ -104,14 +115,19 @@ def train_and_held_rows(listing: Listing, share: float, seed: int) -> tuple[Rows
     for code in (3, 2):
         if (rows := np.flatnonzero(listing.splits == code)).size:
             return train, rows
-    ranks = np.fromiter((_rank(listing.name(int(row)), seed) for row in train), np.uint64, len(train))
-    held = held_out(listing.labels[train], share, seed, ranks=ranks)
+    ranks = ranks_of((listing.name(int(row)) for row in train), len(train), seed)
+    held = held_out(listing.labels[train], share, seed, ranks=ranks, least=least)
     return train[~held], train[held]
 
 
 def _labelled_first(rows: Rows, listing: Listing) -> Rows:
     known = listing.labels[rows] >= 0
     return np.concatenate([rows[known], rows[~known]])
+
+
+def ranks_of(names: Iterable[str], count: int, seed: int) -> NDArray[np.uint64]:
+    """(N,) a number for each of `count` samples that follows from its name alone."""
+    return np.fromiter((_rank(name, seed) for name in names), np.uint64, count)
 
 
 def _rank(name: str, seed: int) -> int:

@@ -1,0 +1,162 @@
+"""What a device holds out by itself, what it measures on it, and when that stays at home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edge_samples import FASHION_LABELS, announcement, fashion
+
+from contract.bundle import Bundle, read_bundle
+from contract.errors import UsageError
+from contract.methods import method
+from contract.state import GlobalState
+from edge_client.config import ClientConfig, settle_config
+from edge_client.data import LocalData
+from edge_client.data.load import hold_back
+from edge_client.device import Device
+from edge_client.extractor import Extractor
+from edge_client.service import LEAST, Service, _tells_accuracy
+from export.build import build_bundle
+
+CLASSES = (0, 3, 8)
+
+
+@pytest.fixture(scope="module", params=["fedproto", "spherefed", "ffc", "ncm", "fedcof"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    path = tmp_path_factory.mktemp("bundle") / "b.bundle"
+    shape = {"labels": FASHION_LABELS, "input_shape": (28, 28, 1)}
+    build_bundle(**shape, backbone="small_cnn", method_name=request.param, out=path)
+    return read_bundle(path)
+
+
+def _right(answers: np.ndarray, test: LocalData) -> float:
+    return float((answers == test.y).mean())
+
+
+def _nearest(bundle: Bundle, data: LocalData, test: LocalData) -> float:
+    """Nearest class mean over the bundle's initial weights, sample by sample."""
+    extractor = Extractor(bundle, bundle.params)
+    z, tested = (extractor.features(each.x).astype(np.float64) for each in (data, test))
+    means = {j: z[data.y == j].mean(axis=0) for j in np.unique(data.y)}
+    return _right(np.array([min(means, key=lambda j: float(np.linalg.norm(f - means[j]))) for f in tested]), test)
+
+
+def test_the_figures_of_each_method_before_and_after_a_state_is_there(bundle: Bundle) -> None:
+    data, found = fashion(bundle, 90, CLASSES), method(bundle.manifest.method)
+    test = fashion(bundle, 60, CLASSES, purpose="test")
+    pi = Device(bundle, data, "pi-1", test=test)
+    before = pi.evaluate(None)
+    assert before is not None
+    told = pi.accuracy(before, found.name)
+    assert (told is None) == (not found.trains)  # what answers by shared state alone has no answer yet
+    assert pi.accuracy(before, "ffc") is None
+    result = pi.run_round(announcement(bundle), None)
+    hyper = found.settled_in(bundle.manifest.hyper)
+    kind = result.contribution.statistic(found.statistic, 10, found.row_width(hyper, bundle.manifest.features))
+    merged = found.merge(lambda: iter([kind]), "mean", hyper)
+    state = GlobalState(b"run1", 1, 1, found.next_rows({}, merged, hyper))
+    after = pi.evaluate(state)
+    assert after is not None
+    told = pi.accuracy(after, found.name)
+    assert told is not None
+    assert (told.samples, told.all_classes) == (60, after.all_classes[found.way])
+    assert told.own_classes == told.all_classes  # nothing else was held out
+    assert told.shipped == pytest.approx(_nearest(bundle, data, test))
+    if found.trains:
+        assert told.alone == after.all_classes[found.alone_way(bundle.manifest.head)]
+    else:  # the fleet is this one device
+        assert told.alone == pytest.approx(told.all_classes, abs=1.5 / 60)  # its contribution went through float32
+
+
+@pytest.mark.parametrize("bundle", ["fedproto"], indirect=True)
+def test_own_classes_are_the_photos_of_classes_that_are_trained_on(bundle: Bundle) -> None:
+    data, test = fashion(bundle, 60, (0, 3)), fashion(bundle, 80, (0, 1, 3, 5), purpose="test")
+    pi = Device(bundle, data, "pi-1", test=test)
+    evaluation = pi.evaluate(None)
+    assert evaluation is not None
+    found = pi.accuracy(evaluation, "fedproto")  # by the nearest of its own prototypes: it knows no other class
+    assert found is not None
+    assert found.own_classes == pytest.approx(found.all_classes * 80 / np.isin(test.y, (0, 3)).sum())
+    assert found.own_classes > found.all_classes > 0
+
+
+# ── what is held out ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _given(counts: dict[int, int]) -> LocalData:
+    y = np.concatenate([np.full(count, label) for label, count in counts.items()])
+    return LocalData(np.arange(len(y), dtype=np.uint8).reshape(-1, 1, 1, 1), np.random.default_rng(0).permutation(y))
+
+
+def test_a_class_of_few_has_none_held_out_and_rows_that_come_later_move_few() -> None:
+    data = _given({0: 50, 1: LEAST, 2: LEAST - 1, -1: 30})
+    train, held = hold_back(data, share=0.4, least=LEAST)
+    assert np.unique(held.y).tolist() == [0, 1]
+    assert (len(held), len(train) + len(held)) == (22, len(data))
+    more = LocalData(np.arange(len(data) + 5, dtype=np.uint8).reshape(-1, 1, 1, 1), np.append(data.y, [0] * 5))
+    _, later = hold_back(more, share=0.4, least=LEAST)
+    assert len(set(held.x.ravel().tolist()) - set(later.x.ravel().tolist())) <= 3
+
+
+def test_too_few_are_all_trained_on() -> None:
+    data = _given({0: LEAST - 1, 1: LEAST - 1})
+    train, held = hold_back(data, share=0.1, least=LEAST)
+    assert train is data
+    assert len(held) == 0
+
+
+def _settings(tmp_path: Path, **options: object) -> ClientConfig:
+    named = {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": str(tmp_path / "d.npz"), "state": str(tmp_path)}
+    return settle_config(None, {**named, **options})
+
+
+def _service(tmp_path: Path, arrays: LocalData | None = None, **options: object) -> Service:
+    return Service(_settings(tmp_path, **options), None if arrays is None else (arrays.x, arrays.y))
+
+
+@pytest.mark.parametrize("bundle", ["fedproto"], indirect=True)
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_by_default_a_tenth_is_held_out_and_with_a_test_set_or_zero_nothing(
+    bundle: Bundle, tmp_path: Path, in_memory: bool
+) -> None:
+    m, data, said = bundle.manifest, fashion(bundle, 90, CLASSES), list[str]()
+    np.savez(tmp_path / "d.npz", x=data.x, y=data.y)
+    np.savez(tmp_path / "t.npz", x=data.x[:7], y=data.y[:7])
+    arrays = data if in_memory else None
+    sizes = {}
+    for name, options in {"default": {}, "none": {"hold_out": 0.0}, "test": {"test": str(tmp_path / "t.npz")}}.items():
+        train, test = _service(tmp_path, arrays, **options)._samples(m, said.append, tmp_path / "images")
+        sizes[name] = (len(train), None if test is None else len(test))
+        if name == "default":
+            assert test is not None
+            images = {image.tobytes() for image in train.x}
+            assert not images & {image.tobytes() for image in test.x}
+    assert sizes == {"default": (81, 9), "none": (90, None), "test": (90, 7)}
+    assert said == []
+
+
+def test_what_cannot_be_asked_together(tmp_path: Path) -> None:
+    for options, words in (
+        ({"hold_out": 0.1, "test": "t"}, "--hold-out with --test"),
+        ({"hold_out": 0.6}, "--hold-out, expected 0 to 0.5"),
+        ({"epsilon": 1.0, "report_accuracy": True}, "--report-accuracy with --epsilon"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            _service(tmp_path, **options)
+    assert _service(tmp_path, hold_out=0.0, test="t") is not None
+
+
+def test_where_noise_protects_what_is_sent_accuracy_stays_at_home(tmp_path: Path) -> None:
+    """With a budget or without one: no ε would cover it."""
+    said = list[str]()
+    noised = object()  # an accountant: there is one where the bundle's method adds noise
+    for options in ({}, {"epsilon": 1.0}):
+        assert not _tells_accuracy(_settings(tmp_path, **options), noised, said.append)  # type: ignore[arg-type]
+    assert said == ["accuracy stays on this device: no noise is added to it"] * 2
+    with pytest.raises(UsageError, match="--report-accuracy, expected a bundle whose method adds no noise"):
+        _tells_accuracy(_settings(tmp_path, report_accuracy=True), noised, said.append)  # type: ignore[arg-type]
+    assert _tells_accuracy(_settings(tmp_path), None, said.append)
+    assert not _tells_accuracy(_settings(tmp_path, report_accuracy=False), None, said.append)
+    assert len(said) == 2
