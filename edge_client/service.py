@@ -72,6 +72,7 @@ class Service:
         with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
             device = Device(bundle, data, settings.id, test=test, threads=settings.threads, secret=journal.secret())
             device.restore(journal.weights())
+            journal.remember_bundle(Path(settings.bundle).resolve())
             log(f"{len(data):,} samples of {int(device.own_classes.sum())} classes, bundle {bundle.sha256.hex()[:12]}")
             client = Client(
                 device=device,

@@ -57,6 +57,9 @@ COMMANDS = {
     "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
     "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
     "client": Command("edge_client.cli:client_command", None, "Run one device: train, summarise, publish."),
+    "predict": Command(
+        "protofleet.commands.predict:predict_command", None, "Answer about photos, a folder or a camera."
+    ),
     "doctor": Command(
         "protofleet.commands.doctor:doctor_command",
         None,
