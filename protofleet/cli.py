@@ -60,6 +60,9 @@ COMMANDS = {
     "predict": Command(
         "protofleet.commands.predict:predict_command", None, "Answer about photos, a folder or a camera."
     ),
+    "model": Command(
+        "protofleet.commands.model:model_command", "export", "Write what was learned as one plain ONNX file."
+    ),
     "doctor": Command(
         "protofleet.commands.doctor:doctor_command",
         None,

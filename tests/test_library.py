@@ -50,7 +50,8 @@ def test_these_are_the_public_names():
 def test_importing_it_loads_nothing_and_a_device_no_torch():
     code = (
         "import sys, protofleet; assert not {'numpy', 'onnxruntime', 'torch', 'typer'} & set(sys.modules); "
-        "protofleet.Device, protofleet.Predictor, protofleet.Aggregator, protofleet.load_bundle, protofleet.ProtofleetError; "
+        "protofleet.Device, protofleet.Predictor, protofleet.Aggregator, protofleet.load_bundle; "
+        "protofleet.ProtofleetError; "
         "assert not {'torch', 'onnx', 'typer', 'rich'} & set(sys.modules), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
