@@ -22,6 +22,7 @@ round drops what it makes superfluous.
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -30,11 +31,11 @@ from aggregator.accuracy import Told
 from contract.accuracy import SHARES, Accuracy
 from contract.errors import UsageError
 from contract.messages import GlobalPart
-from contract.sqlite import Database, Kind
+from contract.sqlite import Database, Kind, read_only
 from contract.state import GlobalCollector, GlobalState
 from contract.wire import decode, encode
 
-__all__ = ["Accepted", "RoundRecord", "SqliteStore", "Store", "Tally"]
+__all__ = ["Accepted", "RoundRecord", "SqliteStore", "Store", "Tally", "read_state"]
 
 OUTCOMES = ("duplicate", "late", "rejected", "malformed")
 PAGE_BYTES = 16_384  # of a new store; see docs/decisions/030, and benchmarks/ingest.py --page-bytes
@@ -282,15 +283,8 @@ class SqliteStore:
 
     def state(self) -> GlobalState:
         """The newest global state; version 0 and empty before the first round."""
-        collector, state = GlobalCollector(), None
         with self._disk():
-            for (payload,) in self._db.execute(
-                "SELECT payload FROM global WHERE version = (SELECT max(version) FROM global)"
-            ):
-                part = decode(payload)
-                assert isinstance(part, GlobalPart)
-                state = collector.add(part)
-        return GlobalState(self._run, 0, 0) if state is None else replace(state, run=self._run)
+            return _newest_state(self._db, self._run)
 
     def rounds(self, *, after: int = 0) -> list[RoundRecord]:
         """Every round that was opened, in order; of those with a number above `after`."""
@@ -369,3 +363,25 @@ class SqliteStore:
                     got=shown[name](given),
                     hint=f"the {name} it was made for, or another --store",
                 )
+
+
+def read_state(path: str | os.PathLike[str]) -> tuple[bytes, GlobalState]:
+    """The identity of the bundles that a store is of, 32 bytes, and its newest global state; its aggregator may be
+    running.
+
+    Raises:
+        StoreError: there is no such file, or it cannot be read.
+        UsageError: it is no store, or of another version.
+    """
+    with read_only(path, KIND) as db:
+        meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
+        return bytes(meta["bundle"]), _newest_state(db, bytes(meta["run"]))
+
+
+def _newest_state(db: sqlite3.Connection, run: bytes) -> GlobalState:
+    collector, state = GlobalCollector(), None
+    for (payload,) in db.execute("SELECT payload FROM global WHERE version = (SELECT max(version) FROM global)"):
+        part = decode(payload)
+        assert isinstance(part, GlobalPart)
+        state = collector.add(part)
+    return GlobalState(run, 0, 0) if state is None else replace(state, run=run)

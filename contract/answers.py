@@ -1,61 +1,100 @@
-"""From features to class numbers: the ways in which a device answers, as plain functions.
+"""From features to answers: scores of every class, higher is better, and the class number of the highest.
 
-A way is made from what was learned, a head or prototypes, and takes features (N, D) to class numbers (N,). Which ways a
-method has is said in its class (`contract/methods/`).
+An `Answer` is one way of answering, made from what was learned: a head or prototypes. Which ways a method has is said
+in its class (`contract/methods/`). All of ours are linear in features that were put on the unit sphere or projected
+first, the nearest prototype too, so that one small graph can hold any of them (`export/classifier.py`). A method with
+another way writes a class over `Answer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Answer", "linear_answer", "linear_logits", "nearest_answer", "softmax"]
+from contract.sphere import unit_rows
 
-Answer = Callable[[NDArray[np.float32]], NDArray[np.int64]]
-"""Features (N, D) to class numbers (N,)."""
-Prepare = Callable[[NDArray[np.float32]], NDArray[np.float64]]
-"""Features (N, D) to what a head takes."""
+__all__ = ["Answer", "LinearAnswer", "linear_answer", "linear_logits", "nearest_answer", "softmax"]
+
+Float64 = NDArray[np.float64]
+
+
+class Answer(ABC):
+    """One way of answering."""
+
+    @abstractmethod
+    def scores(self, features: NDArray[np.float32]) -> Float64:
+        """Features (N, D) to scores (N, C), higher is better; −inf for a class that is never answered."""
+
+    def __call__(self, features: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Features (N, D) to class numbers (N,)."""
+        return np.asarray(self.scores(features).argmax(axis=1), dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class LinearAnswer(Answer):
+    """Scores W z + w.
+
+    Attributes:
+        weight: W (C, W).
+        bias: w (C,), −inf for a class that is never answered; None for none.
+        unit: whether features are put on the unit sphere first.
+        project: (D, W) what they are multiplied with after that; None for nothing.
+    """
+
+    weight: NDArray[np.floating]
+    bias: NDArray[np.floating] | None = None
+    unit: bool = False
+    project: NDArray[np.floating] | None = None
+
+    def scores(self, features: NDArray[np.float32]) -> Float64:
+        return linear_logits(self.prepared(features), self.weight, self.bias)
+
+    def prepared(self, features: NDArray[np.floating]) -> Float64:
+        """Features (N, D) as the head takes them: (N, W) float64."""
+        z = np.asarray(features, dtype=np.float64)
+        if self.unit:
+            z = np.asarray(unit_rows(z), dtype=np.float64)
+        return z if self.project is None else np.asarray(z @ self.project, dtype=np.float64)
 
 
 def linear_logits(
     features: NDArray[np.floating], weight: NDArray[np.floating], bias: NDArray[np.floating] | None = None
-) -> NDArray[np.float64]:
+) -> Float64:
     """W z + b for features (N, D) and a head (C, D): (N, C) float64."""
     logits = features.astype(np.float64) @ weight.astype(np.float64).T
     return np.asarray(logits if bias is None else logits + bias, dtype=np.float64)
 
 
-def softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+def softmax(logits: Float64) -> Float64:
     """Rows of logits (N, C) as probabilities."""
     raised = np.exp(logits - logits.max(axis=1, keepdims=True))
     return np.asarray(raised / raised.sum(axis=1, keepdims=True), dtype=np.float64)
 
 
 def linear_answer(
-    weight: NDArray[np.floating], bias: NDArray[np.floating] | None = None, *, prepare: Prepare | None = None
-) -> Answer:
-    """The class of the largest logit of a head W (C, D), on features that `prepare` has made ready, if it is given.
+    weight: NDArray[np.floating],
+    bias: NDArray[np.floating] | None = None,
+    *,
+    present: NDArray[np.bool_] | None = None,
+    unit: bool = False,
+    project: NDArray[np.floating] | None = None,
+) -> LinearAnswer:
+    """The class of the largest logit of a head W (C, W), among the classes that are present (C,), or all.
 
     The norm of a feature does not change which of W z is largest, so a head without bias needs no unit features.
     """
-
-    def answer(features: NDArray[np.float32]) -> NDArray[np.int64]:
-        z = features if prepare is None else prepare(features)
-        return np.asarray(linear_logits(z, weight, bias).argmax(axis=1), dtype=np.int64)
-
-    return answer
+    if present is not None and not present.all():
+        bias = np.where(present, 0.0 if bias is None else bias, -np.inf)
+    return LinearAnswer(weight, bias, unit, project)
 
 
-def nearest_answer(prototypes: NDArray[np.floating], present: NDArray[np.bool_]) -> Answer:
-    """The class of the nearest present prototype: prototypes (C, D), present (C,), at least one of them true."""
-    numbers = np.flatnonzero(present)
-    centres = prototypes[numbers].astype(np.float64)  # (K, D)
+def nearest_answer(prototypes: NDArray[np.floating], present: NDArray[np.bool_], *, unit: bool = False) -> LinearAnswer:
+    """The class of the nearest present prototype: prototypes (C, D), present (C,), at least one of them true.
 
-    def answer(features: NDArray[np.float32]) -> NDArray[np.int64]:
-        # ‖z − c‖² = ‖z‖² − 2 z·c + ‖c‖², and ‖z‖² is the same for every c
-        distance = (centres**2).sum(axis=1) - 2.0 * features.astype(np.float64) @ centres.T  # (N, K)
-        return np.asarray(numbers[distance.argmin(axis=1)], dtype=np.int64)
-
-    return answer
+    −½‖z − c‖² = z·c − ½‖c‖² − ½‖z‖², and ‖z‖² is the same for every c: the nearest has the highest linear score.
+    """
+    centres = prototypes.astype(np.float64)
+    return linear_answer(centres, -0.5 * (centres**2).sum(axis=1), present=present, unit=unit)

@@ -9,6 +9,8 @@ What opening does, in this order:
 4. Bring it to the present version: `steps` are scripts, the first makes the file of version `FIRST_VERSION` and each
    further one takes it to the next version; those that are missing run in one transaction.
 
+`read_only` opens a file beside the process that has it, and changes nothing.
+
 `application_id` says whose a file is and never changes; `user_version` counts up. A transaction ends with a look at
 the disk: a file that was deleted or replaced meanwhile took what was written with it, and that is an error.
 """
@@ -20,11 +22,12 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from contract.errors import StoreError, UsageError
 from contract.files import lock
 
-__all__ = ["FIRST_VERSION", "Database", "Kind"]
+__all__ = ["FIRST_VERSION", "Database", "Kind", "read_only"]
 
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
 _HEADER = b"SQLite format 3\x00"
@@ -52,6 +55,36 @@ class Kind:
     def version(self) -> int:
         """The version that this program writes."""
         return FIRST_VERSION + len(self.steps) - 1
+
+
+@contextlib.contextmanager
+def read_only(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connection]:
+    """One consistent look at a file, which another process may be writing.
+
+    Raises:
+        StoreError: there is none, or it cannot be read.
+        UsageError: it is another kind of file, or of another version than this program writes.
+    """
+    what, real = f"{kind.name} {os.fspath(path)}", os.path.realpath(path)
+    if not os.path.isfile(path):
+        raise StoreError(what, expected=f"a {kind.name}", got="no such file", hint=f"another {kind.option}")
+    # A log that nobody can share, on a disk that is not written to, is read without one.
+    alone = not os.access(os.path.dirname(real), os.W_OK) and not os.path.exists(f"{real}-wal")
+    db = sqlite3.connect(
+        f"file:{quote(real)}?mode=ro" + ("&immutable=1" if alone else ""), uri=True, isolation_level=None
+    )
+    try:
+        (application,) = db.execute("PRAGMA application_id").fetchone()
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        if (application, version) != (kind.application_id, kind.version):
+            got = "another file" if application != kind.application_id else f"version {version}"
+            raise UsageError(what, expected=f"a {kind.name} of version {kind.version}", got=got)
+        db.execute("BEGIN")
+        yield db
+    except sqlite3.DatabaseError as error:
+        raise StoreError(what, expected=f"a {kind.name} that can be read", got=error) from None
+    finally:
+        db.close()
 
 
 class Database:

@@ -9,8 +9,9 @@ What happens, in order:
    is left out: the weights stay, and what is sent says only that we took part.
 3. Send again after a reconnection, or when no receipt comes, until one does. Receipts are written to the journal
    before the MQTT message that carried them is acknowledged.
-4. When the round's global state has come back, test the device with it, append a line to `history.jsonl`, and say in
-   the status how many are named right, unless that is to stay here.
+4. A new global state is put on the disk, so that answers need no broker. When the round's has come back, test the
+   device with it, append a line to `history.jsonl`, and say in the status how many are named right, unless that is to
+   stay here.
 5. When the run is finished and nothing waits for a receipt: publish a death and return.
 
 A person is told what is waited for, once for each change (`waits`).
@@ -111,6 +112,11 @@ class Client:
         self._connections = 0
         self._note = ""
         self._waits = Waits()
+        self._looked_at: tuple[bytes, int] | None = None  # run and version of the newest global state
+        kept = journal.kept_global()
+        if kept is not None:
+            self._follower.restore(kept)
+            self._looked_at = (kept.run, kept.version)
         self._last_progress_s = time.monotonic()
         self._up = topics.up(fleet, device_id)
         self._status = topics.status(fleet, device_id)
@@ -207,6 +213,8 @@ class Client:
 
     def _work(self) -> bool:
         """Do one thing that is to be done; False when there is nothing."""
+        if self._keep_state():
+            return True
         task = self._follower.task()
         last = self._follower.finished and self._last_state_is_here() and not len(self._outbox)
         report = next(iter(self._unreported), None)
@@ -217,6 +225,19 @@ class Client:
             self._take_part(task)
             return True
         return False
+
+    def _keep_state(self) -> bool:
+        """Put a new global state on the disk, so that answers need no broker; False when there is none.
+
+        One that cannot be true does not take the place of one that can.
+        """
+        state = self._follower.newest_state
+        if state is None or (state.run, state.version) == self._looked_at:
+            return False
+        self._looked_at = (state.run, state.version)
+        if not self._device.judge(state).refused:
+            self._journal.keep_global(state)
+        return True
 
     def _over(self) -> bool:
         return self._follower.finished and not len(self._outbox) and not self._unreported
@@ -337,7 +358,12 @@ class Client:
             "payload_bytes": len(payload),
         }
         self._journal.commit_round(
-            key, weights=self._device.state(), payload=payload, limit_bytes=a.limit_bytes, metrics=metrics
+            key,
+            weights=self._device.state(),
+            means=self._device.own_means(),
+            payload=payload,
+            limit_bytes=a.limit_bytes,
+            metrics=metrics,
         )
         self._outbox.add(Pending(key, payload, a.limit_bytes))
         self._unreported.append(Report(key, metrics))

@@ -35,18 +35,19 @@ from contract.answers import Answer, nearest_answer
 from contract.bundle import Bundle
 from contract.errors import BundleError, DivergedError, MethodError, StatisticError
 from contract.messages import Announcement, Contribution
-from contract.methods import METHODS, Method, method, runs_on
+from contract.methods import Method, method, runs_on
 from contract.methods.base import Extractor as ExtractorName
 from contract.plausible import LARGEST_NORM, largest_norm
 from contract.state import GlobalState
-from contract.statistics import ClassMeans, Statistic
+from contract.statistics import Statistic
 from contract.topics import check_device
+from edge_client.answering import known_answers
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.evaluate import Evaluation, measured, score, summary
 from edge_client.extractor import Extractor
-from edge_client.global_state_check import Caution
-from edge_client.local import LocalSamples, class_means
+from edge_client.global_state_check import Caution, Judged
+from edge_client.local import LocalSamples, OwnMeans, own_means
 from edge_client.trainer import OnStep, Weights, diverged
 
 __all__ = ["Device", "RoundResult", "round_seed"]
@@ -112,7 +113,7 @@ class Device:
         self._id = check_device(device_id, "device id")
         self._graphs = graphs or CompiledGraphs(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
-        self._own_means: ClassMeans | None = None
+        self._own_means: OwnMeans | None = None
         self._alone: dict[str, Mapping[str, float]] = {}  # see `_without_the_fleet`
         self._caution = Caution(self._method, bundle.manifest.hyper)
 
@@ -188,16 +189,12 @@ class Device:
         if self._test is None:
             return None
         m, state = self._manifest, self._caution.judge(global_state, self._longest).state
-        own = self._method.answers(self._local(self._method), state)
-        confusion = score(self._extractor("local"), own, self._test, classes=m.classes)
-        shared = {
-            way: answer
-            for found in METHODS.values()
-            if state is not None and not found.trains
-            for way, answer in found.shared_answers(state, m.classes, m.features, found.settled_in(m.hyper)).items()
-        }
-        if shared:
-            confusion |= score(self._extractor("bundle"), shared, self._test, classes=m.classes)
+        known = known_answers(m, self._local(self._method), state)
+        confusion: dict[str, NDArray[np.int64]] = {}
+        for name in ("local", "bundle"):
+            answers = {way: each.answer for way, each in known.items() if each.extractor == name}
+            if answers:
+                confusion |= score(self._extractor(name), answers, self._test, classes=m.classes)
         return summary(confusion, self.own_classes)
 
     def accuracy(self, evaluation: Evaluation, announced: str) -> Accuracy | None:
@@ -221,8 +218,8 @@ class Device:
             return {}
         if found.name not in self._alone:
             m, extractor = self._manifest, self._extractor("bundle")
-            means = class_means(extractor, self._data, classes=m.classes)
-            answers = {"shipped": nearest_answer(means.means, means.present)}
+            means = own_means(extractor, self._data, classes=m.classes).classes
+            answers: dict[str, Answer] = {"shipped": nearest_answer(means.means, means.present)}
             answers |= {} if found.trains else self._answer_of_one(found)
             confusion = score(extractor, answers, self._test, classes=m.classes)
             self._alone[found.name] = summary(confusion, self.own_classes).all_classes
@@ -235,6 +232,14 @@ class Device:
         rows = found.next_rows({}, found.merge(lambda: iter([statistic]), "mean", hyper), hyper)
         answers = found.shared_answers(GlobalState(bytes(4), 1, 1, rows), m.classes, m.features, hyper)
         return {"alone": answers[found.way]} if found.way in answers else {}
+
+    def judge(self, global_state: GlobalState) -> Judged:
+        """Whether this global state can be true (`edge_client/global_state_check.py`)."""
+        return self._caution.judge(global_state, self._longest)
+
+    def own_means(self) -> OwnMeans | None:
+        """What answers need to know of the device's own samples, where its method has prototypes; None where not."""
+        return self._means() if "prototypes" in self._method.global_rows else None
 
     def _method_of(self, announcement: Announcement) -> Method:
         known = runs_on(self._manifest.method)
@@ -304,10 +309,10 @@ class Device:
         """The norm of the longest of the device's own prototypes."""
         return largest_norm(self._method.own_prototypes(self._local(self._method))[0])
 
-    def _means(self) -> ClassMeans:
-        """The device's own class means under its present weights, nothing withheld; computed once for each weights."""
+    def _means(self) -> OwnMeans:
+        """What is known of its own samples under its present weights; computed once for each weights."""
         if self._own_means is None:
-            self._own_means = class_means(self._extractor("local"), self._data, classes=self._manifest.classes)
+            self._own_means = own_means(self._extractor("local"), self._data, classes=self._manifest.classes)
         return self._own_means
 
     def _extractor(self, name: ExtractorName) -> Extractor:

@@ -5,6 +5,9 @@ are written together or not at all. So after a power cut at any moment, either n
 repeated from the old weights with the same result, or all of it did and the very same bytes are sent again. A
 contribution stays pending until a receipt settles it: committed, duplicate, late or rejected (docs/wire.md).
 
+Beside these stand what the device answers with, also without a broker: what it knows of its own classes under these
+weights, the newest whole global state, and where its bundle lies. `read_kept` reads them while a client runs.
+
 What has been sent is kept for a while after that, newest first up to `KEEP_BYTES`, so that a person can inspect what
 left the device (`protofleet inspect`) and a test can add it up again.
 
@@ -28,18 +31,25 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from contract.errors import StoreError
-from contract.messages import Receipt
-from contract.sqlite import Database, Kind
+from contract.messages import GlobalPart, Receipt
+from contract.sqlite import Database, Kind, read_only
+from contract.state import GlobalCollector, GlobalState
+from contract.statistics import ClassMeans
+from contract.wire import decode, encode
+from edge_client.local import OwnMeans
 
-__all__ = ["FINAL", "KEEP_BYTES", "Journal", "Key", "Pending", "Report"]
+__all__ = ["FINAL", "KEEP_BYTES", "Journal", "Kept", "Key", "Pending", "Report", "read_kept"]
 
 FINAL = ("committed", "duplicate", "late", "rejected")
 KEEP_BYTES = 16 << 20
 _INSTANCES_KEPT = 64
+_PART_BYTES = 1 << 26
 _VERSION_2 = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value);
 CREATE TABLE instances (boot INTEGER PRIMARY KEY, instance BLOB NOT NULL);
 CREATE TABLE weights (id INTEGER PRIMARY KEY CHECK (id = 1), safetensors BLOB NOT NULL);
+CREATE TABLE means (id INTEGER PRIMARY KEY CHECK (id = 1), safetensors BLOB NOT NULL);
+CREATE TABLE global (part INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 CREATE TABLE rounds (
     run BLOB NOT NULL, round INTEGER NOT NULL, method TEXT NOT NULL, metrics TEXT NOT NULL, reported INTEGER NOT NULL,
     PRIMARY KEY (run, round, method));
@@ -81,6 +91,27 @@ class Report:
 
     key: Key
     metrics: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What a device answers with.
+
+    Attributes:
+        bundle: sha256 of its bundle, 32 bytes.
+        bundle_path: where that lay when the device last started; None where it never did.
+        weights: as `Journal.weights`.
+        means: of its own classes under these weights; None where they were not needed.
+        state: the newest global state; None before there is any.
+        rounds: how many it has done.
+    """
+
+    bundle: bytes
+    bundle_path: Path | None
+    weights: dict[str, NDArray[np.float32]]
+    means: OwnMeans | None
+    state: GlobalState | None
+    rounds: int
 
 
 class Journal:
@@ -141,26 +172,21 @@ class Journal:
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """The weights after the last round that was done; empty before the first."""
-        row = self._row("SELECT safetensors FROM weights")
-        if row is None:
-            return {}
-        try:
-            return load(row[0])
-        except SafetensorError as error:
-            raise StoreError(
-                f"{self._path}: weights", expected="safetensors", got=error, hint="another --state"
-            ) from None
+        with self._guard():
+            return _tensors(self._db, "weights", self._path)
 
     def commit_round(
         self,
         key: Key,
         *,
         weights: Mapping[str, NDArray[np.float32]],
+        means: OwnMeans | None = None,
         payload: bytes | None,
         limit_bytes: int,
         metrics: Mapping[str, Any],
     ) -> None:
-        """Round `key` is done: its weights, its contribution (None when it sends nothing) and its metrics, at once.
+        """Round `key` is done: its weights, what is known of its own classes under them, its contribution (None when it
+        sends nothing) and its metrics, at once.
 
         Raises:
             StoreError: nothing was written; or the round was done before, which is never overwritten.
@@ -171,6 +197,8 @@ class Journal:
             if weights:
                 blob = save({name: np.ascontiguousarray(value) for name, value in weights.items()})
                 db.execute("INSERT OR REPLACE INTO weights VALUES (1, ?)", (blob,))
+            if means is not None:
+                db.execute("INSERT OR REPLACE INTO means VALUES (1, ?)", (_packed_means(means),))
             db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, 0)", (*key, json.dumps(metrics)))
             if payload is not None:
                 db.execute(
@@ -208,6 +236,29 @@ class Journal:
         """The history has this round."""
         with self._transaction() as db:
             db.execute("UPDATE rounds SET reported = 1 WHERE run = ? AND round = ? AND method = ?", key)
+
+    # ── what came back ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def keep_global(self, state: GlobalState) -> None:
+        """This is the newest global state; it takes the place of the one before it.
+
+        Raises:
+            StoreError: it could not be written; the one before it is still there.
+        """
+        parts = [(part.part, encode(part, "f32")) for part in state.parts(_PART_BYTES)]  # as it came
+        with self._transaction() as db:
+            db.execute("DELETE FROM global")
+            db.executemany("INSERT INTO global VALUES (?, ?)", parts)
+
+    def kept_global(self) -> GlobalState | None:
+        """The newest global state that was kept."""
+        with self._guard():
+            return _kept_global(self._db)
+
+    def remember_bundle(self, path: Path) -> None:
+        """Where the bundle lies, for whoever asks this directory for answers."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('bundle-path', ?)", (os.fspath(path),))
 
     # ── contributions ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -288,3 +339,53 @@ class Journal:
         with self._guard():
             row: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
             return row
+
+
+def read_kept(directory: Path) -> Kept:
+    """What the device of this state directory answers with; nothing is changed, and its client may be running.
+
+    Raises:
+        StoreError: there is no such directory, or its journal cannot be read.
+        UsageError: it is of another version.
+    """
+    path = directory / "journal.sqlite"
+    with read_only(path, KIND) as db:
+        meta = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('bundle', 'bundle-path')").fetchall())
+        (rounds,) = db.execute("SELECT count(*) FROM rounds").fetchone()
+        means = _tensors(db, "means", path)
+        return Kept(
+            bundle=bytes.fromhex(meta["bundle"]),
+            bundle_path=Path(meta["bundle-path"]) if "bundle-path" in meta else None,
+            weights=_tensors(db, "weights", path),
+            means=_unpacked_means(means) if means else None,
+            state=_kept_global(db),
+            rounds=int(rounds),
+        )
+
+
+def _tensors(db: sqlite3.Connection, table: str, path: Path) -> dict[str, NDArray[Any]]:
+    row = db.execute(f"SELECT safetensors FROM {table}").fetchone()
+    if row is None:
+        return {}
+    try:
+        return load(row[0])
+    except SafetensorError as error:
+        raise StoreError(f"{path}: {table}", expected="safetensors", got=error, hint="another --state") from None
+
+
+def _packed_means(means: OwnMeans) -> bytes:
+    tensors = {"sums": means.classes.sums, "counts": means.classes.counts, "spread": means.spread}
+    return save({name: np.ascontiguousarray(value) for name, value in tensors.items()})
+
+
+def _unpacked_means(tensors: Mapping[str, NDArray[Any]]) -> OwnMeans:
+    return OwnMeans(ClassMeans(tensors["sums"], tensors["counts"]), tensors["spread"])
+
+
+def _kept_global(db: sqlite3.Connection) -> GlobalState | None:
+    collector, state = GlobalCollector(), None
+    for (payload,) in db.execute("SELECT payload FROM global ORDER BY part"):
+        part = decode(payload)
+        assert isinstance(part, GlobalPart)
+        state = collector.add(part)
+    return state

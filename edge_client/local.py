@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,20 @@ from edge_client.data import LocalData
 from edge_client.extractor import Extractor
 from edge_client.trainer import Weights
 
-__all__ = ["LocalSamples", "class_means"]
+__all__ = ["LocalSamples", "OwnMeans", "Remembered", "own_means"]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnMeans:
+    """What a device knows of its own classes under its present weights, nothing withheld: for use on the device itself.
+
+    Attributes:
+        classes: its class means, and counts.
+        spread: (C,) float64, mean squared distance of a class's features from their mean; 0 where it has none.
+    """
+
+    classes: ClassMeans
+    spread: NDArray[np.float64]
 
 
 class LocalSamples:
@@ -33,9 +47,11 @@ class LocalSamples:
         params: the device's present weights by state-tensor name.
         extractor: makes an extractor of those weights, or of the bundle's.
         min_samples: classes with fewer examples are left out; 1 leaves none out.
-        own_means: gives the class means of all samples under the present weights.
+        own_means: gives what is known of all samples under the present weights.
         secret, what: what noise is drawn from: a secret of the device, and the run and round.
     """
+
+    has_samples = True
 
     def __init__(
         self,
@@ -46,7 +62,7 @@ class LocalSamples:
         hyper: Mapping[str, Value],
         params: Weights,
         extractor: Callable[[ExtractorName], Extractor],
-        own_means: Callable[[], ClassMeans],
+        own_means: Callable[[], OwnMeans],
         min_samples: int = 1,
         secret: bytes = b"",
         what: bytes = b"",
@@ -67,7 +83,7 @@ class LocalSamples:
 
     def class_means(self) -> ClassMeans:
         """The class means of the device's own features."""
-        means, here = self._own_means(), self.counts > 0
+        means, here = self._own_means().classes, self.counts > 0
         return ClassMeans(np.where(here[:, None], means.sums, 0.0), np.where(here, means.counts, 0))
 
     def noise(self) -> np.random.Generator:
@@ -75,9 +91,43 @@ class LocalSamples:
         return np.random.default_rng(int.from_bytes(hmac.digest(self._secret, self._what, hashlib.sha256), "big"))
 
 
-def class_means(extractor: Extractor, data: LocalData, *, classes: int) -> ClassMeans:
-    """The class means of `data` as the extractor gives them, nothing withheld: for use on the device itself."""
-    total = ClassMeans.zero(classes, extractor.width)
+class Remembered:
+    """What a device kept of its samples (`edge_client/journal.py`), as a method sees them: enough to answer.
+
+    Args:
+        hyper: of the method, settled.
+        params: the weights that the means were computed under.
+        means: None where nothing was kept.
+    """
+
+    has_samples = False
+    min_samples = 1
+
+    def __init__(
+        self, classes: int, width: int, hyper: Mapping[str, Value], params: Weights, means: OwnMeans | None
+    ) -> None:
+        self.classes, self.width, self.hyper, self.params = classes, width, hyper, params
+        self._means = ClassMeans.zero(classes, width) if means is None else means.classes
+        self.counts: NDArray[np.int64] = self._means.counts
+
+    def features(self, extractor: ExtractorName) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        """Nothing: the samples are not here."""
+        return iter(())
+
+    def class_means(self) -> ClassMeans:
+        """Those that were kept."""
+        return self._means
+
+    def noise(self) -> np.random.Generator:
+        """Of no use, since nothing is sent."""
+        return np.random.default_rng()
+
+
+def own_means(extractor: Extractor, data: LocalData, *, classes: int) -> OwnMeans:
+    """The class means of `data` as the extractor gives them, and each class's spread, in one pass."""
+    total, squares = ClassMeans.zero(classes, extractor.width), np.zeros(classes)
     for rows, features in extractor.blocks(data.x):
         total = total.merge(ClassMeans.of(features, data.y[rows], classes))
-    return total
+        np.add.at(squares, data.y[rows], (features.astype(np.float64) ** 2).sum(axis=1))
+    mean_square = squares / np.maximum(total.counts, 1)
+    return OwnMeans(total, np.maximum(mean_square - (total.means**2).sum(axis=1), 0.0))

@@ -90,8 +90,8 @@ class Follower:
         self._announcement = announcement
         if announcement.phase == "finished":
             return
-        fleet = (announcement.bundle, *announcement.others)
-        if self._bundle.sha256 not in fleet and not self._shares_extractor(announcement):
+        if not self._is_of_bundle(announcement):
+            fleet = (announcement.bundle, *announcement.others)
             raise UsageError(
                 "the fleet runs another bundle",
                 expected="sha256 " + " or ".join(f"{sha256.hex()[:12]}…" for sha256 in fleet[:4]),
@@ -99,6 +99,10 @@ class Follower:
                 hint="copying a bundle of the aggregator's to this device",
             )
         self._seen_open.add(announcement.run)
+
+    def _is_of_bundle(self, announcement: Announcement) -> bool:
+        fleet = (announcement.bundle, *announcement.others)
+        return self._bundle.sha256 in fleet or self._shares_extractor(announcement)
 
     def _shares_extractor(self, announcement: Announcement) -> bool:
         """Whether the round sums features of one extractor, and this device's bundle has that."""
@@ -125,6 +129,16 @@ class Follower:
     def state(self, run: bytes) -> GlobalState | None:
         """The newest whole global state of a run, if there is one yet."""
         return self._runs[run][1] if run in self._runs else None
+
+    @property
+    def newest_state(self) -> GlobalState | None:
+        """The newest whole global state of the announced run, where that is of this device's bundle."""
+        a = self._announcement
+        return self.state(a.run) if a is not None and self._is_of_bundle(a) else None
+
+    def restore(self, state: GlobalState) -> None:
+        """Begin with a global state that an earlier process kept."""
+        self._runs[state.run] = (GlobalCollector(), state)
 
     @property
     def is_called(self) -> bool:

@@ -70,6 +70,7 @@ class Service:
         with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
             device = Device(bundle, data, settings.id, test=test, threads=settings.threads, secret=journal.secret())
             device.restore(journal.weights())
+            journal.remember_bundle(Path(settings.bundle).resolve())
             beside = f", {len(test):,} {self._photos}" if test is not None else ""
             log(
                 f"{len(data):,} samples of {int(device.own_classes.sum())} classes{beside}, "

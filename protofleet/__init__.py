@@ -4,6 +4,7 @@
 
     device = protofleet.Device("pets.bundle", broker="mqtt://10.0.0.1", id="kitchen", data="photos/", state="state/")
     done = device.run(log=print)
+    print(protofleet.Predictor("state/")(images).labels)
 
 `docs/library.md` shows each name in five lines. These names are the public surface; the rooms behind it may change.
 Each is loaded when it is first used, so that `import protofleet` costs nothing, and a device never loads torch.
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from lab.engine.deployed import RoundRecord
     from protofleet.aggregator import Aggregator
     from protofleet.device import Device
+    from protofleet.predictor import Predictor
     from protofleet.simulation import simulate
     from protofleet.versions import __version__
 
@@ -31,6 +33,7 @@ __all__ = [
     "Bundle",
     "Device",
     "Event",
+    "Predictor",
     "ProtofleetError",
     "RoundRecord",
     "__version__",
@@ -43,6 +46,7 @@ _HOMES = {
     "Bundle": "contract.bundle",
     "Device": "protofleet.device",
     "Event": "aggregator.events",
+    "Predictor": "protofleet.predictor",
     "ProtofleetError": "contract.errors",
     "RoundRecord": "lab.engine.deployed",
     "__version__": "protofleet.versions",

@@ -57,6 +57,12 @@ COMMANDS = {
     "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
     "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
     "client": Command("edge_client.cli:client_command", None, "Run one device: train, summarise, publish."),
+    "predict": Command(
+        "protofleet.commands.predict:predict_command", None, "Answer about photos, a folder or a camera."
+    ),
+    "model": Command(
+        "protofleet.commands.model:model_command", "export", "Write what was learned as one plain ONNX file."
+    ),
     "doctor": Command(
         "protofleet.commands.doctor:doctor_command",
         None,

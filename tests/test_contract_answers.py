@@ -46,7 +46,7 @@ def test_features_are_made_ready_before_the_head_sees_them(seed: int) -> None:
     rng = np.random.default_rng(seed)
     z, w = rng.normal(size=(N, D)).astype(np.float32), rng.normal(size=(C, 2))
     turn = rng.normal(size=(D, 2))
-    answer = linear_answer(w, prepare=lambda features: features @ turn)
+    answer = linear_answer(w, project=turn)
     assert answer(z).tolist() == [int(np.argmax(w @ (turn.T @ f))) for f in z]
 
 

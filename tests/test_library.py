@@ -23,6 +23,7 @@ NAMES = {
     "Bundle",
     "Device",
     "Event",
+    "Predictor",
     "ProtofleetError",
     "RoundRecord",
     "__version__",
@@ -49,7 +50,8 @@ def test_these_are_the_public_names():
 def test_importing_it_loads_nothing_and_a_device_no_torch():
     code = (
         "import sys, protofleet; assert not {'numpy', 'onnxruntime', 'torch', 'typer'} & set(sys.modules); "
-        "protofleet.Device, protofleet.Aggregator, protofleet.load_bundle, protofleet.ProtofleetError; "
+        "protofleet.Device, protofleet.Predictor, protofleet.Aggregator, protofleet.load_bundle; "
+        "protofleet.ProtofleetError; "
         "assert not {'torch', 'onnx', 'typer', 'rich'} & set(sys.modules), sys.modules.keys()"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -61,7 +63,7 @@ def test_the_package_says_that_it_is_typed():
 
 def test_the_pages_examples_use_public_names_only():
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     used = set()
     for block in blocks:
         compile(block, "library.md", "exec")

@@ -175,10 +175,12 @@ class Local(Protocol):
         classes, width: C and D.
         params: the device's present weights by state-tensor name.
         counts: (C,) int64, its labelled samples of each class.
+        has_samples: whether the samples are here; False where a device answers from what it kept of them.
         min_samples: no group of fewer may be told of.
     """
 
     min_samples: int
+    has_samples: bool
     hyper: Mapping[str, Value]
     classes: int
     width: int
@@ -429,6 +431,8 @@ class Method(ABC):
           and its own for classes that have no global one;
         - `prototype_among_own`: the same among the classes that it holds, as in FedProto's public code;
         - `own_prototype`: the nearest of the prototypes that it has itself.
+
+        A way that could name no class is not among them.
         """
         mine, known = self.own_prototypes(local)
         prototypes, present = mine, known
@@ -436,11 +440,9 @@ class Method(ABC):
             shared, shared_present = state.prototypes.dense(local.classes, local.width)
             prototypes = np.where(shared_present[:, None], shared, prototypes)
             present = present | shared_present
-        answers = {
-            "prototype": nearest_answer(prototypes, present),
-            "prototype_among_own": nearest_answer(prototypes, local.counts > 0),
-            "own_prototype": nearest_answer(mine, known),
-        }
+        among = {"prototype": (prototypes, present), "prototype_among_own": (prototypes, present & (local.counts > 0))}
+        among["own_prototype"] = mine, known
+        answers: dict[str, Answer] = {way: nearest_answer(*rows) for way, rows in among.items() if rows[1].any()}
         if "head.weight" in local.params:
             answers["head"] = linear_answer(local.params["head.weight"], local.params.get("head.bias"))
         return answers

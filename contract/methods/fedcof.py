@@ -21,7 +21,6 @@ from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.answers import Answer, linear_answer
 from contract.covariance import MeanSpread, random_groups
@@ -139,12 +138,7 @@ class FedCOF(Method):
             return {}
         head, present = state.rows[_HEAD].dense(classes, width)
         bias, _ = state.rows[_BIAS].dense(classes, 1)
-        answer = linear_answer(head, np.where(present, bias[:, 0], -np.inf), prepare=_prepared)
-        return {self.way: answer}
-
-
-def _prepared(features: NDArray[np.float32]) -> NDArray[np.float64]:
-    return np.asarray(unit_rows(features.astype(np.float64)), dtype=np.float64)
+        return {self.way: linear_answer(head, bias[:, 0], present=present, unit=True)}
 
 
 def _shrinkage(hyper: Mapping[str, Value]) -> float | None:

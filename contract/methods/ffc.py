@@ -113,17 +113,20 @@ class FFC(Method):
         """`linear`: the closed-form head on unit features of the bundle's extractor (eq. 12)."""
         if state.head is None:
             return {}
-        head, _ = state.head.dense(classes, self.row_width(hyper, width))
-        return {"linear": linear_answer(head, prepare=lambda features: prepared(features, hyper))}
+        head, present = state.head.dense(classes, self.row_width(hyper, width))
+        return {"linear": linear_answer(head, present=present, unit=True, project=_agreed(width, hyper))}
 
 
 def prepared(features: NDArray[np.floating], hyper: Mapping[str, Value]) -> NDArray[np.float64]:
     """Features (N, D) as FFC sums and classifies them: float64 on the unit sphere, projected to (N, D') if agreed."""
     z = np.asarray(unit_rows(features.astype(np.float64)), dtype=np.float64)
-    if not hyper["project"]:
-        return z
-    agreed = projection(z.shape[1], int(hyper["project"]), int(hyper["project_seed"]))
-    return np.asarray(z @ agreed, dtype=np.float64)
+    agreed = _agreed(z.shape[1], hyper)
+    return z if agreed is None else np.asarray(z @ agreed, dtype=np.float64)
+
+
+def _agreed(width: int, hyper: Mapping[str, Value]) -> NDArray[np.float64] | None:
+    """The projection (D, D') that the bundle's devices agree on; None for none."""
+    return projection(width, int(hyper["project"]), int(hyper["project_seed"])) if hyper["project"] else None
 
 
 def personal_head(local: Local) -> NDArray[np.float64]:

@@ -17,7 +17,6 @@ from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.answers import Answer, nearest_answer
 from contract.messages import ClassRows
@@ -72,9 +71,4 @@ class NCM(Method):
         if "means" not in state.rows:
             return {}
         means, present = state.rows["means"].dense(classes, width)
-        nearest = nearest_answer(means, present)
-
-        def answer(features: NDArray[np.float32]) -> NDArray[np.int64]:
-            return nearest(unit_rows(features))
-
-        return {self.way: answer}
+        return {self.way: nearest_answer(means, present, unit=True)}

@@ -46,4 +46,5 @@ class SphereFed(Method):
 
     def answers(self, local: Local, state: GlobalState | None) -> dict[str, Answer]:
         """Beside the others `personal`: the closed-form head of the device's own samples and features."""
-        return {**super().answers(local, state), "personal": linear_answer(personal_head(local))}
+        answers = super().answers(local, state)
+        return {**answers, "personal": linear_answer(personal_head(local))} if local.has_samples else answers

@@ -33,7 +33,17 @@ from PIL import Image, UnidentifiedImageError
 
 from contract.errors import DataError
 
-__all__ = ["FEW", "Broken", "Decoded", "check_channels", "decode_all", "decode_image", "gather", "image_shape"]
+__all__ = [
+    "FEW",
+    "Broken",
+    "Decoded",
+    "check_channels",
+    "decode_all",
+    "decode_image",
+    "fit_pixels",
+    "gather",
+    "image_shape",
+]
 
 Shape = tuple[int, int, int]
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
@@ -170,6 +180,11 @@ def decode_image(source: str | bytes, shape: Shape) -> NDArray[np.uint8]:
     if isinstance(result, Broken):
         raise DataError(f"{result.name} is not a readable image", expected="a whole image file", got=result.why)
     return result
+
+
+def fit_pixels(pixels: NDArray[np.uint8], shape: Shape) -> NDArray[np.uint8]:
+    """A camera's picture (H, W) grey or (H, W, 3) RGB, brought to (H, W, c) as a file of the same pixels would be."""
+    return _decoded(Image.fromarray(pixels), shape)
 
 
 def image_shape(source: str | bytes) -> Shape | None:

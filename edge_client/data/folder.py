@@ -20,7 +20,7 @@ from contract.errors import DataError
 from edge_client.data.listing import Listing, Stamp
 from edge_client.data.splits import split_code
 
-__all__ = ["SUFFIXES", "PathImages", "list_folder", "parquet_files"]
+__all__ = ["SUFFIXES", "PathImages", "is_image", "list_folder", "parquet_files"]
 
 SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _NAMED_AS_UNREADABLE = frozenset({".heic", ".heif"})  # a phone's photos: left out with a line, not in silence
@@ -124,7 +124,7 @@ class _Walker:
     def holds_only_folders(self, relative: str) -> bool:
         """Whether a folder holds folders, and no image beside them."""
         entries = self._entries(relative)
-        return any(entry.is_dir() for entry in entries) and not any(_is_image(entry.name) for entry in entries)
+        return any(entry.is_dir() for entry in entries) and not any(is_image(entry.name) for entry in entries)
 
     def images(self, relative: str) -> Iterator[tuple[str, os.stat_result]]:
         """The image files below a folder: relative path, and what the system says of it."""
@@ -133,7 +133,7 @@ class _Walker:
             if entry.is_dir():
                 if not entry.is_symlink():  # one within the folder would give its images twice
                     yield from self.images(path)
-            elif _is_image(entry.name) and entry.is_file():
+            elif is_image(entry.name) and entry.is_file():
                 yield path, entry.stat()
 
     def _entries(self, relative: str) -> list[os.DirEntry[str]]:
@@ -149,6 +149,7 @@ class _Walker:
         return stays
 
 
-def _is_image(name: str) -> bool:
+def is_image(name: str) -> bool:
+    """Whether a file of this name is looked at; one that cannot be read is complained of then."""
     suffix = os.path.splitext(name)[1].lower()
     return suffix in SUFFIXES or suffix in _NAMED_AS_UNREADABLE

@@ -1,0 +1,79 @@
+"""`protofleet model`: what a device or its fleet answers with, as one plain ONNX file.
+
+The predictor (`edge_client`) says which weights and which way of answering; `export/classifier.py` makes a graph of
+them; they meet here. Before the file is written it is opened by ONNX Runtime and asked about images of noise, beside
+the predictor: it must answer the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from contract.errors import ExportError, StoreError, UsageError
+from contract.files import whole_file
+from contract.methods import LOAD_HELP, load_method
+from edge_client.onnx_session import open_session
+from protofleet.predictor import Predictor
+
+__all__ = ["model_bytes", "model_command"]
+
+_ASKED = 32  # images of noise
+_TOLERANCE = 1e-3  # of the scores' range: the file computes its head in float32
+
+
+def model_command(
+    out: Annotated[Path, typer.Argument(help="The ONNX file to write.")],
+    state: Annotated[Path | None, typer.Option(help="A device's state directory.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="A bundle; with --state where the device's own lies now.")] = None,
+    store: Annotated[Path | None, typer.Option(help="An aggregator's store: what the fleet learned last.")] = None,
+    way: Annotated[str | None, typer.Option(help="The way of answering.  [default: the method's own]")] = None,
+    method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
+) -> None:
+    """Write one plain ONNX classifier: uint8 images in; scores and class out; labels in its metadata."""
+    if method is not None:
+        load_method(method)
+    source = state or bundle
+    if source is None:
+        raise UsageError("protofleet model", expected="--state or --bundle", got="neither", hint="--help")
+    predictor = Predictor(source, bundle=bundle if state else None, store=store, way=way)
+    blob = model_bytes(predictor)
+    try:
+        with whole_file(out) as file:
+            file.write(blob)
+    except OSError as error:
+        raise StoreError(f"cannot write {out}", expected="a file that can be written", got=error.strerror) from None
+    m = predictor.bundle.manifest
+    shape = "x".join(map(str, m.input_shape))
+    typer.echo(f"{out}: {len(blob):,} bytes, {m.classes} classes, answers by {predictor.way}, on {predictor.basis}")
+    typer.echo(f"x uint8 (N, {shape.replace('x', ', ')}) → scores (N, {m.classes}), class (N,)")
+
+
+def model_bytes(predictor: Predictor) -> bytes:
+    """The file's bytes, which answer as the predictor does.
+
+    Raises:
+        ExportError: the way of answering is not linear, or the graph answers otherwise.
+    """
+    from export.classifier import classifier
+
+    bundle, answer = predictor.bundle, predictor.answering.answer
+    about = {"bundle": bundle.sha256.hex(), "way": predictor.way, "basis": predictor.basis}
+    blob = classifier(replace(bundle, params=predictor.params), answer, about)
+    _check(blob, predictor)
+    return blob
+
+
+def _check(blob: bytes, predictor: Predictor) -> None:
+    x = np.random.default_rng(0).integers(0, 256, (_ASKED, *predictor.bundle.manifest.input_shape), dtype=np.uint8)
+    session, _ = open_session(blob, "the classifier")
+    (scores,) = session.run(["scores"], {"x": x})
+    wanted = predictor(x).scores
+    named = np.isfinite(wanted)
+    apart = float(np.abs(scores[named] - wanted[named]).max())
+    if apart > _TOLERANCE * max(float(np.ptp(wanted[named])), 1e-6):
+        raise ExportError("the classifier", expected="the predictor's scores", got=f"others, by {apart:.2g}")

@@ -1,0 +1,144 @@
+"""`protofleet predict`: answers about photos, on a device or wherever a bundle and what the fleet has learned are.
+
+1. What is known is read: a state directory, whose client may be running, or a bundle, and a store beside either.
+2. Photos come from files, from folders, from folders that are watched (`--follow`), or from a camera.
+3. Each gets a line for a person, or a line of JSON; one that cannot be read gets a line, too, and the rest go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from contract.errors import DataError, UsageError
+from contract.json_output import JSON_HELP, add_json_line, beside, is_stdout, write_text
+from contract.methods import LOAD_HELP, load_method
+from contract.terminal import printable
+from edge_client.data.decode import Broken
+from edge_client.data.folder import is_image
+from edge_client.data.load import load_data
+from edge_client.predictor import Answers
+from edge_client.watch import camera_pictures, new_files
+from protofleet.predictor import Predictor
+
+__all__ = ["predict_command"]
+
+SCHEMA = "protofleet.predict/1"
+_CALIBRATED = 2_000  # photos of known classes that are looked at, at most
+
+
+def predict_command(
+    photos: Annotated[list[Path] | None, typer.Argument(help="Photos, or folders of photos, at any depth.")] = None,
+    state: Annotated[Path | None, typer.Option(help="A device's state directory; its client may be running.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="A bundle; with --state where the device's own lies now.")] = None,
+    store: Annotated[Path | None, typer.Option(help="An aggregator's store: what the fleet learned last.")] = None,
+    top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with photos that come into the folders.")] = False,
+    camera: Annotated[int | None, typer.Option(help="A camera by its number, through OpenCV.")] = None,
+    every: Annotated[float, typer.Option(help="Seconds between looks at folders or camera.", min=0.01)] = 1.0,
+    way: Annotated[str | None, typer.Option(help="The way of answering.  [default: the method's own]")] = None,
+    known: Annotated[
+        Path | None, typer.Option(help="Labelled photos of known classes: 95 % of them are to be known.")
+    ] = None,
+    unknown_above: Annotated[float | None, typer.Option(help="Novelty above which a photo is unknown.")] = None,
+    threads: Annotated[int, typer.Option(help="Threads for a network's run.", min=1, max=256)] = 1,
+    method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("a line for each photo"))] = None,
+) -> None:
+    """Answer about photos, a folder or a camera, with what a device or its fleet has learned."""
+    if method is not None:
+        load_method(method)
+    if (photos is None) == (camera is None):
+        raise UsageError("protofleet predict", expected="photos or --camera", got="none" if camera is None else "both")
+    source = state or bundle
+    if source is None:
+        raise UsageError("protofleet predict", expected="--state or --bundle", got="neither", hint="--help")
+    predictor = Predictor(
+        source, bundle=bundle if state else None, store=store, way=way, threads=threads, threshold=unknown_above
+    )
+    if known is not None:
+        _calibrate(predictor, known)
+    if json is not None and not is_stdout(json):
+        write_text(json, "")
+    console = beside(json, highlight=False, soft_wrap=True)
+    _tell_basis(predictor)
+    if camera is not None:
+        found = _asked_about_camera(predictor, camera, every)
+    else:
+        files = _files(photos or [], follow, every)
+        found = predictor.photos(files, together=1) if follow else predictor.photos(files)
+    read = 0
+    for name, answer in found:
+        console.print(printable(_line(name, answer, top)), markup=False)
+        add_json_line(json, _facts(name, answer, top))
+        read += isinstance(answer, Answers)
+    if not read:
+        raise DataError("protofleet predict", expected="at least one photo that can be read", got="none")
+
+
+def _calibrate(predictor: Predictor, known: Path) -> None:
+    data = load_data(known, predictor.bundle.manifest)
+    chosen = np.random.default_rng(0).permutation(len(data))[:_CALIBRATED]
+    predictor.calibrate(data.x[np.sort(chosen)])
+
+
+def _tell_basis(predictor: Predictor) -> None:
+    limit = "none is called unknown" if predictor.threshold is None else f"unknown above {predictor.threshold:.3g}"
+    typer.echo(f"answers by {predictor.way}, on {predictor.basis}; novelty: {predictor.measure}, {limit}", err=True)
+
+
+# ── where photos come from ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _files(photos: list[Path], follow: bool, every_s: float) -> Iterator[tuple[str, str | bytes]]:
+    for path in photos:
+        if not path.exists():
+            raise DataError(f"no photo at {path}", expected="a photo or a folder", got="nothing there")
+    folders = [path for path in photos if path.is_dir()]
+    if follow and not folders:
+        raise UsageError("--follow", expected="a folder to watch", got="photos only")
+    yield from ((str(path), str(path)) for path in photos if not path.is_dir())
+    if follow:
+        yield from new_files(folders, every_s)
+        return
+    for folder in folders:
+        yield from ((str(path), str(path)) for path in sorted(folder.rglob("*")) if _is_shown(path, folder))
+
+
+def _is_shown(path: Path, folder: Path) -> bool:
+    hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+    return is_image(path.name) and not hidden and path.is_file()
+
+
+def _asked_about_camera(predictor: Predictor, number: int, every_s: float) -> Iterator[tuple[str, Answers]]:
+    shape = predictor.bundle.manifest.input_shape
+    for index, picture in enumerate(camera_pictures(number, shape, every_s)):
+        yield f"camera {number}, picture {index + 1}", predictor(picture)
+
+
+# ── what is said ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _line(name: str, answer: Answers | Broken, top: int) -> str:
+    if isinstance(answer, Broken):
+        return f"{name}: cannot be read ({answer.why})"
+    best = "  ".join(f"{label} {score:.3f}" for label, score in answer.top(0, top))
+    return f"{name}: {'unknown, nearest ' if answer.unknown[0] else ''}{best}"
+
+
+def _facts(name: str, answer: Answers | Broken, top: int) -> dict[str, Any]:
+    about: dict[str, Any] = {"schema": SCHEMA, "photo": name}
+    if isinstance(answer, Broken):
+        return about | {"error": answer.why}
+    best = [{"label": label, "score": score} for label, score in answer.top(0, top)]
+    label = None if answer.unknown[0] else answer.labels[0]
+    return about | {
+        "label": label,
+        "unknown": bool(answer.unknown[0]),
+        "novelty": float(answer.novelty[0]),
+        "top": best,
+    }

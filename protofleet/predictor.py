@@ -1,0 +1,75 @@
+"""Answers inside a program: what `protofleet predict` does, on arrays in memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from contract.bundle import Bundle, read_bundle
+from contract.errors import UsageError
+from contract.state import GlobalState
+from edge_client import predictor
+from edge_client.predictor import Knowledge
+
+__all__ = ["Predictor"]
+
+Source = str | os.PathLike[str]
+
+
+class Predictor(predictor.Predictor):
+    """Answers about images: `predictor(images)` takes uint8 (N, H, W, c) and gives labels, scores, and what is unknown.
+
+    Args:
+        source: a device's state directory, or a bundle.
+        bundle: where a state directory's bundle lies, if not where the device had it.
+        store: an aggregator's store, whose newest global state is taken.
+        way: the way of answering by name; None for the method's own, or the best there is.
+        threads: within an operator.
+        threshold: an image whose novelty is larger is unknown; None for what the fleet's statistics say.
+
+    Raises:
+        ProtofleetError: no state, another bundle, nothing to answer with; one line says what to do.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        bundle: Source | None = None,
+        store: Source | None = None,
+        way: str | None = None,
+        threads: int = 1,
+        threshold: float | None = None,
+    ) -> None:
+        found, known = _read(Path(source), None if bundle is None else Path(bundle))
+        if store is not None:
+            known = Knowledge(known.weights, known.means, _state_of(store, found), known.rounds)
+        super().__init__(found, known, way=way, threads=threads, threshold=threshold)
+
+
+def _read(source: Path, bundle: Path | None) -> tuple[Bundle, Knowledge]:
+    if source.is_dir():
+        return Knowledge.of_state(source, bundle)
+    if bundle is not None:
+        raise UsageError(str(source), expected="a state directory, beside a bundle", got="no directory")
+    return read_bundle(source), Knowledge()
+
+
+def _state_of(store: Source, bundle: Bundle) -> GlobalState:
+    """The newest global state of a store.
+
+    Raises:
+        UsageError: it is of another bundle.
+        StoreError: it cannot be read.
+    """
+    from aggregator.store import read_state
+
+    identity, state = read_state(store)
+    if identity != bundle.sha256:
+        raise UsageError(
+            f"--store {os.fspath(store)} is of another bundle, or of several",
+            expected=f"sha256 {bundle.sha256.hex()[:12]}…",
+            got=f"{identity.hex()[:12]}…",
+            hint="the bundle it was made for, or a device's --state",
+        )
+    return state

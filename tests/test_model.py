@@ -1,0 +1,107 @@
+"""`protofleet model`: one plain ONNX file that answers as the device does, in a runtime that knows nothing of us."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from fleets import LABELS, error_line, run
+from test_predict import Finished, frozen, trained  # noqa: F401
+
+import protofleet
+from contract.answers import Answer
+from contract.errors import ExportError
+from export.classifier import classifier
+from protofleet.commands.model import model_bytes
+
+_ALONE = (
+    "import sys, json, numpy as np, onnxruntime as ort;"
+    "s = ort.InferenceSession(sys.argv[1]);"
+    "scores, found = s.run(['scores', 'class'], {'x': np.load(sys.argv[2])});"
+    "assert not {'contract', 'edge_client', 'protofleet'} & set(sys.modules);"
+    "print(json.dumps([scores.tolist(), found.tolist(), s.get_modelmeta().custom_metadata_map]))"
+)
+
+
+def _alone(model: Path, images: Path, cwd: Path) -> tuple[np.ndarray, list[int], dict[str, str]]:
+    """What onnxruntime alone makes of the file, in a process and folder where nothing of ours is."""
+    command = [sys.executable, "-c", _ALONE, model, images]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    scores, found, about = json.loads(done.stdout)
+    return np.array(scores), found, about
+
+
+@pytest.mark.parametrize(
+    ("which", "words", "way"),
+    [
+        ("trained", ["--state", "S"], "prototype"),
+        ("trained", ["--state", "S", "--way", "head"], "head"),
+        ("trained", ["--bundle", "B", "--store", "T"], "linear"),
+        ("frozen", ["--state", "S"], "class_mean"),
+    ],
+)
+def test_the_file_answers_as_the_device(
+    trained: Finished,  # noqa: F811
+    frozen: Finished,  # noqa: F811
+    tmp_path: Path,
+    which: str,
+    words: list[str],
+    way: str,
+) -> None:
+    fleet = trained if which == "trained" else frozen
+    places = {"S": fleet.state(), "B": fleet.bundle, "T": fleet.store}
+    code, said = run("model", tmp_path / "m.onnx", *(places.get(word, word) for word in words))
+    assert code == 0, said
+    assert f"answers by {way}" in said
+    np.save(tmp_path / "x.npy", fleet.x)
+    scores, found, about = _alone(tmp_path / "m.onnx", tmp_path / "x.npy", tmp_path)
+    source = fleet.bundle if "--bundle" in words else fleet.state()
+    store = fleet.store if "--store" in words else None
+    answers = protofleet.Predictor(source, store=store, way=way)(fleet.x)
+    assert found == answers.classes.tolist()
+    np.testing.assert_allclose(scores, answers.scores, rtol=1e-4, atol=1e-4)
+    assert json.loads(about["labels"]) == list(LABELS)
+    assert about["way"] == way
+
+
+def test_nothing_but_standard_operators_and_no_other_file(frozen: Finished) -> None:  # noqa: F811
+    model = onnx.ModelProto.FromString(model_bytes(protofleet.Predictor(frozen.state())))
+    assert {node.domain for node in model.graph.node} == {""}
+    assert not [t.name for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
+    assert [value.name for value in model.graph.input] == ["x"]
+
+
+def test_a_projected_head_and_a_class_that_nobody_holds(frozen: Finished) -> None:  # noqa: F811
+    from contract.answers import linear_answer
+    from edge_client.onnx_session import open_session
+
+    predictor = protofleet.Predictor(frozen.state())
+    rng, width = np.random.default_rng(1), predictor.bundle.manifest.features
+    present = np.array([True, False, True, True, True])
+    answer = linear_answer(
+        rng.normal(size=(5, 3)), rng.normal(size=5), present=present, unit=True, project=rng.normal(size=(width, 3))
+    )
+    session, _ = open_session(classifier(predictor.bundle, answer, {}), "it")
+    scores, found = session.run(["scores", "class"], {"x": frozen.x})
+    wanted = answer.scores(predictor._extractor.features(frozen.x))
+    np.testing.assert_allclose(scores[:, present], wanted[:, present], rtol=1e-4, atol=1e-4)
+    assert found.tolist() == wanted.argmax(axis=1).tolist()
+    assert (scores[:, 1] < -1e38).all()
+
+
+def test_what_no_file_can_hold_is_refused(frozen: Finished) -> None:  # noqa: F811
+    class Odd(Answer):
+        def scores(self, features):
+            return features
+
+    with pytest.raises(ExportError, match=r"expected a way of answering over contract\.answers\.LinearAnswer, got Odd"):
+        classifier(protofleet.Predictor(frozen.state()).bundle, Odd(), {})
+    code, said = run("model", "m.onnx")
+    assert code == 2
+    assert "expected --state or --bundle, got neither" in error_line(said)
