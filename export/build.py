@@ -28,14 +28,14 @@ from contract.errors import UsageError
 from contract.methods import Head, Method, method
 from contract.sphere import orthonormal_frame
 from export.agreement import Agreement
-from export.backbones import Norm, build_backbone, default_statistics
+from export.backbones import Backbone, Norm, find_backbone
+from export.chance import chance_of
 from export.features import export_features
 from export.graph import OPSET, Graph
 from export.placement import place_weights, weight_names
 from export.step import Preprocess, StepPlan, TrainingStep, plan_step, trace_step
 from export.trace import to_onnx
 from export.verify import verify_features, verify_step
-from export.weights import load_weights
 
 __all__ = ["DEFAULT_BATCH", "Exported", "build_bundle", "export_step", "initial_state"]
 
@@ -56,6 +56,7 @@ class Exported:
         agreement: the worst difference from torch that verification found.
         bundle_bytes: size of the file.
         seconds: by stage.
+        switched_off: what the network would have left to chance while it trains.
     """
 
     path: Path
@@ -65,6 +66,7 @@ class Exported:
     agreement: Agreement
     bundle_bytes: int
     seconds: Mapping[str, float]
+    switched_off: tuple[str, ...] = ()
 
 
 def build_bundle(
@@ -72,7 +74,7 @@ def build_bundle(
     backbone: str,
     method_name: str,
     labels: Sequence[str],
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, int, int] | None = None,
     out: str | Path,
     weights: str | Path | None = None,
     head: Head | None = None,
@@ -90,19 +92,20 @@ def build_bundle(
     """Export a backbone with a method's training step into one bundle file.
 
     Args:
-        backbone: a name of `BACKBONES`, or `module:callable`.
+        backbone: a name, or a library's or a user's with the prefix that says so (export/backbones.py).
         method_name: a method of the table.
         labels: C class names, in the order of the class numbers.
-        input_shape: (H, W, c) of the uint8 images.
+        input_shape: (H, W, c) of the uint8 images; None is what a library's network is used to.
         out: the file to write.
-        weights: safetensors or a torch state dict for the backbone; initial weights from `seed` when None.
+        weights: safetensors or a torch state dict for the backbone, or "pretrained" for those that its library
+            publishes; initial weights from `seed` when None.
         head: `local`, `frozen` or `none`; the method's default when None.
         norm: normalisation of the backbone, where it has a choice.
         hyper: hyper-parameters that differ from the method's defaults.
         batch: B of the training step.
         seed: of initial weights and of a frozen head.
-        mean, std: per channel, of x / 255; by default those the backbone is used to.
-        provenance: how the weights were obtained, in words.
+        mean, std: per channel or one for all, of x / 255; by default those the backbone is used to.
+        provenance: how the weights were obtained, in words; a library's hash and licence are added to them.
         bundle_version: must grow with each export for one fleet.
         private_key: 32 bytes Ed25519 seed, to sign the manifest.
         progress: called with one line before each stage.
@@ -110,17 +113,20 @@ def build_bundle(
     Raises:
         UsageError, MethodError: for arguments out of range.
         ExportError: when the backbone cannot be exported, or its graph disagrees with torch.
+        DownloadError: when pretrained weights cannot be fetched.
         BundleError: when the file cannot be written.
     """
     entry = method(method_name)
     settled = entry.settle(hyper or {})
     chosen = _settle_head(entry, head)
-    _check_arguments(labels, input_shape, batch, bundle_version)
+    _check_arguments(labels, batch, bundle_version)
     clock = _Clock(progress)
     with clock.stage("backbone", f"building {backbone}"):
-        net, width = build_backbone(backbone, input_shape, norm, seed=seed)
-        ignored = load_weights(net, weights) if weights is not None else []
-        preprocess = Preprocess(*_statistics(backbone, input_shape[2], mean, std))
+        _check_shape(input_shape)
+        found = find_backbone(backbone, input_shape, norm, seed=seed, weights=weights)
+        net, width, input_shape = found.net, found.width, found.input_shape
+        switched_off = chance_of(net) if entry.trains else ()
+        preprocess = Preprocess(*_statistics(found, mean, std))
         entry.check(settled, len(labels), width)
         plan = plan_step(net, entry, settled, chosen, len(labels), width)
     with clock.stage("features", "exporting features.onnx"):
@@ -137,14 +143,14 @@ def build_bundle(
     with clock.stage("verify", "running both in ONNX Runtime against torch"):
         agreement = verify_features(features, net, preprocess, state, input_shape=input_shape, unit=entry.unit_features)
         if step is not None:
-            found = verify_step(step, net, preprocess, plan, state, batch=batch, input_shape=input_shape)
-            agreement = max(agreement, found, key=lambda a: a.error)
+            worst = verify_step(step, net, preprocess, plan, state, batch=batch, input_shape=input_shape)
+            agreement = max(agreement, worst, key=lambda a: a.error)
     manifest = Manifest(
         schema=SCHEMA,
         version=bundle_version,
         protofleet=_own_version(),
         backbone=backbone,
-        provenance=provenance or _provenance(weights, seed),
+        provenance=_provenance(found, provenance, switched_off),
         method=entry.name,
         head=chosen,
         hyper=settled,
@@ -162,7 +168,8 @@ def build_bundle(
     with clock.stage("write", f"writing {out}"):
         sha256 = write_bundle(out, manifest, features=features, train_step=step, params=stored, private_key=private_key)
     path = Path(out)
-    return Exported(path, sha256, manifest, tuple(ignored), agreement, path.stat().st_size, clock.seconds)
+    size = path.stat().st_size
+    return Exported(path, sha256, manifest, found.ignored, agreement, size, clock.seconds, switched_off)
 
 
 def export_step(
@@ -245,12 +252,16 @@ def _settle_head(entry: Method, head: Head | None) -> Head:
     return head
 
 
-def _check_arguments(labels: Sequence[str], shape: tuple[int, int, int], batch: int, bundle_version: int) -> None:
+def _check_shape(shape: tuple[int, int, int] | None) -> None:
+    if shape is not None and (len(shape) != 3 or min(shape) < 1):
+        raise UsageError("--input", expected="HxWxc, each at least 1", got=shape)
+
+
+def _check_arguments(labels: Sequence[str], batch: int, bundle_version: int) -> None:
     rules = (
         (len(labels) >= 2, "--classes", "at least 2 classes", len(labels)),
         (len(set(labels)) == len(labels), "--classes", "names that differ", "a repeated name"),
         (all(labels), "--classes", "names that are not empty", "an empty name"),
-        (len(shape) == 3 and min(shape) >= 1, "--input", "HxWxc, each at least 1", shape),
         (1 <= batch <= 4096, "--batch", "1 to 4096", batch),
         (bundle_version >= 0, "--bundle-version", "0 or more", bundle_version),
     )
@@ -260,16 +271,17 @@ def _check_arguments(labels: Sequence[str], shape: tuple[int, int, int], batch: 
 
 
 def _statistics(
-    backbone: str, channels: int, mean: Sequence[float] | None, std: Sequence[float] | None
+    found: Backbone, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    usual_mean, usual_std = default_statistics(backbone, channels)
-    given = (tuple(mean) if mean is not None else usual_mean, tuple(std) if std is not None else usual_std)
+    channels = found.input_shape[2]
+    given = (found.mean if mean is None else tuple(mean), found.std if std is None else tuple(std))
+    given = tuple(values * channels if len(values) == 1 else values for values in given)
     for option, values in zip(("--mean", "--std"), given, strict=True):
         if len(values) != channels or not np.isfinite(values).all():
             raise UsageError(option, expected=f"{channels} numbers, one per channel", got=values)
     if min(given[1]) <= 0:
         raise UsageError("--std", expected="numbers above 0", got=given[1])
-    return given
+    return given[0], given[1]
 
 
 def _numbers(tensor: torch.Tensor) -> tuple[float, ...]:
@@ -277,8 +289,12 @@ def _numbers(tensor: torch.Tensor) -> tuple[float, ...]:
     return tuple(float(str(value)) for value in tensor.numpy())
 
 
-def _provenance(weights: str | Path | None, seed: int) -> str:
-    return f"initialised from seed {seed}" if weights is None else f"loaded from {Path(weights).name}"
+def _provenance(found: Backbone, words: str | None, switched_off: Sequence[str]) -> str:
+    """A person's words or how the weights were obtained; then, of weights from elsewhere, what is known of them."""
+    told = [words or found.origin]
+    told += [found.facts] if found.facts and (words is None or "licence" in found.facts) else []
+    told += [f"off while training: {', '.join(switched_off)}"] if switched_off and words is None else []
+    return "; ".join(told)
 
 
 def _own_version() -> str:
