@@ -21,7 +21,7 @@ from contract.methods import METHOD_HELP, Head
 
 __all__ = ["export_command", "read_shape"]
 
-BACKBONE_HELP = "A known backbone, timm:NAME, torchvision:NAME, hub:ORG/NAME, or module:callable of your own."
+BACKBONE_HELP = "A known backbone, timm:NAME, torchvision:NAME, hub:ORG/NAME, onnx:FILE, or your own module:callable."
 WEIGHTS_HELP = "pretrained, for those that the library publishes; or safetensors or a torch state dict."
 
 

@@ -148,7 +148,7 @@ def test_without_a_network_there_is_one_line_soon(cache: Path, tmp_path: Path, m
     assert code == 1
     assert time.monotonic() - began < 30
     assert re.fullmatch(
-        r"error: .* cannot be fetched, expected an answer of https://.*try once with a network.*", *error
+        r"error: .* cannot be fetched, expected an answer of https://.*try once with a network.*", error
     )
     assert "Traceback" not in said
     assert not (tmp_path / "x.bundle").exists()
