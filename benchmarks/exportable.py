@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import onnx
+import torch
 from torch import nn
 
 from contract.errors import ExportError
@@ -22,6 +23,7 @@ from contract.methods import method
 from export import vision
 from export.build import export_step, initial_state
 from export.features import export_features
+from export.libraries import cut_at_features
 from export.step import Preprocess, StepPlan, plan_step
 from export.torch_exporter import PRODUCER
 from export.verify import verify_features, verify_step
@@ -65,25 +67,14 @@ def main() -> None:
 
 
 def _row(name: str, side: int, arguments: dict[str, object]) -> tuple[str, str]:
-    net, width = _cut(getattr(vision.models(), name)(weights=None, **arguments))
+    net = cut_at_features(getattr(vision.models(), name)(weights=None, **arguments))
+    width = net.eval()(torch.zeros(1, 3, side, side)).shape[1]
     shape, preprocess, row = (side, side, 3), Preprocess((0.5,) * 3, (0.25,) * 3), method("fedproto")
     plan = plan_step(net, row, row.settle({}), "local", _CLASSES, width)
     return (
         _outcome(lambda: _features(net, preprocess, plan, shape)),
         _outcome(lambda: _step(net, preprocess, plan, shape)),
     )
-
-
-def _cut(net: nn.Module) -> tuple[nn.Module, int]:
-    """The network up to its last linear layer, and that layer's width; SqueezeNet ends in a convolution instead."""
-    linear = [(name, module) for name, module in net.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        net.classifier = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())  # type: ignore[assignment]
-        return net, 512
-    name, last = linear[-1]
-    parent, _, leaf = name.rpartition(".")
-    setattr(net.get_submodule(parent), leaf, nn.Identity())
-    return net, last.in_features
 
 
 def _outcome(attempt: Callable[[], str]) -> str:

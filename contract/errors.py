@@ -5,6 +5,7 @@
     ├── DataError       a data set cannot be used: missing, malformed, not of the bundle's classes or shape
     ├── BundleError     a bundle cannot be trusted or read: hash, schema, signature, member
     ├── ExportError     a backbone cannot be turned into a bundle
+    │   └── DownloadError   pretrained weights cannot be fetched
     ├── MethodError     unknown method, hyper-parameter out of range
     │   └── DivergedError   local training came to numbers that are none
     ├── StatisticError  a statistic's arrays are not what the mathematics needs
@@ -28,6 +29,7 @@ __all__ = [
     "BundleError",
     "DataError",
     "DivergedError",
+    "DownloadError",
     "ExportError",
     "LinkError",
     "MethodError",
@@ -84,6 +86,12 @@ class ExportError(ProtofleetError):
     """A backbone cannot be turned into a bundle, or its graph disagrees with torch."""
 
     exit_code = 2
+
+
+class DownloadError(ExportError):
+    """Pretrained weights are not in the cache, and cannot be fetched."""
+
+    exit_code = 1
 
 
 class MethodError(ProtofleetError):

@@ -1,8 +1,15 @@
-"""The backbones that can be exported by name, each cut at its features: (B, c, H, W) float32 → (B, D).
+"""A backbone by name, wherever it comes from: the network cut at its features, (B, c, H, W) float32 → (B, D), and
+what is known of it.
 
-The papers' small networks are written out here; the larger ones are torchvision's, whose classifier is replaced by
-nothing and whose stem takes as many channels as the images have. `module:callable` names a user's own: it is called
-without arguments and returns an `nn.Module` that maps images to features. `build_backbone` is the way in.
+    small_cnn, resnet18, …     a network of export/networks.py, initialised from a seed
+    timm:NAME                  timm's, with `--weights pretrained` its published weights (export/libraries.py)
+    torchvision:NAME           torchvision's classifiers
+    hub:ORG/NAME               a repository of the Hugging Face hub that timm can read
+    module:callable            a user's own: called without arguments, it returns an `nn.Module`
+
+A library's network has an input size and statistics of its own, which hold where none are given. `find_backbone` says
+them, and where the weights come from: their SHA-256, their licence as the library states it. `onnx:FILE` is not here:
+what has no torch module has no training step (export/onnx_features.py).
 """
 
 from __future__ import annotations
@@ -10,171 +17,143 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Literal
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from contract.errors import ExportError, UsageError, near_names
 from export import vision
+from export.libraries import LIBRARIES, Shelf
+from export.networks import BACKBONES, IMAGENET_MEAN, IMAGENET_STD, Norm, Shape, default_statistics, restem
 from export.norms import to_group_norm
+from export.weights import file_sha256, load_weights, tensors_sha256
 
-__all__ = ["BACKBONES", "IMAGENET_MEAN", "IMAGENET_STD", "Norm", "build_backbone", "default_statistics"]
+__all__ = [
+    "BACKBONES",
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "PRETRAINED",
+    "Backbone",
+    "Norm",
+    "build_backbone",
+    "default_statistics",
+    "find_backbone",
+]
 
-Norm = Literal["batch", "group"]
-Shape = tuple[int, int, int]
-Builder = Callable[[Shape, Norm | None], nn.Module]
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+PRETRAINED = "pretrained"  # instead of a weights file: those that the library publishes
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A network and what is known of it.
+
+    Attributes:
+        net: maps (B, c, H, W) to features.
+        width: D.
+        input_shape: (H, W, c) of the images.
+        mean, std: of x / 255, per channel.
+        origin: how the weights were obtained, in words.
+        facts: their SHA-256 and their licence, in words; empty for random ones.
+        ignored: tensors of the weights file that the network does not have.
+    """
+
+    net: nn.Module
+    width: int
+    input_shape: Shape
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    origin: str
+    facts: str = ""
+    ignored: tuple[str, ...] = ()
+
+
+def find_backbone(
+    name: str,
+    input_shape: Shape | None,
+    norm: Norm | None = None,
+    *,
+    seed: int = 0,
+    weights: str | Path | None = None,
+) -> Backbone:
+    """A backbone with its weights.
+
+    Args:
+        name: see above.
+        input_shape: (H, W, c); None is what a library's network is used to.
+        norm: BatchNorm or GroupNorm where the network normalises; None is the network's own choice.
+        seed: of the initial weights.
+        weights: a file, "pretrained", or None for random ones.
+
+    Raises:
+        UsageError: for an unknown name, a library that is not installed, weights that nobody has published, a missing
+            size, or a norm that the network does not have.
+        DownloadError: when the weights cannot be fetched.
+        ExportError: when it cannot be built, does not fit the weights, or does not map such images to (B, D).
+    """
+    pretrained = weights == PRETRAINED
+    if pretrained and norm is not None:
+        raise UsageError(
+            "--norm", expected="the network's own with pretrained weights", got=norm, hint="leaving it out"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        shelf, is_own = _taken(name, input_shape, norm, pretrained)
+    if norm is not None:
+        _check_norm(shelf.net, name, norm)
+    width = _feature_width(shelf.net, name, shelf.input_shape)
+    ignored = load_weights(shelf.net, weights) if weights is not None and not pretrained else []
+    origin, facts = _told(name, shelf, seed, weights, is_own)
+    return Backbone(shelf.net, width, shelf.input_shape, shelf.mean, shelf.std, origin, facts, tuple(ignored))
 
 
 def build_backbone(name: str, input_shape: Shape, norm: Norm | None = None, *, seed: int = 0) -> tuple[nn.Module, int]:
-    """A freshly initialised backbone and its feature width D.
-
-    Args:
-        name: of `BACKBONES`, or `module:callable`.
-        input_shape: (H, W, c).
-        norm: BatchNorm or GroupNorm where the network normalises; None is the network's own choice.
-        seed: of the initial weights.
-
-    Raises:
-        UsageError: for an unknown name, or a norm that the network does not have.
-        ExportError: when it cannot be built, or does not map images of that shape to (B, D).
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if ":" in name:
-            net = _users_own(name)
-            if norm == "group":
-                to_group_norm(net)
-        elif name in BACKBONES:
-            net = BACKBONES[name](input_shape, norm)
-        else:
-            raise UsageError(
-                "--backbone", expected="a known backbone or module:callable", got=name, hint=near_names(name, BACKBONES)
-            )
-    if norm is not None:
-        _check_norm(net, name, norm)
-    return net, _feature_width(net, name, input_shape)
+    """A freshly initialised backbone and its feature width D: `find_backbone` without weights."""
+    found = find_backbone(name, input_shape, norm, seed=seed)
+    return found.net, found.width
 
 
-def default_statistics(name: str, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and std per channel of x / 255: ImageNet's for torchvision's networks on colour images, else ½ and ½."""
-    if name in _TORCHVISION and channels == 3:
-        return IMAGENET_MEAN, IMAGENET_STD
-    return (0.5,) * channels, (0.5,) * channels
+def _taken(name: str, shape: Shape | None, norm: Norm | None, pretrained: bool) -> tuple[Shelf, bool]:
+    """The network, and whether it is a user's own."""
+    source, _, rest = name.partition(":")
+    if source in LIBRARIES and rest:
+        shelf = LIBRARIES[source](rest, shape, pretrained)
+        if source == "torchvision" and shelf.input_shape[2] != 3:
+            restem(shelf.net, shelf.input_shape[2])
+        return (shelf if norm != "group" else _grouped(shelf)), False
+    if shape is None:
+        raise UsageError("--input", expected="HxWxc, since this backbone has none of its own", got="none")
+    if ":" in name:
+        net = _users_own(name)
+        shelf = Shelf(net, shape, *default_statistics(name, shape[2]), "", "")
+        return (shelf if norm != "group" else _grouped(shelf)), True
+    if name not in BACKBONES:
+        hint = near_names(name, BACKBONES)
+        raise UsageError("--backbone", expected="a known backbone or module:callable", got=name, hint=hint)
+    if pretrained:
+        raise UsageError(
+            "--weights pretrained", expected="a library's network", got=name, hint=f"torchvision:{name} or timm:{name}"
+        )
+    return Shelf(BACKBONES[name](shape, norm), shape, *default_statistics(name, shape[2]), "", ""), False
 
 
-def _norm(norm: Norm | None, default: Norm, channels: int) -> nn.Module:
-    if (norm or default) == "batch":
-        return nn.BatchNorm2d(channels)
-    return nn.GroupNorm(max(n for n in range(1, 9) if channels % n == 0), channels)
+def _grouped(shelf: Shelf) -> Shelf:
+    to_group_norm(shelf.net)
+    return shelf
 
 
-def _flat(shape: Shape, *layers: nn.Module) -> int:
-    """How many numbers `layers` make of one image."""
-    height, width, channels = shape
-    try:
-        with torch.no_grad():
-            probe = torch.zeros(1, channels, height, width)
-            return int(nn.Sequential(*layers).eval()(probe).numel())
-    except RuntimeError as error:
-        raise ExportError(
-            "the backbone does not fit the images", expected="larger images", got=f"{shape}: {error}"
-        ) from None
-
-
-def _small_cnn(shape: Shape, norm: Norm | None) -> nn.Module:
-    """The default: two 3×3 convolutions with normalisation and pooling, then 128 features."""
-    body = [
-        *(nn.Conv2d(shape[2], 32, 3, padding=1), _norm(norm, "group", 32), nn.MaxPool2d(2), nn.ReLU()),
-        *(nn.Conv2d(32, 64, 3, padding=1), _norm(norm, "group", 64), nn.MaxPool2d(2), nn.ReLU()),
-        nn.Flatten(),
-    ]
-    return nn.Sequential(*body, nn.Linear(_flat(shape, *body), 128), nn.ReLU())
-
-
-def _fedproto_mnist(second_channels: int) -> Builder:
-    def build(shape: Shape, norm: Norm | None) -> nn.Module:
-        """FedProto's MNIST network: conv5×5(10), conv5×5(18, 20 or 22), 50 features."""
-        body = [
-            *(nn.Conv2d(shape[2], 10, 5), nn.MaxPool2d(2), nn.ReLU()),
-            *(nn.Conv2d(10, second_channels, 5), nn.MaxPool2d(2), nn.ReLU()),
-            nn.Flatten(),
-        ]
-        return nn.Sequential(*body, nn.Linear(_flat(shape, *body), 50), nn.ReLU())
-
-    return build
-
-
-def _fedhp(first_channels: int, hidden: int = 0) -> Builder:
-    def build(shape: Shape, norm: Norm | None) -> nn.Module:
-        """FedHP's networks: two 5×5 convolutions of 64 features at last, flattened: 1024 (MNIST) or 1600 (CIFAR). With
-        `hidden`, the first layer of the two-layer head that its FedAvg has."""
-        body = [
-            *(nn.Conv2d(shape[2], first_channels, 5), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(first_channels, 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
-            nn.Flatten(),
-        ]
-        return nn.Sequential(*body, *([nn.Linear(_flat(shape, *body), hidden), nn.ReLU()] if hidden else []))
-
-    return build
-
-
-def _spherefed_convnet(shape: Shape, norm: Norm | None) -> nn.Module:
-    """SphereFed, Tab. 11: seven 3×3 convolutions. Padding 1, which the table omits, is what makes 32×32 into 1024."""
-    layers: list[nn.Module] = []
-    channels = shape[2]
-    for width, stride in ((32, 1), (64, 2), (64, 2), (64, 1), (128, 2), (128, 1), (256, 2)):
-        layers += [nn.Conv2d(channels, width, 3, stride, padding=1), _norm(norm, "group", width), nn.ReLU()]
-        channels = width
-    return nn.Sequential(*layers, nn.Flatten())
-
-
-def _torchvision(name: str) -> Builder:
-    def build(shape: Shape, norm: Norm | None) -> nn.Module:
-        net = getattr(vision.models(), _WITH_NORM.get(name, name) if norm else name)(weights=None)
-        if hasattr(net, "fc"):
-            net.fc = nn.Identity()
-        else:
-            pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1)) if name == "squeezenet1_1" else nn.Identity()
-            net.classifier = pooled
-        if name == "vgg13":
-            net.avgpool = nn.AdaptiveAvgPool2d(1)
-        if shape[2] != 3:
-            _restem(net, shape[2])
-        return to_group_norm(net) if norm == "group" else net
-
-    return build
-
-
-def _restem(net: nn.Module, channels: int) -> None:
-    """Let the first convolution take that many channels, freshly initialised."""
-    name, stem = next((n, m) for n, m in net.named_modules() if isinstance(m, nn.Conv2d))
-    parent, _, leaf = name.rpartition(".")
-    fresh = nn.Conv2d(
-        channels, stem.out_channels, stem.kernel_size, stem.stride, stem.padding, bias=stem.bias is not None
-    )
-    setattr(net.get_submodule(parent), leaf, fresh)
-
-
-_WITH_NORM = {"vgg13": "vgg13_bn"}
-_TORCHVISION = ("mobilenet_v2", "mobilenet_v3_small", "resnet18", "vgg13", "efficientnet_b0", "squeezenet1_1")
-BACKBONES: Mapping[str, Builder] = MappingProxyType(
-    {
-        "small_cnn": _small_cnn,
-        "fedproto_mnist": _fedproto_mnist(20),
-        "fedproto_mnist_18": _fedproto_mnist(18),
-        "fedproto_mnist_22": _fedproto_mnist(22),
-        "fedhp_mnist": _fedhp(32),
-        "fedhp_cifar": _fedhp(64),
-        "fedhp_mnist_512": _fedhp(32, 512),
-        "fedhp_cifar_384": _fedhp(64, 384),
-        "spherefed_convnet": _spherefed_convnet,
-        **{name: _torchvision(name) for name in _TORCHVISION},
-    }
-)
+def _told(name: str, shelf: Shelf, seed: int, weights: str | Path | None, is_own: bool) -> tuple[str, str]:
+    """How the weights were obtained, and their hash and licence."""
+    if shelf.weights:
+        facts = f"sha256 {tensors_sha256(shelf.net)} of the backbone's tensors"
+        licence = f"licence {shelf.licence}" if shelf.licence else "licence not stated by the library"
+        return f"pretrained weights {shelf.weights} of {name}", f"{facts}, {licence}"
+    if weights is not None and weights != PRETRAINED:
+        return f"loaded from {Path(weights).name}", f"sha256 {file_sha256(weights)}"
+    if is_own:  # it may have loaded weights by itself
+        return f"as {name} returned it (seed {seed})", f"sha256 {tensors_sha256(shelf.net)} of the backbone's tensors"
+    return f"initialised from seed {seed}", ""
 
 
 def _users_own(name: str) -> nn.Module:

@@ -12,36 +12,29 @@ The same arguments give the same bytes. See docs/bundle.md.
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from contract.bundle import SCHEMA, Manifest, pack_params, write_bundle
 from contract.errors import UsageError
 from contract.methods import Head, Method, method
-from contract.sphere import orthonormal_frame
 from export.agreement import Agreement
-from export.backbones import Norm, build_backbone, default_statistics
-from export.features import export_features
-from export.graph import OPSET, Graph
-from export.placement import place_weights, weight_names
-from export.step import Preprocess, StepPlan, TrainingStep, plan_step, trace_step
-from export.trace import to_onnx
-from export.verify import verify_features, verify_step
-from export.weights import load_weights
+from export.backbones import Backbone, Norm, find_backbone
+from export.graph import OPSET
+from export.graphs import Clock, Graphs, Progress, export_step, graphs_from_onnx, graphs_from_torch, initial_state
+from export.onnx_features import PREFIX
+from export.placement import place_weights
+from export.preprocess import check_statistics
+from export.step import Preprocess, plan_step
 
 __all__ = ["DEFAULT_BATCH", "Exported", "build_bundle", "export_step", "initial_state"]
 
 DEFAULT_BATCH = 16
-Progress = Callable[[str], None]
-State = dict[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -56,6 +49,7 @@ class Exported:
         agreement: the worst difference from torch that verification found.
         bundle_bytes: size of the file.
         seconds: by stage.
+        switched_off: what the network would have left to chance while it trains.
     """
 
     path: Path
@@ -65,6 +59,7 @@ class Exported:
     agreement: Agreement
     bundle_bytes: int
     seconds: Mapping[str, float]
+    switched_off: tuple[str, ...] = ()
 
 
 def build_bundle(
@@ -72,7 +67,7 @@ def build_bundle(
     backbone: str,
     method_name: str,
     labels: Sequence[str],
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, int, int] | None = None,
     out: str | Path,
     weights: str | Path | None = None,
     head: Head | None = None,
@@ -90,19 +85,20 @@ def build_bundle(
     """Export a backbone with a method's training step into one bundle file.
 
     Args:
-        backbone: a name of `BACKBONES`, or `module:callable`.
+        backbone: a name, or a library's or a user's with the prefix that says so (export/backbones.py).
         method_name: a method of the table.
         labels: C class names, in the order of the class numbers.
-        input_shape: (H, W, c) of the uint8 images.
+        input_shape: (H, W, c) of the uint8 images; None is what a library's network is used to.
         out: the file to write.
-        weights: safetensors or a torch state dict for the backbone; initial weights from `seed` when None.
+        weights: safetensors or a torch state dict for the backbone, or "pretrained" for those that its library
+            publishes; initial weights from `seed` when None.
         head: `local`, `frozen` or `none`; the method's default when None.
         norm: normalisation of the backbone, where it has a choice.
         hyper: hyper-parameters that differ from the method's defaults.
         batch: B of the training step.
         seed: of initial weights and of a frozen head.
-        mean, std: per channel, of x / 255; by default those the backbone is used to.
-        provenance: how the weights were obtained, in words.
+        mean, std: per channel or one for all, of x / 255; by default those the backbone is used to.
+        provenance: how the weights were obtained, in words; a library's hash and licence are added to them.
         bundle_version: must grow with each export for one fleet.
         private_key: 32 bytes Ed25519 seed, to sign the manifest.
         progress: called with one line before each stage.
@@ -110,131 +106,58 @@ def build_bundle(
     Raises:
         UsageError, MethodError: for arguments out of range.
         ExportError: when the backbone cannot be exported, or its graph disagrees with torch.
+        DownloadError: when pretrained weights cannot be fetched.
         BundleError: when the file cannot be written.
     """
     entry = method(method_name)
     settled = entry.settle(hyper or {})
     chosen = _settle_head(entry, head)
-    _check_arguments(labels, input_shape, batch, bundle_version)
-    clock = _Clock(progress)
-    with clock.stage("backbone", f"building {backbone}"):
-        net, width = build_backbone(backbone, input_shape, norm, seed=seed)
-        ignored = load_weights(net, weights) if weights is not None else []
-        preprocess = Preprocess(*_statistics(backbone, input_shape[2], mean, std))
-        entry.check(settled, len(labels), width)
-        plan = plan_step(net, entry, settled, chosen, len(labels), width)
-    with clock.stage("features", "exporting features.onnx"):
-        features = export_features(net, preprocess, plan.state, input_shape, unit=entry.unit_features)
-        plan = plan.reading(weight_names(features))
-        state = initial_state(net, plan, seed)
-        stored = {name: state[name] for name in plan.names("param", "buffer", "frozen")}
-        extractor = _identity(features, stored)
-        features = place_weights(features, pack_params(stored))
-    step = None
-    if entry.trains:
-        with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {chosen} head, batch {batch})"):
-            step = export_step(net, preprocess, plan, batch, input_shape)
-    with clock.stage("verify", "running both in ONNX Runtime against torch"):
-        agreement = verify_features(features, net, preprocess, state, input_shape=input_shape, unit=entry.unit_features)
-        if step is not None:
-            found = verify_step(step, net, preprocess, plan, state, batch=batch, input_shape=input_shape)
-            agreement = max(agreement, found, key=lambda a: a.error)
+    _check_arguments(labels, batch, bundle_version)
+    _check_shape(input_shape)
+    clock = Clock(progress)
+    if backbone.startswith(PREFIX):
+        made = graphs_from_onnx(clock, backbone, entry, input_shape, mean, std, weights, norm)
+    else:
+        with clock.stage("backbone", f"building {backbone}"):
+            found = find_backbone(backbone, input_shape, norm, seed=seed, weights=weights)
+            preprocess = Preprocess(*_statistics(found, mean, std))
+            plan = plan_step(found.net, entry, settled, chosen, len(labels), found.width)
+        made = graphs_from_torch(clock, found, preprocess, plan, chosen, batch, seed)
+    entry.check(settled, len(labels), made.width)
     manifest = Manifest(
         schema=SCHEMA,
         version=bundle_version,
         protofleet=_own_version(),
         backbone=backbone,
-        provenance=provenance or _provenance(weights, seed),
+        provenance=_provenance(made, provenance),
         method=entry.name,
         head=chosen,
         hyper=settled,
         labels=tuple(labels),
-        features=width,
-        input_shape=input_shape,
-        mean=_numbers(preprocess.mean),
-        std=_numbers(preprocess.std),
+        features=made.width,
+        input_shape=made.input_shape,
+        mean=made.mean,
+        std=made.std,
         batch=batch,
         opset=OPSET,
-        state=plan.state,
+        state=made.state,
         members={},
-        extractor=extractor,
+        extractor=_identity(made.features, made.stored),
     )
     with clock.stage("write", f"writing {out}"):
-        sha256 = write_bundle(out, manifest, features=features, train_step=step, params=stored, private_key=private_key)
+        features = place_weights(made.features, pack_params(made.stored))
+        sha256 = write_bundle(
+            out, manifest, features=features, train_step=made.step, params=made.stored, private_key=private_key
+        )
     path = Path(out)
-    return Exported(path, sha256, manifest, tuple(ignored), agreement, path.stat().st_size, clock.seconds)
-
-
-def export_step(
-    net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
-) -> bytes:
-    """The bytes of train_step.onnx: the plan's inputs and then its state; outputs loss and then `<name>.next`.
-
-    Raises:
-        ExportError: for an operator without translation.
-    """
-    kinds = {
-        "x": torch.zeros((batch, *input_shape), dtype=torch.uint8),
-        "y": torch.zeros(batch, dtype=torch.int64),
-        "sample_weight": torch.ones(batch),
-        "prototypes": torch.zeros(plan.classes, plan.features),
-        "prototype_mask": torch.zeros(plan.classes),
-        "lr": torch.tensor(0.0),
-    }
-    sizes = {"classes": plan.classes, "features": plan.features}
-    for name, shape in plan.method.step_inputs(plan.hyper).items():
-        kinds[name] = torch.zeros([sizes[axis] for axis in shape])
-    example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.state))
-    graph = Graph("train_step")
-    names = [*plan.inputs, *(t.name for t in plan.state)]
-    for name, tensor in zip(names, example, strict=True):
-        graph.input(name, tensor.dtype, tensor.shape)
-    trace = trace_step(TrainingStep(net, preprocess, plan), example)
-    return to_onnx(trace, graph, names, ["loss", *(f"{name}.next" for name in plan.updated)])
-
-
-def initial_state(net: nn.Module, plan: StepPlan, seed: int) -> State:
-    """Float32 values of every state tensor before the first step.
-
-    The local head is initialised as nn.Linear is, the frozen one is the orthonormal frame of `seed`. Tensors of the
-    method's own start as it says (`Method.state`).
-    """
-    own = {f"backbone.{name}": t.detach().numpy() for name, t in net.state_dict().items()}
-    if "head.bias" in plan.names("param"):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            linear = nn.Linear(plan.features, plan.classes)
-        own["head.weight"], own["head.bias"] = linear.weight.detach().numpy(), linear.bias.detach().numpy()
-    elif "head.weight" in plan.names("frozen"):
-        own["head.weight"] = orthonormal_frame(plan.classes, plan.features, seed)
-    own |= {name: start.value for name, start in plan.method.state(plan.classes, plan.features, seed).items()}
-    return {t.name: np.array(own.get(t.name, np.zeros(t.shape)), dtype=np.float32) for t in plan.state}
+    size = path.stat().st_size
+    return Exported(path, sha256, manifest, made.ignored, made.agreement, size, clock.seconds, made.switched_off)
 
 
 def _identity(features: bytes, stored: Mapping[str, NDArray[np.float32]]) -> str:
     """The extractor's sha256 (hex): the features graph before weights are placed in it, and the backbone's weights."""
     weights = {name: value for name, value in stored.items() if name.startswith("backbone.")}
     return hashlib.sha256(hashlib.sha256(features).digest() + pack_params(weights)).hexdigest()
-
-
-class _Clock:
-    """Announces each stage and keeps how long it took."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self.seconds: dict[str, float] = {}
-        self._name, self._start = "", 0.0
-
-    def stage(self, name: str, line: str) -> _Clock:
-        self._progress(line)
-        self._name, self._start = name, time.perf_counter()
-        return self
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self._name] = time.perf_counter() - self._start
 
 
 def _settle_head(entry: Method, head: Head | None) -> Head:
@@ -245,12 +168,16 @@ def _settle_head(entry: Method, head: Head | None) -> Head:
     return head
 
 
-def _check_arguments(labels: Sequence[str], shape: tuple[int, int, int], batch: int, bundle_version: int) -> None:
+def _check_shape(shape: tuple[int, int, int] | None) -> None:
+    if shape is not None and (len(shape) != 3 or min(shape) < 1):
+        raise UsageError("--input", expected="HxWxc, each at least 1", got=shape)
+
+
+def _check_arguments(labels: Sequence[str], batch: int, bundle_version: int) -> None:
     rules = (
         (len(labels) >= 2, "--classes", "at least 2 classes", len(labels)),
         (len(set(labels)) == len(labels), "--classes", "names that differ", "a repeated name"),
         (all(labels), "--classes", "names that are not empty", "an empty name"),
-        (len(shape) == 3 and min(shape) >= 1, "--input", "HxWxc, each at least 1", shape),
         (1 <= batch <= 4096, "--batch", "1 to 4096", batch),
         (bundle_version >= 0, "--bundle-version", "0 or more", bundle_version),
     )
@@ -260,25 +187,18 @@ def _check_arguments(labels: Sequence[str], shape: tuple[int, int, int], batch: 
 
 
 def _statistics(
-    backbone: str, channels: int, mean: Sequence[float] | None, std: Sequence[float] | None
+    found: Backbone, mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    usual_mean, usual_std = default_statistics(backbone, channels)
-    given = (tuple(mean) if mean is not None else usual_mean, tuple(std) if std is not None else usual_std)
-    for option, values in zip(("--mean", "--std"), given, strict=True):
-        if len(values) != channels or not np.isfinite(values).all():
-            raise UsageError(option, expected=f"{channels} numbers, one per channel", got=values)
-    if min(given[1]) <= 0:
-        raise UsageError("--std", expected="numbers above 0", got=given[1])
-    return given
+    given = (found.mean if mean is None else tuple(mean), found.std if std is None else tuple(std))
+    return check_statistics(*given, found.input_shape[2])
 
 
-def _numbers(tensor: torch.Tensor) -> tuple[float, ...]:
-    """Float32 values as the shortest decimals that name them."""
-    return tuple(float(str(value)) for value in tensor.numpy())
-
-
-def _provenance(weights: str | Path | None, seed: int) -> str:
-    return f"initialised from seed {seed}" if weights is None else f"loaded from {Path(weights).name}"
+def _provenance(made: Graphs, words: str | None) -> str:
+    """A person's words or how the weights were obtained; then, of weights from elsewhere, what is known of them."""
+    told = [words or made.origin]
+    told += [made.facts] if made.facts and (words is None or "licence" in made.facts) else []
+    told += [f"off while training: {', '.join(made.switched_off)}"] if made.switched_off and words is None else []
+    return "; ".join(told)
 
 
 def _own_version() -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, get_args
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from contract.errors import UsageError, near_names
@@ -20,14 +21,20 @@ from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 
 __all__ = ["export_command", "read_shape"]
 
+BACKBONE_HELP = "A known backbone, timm:NAME, torchvision:NAME, hub:ORG/NAME, onnx:FILE, or your own module:callable."
+WEIGHTS_HELP = "pretrained, for those that the library publishes; or safetensors or a torch state dict."
+
 
 def export_command(
-    backbone: Annotated[str, typer.Option(help="A known backbone, or module:callable that returns an nn.Module.")],
+    backbone: Annotated[str, typer.Option(help=BACKBONE_HELP)],
     method: Annotated[str, typer.Option(help=METHOD_HELP)],
     classes: Annotated[str, typer.Option(help="How many, or their names: cat,dog,…")],
-    input: Annotated[str, typer.Option(help="Size of the uint8 images: HxWxc.")],
     out: Annotated[str, typer.Option(help="The bundle to write.")],
-    weights: Annotated[str | None, typer.Option(help="Safetensors or a torch state dict for the backbone.")] = None,
+    input: Annotated[
+        str | None,
+        typer.Option(help="Size of the uint8 images: HxWxc.  [default: what a library's network is used to]"),
+    ] = None,
+    weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
     head: Annotated[str | None, typer.Option(help="local, frozen or none.  [default: the method's]")] = None,
     norm: Annotated[str | None, typer.Option(help="batch or group.  [default: the backbone's]")] = None,
     batch: Annotated[int, typer.Option(help="Batch of the training step.")] = 16,
@@ -53,7 +60,7 @@ def export_command(
         "backbone": backbone,
         "method_name": method,
         "labels": _labels(classes),
-        "input_shape": read_shape(input),
+        "input_shape": None if input is None else read_shape(input),
         "out": _writable(out),
         "weights": weights,
         "head": _one_of("--head", head, get_args(Head)),
@@ -65,7 +72,7 @@ def export_command(
         "bundle_version": bundle_version,
         "private_key": _private_key(sign),
     }
-    arguments |= {"mean": _numbers("--mean", mean, input), "std": _numbers("--std", std, input)}
+    arguments |= {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
     console.print("loading torch", style="dim")
     from export.build import build_bundle  # torch takes seconds; wrong options are answered before it loads
@@ -85,15 +92,18 @@ def _summarise(exported, console: Console, verbose: bool) -> None:  # type: igno
     rows = {
         "bundle": f"{exported.path}  {exported.bundle_bytes / 1e6:.2f} MB  sha256 {exported.sha256.hex()[:12]}…",
         "method": f"{manifest.method}, {manifest.head} head, C = {manifest.classes}, D = {manifest.features}",
+        "weights": manifest.provenance.partition("; off while")[0],
+        "images": "{}x{}x{}".format(*manifest.input_shape),
         "parameters": f"{manifest.parameter_count:,}",
         "training step": f"batch {manifest.batch}" if "train_step" in exported.seconds else "none: nothing is trained",
+        **({"switched off": ", ".join(exported.switched_off)} if exported.switched_off else {}),
         "against torch": f"worst relative difference {found.error:.1e} ({found.tensor}; torch's own rounding "
         f"{found.torch_error:.1e})",
         "seconds": f"{sum(exported.seconds.values()):.1f}",
         **({f"  {step}": f"{seconds:.2f}" for step, seconds in exported.seconds.items()} if verbose else {}),
     }
     for name, value in rows.items():
-        table.add_row(f"[bold]{name}[/bold]", value)
+        table.add_row(f"[bold]{name}[/bold]", escape(value))
     console.print(table)
 
 
@@ -133,15 +143,14 @@ def _pairs(texts: list[str]) -> dict[str, str]:
     return pairs
 
 
-def _numbers(option: str, text: str | None, shape: str) -> tuple[float, ...] | None:
+def _numbers(option: str, text: str | None) -> tuple[float, ...] | None:
     """One number for every channel, or one per channel."""
     if text is None:
         return None
     try:
-        values = tuple(float(part) for part in text.split(","))
+        return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise UsageError(option, expected="numbers separated by commas", got=text, hint=f"{option} 0.5") from None
-    return values * read_shape(shape)[2] if len(values) == 1 else values
 
 
 def _one_of(option: str, value: str | None, known: tuple[str, ...]) -> str | None:

@@ -7,12 +7,32 @@ in ONNX, planes first, then BatchNormalization with fixed statistics, one pass (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Preprocess"]
+from contract.errors import UsageError
+
+__all__ = ["Preprocess", "check_statistics"]
+
+
+def check_statistics(
+    mean: tuple[float, ...], std: tuple[float, ...], channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Both per channel; one number is every channel's.
+
+    Raises:
+        UsageError: when they are too few or too many, not finite, or a std is not above 0.
+    """
+    given = [values * channels if len(values) == 1 else values for values in (mean, std)]
+    for option, values in zip(("--mean", "--std"), given, strict=True):
+        if len(values) != channels or not all(map(math.isfinite, values)):
+            raise UsageError(option, expected=f"{channels} numbers, one per channel", got=values)
+    if min(given[1]) <= 0:
+        raise UsageError("--std", expected="numbers above 0", got=given[1])
+    return given[0], given[1]
 
 
 class Preprocess(nn.Module):

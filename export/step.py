@@ -23,6 +23,7 @@ from torch.func import functional_call
 
 from contract.bundle import STEP_INPUTS, StateTensor
 from contract.methods import Method, Value
+from export.chance import switch_off
 from export.norms import BatchContext, RealBatchNorm, allow_one_value, to_real_batch_norm
 from export.objectives import Scene, find_objective
 from export.optimizers import optimizer_state, update
@@ -30,9 +31,6 @@ from export.preprocess import Preprocess
 from export.trace import record
 
 __all__ = ["Preprocess", "StepPlan", "TrainingStep", "plan_step", "quiet", "trace_step"]
-
-
-_CHANCE = ("StochasticDepth", "DropPath")  # torchvision's and timm's, known by name so that neither need be there
 
 
 @dataclass(frozen=True)
@@ -102,13 +100,7 @@ def plan_step(
 
 def quiet(net: nn.Module) -> nn.Module:
     """Training mode without chance, in place: BatchNorm trains, dropout and stochastic depth are off."""
-    allow_one_value(net).train()
-    for module in net.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) or type(module).__name__ in _CHANCE:
-            module.eval()
-        elif "Attention" in type(module).__name__:  # drops out by a number it holds, not by a module
-            module.training = False
-    return net
+    return switch_off(allow_one_value(net).train())
 
 
 class TrainingStep(nn.Module):

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_map
 from contract.errors import ExportError
 from contract.runtime import ort, ort_errors
 from export.agreement import Agreement, distances, settle, uneven
+from export.memory import affordable, give_back
 from export.objectives import Scene, find_objective, unit_features
 from export.optimizers import torch_optimizers
 from export.step import Preprocess, StepPlan, quiet
@@ -43,21 +44,21 @@ Outputs = Mapping[str, NDArray]
 
 @dataclass(frozen=True)
 class Images:
-    """One batch of random data; `real` of its samples count, the rest is padding."""
+    """One batch of random data; the samples of `real` (B,) count, the rest is padding."""
 
     x: NDArray[np.uint8]
     y: NDArray[np.int64]
     prototypes: NDArray[np.float32]
     mask: NDArray[np.float32]
-    real: int
+    real: NDArray[np.bool_]
     further: Mapping[str, NDArray[np.float32]]
 
     @property
     def weight(self) -> NDArray[np.float32]:
         """(B,) 1 for real samples, 0 for padding."""
-        return (np.arange(len(self.y)) < self.real).astype(np.float32)
+        return self.real.astype(np.float32)
 
-    def inputs(self, rows: slice = slice(None)) -> dict[str, NDArray]:
+    def inputs(self, rows: slice | NDArray[np.bool_] = slice(None)) -> dict[str, NDArray]:
         """The step's inputs but `x` and `lr`, by name, of these samples."""
         return {
             "y": self.y[rows],
@@ -72,7 +73,7 @@ class EagerStep:
     """Plain torch: the backbone, the eager objective, autograd and torch's optimizers, in a precision of choice."""
 
     def __init__(self, backbone: nn.Module, preprocess: Preprocess, plan: StepPlan, dtype: torch.dtype) -> None:
-        self._net = quiet(copy.deepcopy(backbone)).to(dtype)
+        self.net = quiet(copy.deepcopy(backbone)).to(dtype)
         self._preprocess, self._plan, self._dtype = preprocess, plan, dtype
 
     def run(self, state: State, images: Images, lr: float) -> dict[str, NDArray[np.floating]]:
@@ -80,8 +81,8 @@ class EagerStep:
         plan, real, dtype = self._plan, images.real, self._dtype
         tensors = {name: torch.from_numpy(np.array(value)).to(dtype) for name, value in state.items()}
         own = {n.removeprefix("backbone."): t for n, t in tensors.items() if n.startswith("backbone.")}
-        put_tensors(self._net, own)
-        trained = {f"backbone.{n}": p for n, p in self._net.named_parameters()}
+        put_tensors(self.net, own)
+        trained = {f"backbone.{n}": p for n, p in self.net.named_parameters()}
         trained = {name: p for name, p in trained.items() if name in plan.names("param")}
         for name in plan.names("param"):
             if not name.startswith("backbone."):
@@ -89,8 +90,8 @@ class EagerStep:
         optimizers = torch_optimizers(trained, plan.method, plan.hyper, lr)
         for optimizer in optimizers:
             _load(optimizer, trained, tensors)
-        features = self._net(_pixels(self._preprocess, torch.from_numpy(images.x[:real]), dtype))
-        given = {name: self._tensor(value) for name, value in images.inputs(slice(real)).items()}
+        features = self.net(_pixels(self._preprocess, torch.from_numpy(images.x[real]), dtype))
+        given = {name: self._tensor(value) for name, value in images.inputs(real).items()}
         loss = find_objective(plan.method.objective or "")(
             Scene.of(features, given, {**tensors, **trained}), plan.hyper
         )
@@ -99,7 +100,7 @@ class EagerStep:
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-        after = {f"backbone.{n}": t for n, t in self._net.state_dict().items()} | trained
+        after = {f"backbone.{n}": t for n, t in self.net.state_dict().items()} | trained
         for optimizer in optimizers:
             after |= _stored(optimizer, trained)
         result = {name: after.get(name, tensors[name]).detach().numpy().copy() for name in plan.updated}
@@ -159,7 +160,8 @@ def verify_step(
     steps: int = 3,
     seed: int = 0,
 ) -> Agreement:
-    """Compare train_step.onnx with torch over several steps, the second of them on a padded batch.
+    """Compare train_step.onnx with torch over several steps, the second of them on a padded batch; all of them, where
+    torch would need too much memory for a whole one (export/memory.py).
 
     Args:
         graph: the file, or a session that has loaded it.
@@ -172,9 +174,10 @@ def verify_step(
     session = _session(graph, {}) if isinstance(graph, bytes) else graph
     sides = _Sides(session, backbone, preprocess, plan, start)
     rng, worst = np.random.default_rng(seed), Agreement(0.0, 0.0, "loss")
+    fits = affordable(sides.net, input_shape, batch)
     for step in range(steps):
         lr = 1.0 if step + 1 == steps else float(plan.hyper["lr"]) / 2**step
-        real = batch - batch // 3 if step == 1 else batch
+        real = min(fits, batch - batch // 3 if step == 1 else batch)
         draw = partial(random_images, plan, batch, input_shape, real, rng)
         found = settle(partial(sides.compare, draw, lr), "train_step.onnx")
         worst = max(worst, found, key=lambda a: a.error)
@@ -195,9 +198,18 @@ class _Sides:
     def compare(self, draw: Callable[[], Images], lr: float) -> list[Agreement]:
         """One step on a new batch."""
         images = draw()
-        exact, self._after = (side.run(self._state, images, lr) for side in (self._exact, self._single))
+        exact = self._exact.run(self._state, images, lr)
+        give_back()
+        self._after = self._single.run(self._state, images, lr)
+        give_back()
         ours = run_step(self._session, self._plan, self._state, images, lr)
+        give_back()
         return distances(ours, exact, self._after, self._state)
+
+    @property
+    def net(self) -> nn.Module:
+        """The backbone as torch trains it."""
+        return self._single.net
 
     def advance(self) -> None:
         """Go on from where torch's last step led."""
@@ -290,6 +302,7 @@ def random_images(
     plan: StepPlan, batch: int, input_shape: tuple[int, int, int], real: int, rng: np.random.Generator
 ) -> Images:
     """Images of coarse random patches under fine noise, random labels and prototypes, every third class without one.
+    Of the batch, `real` samples count: the first, and others at random places.
 
     Pure noise would not do: averaged over a plane, one image of noise is like any other, and BatchNorm would divide by
     next to nothing.
@@ -311,7 +324,7 @@ def random_images(
         y=labels,
         prototypes=rng.standard_normal((plan.classes, plan.features)).astype(np.float32),
         mask=(np.arange(plan.classes) % 3 != 1).astype(np.float32),
-        real=real,
+        real=np.concatenate([[True], rng.permutation(np.arange(1, batch) < real)]),
         further=further,
     )
 
@@ -319,6 +332,7 @@ def random_images(
 def _session(graph: bytes, weights: State) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    options.enable_mem_pattern = options.enable_cpu_mem_arena = False  # either would hold a step's memory to the end
     values = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for n, v in weights.items()}
     if values:
         options.add_external_initializers(list(values), list(values.values()))

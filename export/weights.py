@@ -7,6 +7,7 @@ named in the result; anything else that is missing, left over, misshapen or not 
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from contract.bundle import pack_params
 from contract.errors import ExportError
 
-__all__ = ["load_weights", "put_tensors"]
+__all__ = ["file_sha256", "load_weights", "put_tensors", "tensors_sha256"]
 
 _PREFIXES = ("module.", "backbone.", "model.")
 _CLASSIFIERS = ("fc.", "classifier.", "head.", "heads.", "aux.")
@@ -62,6 +64,18 @@ def put_tensors(net: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         for name, own in net.state_dict().items():
             if name in tensors:
                 own.copy_(tensors[name])
+
+
+def file_sha256(path: str | Path) -> str:
+    """Hexadecimal, of the whole file."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def tensors_sha256(net: nn.Module) -> str:
+    """Hexadecimal, of the network's floating-point tensors as a safetensors file of float32."""
+    tensors = {name: t.detach().to(torch.float32) for name, t in net.state_dict().items() if t.is_floating_point()}
+    return hashlib.sha256(pack_params({name: t.contiguous().numpy() for name, t in tensors.items()})).hexdigest()
 
 
 def _check(name: str, tensor: Tensor, own: Tensor, path: object) -> None:

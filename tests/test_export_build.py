@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -122,7 +123,8 @@ def test_given_weights_are_the_bundles(tmp_path: Path):
     read = read_bundle(tmp_path / "x.bundle")
     np.testing.assert_array_equal(read.params["backbone.0.weight"], net.state_dict()["0.weight"].numpy())
     assert made.ignored == ("fc.bias",)
-    assert read.manifest.provenance == "loaded from w.safetensors"
+    digest = hashlib.sha256((tmp_path / "w.safetensors").read_bytes()).hexdigest()
+    assert read.manifest.provenance == f"loaded from w.safetensors; sha256 {digest}"
     assert made.sha256 == read.sha256
     assert len(lines) == len(made.seconds) == 5
 

@@ -474,7 +474,8 @@ def test_a_last_batch_of_one_trains_as_on_a_device() -> None:
     for chosen in (order[:32], order[32:]):
         padded = np.resize(chosen, 32)
         nothing = np.zeros((10, 4), np.float32)
-        images = Images(data.x[padded], data.y[padded], nothing, np.zeros(10, np.float32), len(chosen), {})
+        real = np.arange(32) < len(chosen)
+        images = Images(data.x[padded], data.y[padded], nothing, np.zeros(10, np.float32), real, {})
         state |= run_step(running, plan, state, images, 0.05)
     for name, tensor in model.backbone.state_dict().items():
         if tensor.is_floating_point():

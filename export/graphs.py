@@ -1,0 +1,207 @@
+"""The graphs and weights of a bundle, recorded and verified: from a torch module, or from a features graph in a file.
+
+A torch module gives `features.onnx`, and `train_step.onnx` where the method trains; both run in stock ONNX Runtime
+against plain torch. A file gives features only, for methods that train nothing, and runs beside itself
+(export/onnx_features.py). Either way what disagrees ends the export.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from contract.bundle import StateTensor, pack_params
+from contract.errors import UsageError
+from contract.methods import Method
+from contract.sphere import orthonormal_frame
+from export.agreement import Agreement
+from export.backbones import Backbone, Norm
+from export.chance import chance_of
+from export.features import export_features
+from export.graph import Graph
+from export.onnx_features import PREFIX, read_onnx, verify_onnx
+from export.placement import place_weights, weight_names
+from export.step import Preprocess, StepPlan, TrainingStep, trace_step
+from export.trace import to_onnx
+from export.verify import verify_features, verify_step
+from export.weights import file_sha256
+
+__all__ = ["Clock", "Graphs", "Progress", "export_step", "graphs_from_onnx", "graphs_from_torch", "initial_state"]
+
+Progress = Callable[[str], None]
+State = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """The graphs and weights of a bundle, verified, and what is known of them; as in `Manifest` and `Backbone`."""
+
+    width: int
+    input_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    state: tuple[StateTensor, ...]
+    features: bytes
+    step: bytes | None
+    stored: State
+    agreement: Agreement
+    origin: str
+    facts: str
+    ignored: tuple[str, ...] = ()
+    switched_off: tuple[str, ...] = ()
+
+
+def graphs_from_torch(
+    clock: Clock, found: Backbone, preprocess: Preprocess, plan: StepPlan, head: str, batch: int, seed: int
+) -> Graphs:
+    """Steps 3 and 4 for a torch module."""
+    net, shape, entry = found.net, found.input_shape, plan.method
+    with clock.stage("features", "exporting features.onnx"):
+        features = export_features(net, preprocess, plan.state, shape, unit=entry.unit_features)
+        plan = plan.reading(weight_names(features))
+        state = initial_state(net, plan, seed)
+        stored = {name: state[name] for name in plan.names("param", "buffer", "frozen")}
+    step = None
+    if entry.trains:
+        with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {head} head, batch {batch})"):
+            step = export_step(net, preprocess, plan, batch, shape)
+    with clock.stage("verify", "running both in ONNX Runtime against torch"):
+        placed = place_weights(features, pack_params(stored))
+        agreement = verify_features(placed, net, preprocess, state, input_shape=shape, unit=entry.unit_features)
+        if step is not None:
+            worst = verify_step(step, net, preprocess, plan, state, batch=batch, input_shape=shape)
+            agreement = max(agreement, worst, key=lambda a: a.error)
+    return Graphs(
+        width=found.width,
+        input_shape=shape,
+        mean=_numbers(preprocess.mean),
+        std=_numbers(preprocess.std),
+        state=plan.state,
+        features=features,
+        step=step,
+        stored=stored,
+        agreement=agreement,
+        origin=found.origin,
+        facts=found.facts,
+        ignored=found.ignored,
+        switched_off=chance_of(net) if entry.trains else (),
+    )
+
+
+def graphs_from_onnx(
+    clock: Clock,
+    backbone: str,
+    entry: Method,
+    shape: tuple[int, int, int] | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    weights: str | Path | None,
+    norm: Norm | None,
+) -> Graphs:
+    """Steps 1, 3 and 4 for a features graph that is given as an ONNX file: there is nothing to derive a step from."""
+    if entry.trains:
+        expected = "one that trains nothing with onnx:FILE"
+        raise UsageError(f"--method {entry.name}", expected=expected, got=backbone, hint="--method ffc")
+    if weights is not None or norm is not None:
+        got = "--weights or --norm"
+        raise UsageError(f"--backbone {backbone}", expected="the file's own weights and norms", got=got)
+    if mean is None or std is None:
+        raise UsageError(
+            "--mean and --std", expected="those of x / 255 that the file's network was trained with", got="none"
+        )
+    path, unit = Path(backbone.removeprefix(PREFIX)), entry.unit_features
+    with clock.stage("features", f"reading {path}"):
+        found = read_onnx(path, shape, tuple(mean), tuple(std), unit=unit)
+    with clock.stage("verify", "running it in ONNX Runtime beside the file"):
+        agreement = verify_onnx(found, path, unit=unit)
+    return Graphs(
+        width=found.width,
+        input_shape=found.input_shape,
+        mean=found.mean,
+        std=found.std,
+        state=tuple(StateTensor(name, value.shape, "param") for name, value in found.weights.items()),
+        features=found.graph,
+        step=None,
+        stored=dict(found.weights),
+        agreement=agreement,
+        origin=f"loaded from {path.name}",
+        facts=f"sha256 {file_sha256(path)}",
+    )
+
+
+def export_step(
+    net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
+) -> bytes:
+    """The bytes of train_step.onnx: the plan's inputs and then its state; outputs loss and then `<name>.next`.
+
+    Raises:
+        ExportError: for an operator without translation.
+    """
+    kinds = {
+        "x": torch.zeros((batch, *input_shape), dtype=torch.uint8),
+        "y": torch.zeros(batch, dtype=torch.int64),
+        "sample_weight": torch.ones(batch),
+        "prototypes": torch.zeros(plan.classes, plan.features),
+        "prototype_mask": torch.zeros(plan.classes),
+        "lr": torch.tensor(0.0),
+    }
+    sizes = {"classes": plan.classes, "features": plan.features}
+    for name, shape in plan.method.step_inputs(plan.hyper).items():
+        kinds[name] = torch.zeros([sizes[axis] for axis in shape])
+    example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.state))
+    graph = Graph("train_step")
+    names = [*plan.inputs, *(t.name for t in plan.state)]
+    for name, tensor in zip(names, example, strict=True):
+        graph.input(name, tensor.dtype, tensor.shape)
+    trace = trace_step(TrainingStep(net, preprocess, plan), example)
+    return to_onnx(trace, graph, names, ["loss", *(f"{name}.next" for name in plan.updated)])
+
+
+def initial_state(net: nn.Module, plan: StepPlan, seed: int) -> State:
+    """Float32 values of every state tensor before the first step.
+
+    The local head is initialised as nn.Linear is, the frozen one is the orthonormal frame of `seed`. Tensors of the
+    method's own start as it says (`Method.state`).
+    """
+    own = {f"backbone.{name}": t.detach().numpy() for name, t in net.state_dict().items()}
+    if "head.bias" in plan.names("param"):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            linear = nn.Linear(plan.features, plan.classes)
+        own["head.weight"], own["head.bias"] = linear.weight.detach().numpy(), linear.bias.detach().numpy()
+    elif "head.weight" in plan.names("frozen"):
+        own["head.weight"] = orthonormal_frame(plan.classes, plan.features, seed)
+    own |= {name: start.value for name, start in plan.method.state(plan.classes, plan.features, seed).items()}
+    return {t.name: np.array(own.get(t.name, np.zeros(t.shape)), dtype=np.float32) for t in plan.state}
+
+
+class Clock:
+    """Announces each stage and keeps how long it took."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.seconds: dict[str, float] = {}
+        self._name, self._start = "", 0.0
+
+    def stage(self, name: str, line: str) -> Clock:
+        self._progress(line)
+        self._name, self._start = name, time.perf_counter()
+        return self
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self._name] = time.perf_counter() - self._start
+
+
+def _numbers(tensor: torch.Tensor) -> tuple[float, ...]:
+    """Float32 values as the shortest decimals that name them."""
+    return tuple(float(str(value)) for value in tensor.numpy())
