@@ -67,3 +67,19 @@ def test_the_nearest_prototype_is_the_nearest_of_those_that_are_there(seed: int)
 @pytest.mark.parametrize("answer", [linear_answer(np.eye(C, D)), nearest_answer(np.eye(C, D), np.ones(C, bool))])
 def test_no_features_get_no_answers(answer) -> None:
     assert answer(np.zeros((0, D), np.float32)).shape == (0,)
+
+
+@cases
+@few
+def test_the_highest_score_is_the_answer_and_what_is_absent_has_none(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    z, w, bias, present = rng.normal(size=(N, D)), rng.normal(size=(C, D)), rng.normal(size=C), rng.random(C) < 0.7
+    present[rng.integers(C)] = True
+    answer = linear_answer(w, bias, present=present, unit=True)
+    scores = answer.scores(z)
+    for f, row, found in zip(z, scores, answer(z), strict=True):
+        unit = f / math.sqrt(sum(v * v for v in f))
+        wanted = [sum(a * b for a, b in zip(w[j], unit, strict=True)) + bias[j] for j in range(C)]
+        assert [math.isfinite(v) for v in row] == present.tolist()
+        np.testing.assert_allclose(row[present], np.array(wanted)[present], rtol=1e-9, atol=1e-12)
+        assert found == max(np.flatnonzero(present), key=lambda j: wanted[j])

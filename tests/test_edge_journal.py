@@ -16,9 +16,12 @@ import pytest
 from permissions import as_somebody_else, open_the_way
 
 from contract.errors import StoreError, UsageError
-from contract.messages import Receipt
+from contract.messages import ClassRows, Receipt
+from contract.state import GlobalState
+from contract.statistics import ClassMeans
 from edge_client import journal as journal_module
-from edge_client.journal import Journal, Key
+from edge_client.journal import Journal, Key, read_kept
+from edge_client.local import OwnMeans
 
 BUNDLE = bytes(range(32))
 RUN = b"run1"
@@ -234,3 +237,49 @@ def test_what_was_made_first_waits_first(tmp_path: Path) -> None:
         for number in (2, 3, 1):  # a new run may begin at 1 again
             journal.commit_round((b"run1", number, "m"), weights={}, payload=b"p", limit_bytes=1, metrics={})
         assert [waiting.key[1] for waiting in journal.pending()] == [2, 3, 1]
+
+
+# ── what a device answers with ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _state(version: int, value: float) -> GlobalState:
+    rows = ClassRows(np.array([0, 2], np.uint16), np.full((2, 3), value))
+    return GlobalState(RUN, version, version, {"prototypes": rows, "head": rows})
+
+
+def test_the_newest_global_state_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        assert journal.kept_global() is None
+        journal.keep_global(_state(1, 0.5))
+        journal.keep_global(_state(2, 0.25))
+    with opened(tmp_path) as journal:
+        kept = journal.kept_global()
+        assert (kept.run, kept.version, set(kept.rows)) == (RUN, 2, {"prototypes", "head"})
+        np.testing.assert_array_equal(kept.prototypes.rows, np.full((2, 3), 0.25))
+
+
+def test_what_the_disk_does_not_take_leaves_the_state_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path) as journal:
+        journal.keep_global(_state(1, 0.5))
+        monkeypatch.setattr(journal_module, "encode", lambda part, encoding: object())
+        with pytest.raises((StoreError, sqlite3.Error)):
+            journal.keep_global(_state(2, 0.25))
+    assert read_kept(tmp_path).state.version == 1
+
+
+def test_all_of_it_is_read_beside_the_process_that_has_the_directory(tmp_path: Path) -> None:
+    classes = ClassMeans(np.array([[2.0, 4.0], [0.0, 0.0]]), np.array([2, 0]))
+    with opened(tmp_path) as journal:
+        weights = {"head.weight": np.full((2, 3), 7.0, np.float32)}
+        means = OwnMeans(classes, np.array([0.5, 0.0]))
+        journal.commit_round(key(1), weights=weights, means=means, payload=None, limit_bytes=1, metrics={})
+        journal.keep_global(_state(3, 1.0))
+        journal.remember_bundle(Path("/somewhere/f.bundle"))
+        kept = read_kept(tmp_path)
+        journal.keep_global(_state(4, 1.0))  # looking changes nothing and holds nothing up
+        newer = read_kept(tmp_path)
+    assert (kept.bundle, kept.bundle_path, kept.rounds) == (BUNDLE, Path("/somewhere/f.bundle"), 1)
+    assert kept.weights["head.weight"][0, 0] == 7.0
+    assert kept.means.classes.means.tolist() == [[1.0, 2.0], [0.0, 0.0]]
+    assert kept.means.spread.tolist() == [0.5, 0.0]
+    assert (kept.state.version, newer.state.version) == (3, 4)
