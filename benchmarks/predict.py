@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from contract.report import write_json
+from contract.json_output import write_json
 
 SUBJECTS = (("small_cnn", (64, 64, 3)), ("mobilenet_v2", (128, 128, 3)), ("resnet18", (128, 128, 3)))
 TURNS, SEED = 3, 0
@@ -78,7 +78,7 @@ def torch_eager(
 
 def measured(folder: Path, engine: str, index: int, seconds: float) -> dict[str, float]:
     """In this process: median processor milliseconds of both, and peak memory."""
-    from edge_client.measure import peak_rss_bytes
+    from edge_client.process_metrics import peak_rss_bytes
 
     runs = (ours if engine == "ours" else torch_eager)(folder, *SUBJECTS[index])
     found = {}

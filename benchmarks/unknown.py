@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from contract.answers import linear_answer
-from contract.report import write_json
+from contract.json_output import write_json
 from contract.ridge import solve
 from contract.sphere import unit_rows
 from contract.statistics import ClassMeans, FeatureGram

@@ -59,6 +59,19 @@ def test_an_open_round_is_a_task_until_it_is_done() -> None:
     assert fleet.task() is None
 
 
+def test_a_state_that_was_kept_starts_a_round_until_a_newer_one_comes_and_another_fleets_is_not_ours() -> None:
+    fleet = follower()
+    fleet.restore(GlobalState(RUN, 2, 2))
+    assert fleet.newest_state is None  # no run is announced yet
+    fleet.announced(announced(3, global_version=2))
+    assert (fleet.task().state.version, fleet.newest_state.version) == (2, 2)
+    for part in parts(3):
+        fleet.part(part)
+    assert fleet.newest_state.version == 3
+    fleet.announced(announced(9, "finished", bundle=b"x" * 32))
+    assert fleet.newest_state is None
+
+
 def test_a_round_waits_for_exactly_its_global_state() -> None:
     fleet = follower()
     fleet.announced(announced(3, global_version=2))
