@@ -29,6 +29,7 @@ __all__ = ["MAX_PAYLOAD_BYTES", "EmbeddedBroker", "parse_listen"]
 MAX_PAYLOAD_BYTES = 8 << 20
 _SEGMENT_BYTES = 32 << 20  # what rumqttd keeps in memory for each subscription filter: four of these
 
+_TRIES = 3
 _CONFIG = """
 id = 0
 [router]
@@ -97,8 +98,18 @@ class EmbeddedBroker:
 
     def start(self) -> EmbeddedBroker:
         """Start it and return once it accepts connections."""
+        wanted = self.port
+        for _ in range(1 if wanted else _TRIES - 1):  # another process may take a free port before the broker does
+            try:
+                return self._start_on(_free_port(self.host, wanted))
+            except LinkError:
+                if wanted:
+                    raise
+        return self._start_on(_free_port(self.host, wanted))
+
+    def _start_on(self, port: int) -> EmbeddedBroker:
         broker_type = _import_broker()
-        self.port = _free_port(self.host, self.port)
+        self.port = port
         with tempfile.TemporaryDirectory(prefix="protofleet-broker-") as folder:
             config = os.path.join(folder, "rumqttd.toml")
             with open(config, "w", encoding="utf-8") as file:

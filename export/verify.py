@@ -175,6 +175,7 @@ def verify_step(
     sides = _Sides(session, backbone, preprocess, plan, start)
     rng, worst = np.random.default_rng(seed), Agreement(0.0, 0.0, "loss")
     fits = affordable(sides.net, input_shape, batch)
+    sides.bounded = fits < batch
     for step in range(steps):
         lr = 1.0 if step + 1 == steps else float(plan.hyper["lr"]) / 2**step
         real = min(fits, batch - batch // 3 if step == 1 else batch)
@@ -194,17 +195,23 @@ class _Sides:
         self._session, self._plan, self._state = session, plan, dict(state)
         self._exact, self._single = (EagerStep(backbone, preprocess, plan, d) for d in (torch.float64, torch.float32))
         self._after: Outputs = {}
+        self.bounded = False  # whether a whole batch would take too much memory
 
     def compare(self, draw: Callable[[], Images], lr: float) -> list[Agreement]:
         """One step on a new batch."""
         images = draw()
         exact = self._exact.run(self._state, images, lr)
-        give_back()
+        self._between()
         self._after = self._single.run(self._state, images, lr)
-        give_back()
+        self._between()
         ours = run_step(self._session, self._plan, self._state, images, lr)
-        give_back()
+        self._between()
         return distances(ours, exact, self._after, self._state)
+
+    def _between(self) -> None:
+        """What one side has freed goes back, where memory is scarce: collecting takes longer than a small step."""
+        if self.bounded:
+            give_back()
 
     @property
     def net(self) -> nn.Module:
@@ -324,7 +331,7 @@ def random_images(
         y=labels,
         prototypes=rng.standard_normal((plan.classes, plan.features)).astype(np.float32),
         mask=(np.arange(plan.classes) % 3 != 1).astype(np.float32),
-        real=np.concatenate([[True], rng.permutation(np.arange(1, batch) < real)]),
+        real=np.concatenate([[real > 0], rng.permutation(np.arange(1, batch) < real)]),
         further=further,
     )
 

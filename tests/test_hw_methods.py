@@ -116,8 +116,10 @@ def test_no_method_is_known_by_name() -> None:
 
 @by_name
 def test_its_bytes_are_those_of_a_contribution_that_is_really_encoded(found: Method) -> None:
-    rng, counts = np.random.default_rng(0), np.full(C, 1000)
+    rng, room = np.random.default_rng(0), found.statistic.GROUPS
+    counts = np.where(np.arange(C * room) % room < found.groups(found.settle({})), 1000, 0)
     drawn = [rng.random(array.shape) for array in found.statistic.zero(C, 64).arrays()]
+    drawn = [array * (counts > 0)[:, None] if array.ndim == 2 else array for array in drawn]
     statistic = found.statistic.build(drawn, 0 * counts if found.statistic is Participation else counts)
     extractor = bytes(32) if found.extractor == "bundle" else b""
     sent = Contribution.of(statistic, run=bytes(4), round=1, method=found.name, bundle=bytes(32), extractor=extractor)

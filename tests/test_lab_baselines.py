@@ -97,7 +97,8 @@ def test_the_calibrated_head_is_the_pooled_one() -> None:
     model, held = _model(), shares()
     pooled = np.concatenate([model.features(share.x) for share in held]).astype(np.float64)
     best = ridge_head(pooled, np.concatenate([share.y for share in held]), 10, 1e-6)
-    np.testing.assert_allclose(calibrated_head(model, held, 1e-6).weight, best, rtol=1e-6, atol=1e-8)
+    rounding = 1e-6 * np.abs(best).max()  # two solvers of one system, whose smallest penalty is a millionth of the mean
+    np.testing.assert_allclose(calibrated_head(model, held, 1e-6).weight, best, rtol=1e-6, atol=rounding)
 
 
 def test_saved_weights_are_what_export_takes(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from lab_samples import lab_bundle, shares, shipped, some
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
-from contract.methods import method
+from contract.ridge import solve
 from contract.sampling import sampled
+from contract.statistics import FeatureGram
 from edge_client.data import LocalData
 from edge_client.extractor import Extractor
 from lab.engine.deployed import Course, RoundRecord, local_only, run_id, simulate
@@ -65,7 +66,9 @@ def test_ffc_is_ridge_regression_on_the_pooled_features(sphere: Bundle) -> None:
     pooled = np.concatenate([Extractor(sphere, sphere.params).features(share.x) for share in held]).astype(np.float64)
     z = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
     onehot = np.eye(10)[np.concatenate([share.y for share in held])]
-    penalty = float(method("ffc").settled_in(sphere.manifest.hyper)["ridge"]) * (z**2).sum() / z.shape[1]
+    sums = FeatureGram.of(z, onehot.argmax(axis=1), 10)
+    chosen = solve(sums.matrix, sums.cross, sums.counts, "auto").ridge
+    penalty = chosen * (z**2).sum() / z.shape[1]
     augmented = np.concatenate([z, np.sqrt(penalty) * np.eye(z.shape[1])])
     best = np.linalg.lstsq(augmented, np.concatenate([onehot, np.zeros((z.shape[1], 10))]), rcond=None)[0].T
     assert ran.state.head is not None
