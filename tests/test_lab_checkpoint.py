@@ -67,9 +67,9 @@ def _run(experiment: Experiment, checkpoint: Checkpoint | None, stop_after: int 
     ("method", "hyper"),
     [
         ("fedproto", {}),
-        ("fedhp", {}),
+        pytest.param("fedhp", {}, marks=pytest.mark.slow),
         ("fedhkd", {"noise": 1.0}),
-        ("local", {}),
+        pytest.param("local", {}, marks=pytest.mark.slow),
         ("fedavg", {"base": "fedadam", "server_lr": 0.01}),
         ("fedper", {}),
         ("fednh", {}),
