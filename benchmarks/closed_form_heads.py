@@ -117,16 +117,15 @@ def _left_out(frozen: Frozen, z: Features, y: Labels) -> float:
 
 def _within(frozen: Frozen, within: WithinClass) -> dict[str, float]:
     """Of class means and a covariance: the nearest mean, the discriminant and its kin."""
-    spectrum, means = Spectrum.of(within.covariance), within.means
-    chosen = choose_ridge_within(within, spectrum).ridge
-    head = discriminant_head(within, chosen, spectrum=spectrum)
+    chosen, means = choose_ridge_within(within).ridge, within.means
+    head = discriminant_head(within, chosen)
     nearest = nearest_mean_head(within)
-    all_heads = [spectrum.solve(means, float(r)) for r in RIDGES]
+    all_heads = [within.spectrum.solve(means, float(r)) for r in RIDGES]
     return {
         "nearest": _right(frozen, nearest.weights, nearest.bias),
         "discriminant": _right(frozen, head.weights, head.bias),
         "no bias": _right(frozen, without_bias(head, within)),
-        "ridge form": _right(frozen, within_ridge_head(within, chosen, spectrum=spectrum).weights),
+        "ridge form": _right(frozen, within_ridge_head(within, chosen).weights),
         "discriminant best": max(_right(frozen, w, -0.5 * (w * means).sum(1)) for w in all_heads),
         "discriminant ridge": chosen,
     }

@@ -24,11 +24,13 @@ chance (other cameras, other light) adds to the spread, and so to the covariance
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
+from contract.spectrum import Spectrum
 
 __all__ = ["MeanSpread", "WithinClass", "random_groups", "within_gram"]
 
@@ -56,6 +58,11 @@ class WithinClass:
     def present(self) -> NDArray[np.bool_]:
         """(C,) whether a class has examples."""
         return self.counts > 0
+
+    @cached_property
+    def spectrum(self) -> Spectrum:
+        """Of the covariance; taken once, when first asked for: nothing else here costs as much."""
+        return Spectrum.of(self.covariance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +115,7 @@ class MeanSpread:
         """(C,) whether a class has examples."""
         return self.counts > 0
 
-    @property
+    @cached_property
     def within(self) -> WithinClass:
         """Class means, and the unbiased covariance within classes."""
         return _within(self.second, self.sums, self.counts, int(np.maximum(self.groups - 1, 0).sum()))

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.covariance import WithinClass
-from contract.spectrum import RIDGES, Spectrum, divided
+from contract.spectrum import RIDGES, divided
 
 __all__ = [
     "Discriminant",
@@ -84,35 +84,29 @@ def nearest_mean_head(within: WithinClass) -> LinearHead:
     return _by_distance(within, within.means)
 
 
-def discriminant_head(
-    within: WithinClass, ridge: float | None = None, *, spectrum: Spectrum | None = None
-) -> LinearHead:
+def discriminant_head(within: WithinClass, ridge: float | None = None) -> LinearHead:
     """Fisher's linear discriminant; the nearest mean where nothing is known of the covariance.
 
     Args:
         ridge: λ in units of trace(Σ)/D; what `choose_ridge_within` picks when None.
-        spectrum: of the covariance; computed when None.
     """
-    spectrum = Spectrum.of(within.covariance) if spectrum is None else spectrum
-    used = choose_ridge_within(within, spectrum).ridge if ridge is None else ridge
+    spectrum = within.spectrum
+    used = choose_ridge_within(within).ridge if ridge is None else ridge
     if not np.isfinite(used) or spectrum.scale == 0:
         return nearest_mean_head(within)
     return _by_distance(within, spectrum.solve(within.means, used))
 
 
-def within_ridge_head(
-    within: WithinClass, ridge: float | None = None, *, spectrum: Spectrum | None = None
-) -> LinearHead:
+def within_ridge_head(within: WithinClass, ridge: float | None = None) -> LinearHead:
     """FedCOF's ridge form: G = Σ + λI + μ μᵀ with μ the mean of all samples, W = μ_c G⁻¹, each row of norm 1.
 
     G is the paper's over N, and its Σ n_c μ_c is n_c times our row before that gets norm 1.
 
     Args:
         ridge: λ in units of trace(Σ)/D; what `choose_ridge_within` picks when None.
-        spectrum: of the covariance; computed when None.
     """
-    spectrum = Spectrum.of(within.covariance) if spectrum is None else spectrum
-    used = choose_ridge_within(within, spectrum).ridge if ridge is None else ridge
+    spectrum = within.spectrum
+    used = choose_ridge_within(within).ridge if ridge is None else ridge
     if not np.isfinite(used) or spectrum.scale == 0:
         rows = within.means
     else:
@@ -124,17 +118,14 @@ def within_ridge_head(
     return LinearHead(divided(rows, norms), _bias(within, 0.0))
 
 
-def choose_ridge_within(
-    within: WithinClass, spectrum: Spectrum | None = None, *, ridges: ArrayLike = RIDGES
-) -> Discriminant:
+def choose_ridge_within(within: WithinClass, *, ridges: ArrayLike = RIDGES) -> Discriminant:
     """The ridge whose discriminant has the least estimated error; of several within rounding of it, the largest.
 
     Args:
-        spectrum: of the covariance; computed when None.
         ridges: (R,) the grid, ascending, above 0.
     """
     grid = np.asarray(ridges, dtype=np.float64)
-    spectrum = Spectrum.of(within.covariance) if spectrum is None else spectrum
+    spectrum = within.spectrum
     freedom = spectrum.freedom(grid)
     if within.freedom == 0 or spectrum.scale == 0 or within.present.sum() < 2:
         return Discriminant(np.inf, grid, np.full(len(grid), 0.5), freedom)

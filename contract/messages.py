@@ -113,7 +113,7 @@ class Announcement:
         run: 4 bytes, drawn when the aggregator's store was made: rounds of another run never mix with this one's.
         round: 1, 2, …; 0 before the first.
         phase: `open` for contributions, `closed` between rounds, `finished` for good.
-        method: the method of this round: the bundle's own, or `ffc`.
+        method: the method of this round: the bundle's own, or one that trains nothing.
         bundle: sha256 of the bundle, 32 bytes.
         others: sha256 of further bundles of the fleet, where devices have several backbones.
         deadline_s: seconds that the round stays open, 0 for no limit. Information only: the aggregator alone judges.

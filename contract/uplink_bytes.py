@@ -18,7 +18,7 @@ from contract.methods import Method, closing_method, method
 from contract.statistics import Participation
 from contract.wire import MAX_MESSAGE_BYTES, encode
 
-__all__ = ["payload_bytes", "sent_bytes", "uplink_bytes"]
+__all__ = ["counted_bytes", "payload_bytes", "sent_bytes", "uplink_bytes"]
 
 
 def uplink_bytes(manifest: Manifest) -> dict[str, int | None]:
@@ -32,11 +32,10 @@ def uplink_bytes(manifest: Manifest) -> dict[str, int | None]:
 
 def payload_bytes(manifest: Manifest, found: Method) -> int:
     """Payload bytes of a device that holds every class, in a round of this method."""
-    hyper = found.settled_in(manifest.hyper)
-    return sent_bytes(found, manifest.classes, _width(manifest, found), groups=found.groups(hyper))
+    return sent_bytes(found, *_sizes(manifest, found))
 
 
-def sent_bytes(found: Method, classes: int, width: int, *, groups: int = 1) -> int:
+def sent_bytes(found: Method, classes: int, width: int, groups: int = 1) -> int:
     """The same for C classes, rows of `width` numbers, and so many of them for each class."""
     statistic = found.statistic.zero(classes, width)
     if not isinstance(statistic, Participation):
@@ -50,14 +49,22 @@ def sent_bytes(found: Method, classes: int, width: int, *, groups: int = 1) -> i
     return len(encode(contribution, found.encoding))
 
 
-def _width(manifest: Manifest, found: Method) -> int:
-    return found.row_width(found.settled_in(manifest.hyper), manifest.features)
+def counted_bytes(found: Method, classes: int, width: int, groups: int = 1) -> int:
+    """The same by its numbers alone, without what frames them: for what may be too large to be made."""
+    numbers = found.statistic.numbers(classes, width) * groups // found.statistic.GROUPS
+    return (8 if found.encoding == "f64" else 4) * numbers
 
 
 def _can_be_sent(manifest: Manifest, found: Method) -> bool:
-    """Whether a message can hold it; asked before anything is allocated."""
-    numbers = found.statistic.numbers(manifest.classes, _width(manifest, found))
-    return (8 if found.encoding == "f64" else 4) * numbers <= MAX_MESSAGE_BYTES
+    """Whether a message can hold it, and all the room that is made for it: asked before anything is allocated."""
+    classes, width, _ = _sizes(manifest, found)
+    return counted_bytes(found, classes, width, found.statistic.GROUPS) <= MAX_MESSAGE_BYTES
+
+
+def _sizes(manifest: Manifest, found: Method) -> tuple[int, int, int]:
+    """Classes, the width of a row, and rows of each class."""
+    hyper = found.settled_in(manifest.hyper)
+    return manifest.classes, found.row_width(hyper, manifest.features), found.groups(hyper)
 
 
 def _fedavg_bytes(manifest: Manifest) -> int:

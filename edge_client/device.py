@@ -154,8 +154,7 @@ class Device:
         """
         found = self._method_of(announcement)
         if not found.trains:
-            statistic = self._summarise(found, announcement)
-            return RoundResult(self._wrapped(statistic, announcement), None, int(statistic.counts.sum()), 0)
+            return self._untrained(found, announcement)
         judged, before = self._caution.judge(global_state, self._longest), (self._trained, self._own_means)
         seed = round_seed(self._id, announcement.run, announcement.round)
         try:
@@ -175,8 +174,7 @@ class Device:
         """
         m, found = self._manifest, self._method_of(announcement)
         if found.mechanism(m.hyper) is not None:
-            statistic = self._summarise(found, announcement)
-            return RoundResult(self._wrapped(statistic, announcement), None, int(statistic.counts.sum()), 0)
+            return self._untrained(found, announcement)
         zero = found.statistic.zero(m.classes, m.features)
         return RoundResult(self._wrapped(zero, announcement), None, 0, 0)
 
@@ -277,6 +275,11 @@ class Device:
 
     def _summarise(self, found: Method, announcement: Announcement) -> Statistic:
         return found.summarise(self._local(found, announcement))
+
+    def _untrained(self, found: Method, announcement: Announcement) -> RoundResult:
+        """What the samples come to under the present weights."""
+        statistic = self._summarise(found, announcement)
+        return RoundResult(self._wrapped(statistic, announcement), None, int(statistic.counts.sum()), 0)
 
     def _wrapped(self, statistic: Statistic, announcement: Announcement) -> Contribution:
         a, found = announcement, method(announcement.method)

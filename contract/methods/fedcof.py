@@ -29,7 +29,6 @@ from contract.messages import ClassRows
 from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
 from contract.methods.ncm import UnitMeans
 from contract.rules import Rule, Source
-from contract.spectrum import Spectrum
 from contract.sphere import unit_rows
 from contract.state import GlobalState
 from contract.statistics import MAX_GROUPS, Field, Rows, Statistic
@@ -126,7 +125,7 @@ class FedCOF(Method):
         within, given = merged.within, _shrinkage(hyper)
         if not within.freedom:
             return "one group of each class: nearest class mean"
-        ridge = choose_ridge_within(within, Spectrum.of(within.covariance)).ridge if given is None else given
+        ridge = choose_ridge_within(within).ridge if given is None else given
         why = "chosen by the error it expects" if given is None else "as given"
         return f"{int(merged.groups.sum())} groups, shrinkage {ridge:.2g}, {why}"
 

@@ -23,7 +23,7 @@ from typing import Literal
 
 from contract.methods import Method, Value
 from contract.statistics import Field, Rows, Triangle
-from contract.uplink_bytes import sent_bytes
+from contract.uplink_bytes import counted_bytes, sent_bytes
 from contract.wire import MAX_MESSAGE_BYTES
 from hw_profiles.workload.model import Gemm, Layer, Tensor, Workload
 
@@ -167,9 +167,8 @@ def statistic_bytes(found: Method, classes: int, width: int, hyper: Mapping[str,
         hyper: settled; None for the method's defaults.
     """
     groups = found.groups(found.settle({}) if hyper is None else hyper)
-    numbers = found.statistic.numbers(classes, width) * groups // found.statistic.GROUPS
-    raw = (8 if found.encoding == "f64" else 4) * numbers
-    return raw if raw > MAX_MESSAGE_BYTES else sent_bytes(found, classes, width, groups=groups)
+    counted = counted_bytes(found, classes, width, groups)
+    return counted if counted > MAX_MESSAGE_BYTES else sent_bytes(found, classes, width, groups)
 
 
 def triangle_numbers(width: int) -> int:

@@ -12,13 +12,13 @@ Features are those of the model as it stands: (N, D) float32.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from contract.answers import LinearAnswer
 from contract.methods import Value
 from contract.ridge import Ridge, solve_head
 from contract.sphere import unit_rows
@@ -26,7 +26,7 @@ from contract.statistics import FeatureGram
 from edge_client.data import LocalData
 from lab.engine.local_training import EagerModel
 
-__all__ = ["Head", "calibrated_head", "ccvr_bytes", "ccvr_head", "ffc_bytes", "head_by_ffc", "head_by_sgd"]
+__all__ = ["calibrated_head", "ccvr_bytes", "ccvr_head", "ffc_bytes", "head_by_ffc", "head_by_sgd"]
 
 _BATCH = 64
 
@@ -34,28 +34,13 @@ Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class Head:
-    """A linear head over features: weight (C, D), bias (C,) or None, on unit features or on raw ones."""
-
-    weight: NDArray[np.float64]
-    bias: NDArray[np.float64] | None = None
-    unit: bool = False
-
-    def answers(self, features: Features) -> Labels:
-        """(N,) class numbers."""
-        z = features.astype(np.float64)
-        logits = (unit_rows(z) if self.unit else z) @ self.weight.T
-        return np.asarray((logits if self.bias is None else logits + self.bias).argmax(axis=1), dtype=np.int64)
-
-
-def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: Ridge) -> Head:
+def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: Ridge) -> LinearAnswer:
     """FFC over the model's backbone: the head from the clients' summed Gram and cross sums, as `solve_head` does it."""
     classes, width = model.head_weight.shape
     total = FeatureGram.zero(classes, width)
     for share in (each.labelled for each in shares):
         total = total.merge(_gram(model.features(share.x), share.y, classes))
-    return Head(solve_head(total, ridge), unit=True)
+    return LinearAnswer(solve_head(total, ridge), unit=True)
 
 
 def ffc_bytes(classes: int, width: int) -> int:
@@ -68,7 +53,7 @@ def ccvr_bytes(classes: int, width: int) -> int:
     return 4 * classes * (width * (width + 1) // 2 + width + 1)
 
 
-def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str, Value], seed: int) -> Head:
+def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str, Value], seed: int) -> LinearAnswer:
     """CCVR's head: the model's own, with a bias, retrained on virtual features.
 
     Args:
@@ -91,14 +76,14 @@ def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str
     return _fit(z, y, start, lr=lr, momentum=0.9, epochs=epochs, unit=False, seed=seed)
 
 
-def head_by_ffc(features: Features, y: Labels, classes: int, ridge: Ridge) -> Head:
+def head_by_ffc(features: Features, y: Labels, classes: int, ridge: Ridge) -> LinearAnswer:
     """SphereFed's personalised FFC: the closed form over one client's own samples."""
-    return Head(solve_head(_gram(features, y, classes), ridge), unit=True)
+    return LinearAnswer(solve_head(_gram(features, y, classes), ridge), unit=True)
 
 
 def head_by_sgd(
     model: EagerModel, features: Features, y: Labels, *, lr: float, momentum: float, epochs: int, seed: int
-) -> Head:
+) -> LinearAnswer:
     """The model's head, trained further on one client's own features: by cross-entropy where it has a bias, else by
     SphereFed's squared error over unit features."""
     bias = None if model.head_bias is None else model.head_bias.detach().clone()
@@ -140,7 +125,7 @@ def _fit(
     epochs: int,
     unit: bool,
     seed: int,
-) -> Head:
+) -> LinearAnswer:
     """A linear head by SGD: cross-entropy, or SphereFed's squared error where `unit`."""
     weight, bias = nn.Parameter(start[0]), None if start[1] is None else nn.Parameter(start[1])
     optimizer = torch.optim.SGD([weight] + ([bias] if bias is not None else []), lr=lr, momentum=momentum)
@@ -158,4 +143,4 @@ def _fit(
             loss.backward()
             optimizer.step()
     found = None if bias is None else bias.detach().numpy().astype(np.float64)
-    return Head(weight.detach().numpy().astype(np.float64), found, unit)
+    return LinearAnswer(weight.detach().numpy().astype(np.float64), found, unit)

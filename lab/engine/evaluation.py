@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.answers import Answer
 from contract.methods.ffc import ridge_of
 from edge_client.data import LocalData
 from lab.algorithms.head_calibration import (
-    Head,
     calibrated_head,
     ccvr_bytes,
     ccvr_head,
@@ -91,13 +91,13 @@ def assess(
     test: LocalData,
     held: Sequence[LocalData],
     tally: Tally,
-    closings: Sequence[tuple[str, Head]] = (),
+    closings: Sequence[tuple[str, Answer]] = (),
 ) -> None:
     """Ask every client's present model about the test images, its own classes among them, and its held-back ones."""
     for group in federation.groups():
         federation.load(group[0])
         features = federation.model.features(test.x)
-        answers = ways(federation, features) | {way: head.answers(features) for way, head in closings}
+        answers = ways(federation, features) | {way: head(features) for way, head in closings}
         for client in filter(federation.takes_part, group):
             own = np.isin(test.y, np.unique(federation.shares[client].labelled.y))
             for way, found in answers.items():
@@ -107,7 +107,7 @@ def assess(
             _ask_held(federation, held[client], "local_test", tally, closings)
 
 
-def close(federation: Federation, names: Sequence[str], seed: int) -> tuple[list[tuple[str, Head]], dict[str, int]]:
+def close(federation: Federation, names: Sequence[str], seed: int) -> tuple[list[tuple[str, Answer]], dict[str, int]]:
     """The closings' heads over the common backbone, by way of answering, and what each costs one client in bytes."""
     federation.load(0)
     classes, width = federation.model.head_weight.shape
@@ -142,7 +142,7 @@ def personalise(
         if "head-ffc" in names:
             heads["head-ffc/linear"] = head_by_ffc(seen, share.y, classes, ridge_of(hyper))
         for way, head in heads.items():
-            tally.add("personal", way, head.answers(asked) == held[client].y)
+            tally.add("personal", way, head(asked) == held[client].y)
         if "fit" in names:
             federation.fit(client, number)
             asked = federation.model.features(held[client].x)
@@ -151,12 +151,12 @@ def personalise(
 
 
 def _ask_held(
-    federation: Federation, held: LocalData, part: str, tally: Tally, closings: Sequence[tuple[str, Head]] = ()
+    federation: Federation, held: LocalData, part: str, tally: Tally, closings: Sequence[tuple[str, Answer]] = ()
 ) -> None:
     if not len(held):
         return
     features = federation.model.features(held.x)
-    answers = ways(federation, features) | {way: head.answers(features) for way, head in closings}
+    answers = ways(federation, features) | {way: head(features) for way, head in closings}
     for way, found in answers.items():
         tally.add(part, way, found == held.y)
 
