@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +16,7 @@ from aggregator.rounds import DEADLINE_S
 from aggregator.service import Service, settle
 from aggregator.validation import MAX_SAMPLES
 from contract.errors import LinkError
-from contract.interrupt import interruptible
+from contract.interrupt import Terminated, interruptible
 from contract.json_output import JSON_HELP, is_stdout, write_json
 from contract.link import Address
 from contract.methods import METHOD_HELP
@@ -151,22 +149,15 @@ def broker_command(
     return 0 if code == 130 else code
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM: as Ctrl-C, with its own exit code."""
-
-
 def _until_stopped(action: Callable[[], None], console: Console, farewell: str) -> int:
     """Run `action`; Ctrl-C and SIGTERM end it with one line and the exit code they have by custom."""
-    before = signal.signal(signal.SIGTERM, _on_sigterm)
     try:
-        with interruptible():
+        with interruptible(terminable=True):
             action()
-    except _Terminated:
+    except Terminated:
         return _part(console, f"terminated: {farewell}", 143)
     except KeyboardInterrupt:
         return _part(console, f"interrupted: {farewell}", 130)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return 0
 
 
@@ -174,7 +165,3 @@ def _part(console: Console, line: str, code: int) -> int:
     """One last line, past a console that the signal may have caught with half of another line in its buffer."""
     Console(stderr=True, quiet=console.quiet).print(line, highlight=False, soft_wrap=True)
     return code
-
-
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    raise _Terminated

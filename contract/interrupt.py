@@ -2,7 +2,8 @@
 
 While Python loads modules a KeyboardInterrupt can surface anywhere, as a traceback or swallowed by an import's
 clean-up. So a command starts with `leave_at_once`: nothing has been begun, and the process simply ends. What must clean
-up behind itself, processes or half-written files, runs within `interruptible` and gets the KeyboardInterrupt.
+up behind itself, processes or half-written files, runs within `interruptible` and gets the KeyboardInterrupt. A library
+that is just being loaded may answer it with an exception of its own; `interruptible` knows what was meant.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["hold_back", "interruptible", "leave_at_once", "let_through"]
+__all__ = ["Terminated", "hold_back", "interruptible", "leave_at_once", "let_through"]
 
 _LINE = b"error: interrupted\n"
 
@@ -24,18 +25,34 @@ def leave_at_once() -> None:
         signal.signal(signal.SIGINT, _leave)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM where it is asked for: as Ctrl-C, with its own exit code."""
+
+
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """Within, Ctrl-C raises KeyboardInterrupt."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+def interruptible(*, terminable: bool = False) -> Iterator[None]:
+    """Within, Ctrl-C raises KeyboardInterrupt and, if `terminable`, SIGTERM raises `Terminated`."""
+    meant = {signal.SIGINT: KeyboardInterrupt} | ({signal.SIGTERM: Terminated} if terminable else {})
+    asked: list[type[KeyboardInterrupt]] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        asked.append(meant[signal.Signals(number)])
+        raise asked[-1]
+
+    before = {number: signal.getsignal(number) for number in meant}
+    if before[signal.SIGINT] is signal.SIG_IGN:
+        del before[signal.SIGINT]
+    for number in before:
+        signal.signal(number, stop)
     try:
         yield
+    except Exception:
+        if asked:  # an extension module that was being loaded made another error of it
+            raise asked[-1] from None
+        raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def hold_back() -> None:

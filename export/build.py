@@ -31,6 +31,7 @@ from export.onnx_features import PREFIX
 from export.placement import place_weights
 from export.preprocess import check_statistics
 from export.step import Preprocess, plan_step
+from export.torch_cache import load_dynamo
 
 __all__ = ["DEFAULT_BATCH", "Exported", "build_bundle", "export_step", "initial_state"]
 
@@ -114,6 +115,7 @@ def build_bundle(
     chosen = _settle_head(entry, head)
     _check_arguments(labels, batch, bundle_version)
     _check_shape(input_shape)
+    load_dynamo()
     clock = Clock(progress)
     if backbone.startswith(PREFIX):
         made = graphs_from_onnx(clock, backbone, entry, input_shape, mean, std, weights, norm)

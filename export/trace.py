@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from contract.errors import ExportError
 from export.constants import fold_constants
 from export.graph import Graph
+from export.torch_cache import load_dynamo
 from export.translate import NOTHING_TRAINED, TABLE, translate
 
 __all__ = ["record", "to_onnx"]
@@ -41,6 +42,7 @@ def record(function: Callable[..., Any], example: Sequence[Tensor]) -> fx.GraphM
     Raises:
         ExportError: when the function writes into tensors that outlive it, or cannot run on such shapes.
     """
+    load_dynamo()
     rules = {op: rule for op, rule in _decompositions().items() if op not in TABLE}
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake, _plain_attention():

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from contract.errors import UsageError
-from contract.interrupt import interruptible
+from contract.interrupt import Terminated, interruptible
 from contract.json_output import JSON_HELP, add_json_line, beside, write_json, write_text
 from contract.methods import DEFAULT, METHOD_HELP
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
@@ -315,26 +313,15 @@ def _at_least_one(value: int) -> int:
     return value
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM: as Ctrl-C, with its own exit code."""
-
-
 def _until_stopped(action: Callable[[], Any]) -> int:
     """Run `action`; Ctrl-C and SIGTERM end it, everything it holds is let go of, and one line says so."""
-    before = signal.signal(signal.SIGTERM, _on_sigterm)
     try:
-        with interruptible():
+        with interruptible(terminable=True):
             action()
-    except _Terminated:
+    except Terminated:
         typer.echo("error: terminated, every process it started is ended", err=True)
         return 143
     except KeyboardInterrupt:
         typer.echo("error: interrupted, every process it started is ended", err=True)
         return 130
-    finally:
-        signal.signal(signal.SIGTERM, before)
     return 0
-
-
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    raise _Terminated

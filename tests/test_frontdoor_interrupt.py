@@ -18,6 +18,7 @@ from contract_samples import small_parts
 from fleets import bundle, share
 
 from contract.bundle import write_bundle
+from contract.interrupt import Terminated, interruptible
 
 MOMENTS = 20  # in the long version; a few of them in the default run
 FEW = 4
@@ -93,6 +94,23 @@ def test_ctrl_c_at_some_moments_is_one_line_at_most(name: str, commands: dict[st
 @pytest.mark.parametrize("name", LASTS_S)
 def test_ctrl_c_at_any_moment_is_one_line_at_most(name: str, commands: dict[str, list[object]]) -> None:
     assert _check_moments(name, MOMENTS, commands[name]) & {130, 0}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_that_a_library_makes_an_error_of_is_still_one(number: signal.Signals) -> None:
+    """pandas' extension modules answer Ctrl-C while they load with an AttributeError."""
+
+    def load() -> None:
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            raise AttributeError("partially initialized module") from None
+
+    with pytest.raises(KeyboardInterrupt) as raised, interruptible(terminable=True):
+        load()
+    assert isinstance(raised.value, Terminated) == (number == signal.SIGTERM)
+    with pytest.raises(AttributeError), interruptible():
+        raise AttributeError("nobody asked")
 
 
 def _check_moments(name: str, moments: int, words: list[object]) -> set[int]:

@@ -92,8 +92,19 @@ def test_an_export_for_a_target_calls_nobody(tmp_path: Path) -> None:
     target = ("--target", "raspberry-pi-4", "--data", tmp_path / "data.npz", "--out", out / "f.bundle")
     watched = Watched.protofleet(tmp_path / "w", "export", *options, *target).start()
     assert watched.finish(240) == 0, watched.said
-    assert (watched.connections(), watched.lookups(), watched.written_outside(out)) == (set(), [], set())
-    assert [path.name.startswith("torchinductor_") for path in watched.left()] == [True]  # empty: see decisions/070
+    _check(watched, out, calls=set())
+
+
+def test_an_export_leaves_no_directory_of_torch(tmp_path: Path) -> None:
+    """An optimizer or `make_fx` loads torch's compiler, which makes its cache directory."""
+    code = (
+        "import torch; from export.trace import record; import os;"
+        "record(lambda x: (x + 1,), [torch.zeros(2)]); print(os.environ.get('TORCHINDUCTOR_CACHE_DIR'))"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHINDUCTOR_")}
+    command = [sys.executable, "-c", code]
+    said = subprocess.check_output(command, env=environment | {"TMPDIR": str(tmp_path)}, cwd=ROOT, text=True)
+    assert (said.strip(), list(tmp_path.iterdir())) == ("None", [])
 
 
 def test_the_watcher_sees_what_it_must_not_find(tmp_path: Path) -> None:

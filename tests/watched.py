@@ -33,6 +33,7 @@ def strace() -> str:
 
 
 _LEFT_OUT = ("XDG_", "HF_", "CI", "BUILD_", "GITHUB_", "GITLAB_", "JENKINS_", "TEAMCITY_", "TF_BUILD", "TRAVIS")
+_LEFT_OUT += ("TORCHINDUCTOR_",)  # torch sets it in a process that has exported, as a test before this one may
 
 
 @dataclass

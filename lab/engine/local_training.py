@@ -29,6 +29,7 @@ from contract.sphere import orthonormal_frame, uniform_prototypes
 from edge_client.data import LocalData
 from export.objectives import Scene, find_objective
 from export.step import Preprocess, quiet
+from export.torch_cache import load_dynamo
 
 __all__ = ["EagerModel", "Fitted", "Guide", "LabHead", "save_weights", "train_eager"]
 
@@ -288,6 +289,7 @@ class _Stepper:
 
 def _optimizer(trained: list[Tensor], hyper: Mapping[str, Value], lr: float) -> tuple[torch.optim.Optimizer, float]:
     """The optimiser and the momentum that FedNova must correct for (Adam's steps count as they are)."""
+    load_dynamo()
     decay = float(hyper["weight_decay"])
     if hyper.get("optimizer", "sgd") == "adam":
         return torch.optim.Adam(trained, lr=lr, weight_decay=decay), 0.0
