@@ -69,7 +69,7 @@ def aggregate_command(
     ] = None,
     rule: Annotated[str, typer.Option(help="How class means merge: " + ", ".join(RULES) + ".")] = "mean",
     encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, f32, f16 or int8.")] = "f32",
-    ffc_encoding: Annotated[str, typer.Option(help="FFC's sums on the wire: f64, f32 or f16.")] = "f64",
+    sums_encoding: Annotated[str, typer.Option(help="Sums (FFC's) on the wire: f64, f32 or f16.")] = "f64",
     limit_bytes: Annotated[int, typer.Option(help="Largest message; larger contributions travel in chunks.")] = 65_536,
     patience: Annotated[float, typer.Option(help="Seconds to wait for the broker at the start.")] = 60.0,
     ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the broker.")] = None,
@@ -104,7 +104,7 @@ def aggregate_command(
         ridge=ridge,
         rule=rule,
         encoding=encoding,
-        ffc_encoding=ffc_encoding,
+        sums_encoding=sums_encoding,
         limit_bytes=limit_bytes,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)

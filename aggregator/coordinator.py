@@ -47,7 +47,7 @@ class Settings:
         method: of the rounds; the bundle's own when None. Another is one that trains nothing.
         rounds, calibrate: see `rounds.plan`; as many as the method usually has when None.
         rule: how class means merge; other sums always add up.
-        encoding, ffc_encoding: how tensors travel up in rounds of class rows and of triangles.
+        encoding, sums_encoding: how tensors travel up in rounds of class rows and of triangles.
         min_samples: classes with fewer local examples are withheld by the devices, and refused.
         max_samples: the most that one device may say it has.
         max_share: see `screen`.
@@ -61,7 +61,7 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     rule: Rule = "mean"
     encoding: Encoding = "f32"
-    ffc_encoding: Encoding = "f64"
+    sums_encoding: Encoding = "f64"
     min_samples: int = 1
     max_samples: int = MAX_SAMPLES
     max_share: float = 0.5
@@ -162,7 +162,7 @@ class Coordinator:
     def _encoding(self) -> Encoding:
         """How tensors of the current round travel."""
         triangle = self.method.statistic.has_triangle()
-        return self._settings.ffc_encoding if triangle else self._settings.encoding
+        return self._settings.sums_encoding if triangle else self._settings.encoding
 
     @property
     def _extractor(self) -> bytes:

@@ -132,7 +132,7 @@ def settle(
     ridge: float | str | None = None,
     rule: str = "mean",
     encoding: str = "f32",
-    ffc_encoding: str = "f64",
+    sums_encoding: str = "f64",
     limit_bytes: int = 65_536,
 ) -> Settings:
     """What `protofleet aggregate` takes by these names, checked.
@@ -147,7 +147,7 @@ def settle(
         policy=_policy(min_clients, deadline, fraction, seed),
         rule=check_rule(rule, ClassMeans),
         encoding=_encoding("--encoding", encoding, get_args(Encoding)),
-        ffc_encoding=_encoding("--ffc-encoding", ffc_encoding, ("f64", "f32", "f16")),
+        sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "f32", "f16")),
         min_samples=_at_least("--min-samples", min_samples, 1),
         max_samples=_at_least("--max-samples", max_samples, 1),
         max_share=_between("--max-share", max_share, 0.5, 1.0),

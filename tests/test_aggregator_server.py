@@ -365,7 +365,7 @@ def test_no_broker_is_one_line_and_exit_1(tmp_path: Path) -> None:
         (["--deadline", "-1"], "--deadline, expected seconds"),
         (["--fraction", "1.5"], "--fraction, expected above 0, up to 1, got 1.5"),
         (["--encoding", "f31"], "--encoding, expected an encoding, got f31, try one of f32"),
-        (["--ffc-encoding", "int8"], "--ffc-encoding, expected an encoding, got int8"),
+        (["--sums-encoding", "int8"], "--sums-encoding, expected an encoding, got int8"),
         (["--fleet", "a/b"], "--fleet, expected 1 to 64 of a-z"),
         (["--rounds", "0", "--no-calibrate"], "--rounds, expected 1 or more, got 0"),
         (["--limit-bytes", "100"], "--limit-bytes, expected at least 1024"),

@@ -165,6 +165,16 @@ def test_our_runtime_comes_first_wherever_there_is_a_cpu(report: dict[str, Any])
     assert {"ncnn", "tflite"} <= {entry["runtime"] for entry in pi["inference"]}
 
 
+def test_a_page_of_predictions_is_refused_without_onnx(
+    mnist_like_bundle: MakeBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "p.html"
+    monkeypatch.setattr("protofleet.commands.profile._has_onnx", lambda: False)
+    assert main(["profile", str(mnist_like_bundle()), "--measure", "--html", str(page)]) == 2
+    assert "--html, expected the onnx package" in capsys.readouterr().err  # at once, before anything is measured
+    assert not page.exists()
+
+
 def test_measured_here_without_onnx_or_torch(mnist_like_bundle: MakeBundle, tmp_path: Path) -> None:
     bundle, out = mnist_like_bundle(), tmp_path / "m.json"
     (tmp_path / "sitecustomize.py").write_text(_BASE_INSTALL)

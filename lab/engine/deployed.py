@@ -67,7 +67,7 @@ class Course:
     min_samples: int = 1
     rule: Rule = "mean"
     encoding: Encoding = "f32"
-    ffc_encoding: Encoding = "f64"
+    sums_encoding: Encoding = "f64"
     evaluate_every: int = 1
 
 
@@ -307,7 +307,7 @@ def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) 
         fraction=course.fraction,
         seed=step.seed,
         global_version=state.version,
-        encoding=course.ffc_encoding if found.statistic.has_triangle() else course.encoding,
+        encoding=course.sums_encoding if found.statistic.has_triangle() else course.encoding,
         min_samples=course.min_samples,
         extractor=bundle.extractor(found),
     )

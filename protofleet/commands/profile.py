@@ -60,6 +60,7 @@ def profile_command(
         load_method(method)
     if html_file is not None:
         check_pages()
+        _check_onnx("--html")
     known = load_devices(devices_file or ())
     console = beside(json_file)
     if list_devices:
@@ -93,6 +94,15 @@ def profile_command(
     _show(report, console)
 
 
+def _check_onnx(what: str) -> None:
+    """The page is of predictions, and those are read off the bundle's graphs."""
+    if not _has_onnx():
+        raise UsageError(
+            what, expected="the onnx package, for predictions from the bundle's graphs", got="none installed",
+            hint="pip install 'protofleet[export]', or --measure alone, which needs nothing more",
+        )  # fmt: skip
+
+
 def _check_options(batch: int, samples: int, seconds: float, precision: str) -> None:
     for name, value in (("--batch", batch), ("--samples", samples)):
         if value < 1:
@@ -123,11 +133,7 @@ def _measure(bundle: Path, threads: str, seconds: float, batch: int, console: Co
 def _report(
     bundle: Path, devices: Sequence[Device], choice: Mapping[str, Any], record: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    if not _has_onnx():
-        raise UsageError(
-            "predictions read the bundle's graphs", expected="the onnx package", got="none installed",
-            hint="pip install 'protofleet[export]', or --measure, which needs nothing more",
-        )  # fmt: skip
+    _check_onnx("predictions")
     from hw_profiles.reports.profile_report import Choice, profile_report
 
     return profile_report(read_bundle(bundle), devices, Choice(**choice), record)
