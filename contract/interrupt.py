@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,6 +19,7 @@ from types import FrameType
 __all__ = ["Terminated", "hold_back", "interruptible", "leave_at_once", "let_through"]
 
 _LINE = b"error: interrupted\n"
+_AGAIN_S = 0.05
 
 
 def leave_at_once() -> None:
@@ -30,27 +33,46 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def interruptible(*, terminable: bool = False) -> Iterator[None]:
-    """Within, Ctrl-C raises KeyboardInterrupt and, if `terminable`, SIGTERM raises `Terminated`."""
+def interruptible(*, terminable: bool = False, once: bool = False) -> Iterator[None]:
+    """Within, Ctrl-C raises KeyboardInterrupt and, if `terminable`, SIGTERM raises `Terminated`.
+
+    Args:
+        once: what follows the first signal is not interrupted again.
+    """
     meant = {signal.SIGINT: KeyboardInterrupt} | ({signal.SIGTERM: Terminated} if terminable else {})
-    asked: list[type[KeyboardInterrupt]] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        asked.append(meant[signal.Signals(number)])
-        raise asked[-1]
-
     before = {number: signal.getsignal(number) for number in meant}
     if before[signal.SIGINT] is signal.SIG_IGN:
         del before[signal.SIGINT]
+    asked: list[signal.Signals] = []
+    shown_by = sys.unraisablehook
+
+    def stop(number: int, _: FrameType | None) -> None:
+        asked.append(signal.Signals(number))
+        for each in before if once else ():
+            signal.signal(each, signal.SIG_IGN)
+        raise meant[asked[-1]]
+
+    def show(ignored: sys.UnraisableHookArgs) -> None:
+        """Python drops what is raised in a callback of its own clean-up: then the signal comes once more."""
+        if not (asked and isinstance(ignored.exc_value, KeyboardInterrupt)):
+            shown_by(ignored)
+            return
+        signal.signal(asked[-1], stop)
+        again = threading.Timer(_AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, asked.pop()))
+        again.daemon = True
+        again.start()
+
     for number in before:
         signal.signal(number, stop)
+    sys.unraisablehook = show
     try:
         yield
     except Exception:
         if asked:  # an extension module that was being loaded made another error of it
-            raise asked[-1] from None
+            raise meant[asked[-1]] from None
         raise
     finally:
+        sys.unraisablehook = shown_by
         for number, handler in before.items():
             signal.signal(number, handler)
 

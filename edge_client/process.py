@@ -15,27 +15,18 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
 
 from contract.errors import ProtofleetError
-from contract.interrupt import hold_back
+from contract.interrupt import Terminated, hold_back, interruptible
 from contract.json_output import is_stdout, write_json
 from contract.terminal import keep_printable, printable
 from edge_client.config import ClientConfig
 
 __all__ = ["become", "main", "run"]
-
-
-class _Stop(BaseException):
-    """A signal asked us to end. Not an Exception, so that nothing but the end of the process catches it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
 
 
 def become(settings: ClientConfig) -> NoReturn:
@@ -89,11 +80,12 @@ def run(settings: ClientConfig) -> int:
     importlib.import_module("edge_client.client")
     importlib.import_module("edge_client.device")
     try:
-        with _signals():
+        with interruptible(terminable=True, once=True):  # safe at any instruction, as after kill -9
             _run(settings, log)
-    except _Stop as stop:
-        log(f"stopped by {stop}, nothing is lost")
-        return 128 + stop.number
+    except KeyboardInterrupt as stop:
+        number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
+        log(f"stopped by {number.name}, nothing is lost")
+        return 128 + number
     return 0
 
 
@@ -105,19 +97,3 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
             write_json(settings.json, content)
 
     Service(settings).run(log, on_summary)
-
-
-@contextmanager
-def _signals() -> Iterator[None]:
-    """SIGINT and SIGTERM raise `_Stop` once; what they interrupt is safe at any instruction, as after kill -9."""
-
-    def stop(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_IGN)
-        raise _Stop(number)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +113,24 @@ def test_an_interruption_that_a_library_makes_an_error_of_is_still_one(number: s
     assert isinstance(raised.value, Terminated) == (number == signal.SIGTERM)
     with pytest.raises(AttributeError), interruptible():
         raise AttributeError("nobody asked")
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_an_interruption_that_python_drops_comes_again(once: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """A callback of a weak reference, as those of the locks of imports, cannot raise."""
+
+    def wait() -> None:
+        watched = threading.Event()
+        reference = weakref.ref(watched, lambda _: signal.raise_signal(signal.SIGINT))
+        del watched
+        assert reference() is None
+        time.sleep(30)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), interruptible(once=once):
+        wait()
+    assert time.monotonic() - started < 20
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def _check_moments(name: str, moments: int, words: list[object]) -> set[int]:
