@@ -52,7 +52,8 @@ def test_a_bundle_of_an_unknown_method_says_how_the_method_is_named(folder):  # 
     exported(folder, EXAMPLE)
     METHODS._known.pop("fedspread")  # as in a process that has not been told of it
     done = run("inspect", exported(folder, EXAMPLE))
-    assert done.returncode == 2 and "or --method package.module:Class for one of your own" in done.stderr
+    assert done.returncode == 2
+    assert "or --method package.module:Class for one of your own" in done.stderr
 
 
 @pytest.mark.parametrize("name", mostly_slow(EVERY))
