@@ -13,7 +13,7 @@ from contract.terminal import printable
 
 __all__ = ["Progress"]
 
-_EVERY_S = 1.0  # a flood of refusals, or of contributions in a large fleet, prints one line a second
+_EVERY_S = 1.0  # a flood of contributions in a large fleet, or of refusals, prints one line a second
 _SMALL_FLEET = 20
 
 
@@ -29,6 +29,7 @@ class Progress:
         self._console, self._verbose = console, verbose
         self._printed_at: dict[type, float] = {}
         self._screened_in, self._screened = 0, 0
+        self._refused: set[str] = set()  # devices named in this round, the first ones
 
     def __call__(self, event: events.Event) -> None:
         self._show(event)
@@ -68,6 +69,7 @@ class Progress:
 
     @_show.register
     def _(self, event: events.RoundOpened) -> None:
+        self._refused.clear()
         resumed = f", {event.resumed} contributions already here" if event.resumed else ""
         self._line(
             f"[bold]round {event.round}/{event.rounds}[/bold] open: {event.method}, "
@@ -112,7 +114,13 @@ class Progress:
 
     @_show.register
     def _(self, event: events.Refused) -> None:
-        if not self._verbose and not self._often(events.Refused):  # verbose has told it as what was decided
+        """Of a small fleet every device is named, however many at once; beyond it a flood is one line a second."""
+        if self._verbose:  # it has been told as what was decided
+            return
+        first = event.device not in self._refused and len(self._refused) < _SMALL_FLEET
+        if first:
+            self._refused.add(event.device)
+        if not self._often(events.Refused) or first:
             self._line(f"  [yellow]refused[/yellow] {escape(event.device)}: {escape(event.reason)}")
 
     @_show.register

@@ -150,9 +150,10 @@ def _check_norms(message: Contribution, sent: NDArray[np.floating], terms: Terms
         limits = np.minimum(longest, terms.noise.largest_norm(message.counts, width)) * slack
     if (norms > limits).any():
         worst = int((norms / limits).argmax())
+        why = ", since its features have length 1" if longest == 1.0 else ""
         raise WireError(
             f"the mean of class {int(message.body.classes[worst])}",
-            expected=f"a norm of at most {limits[worst]:.3g}",
+            expected=f"a norm of at most {limits[worst]:.3g}{why}",
             got=f"{norms[worst]:.3g}",
         )
 

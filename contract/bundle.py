@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from contract.errors import BundleError, MethodError, UsageError
 from contract.files import whole_file
-from contract.methods import Head, Method, Value, method
+from contract.methods import METHODS, Head, Method, Value, method
 from contract.onnx_external import check_external, weight_places
 
 __all__ = [
@@ -304,11 +304,12 @@ def _parse_manifest(raw: bytes, path: object) -> Manifest:
             raise MethodError("unknown method", expected="a method's name", got=manifest.method[:80])
         settled = method(manifest.method).settle(manifest.hyper)
     except MethodError as error:
+        stranger = manifest.method not in METHODS
         raise BundleError(
             f"{path}: manifest.json",
             expected="a method and hyper-parameters that this version knows",
             got=error,
-            hint="a newer Protofleet",
+            hint="a newer Protofleet" + ", or --method package.module:Class for one of your own" * stranger,
         ) from None
     manifest = msgspec.structs.replace(manifest, hyper=settled)
     _check_manifest(manifest, path)

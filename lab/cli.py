@@ -28,12 +28,13 @@ lab_app = typer.Typer(
 )
 
 
+_ROUNDS_HELP = "Rounds of the method.  [default: 5, 1 where it trains nothing]"
 _INPUT_HELP = "HxWxc that images are resized to.  [default: their own, or 64x64 where they differ or are large]"
 
 
 def demo_command(
     clients: Annotated[int, typer.Option(help="Devices, each a process.")] = 5,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of the method.  [default: 5; 1 for ffc]")] = None,
+    rounds: Annotated[int | None, typer.Option(help=_ROUNDS_HELP)] = None,
     method: Annotated[str, typer.Option(help=METHOD_HELP)] = DEFAULT,
     data: Annotated[
         str, typer.Option(help="A shipped data set, images as client --data takes them, or a name of the Hub.")
@@ -113,7 +114,7 @@ def run_command(
     shots: Annotated[int, typer.Option(help="Samples of each of them.")] = 100,
     samples: Annotated[int, typer.Option(help="Training samples in all, drawn at random; 0 for every one.")] = 0,
     clients: Annotated[int, typer.Option(help="Devices.")] = 5,
-    rounds: Annotated[int, typer.Option(help="Rounds.")] = 5,
+    rounds: Annotated[int | None, typer.Option(help=_ROUNDS_HELP)] = None,
     fraction: Annotated[float, typer.Option(help="Share of the devices sampled in each round.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
     backbone: Annotated[
@@ -148,7 +149,7 @@ def run_command(
     check_loudness(quiet, verbose)
     from lab.engine.checkpoint import Checkpoint
     from lab.engine.deployed import Course, RoundRecord
-    from lab.engine.experiment import Experiment, run_experiment
+    from lab.engine.experiment import Experiment, run_experiment, usual_rounds
     from lab.engine.run_averaging import Measures
     from lab.reporting.console import round_line
     from lab.reporting.progress import stage
@@ -156,6 +157,7 @@ def run_command(
 
     backbones = tuple(name.strip() for name in backbone.split(","))
     several = len(backbones) > 1
+    rounds = usual_rounds(method) if rounds is None else rounds
     experiment = Experiment(
         method=method,
         data=data,

@@ -8,7 +8,7 @@ from typing import Any
 from contract.methods import DEFAULT
 from lab.data.partition import Partition
 from lab.engine.deployed import Course, RoundRecord
-from lab.engine.experiment import Experiment, run_experiment
+from lab.engine.experiment import Experiment, run_experiment, usual_rounds
 
 __all__ = ["simulate"]
 
@@ -18,7 +18,7 @@ def simulate(
     data: str = "fashion_mnist_subset",
     *,
     clients: int = 5,
-    rounds: int = 5,
+    rounds: int | None = None,
     backbone: str | Sequence[str] = "small_cnn",
     partition: str = "dirichlet",
     alpha: float = 0.5,
@@ -37,6 +37,7 @@ def simulate(
         method: one of `protofleet lab list`.
         data: a shipped data set, images as `protofleet client --data` takes them, or a name of the Hub.
         clients: how many devices the data is divided among.
+        rounds: of the method; 5 unless said otherwise, 1 where it trains nothing.
         backbone: as `protofleet export` takes it; several are dealt to the devices in turn.
         partition, alpha: who holds what, see `protofleet lab run --help`.
         samples: training samples in all, drawn at random; 0 for every one.
@@ -51,11 +52,17 @@ def simulate(
     """
     names = (backbone,) if isinstance(backbone, str) else tuple(backbone)
     several = len(names) > 1
+    rounds = usual_rounds(method) if rounds is None else rounds
     experiment = Experiment(
         method=method,
         data=data,
         partition=Partition(partition, clients, alpha, only=samples),
-        course=Course(rounds, not several if calibrate is None else calibrate, fraction, seed),
+        course=Course(
+            usual_rounds(method) if rounds is None else rounds,
+            not several if calibrate is None else calibrate,
+            fraction,
+            seed,
+        ),
         backbone=names[0],
         backbones=names if several else (),
         batch=batch,

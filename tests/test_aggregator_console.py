@@ -50,12 +50,18 @@ def test_a_run_is_told_line_by_line() -> None:
     ]
 
 
-def test_a_large_fleet_and_a_flood_of_refusals_print_one_line_a_second() -> None:
+def test_a_large_fleet_prints_one_line_a_second() -> None:
     crowd = [events.ContributionsIn(1, n, 1000 - n) for n in range(1, 1001)]
     assert _lines(*crowd) == ["  round 1: contributions 1/1000", "  round 1: contributions 1000/1000"]
-    assert _lines(*[events.Refused(f"d{n}", "[bold]no[/bold]") for n in range(500)]) == [
-        "  refused d0: [bold]no[/bold]"
-    ]
+
+
+def test_every_refused_device_of_a_small_fleet_is_named_and_a_flood_is_not() -> None:
+    two = [events.Refused("kitchen", "[bold]no[/bold]"), events.Refused("garden", "no")]
+    named = ["  refused kitchen: [bold]no[/bold]", "  refused garden: no"]
+    assert _lines(*two, *two, *two) == named  # within a second each is named once
+    opened = events.RoundOpened(2, 3, "fedproto", 2)
+    assert [line for line in _lines(*two, opened, *two) if "refused" in line] == named * 2
+    assert len(_lines(*[events.Refused(f"d{n}", "no") for n in range(500)])) == 20
 
 
 def test_an_event_without_a_line_is_a_mistake_that_shows() -> None:

@@ -229,6 +229,15 @@ def test_means_that_would_end_training_are_refused(method: str) -> None:
     assert LARGEST_NORM == 1e6
 
 
+@pytest.mark.parametrize("method", ["ncm", "fedcof"])
+def test_who_forgot_to_scale_features_to_length_1_is_told_so(method: str) -> None:
+    kind = method_of(method).statistic
+    means = ClassMeans.from_means(np.full((3 * kind.GROUPS, 4), 1.5), np.full(3 * kind.GROUPS, 10))
+    forged = kind(means.sums, means.counts)
+    with pytest.raises(WireError, match=r"the mean of class 0, .*, since its features have length 1, got 3"):
+        _check(_message(forged, method), forged)
+
+
 @pytest.mark.parametrize("method", ["fedproto", "fedhkd", "ffc"])
 def test_a_class_below_min_samples_is_refused(method: str) -> None:
     z, y = unit_rows(np.random.default_rng(0).normal(size=(23, 4))), np.repeat([0, 2], [20, 3])

@@ -121,6 +121,14 @@ def test_a_broken_package_is_named_where_it_is_asked_for_and_breaks_nothing_else
     assert "\n" not in line
 
 
+def test_a_module_that_is_not_found_says_where_it_is_looked_for(install: Install) -> None:
+    with pytest.raises(MethodError, match=r"No module named 'nowhere', try PYTHONPATH=FOLDER, where it lies"):
+        load_method("nowhere:Mine")
+    with pytest.raises(MethodError) as caught:  # what it needs itself is another matter
+        load_method(f"{install('import a_module_that_nobody_has')}:Mine")
+    assert "PYTHONPATH" not in str(caught.value)
+
+
 @pytest.mark.parametrize("fact", COMPLETE)
 def test_a_class_that_says_too_little_is_refused_and_told_what_is_missing(install: Install, fact: str) -> None:
     module = install(source(**{fact: None}))

@@ -286,6 +286,20 @@ def test_the_topics_of_the_wire_page_are_those_of_the_code():
     assert "`pf/v2/{fleet}/global/{i}`" in text
 
 
+def test_every_method_is_on_the_wire_page_with_what_comes_back_and_whose_features_it_is_over():
+    from contract.methods import METHODS
+
+    text = (ROOT / "docs" / "wire.md").read_text()
+    lines = text.splitlines()
+    rows = {
+        name: line for line in lines if line.startswith("| `") for name in re.findall("`(.*?)`", line.split("|")[1])
+    }
+    over_the_bundles_own = next(line for line in lines if "the bundle's own (`" in line)
+    for name, found in METHODS.items():
+        assert all(f"`{kind}`" in rows[name] for kind in found.global_rows), name
+        assert (f"`{name}`" in over_the_bundles_own) == (found.extractor == "bundle"), name
+
+
 def test_every_field_and_member_of_a_bundle_is_on_its_page():
     from contract.bundle import STEP_INPUTS, Manifest
 

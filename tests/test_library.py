@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from brokers import TestBroker, make_broker
+from commands import run
 from edge_samples import fashion
 from lab_samples import lab_bundle
 
@@ -153,3 +154,11 @@ def test_a_federation_in_one_call():
     assert seen == records
     assert [record.method for record in records] == ["fedproto", "ffc"]
     assert 0 <= records[-1].all_classes["linear"] <= 1
+
+
+def test_what_trains_nothing_has_one_round_unless_another_number_is_named(tmp_path: Path):
+    given = {"clients": 2, "samples": 60, "backbone": "fedproto_mnist", "test_samples": 20}
+    assert [record.method for record in protofleet.simulate("ncm", **given)] == ["ncm"]
+    words = ["--clients", 2, "--samples", 60, "--backbone", "fedproto_mnist", "--evaluate-every", 5]
+    done = run("lab", "run", "--method", "fedcof", *words, "--json", tmp_path / "rounds.jsonl")
+    assert (done.returncode, len((tmp_path / "rounds.jsonl").read_text().splitlines())) == (0, 1)

@@ -14,7 +14,7 @@ from every_method import EVERY, EXAMPLE, OURS, exported, folder, package, told  
 from lab_samples import small_directory
 
 from contract.bundle import read_bundle
-from contract.methods import method
+from contract.methods import METHODS, method
 from contract.uplink_bytes import payload_bytes
 
 IN_THE_LAB = [name for name in EVERY if name != "spherefed"]  # there it averages weights: tests/test_lab_federation.py
@@ -41,6 +41,19 @@ def test_inspect_and_profile_have_heard_of_it(name, folder):  # noqa: F811
     assert facts["uplink_bytes_per_round"][found.name] == wanted
     uplink = report("profile", path, *told(name), "--devices", "raspberry-pi-4")["uplink"]
     assert (uplink["statistic"], uplink["contribution_bytes"]) == (found.statistic.NAME, wanted)
+
+
+def test_a_method_that_is_not_installed_is_measured_in_processes_of_their_own(folder):  # noqa: F811
+    found = report("profile", exported(folder, EXAMPLE), *told(EXAMPLE), "--measure", "--seconds", "0.05")
+    assert {row["phase"] for row in found["measured"]["runs"]} == {"inference", "training_step"}
+
+
+def test_a_bundle_of_an_unknown_method_says_how_the_method_is_named(folder):  # noqa: F811
+    exported(folder, EXAMPLE)
+    METHODS._known.pop("fedspread")  # as in a process that has not been told of it
+    done = run("inspect", exported(folder, EXAMPLE))
+    assert done.returncode == 2
+    assert "or --method package.module:Class for one of your own" in done.stderr
 
 
 @pytest.mark.parametrize("name", mostly_slow(EVERY))

@@ -36,6 +36,7 @@ __all__ = [
     "closing_method",
     "load_method",
     "method",
+    "place_of",
     "runs_on",
 ]
 
@@ -67,7 +68,7 @@ class _Registry(Mapping[str, Method]):
             raise MethodError(
                 f"method {found.name}",
                 expected="a name that no other method has",
-                got=f"{_path(found)}, {_path(other)}",
+                got=f"{place_of(found)}, {place_of(other)}",
             )
 
     def _entries(self) -> dict[str, list[EntryPoint]]:
@@ -155,7 +156,13 @@ def _loaded(path: str) -> Method:
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (Exception, SystemExit) as error:  # whatever the code of another raises while it is imported
-        raise MethodError(f"method {path}", expected=expected, got=f"{type(error).__name__}: {error}") from None
+        absent = isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]
+        raise MethodError(
+            f"method {path}",
+            expected=expected,
+            got=f"{type(error).__name__}: {error}",
+            hint="PYTHONPATH=FOLDER, where it lies, or pip install" if absent else None,
+        ) from None
     if not (inspect.isclass(found) and issubclass(found, Method) and found is not Method):
         raise MethodError(f"method {path}", expected=expected, got=type(found).__name__)
     missing = [
@@ -190,7 +197,8 @@ def _only_method(module: ModuleType) -> Method:
     return found()
 
 
-def _path(found: Method) -> str:
+def place_of(found: Method) -> str:
+    """`package.module:Class`, by which another process can load it."""
     return f"{type(found).__module__}:{type(found).__name__}"
 
 

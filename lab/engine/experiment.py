@@ -20,7 +20,7 @@ import numpy as np
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError, near_names
-from contract.methods import DEFAULT, METHODS, closing_method, load_method, method
+from contract.methods import DEFAULT, METHODS, Method, closing_method, load_method, method
 from edge_client.data import LocalData
 from export.backbones import build_backbone
 from export.build import build_bundle
@@ -118,6 +118,11 @@ class Experiment:
             raise UsageError("--positive-rate", expected="above 0, up to 1", got=self.positive_rate)
         if not 0 <= self.local_test < 1:
             raise UsageError("--local-test", expected="0 up to 1, without 1", got=self.local_test)
+
+
+def usual_rounds(name: str) -> int:
+    """How many rounds a federation of this method has when a person names none: 1 where it trains nothing."""
+    return method(name).rounds if ":" in name or name in METHODS else Method.rounds
 
 
 def run_experiment(

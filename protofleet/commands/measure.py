@@ -18,6 +18,7 @@ import numpy as np
 
 from contract.bundle import read_bundle
 from contract.errors import ProtofleetError, UsageError
+from contract.methods import load_method, method, place_of
 from edge_client.data import LocalData
 from edge_client.extractor import Extractor
 from edge_client.process_metrics import board_name, peak_rss_bytes, versions
@@ -50,6 +51,7 @@ def measure_bundle(
     """
     bundle = read_bundle(path)
     manifest = bundle.manifest
+    place = place_of(method(manifest.method))  # may be a class that only this command was told of
     phases = [("inference", batch)] + ([("training_step", manifest.batch)] if manifest.trainable else [])
     runs = []
     for count in threads:
@@ -57,9 +59,8 @@ def measure_bundle(
             raise UsageError("threads", expected="positive numbers", got=count)
         for phase, size in phases:
             progress(f"measuring {phase.replace('_', ' ')}, batch {size}, {count} thread{'s' * (count > 1)}")
-            runs.append(
-                {"phase": phase, "threads": count, "batch": size, **_in_process(path, phase, count, size, seconds)}
-            )
+            measured = _in_process(path, place, phase, count, size, seconds)
+            runs.append({"phase": phase, "threads": count, "batch": size, **measured})
     about = {
         "sha256": bundle.sha256.hex(),
         "backbone": manifest.backbone,
@@ -69,10 +70,10 @@ def measure_bundle(
     return record(runs, bundle=about, board=board_name(), versions=versions())
 
 
-def _in_process(path: str | Path, phase: str, threads: int, batch: int, seconds: float) -> dict[str, Any]:
+def _in_process(path: str | Path, place: str, phase: str, threads: int, batch: int, seconds: float) -> dict[str, Any]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            return pool.submit(_measure_here, str(path), phase, threads, batch, seconds).result()
+            return pool.submit(_measure_here, str(path), place, phase, threads, batch, seconds).result()
         except BrokenProcessPool:
             raise ProtofleetError(
                 f"measuring {phase.replace('_', ' ')}",
@@ -82,7 +83,8 @@ def _in_process(path: str | Path, phase: str, threads: int, batch: int, seconds:
             ) from None
 
 
-def _measure_here(path: str, phase: str, threads: int, batch: int, seconds: float) -> dict[str, Any]:
+def _measure_here(path: str, place: str, phase: str, threads: int, batch: int, seconds: float) -> dict[str, Any]:
+    load_method(place)
     loaders = {"inference": load_inference, "training_step": load_training}
     return measured_run(lambda: loaders[phase](path, threads, batch), seconds=seconds, peak_rss_bytes=peak_rss_bytes)
 
