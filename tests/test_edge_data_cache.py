@@ -43,9 +43,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     real = Image.open
 
-    def opening(source: object) -> Image.Image:
+    def opening(source: object, **options: object) -> Image.Image:
         seen.append(1)
-        return real(source)
+        return real(source, **options)
 
     monkeypatch.setattr(decode.Image, "open", opening)
     return seen

@@ -178,6 +178,33 @@ def test_broken_metadata_refuses_no_picture() -> None:
         assert decode_image(raw, (8, 8, 3)).shape == (8, 8, 3)
 
 
+def test_only_pictures_of_a_camera_are_opened_whatever_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pillow knows PostScript by its first bytes, and runs Ghostscript, if there is one, for what it says."""
+    ghostscript, called = tmp_path / "bin" / "gs", tmp_path / "called"
+    ghostscript.parent.mkdir()
+    ghostscript.write_text(f"#!/bin/sh\necho called >> {called}\nexit 1\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ghostscript.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr("PIL.EpsImagePlugin.gs_binary", None)  # Pillow looks for it once
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 14 14\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "photo.png").write_bytes(postscript)
+    (found,) = decode_all([("photo.png", str(tmp_path / "photo.png"))], (14, 14, 1))
+    assert found == Broken("photo.png", "no image of a known format")
+    assert image_shape(postscript) is None
+    assert not called.exists()
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """In a list of paths, or given to predict, a name can lead anywhere."""
+    os.mkfifo(tmp_path / "photo.png")
+    (found,) = decode_all([("photo.png", str(tmp_path / "photo.png"))], (14, 14, 1))
+    assert found == Broken("photo.png", "no regular file")
+    assert image_shape(str(tmp_path / "photo.png")) is None
+
+
 def test_channels_that_no_image_has_are_refused(tmp_path: Path) -> None:
     write_folder(tmp_path, *samples(), manifest().labels)
     with pytest.raises(DataError, match="expected a bundle of 1, 3 or 4 channels to decode images for, got 2"):
@@ -213,9 +240,9 @@ def test_images_are_decoded_side_by_side(monkeypatch: pytest.MonkeyPatch) -> Non
     together = threading.Barrier(4, timeout=20)
     real = Image.open
 
-    def opening(source: object) -> Image.Image:
+    def opening(source: object, **options: object) -> Image.Image:
         together.wait()
-        return real(source)
+        return real(source, **options)
 
     monkeypatch.setattr("edge_client.data.decode.Image.open", opening)
     items = [("p", encoded(photo(300, 300)))] * 8

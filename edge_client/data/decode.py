@@ -10,7 +10,8 @@ An image goes this way:
    and turned as its EXIF orientation says.
 
 A camera that lost power leaves half a file: what cannot be read is skipped, counted and named (`Decoded`), and the rest
-is used. Pillow works outside Python's lock, so threads decode side by side; only so many images are under way that a
+is used. So is what is no picture of a camera, whatever it is called: Pillow would hand PostScript to another program, and
+wait for a pipe. Pillow works outside Python's lock, so threads decode side by side; only so many images are under way that a
 hundred thousand of them take no more memory than a hundred.
 """
 
@@ -20,6 +21,7 @@ import contextlib
 import io
 import math
 import os
+import stat
 import threading
 import warnings
 from collections import deque
@@ -64,6 +66,7 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 _ORIENTATION = 0x0112
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # of Pillow's forty; a phone's MPO is a JPEG to it
 _HEIC_BRANDS = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 _one_large = threading.Lock()
 
@@ -190,7 +193,7 @@ def fit_pixels(pixels: NDArray[np.uint8], shape: Shape) -> NDArray[np.uint8]:
 def image_shape(source: str | bytes) -> Shape | None:
     """(H, W, c) of an image as it would be shown, from its first bytes alone; None when it cannot be read."""
     try:
-        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+        with _opened(source) as image:
             grey = image.mode in ("1", "L", "I") or image.mode.startswith("I;16")
             turned = image.format == "JPEG" and _orientation(image) >= 5
             height, width = (image.width, image.height) if turned else (image.height, image.width)
@@ -217,11 +220,25 @@ def _decode_task(task: list[tuple[str, str | bytes]], shape: Shape) -> list[NDAr
     found: list[NDArray[np.uint8] | Broken] = []
     for name, source in task:
         try:
-            with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            with _opened(source) as image:
                 found.append(_decoded(image, shape))
         except Exception as error:  # Pillow's readers raise nearly anything on a broken file
             found.append(Broken(name, _why(error, source)))
     return found
+
+
+def _opened(source: str | bytes) -> Image.Image:
+    """An image whose first bytes are read.
+
+    Raises:
+        ValueError: a path of something else than a regular file.
+        Exception: whatever Pillow raises.
+    """
+    if isinstance(source, bytes):
+        return Image.open(io.BytesIO(source), formats=_FORMATS)
+    if not stat.S_ISREG(os.stat(source).st_mode):
+        raise ValueError("no regular file")
+    return Image.open(source, formats=_FORMATS)
 
 
 def _why(error: Exception, source: str | bytes) -> str:
