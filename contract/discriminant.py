@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 Float64 = NDArray[np.float64]
-FEW = 5  # samples for each class, on the average, from which a ridge can be chosen
+FEW = 4  # samples for each class, on the average, from which a ridge can be chosen
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,7 +58,7 @@ Ridge = float | Literal["auto"]
 FIXED = 0.3  # the one ridge that loses least in its worst case (decision 078)
 NEAR = 4  # so many times more, or fewer, samples than features are near as many
 SAFE_RIDGE = 0.1  # below it, accuracy falls near N = D (docs/methods.md has the figures)
-FEW = 5  # samples a class, on the average, below which the nearest class mean is the better guess (decision 101)
+FEW = 4  # samples a class, on the average, below which the nearest class mean is the better guess (decision 101)
 UNEVEN = 5  # so many times more samples of one class than of another are worth a word (decision 100)
 NOISED = 0.1  # ν / scale above which sums were noised on purpose
 
