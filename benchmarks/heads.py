@@ -2,6 +2,7 @@
 
     python benchmarks/heads.py [--data DIR_OF_CIFAR10 --cache DIR] [--seeds 3] [--on test|validation]
                                [--json FILE] [--markdown FILE] [--svg FILE]
+    python benchmarks/heads.py --few [--data DIR --cache DIR] [--seeds 3]
 
 Features are those of the images that ship with the package (2,000 on the devices), and with `--data` those of a
 pretrained EfficientNet-Lite0 of CIFAR-10 (4,000), kept under `--cache` (`benchmarks/frozen_features.py`). Samples are
@@ -13,6 +14,9 @@ first.
 Accuracy is told twice: with every class counting alike, and with classes as frequent as on the devices. Nothing is
 chosen on the images that are asked about. `--on validation` asks about training images that no device has, and only the
 rungs of FFC: it is what the default form was chosen by.
+
+`--few` asks about the same images what heads of 2 to 12 samples a class answer, EfficientNet's features projected to
+256 columns: the nearest mean, the discriminant with a ridge that is chosen however few there are, and FFC's ridge head.
 """
 
 from __future__ import annotations
@@ -27,11 +31,17 @@ import numpy as np
 from frozen_features import Frozen, pretrained, shipped
 from numpy.typing import NDArray
 
+from contract.covariance import within_gram
+from contract.discriminant import LinearHead, choose_ridge_within, discriminant_head, nearest_mean_head
+from contract.ridge import solve_head
+from contract.sphere import projection, unit_rows
+from contract.statistics import FeatureGram
 from hw_profiles.charts.marks import standalone
 from hw_profiles.charts.scatter import Mark, scatter
 from lab.engine.frozen_heads import RUNGS, Features, Measured, ladder
 
-FEW, MANY = 5, 50
+FEW, MANY = 5, 50  # devices
+EACH, DRAWS = (2, 3, 4, 5, 8, 12), 3  # samples a class, on the average; fleets for each seed
 CASES = ("as they come", "unequal")
 
 
@@ -53,6 +63,34 @@ def cases(frozen: Frozen, seed: int, on: str) -> dict[str, list[dict[str, Any]]]
         found[case] = [_row(each, counts, FEW) for each in few] + [_row(each, counts, MANY) for each in many]
         print(f"{frozen.name}, {case}, seed {seed}", flush=True)
     return found
+
+
+def few(frozen: Frozen, seed: int) -> list[list[float]]:
+    """Accuracy on validation images, for each of `EACH`: nearest mean, discriminant, ridge."""
+    rng = np.random.default_rng([seed, 1])
+    order = rng.permutation(len(frozen.fit[1]))
+    z, y = frozen.fit
+    if frozen.width > 1_024:
+        z = np.asarray(unit_rows(z @ projection(frozen.width, 256, 0)))
+    asked, found = order[:1_000], []
+    for each in EACH:
+        right = []
+        for _ in range(DRAWS):
+            rows = rng.choice(order[1_000:], each * frozen.classes, replace=False)
+            gram = FeatureGram.of(z[rows], y[rows], frozen.classes)
+            within = within_gram(gram.matrix, gram.cross, gram.counts)
+            chosen = discriminant_head(within, choose_ridge_within(within, few=0).ridge)
+            heads = (nearest_mean_head(within), chosen, LinearHead(solve_head(gram, "auto"), np.zeros(frozen.classes)))
+            right.append([float((head.scores(z[asked]).argmax(axis=1) == y[asked]).mean()) for head in heads])
+        found.append(list(np.mean(right, axis=0)))
+    return found
+
+
+def _print_few(found: dict[str, list[list[list[float]]]]) -> None:
+    print("| features | samples a class | nearest mean | discriminant | ridge |\n| --- | ---: | ---: | ---: | ---: |")
+    for name, runs in found.items():
+        for each, values in zip(EACH, 100 * np.mean(runs, axis=0), strict=True):
+            print(f"| {name} | {each} | " + " | ".join(f"{value:.1f}" for value in values) + " |")
 
 
 def _row(each: Measured, counts: NDArray[np.int64], devices: int) -> dict[str, Any]:
@@ -113,15 +151,23 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--svg", type=Path, help="a chart of the first kind of features, classes as they come")
+    parser.add_argument("--few", action="store_true", help="few samples a class, instead")
     options = parser.parse_args()
     if options.data and options.cache is None:
         parser.error("--data needs --cache: features take minutes to compute")
     found: dict[str, dict[str, list[list[dict[str, Any]]]]] = {}
+    scarce: dict[str, list[list[list[float]]]] = {}
     for seed in range(options.seeds):
         wide = [pretrained(options.data, options.image_px, options.cache)] if options.data else []
         for frozen in [*wide, *shipped(seed)]:
+            if options.few:
+                scarce.setdefault(frozen.name, []).append(few(frozen, seed))
+                continue
             for case, rows in cases(frozen, seed, options.on).items():
                 found.setdefault(frozen.name, {}).setdefault(case, []).append(rows)
+    if options.few:
+        _print_few(scarce)
+        return
     tables = [_table(name, case, runs) for name, by_case in found.items() for case, runs in by_case.items()]
     words = "\n\n".join("\n".join(table) for table in tables) + "\n"
     print(f"accuracy, %, on {options.on} images, mean ± deviation over {options.seeds} seeds\n\n{words}")

@@ -125,16 +125,17 @@ def within_ridge_head(within: WithinClass, ridge: float | None = None) -> Linear
     return LinearHead(divided(rows, norms), _bias(within, 0.0))
 
 
-def choose_ridge_within(within: WithinClass, *, ridges: ArrayLike = RIDGES) -> Discriminant:
+def choose_ridge_within(within: WithinClass, *, ridges: ArrayLike = RIDGES, few: int = FEW) -> Discriminant:
     """The ridge whose discriminant has the least estimated error; of several within rounding of it, the largest.
 
     Args:
         ridges: (R,) the grid, ascending, above 0.
+        few: nothing is chosen from fewer samples for each class, on the average; 0 chooses from any.
     """
     grid = np.asarray(ridges, dtype=np.float64)
     spectrum = within.spectrum
     freedom = spectrum.freedom(grid)
-    if within.is_scarce(FEW) or spectrum.scale == 0 or within.present.sum() < 2:
+    if within.is_scarce(few) or spectrum.scale == 0 or within.present.sum() < 2:
         return Discriminant(np.inf, grid, np.full(len(grid), 0.5), freedom)
     means = spectrum.rotated(within.means[within.present])
     counts = within.counts[within.present]

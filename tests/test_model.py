@@ -90,6 +90,11 @@ def test_the_head_is_made_again_of_the_stores_sums(trained: Finished, tmp_path: 
         asked = protofleet.Predictor(trained.bundle, store=trained.store, solve=solve)
         np.testing.assert_allclose(scores, asked(trained.x).scores, rtol=1e-4, atol=1e-4)
         found.append(scores)
+        done = here("predict", trained.photos, *places, *options, "--json", tmp_path / "told.jsonl")
+        assert words in done.stderr
+        told = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines()]
+        expected = {name: answer.top(0)[0] for name, answer in asked.photos((p, p) for p in (t["photo"] for t in told))}
+        assert {t["photo"]: (t["top"][0]["label"], t["top"][0]["score"]) for t in told} == expected
     assert not np.allclose(*found, rtol=0.1)
     assert not np.allclose(
         found[0], protofleet.Predictor(trained.bundle, store=trained.store)(trained.x).scores, rtol=0.1
