@@ -65,7 +65,11 @@ def aggregate_command(
     ] = 0.5,
     ridge: Annotated[
         str | None,
-        typer.Option(help="Of FFC's closed form, in units of trace/D, or auto: chosen from the sums.  [default: auto]"),
+        typer.Option(help="Of a head made of sums, in units of trace/D, or auto: chosen from them.  [default: auto]"),
+    ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(help="Of FFC's head: ridge, or discriminant, for unequal classes.  [default: ridge]"),
     ] = None,
     rule: Annotated[str, typer.Option(help="How class means merge: " + ", ".join(RULES) + ".")] = "mean",
     encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, f32, f16 or int8.")] = "f32",
@@ -102,6 +106,7 @@ def aggregate_command(
         max_samples=max_samples,
         max_share=max_share,
         ridge=ridge,
+        form=form,
         rule=rule,
         encoding=encoding,
         sums_encoding=sums_encoding,

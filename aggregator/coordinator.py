@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
-from aggregator.outliers import Finding, Traits, screen
+from aggregator.merging import merge_round, traits_of
+from aggregator.outliers import Finding, Traits
 from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store
@@ -31,7 +32,6 @@ from contract.methods import method as method_of
 from contract.methods.base import Merged
 from contract.rules import Rule, check_rule
 from contract.state import GlobalState, least_limit_bytes
-from contract.statistics import Statistic
 from contract.wire import decode
 
 __all__ = ["Coordinator", "Settings"]
@@ -50,7 +50,7 @@ class Settings:
         encoding, sums_encoding: how tensors travel up in rounds of class rows and of triangles.
         min_samples: classes with fewer local examples are withheld by the devices, and refused.
         max_samples: the most that one device may say it has.
-        max_share: see `screen`.
+        max_share: see `outliers.screen`.
         hyper: hyper-parameters of the rounds' methods that are taken instead of the bundle's: FFC's `ridge`, say.
         limit_bytes: the largest message taken and sent.
     """
@@ -273,26 +273,30 @@ class Coordinator:
             merged = self._merged(step)
             found = method_of(step.method)
             state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
-            self._store.close_round(step.round, wall, int(merged.present.sum()), state)
+            self._store.close_round(step.round, wall, int(merged.present.sum()), state, self._settings.max_share)
             self.state = state
         return step
 
     def _merged(self, step: Closed) -> Merged:
-        """The round's result; `findings` and `doubt` then say what a person should know of it."""
+        """The round's result; `findings`, `doubt` and `told` then say what a person should know of it."""
         found = method_of(step.method)
         hyper = self._hyper(found)
         devices = list(self._store.record(step.round).uplink_bytes)  # ordered as their contributions are
+        messages = lambda: zip(devices, self._messages(step.round, step.method), strict=True)  # noqa: E731
         if not self._traits.keys() >= set(devices):  # some were taken before a restart
-            messages = self._messages(step.round, step.method)
-            noise = found.mechanism(hyper)
-            self._traits = {d: Traits.of(message, noise) for d, message in zip(devices, messages, strict=True)}
-        traits = {device: self._traits[device] for device in devices}
-        source = lambda: self._statistics(step.round, found)  # noqa: E731
-        screened = screen(source, traits, max_share=self._settings.max_share)
-        merged = found.merge(screened.source, self._settings.rule, hyper)
-        self.findings = screened.findings
-        self.doubt, self.told = found.doubt(merged, hyper), found.told(merged, hyper)
-        return merged
+            self._traits = traits_of(found, messages, hyper)
+        result = merge_round(
+            found,
+            messages,
+            {device: self._traits[device] for device in devices},
+            hyper,
+            classes=self._manifest.classes,
+            width=self._width(found),
+            rule=self._settings.rule,
+            max_share=self._settings.max_share,
+        )
+        self.findings, self.doubt, self.told = result.findings, result.doubt, result.told
+        return result.merged
 
     def _holds(self, round: int, method: str, device: str) -> bool:
         """Whether a contribution is in the store; for the open round that is known without asking it."""
@@ -349,11 +353,6 @@ class Coordinator:
             message = decode(payload)
             assert isinstance(message, Contribution)
             yield message
-
-    def _statistics(self, round: int, found: Method) -> Iterator[Statistic]:
-        classes, width = self._manifest.classes, self._width(found)
-        for message in self._messages(round, found.name):
-            yield message.statistic(found.statistic, classes, width)
 
 
 def _own_method(manifest: Manifest, settings: Settings) -> str:

@@ -26,7 +26,7 @@ from contract.errors import UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
 from contract.messages import Encoding
-from contract.methods import closing_method
+from contract.methods import Value, closing_method
 from contract.methods import method as find_method
 from contract.rules import check_rule
 from contract.statistics import ClassMeans
@@ -130,6 +130,7 @@ def settle(
     max_samples: int = MAX_SAMPLES,
     max_share: float = 0.5,
     ridge: float | str | None = None,
+    form: str | None = None,
     rule: str = "mean",
     encoding: str = "f32",
     sums_encoding: str = "f64",
@@ -151,9 +152,15 @@ def settle(
         min_samples=_at_least("--min-samples", min_samples, 1),
         max_samples=_at_least("--max-samples", max_samples, 1),
         max_share=_between("--max-share", max_share, 0.5, 1.0),
-        hyper={} if ridge is None else {"ridge": closing_method().hyper["ridge"].check("--ridge", ridge)},
+        hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
     )
+
+
+def _solved_with(**given: float | str | None) -> dict[str, Value]:
+    """Hyper-parameters of the heads that are made of sums, as far as they were given."""
+    known = closing_method().hyper
+    return {name: known[name].check(f"--{name}", value) for name, value in given.items() if value is not None}
 
 
 def _together(hashes: tuple[bytes, ...]) -> bytes:

@@ -2,7 +2,8 @@
 
 What is in it: the run's id, drawn when the file is made; which bundle and fleet the run is of; each round with its
 method, seed and counters; the key of each contribution, (round, method, device), and while it may still be needed its
-bytes as they were received; what devices said of their accuracy after a round; the global state. A store holds one run,
+bytes as they were received; what devices said of their accuracy after a round; the global state; and by method under
+which largest share its last round was merged, so that the result can be made again. A store holds one run,
 so (run, round, method, device) is the key on the wire.
 
 The order that keeps promises: `commit` makes a whole batch of contributions durable in one transaction
@@ -16,7 +17,7 @@ state; the payloads of the open round and of the last closed round of each metho
 the next calibration replaces them; and of older rounds, newest first, up to `KEEP_BYTES`. The transaction that closes a
 round drops what it makes superfluous.
 
-`Store` is the protocol that the server is written to.
+`Store` is the protocol that the server is written to. Who only reads a store asks `aggregator/stored.py`.
 """
 
 from __future__ import annotations
@@ -31,11 +32,21 @@ from aggregator.accuracy import Told
 from contract.accuracy import SHARES, Accuracy
 from contract.errors import UsageError
 from contract.messages import GlobalPart
-from contract.sqlite import Database, Kind, read_only
+from contract.sqlite import Database, Kind
 from contract.state import GlobalCollector, GlobalState
 from contract.wire import decode, encode
 
-__all__ = ["Accepted", "RoundRecord", "SqliteStore", "Store", "Tally", "read_state"]
+__all__ = [
+    "KIND",
+    "Accepted",
+    "RoundRecord",
+    "SqliteStore",
+    "Store",
+    "Tally",
+    "contributions",
+    "newest_state",
+    "share_name",
+]
 
 OUTCOMES = ("duplicate", "late", "rejected", "malformed")
 PAGE_BYTES = 16_384  # of a new store; see docs/decisions/030, and benchmarks/ingest.py --page-bytes
@@ -124,7 +135,9 @@ class Store(Protocol):
     def accuracy(self, round: int) -> dict[str, Accuracy]: ...
     def accuracy_since(self, last: int) -> tuple[int, set[int]]: ...
     def contributions(self, round: int, method: str) -> Iterator[bytes]: ...
-    def close_round(self, number: int, closed_at: float, classes_merged: int, state: GlobalState) -> None: ...
+    def close_round(
+        self, number: int, closed_at: float, classes_merged: int, state: GlobalState, max_share: float = 0.5
+    ) -> None: ...
     def state(self) -> GlobalState: ...
     def rounds(self, *, after: int = 0) -> list[RoundRecord]: ...
     def record(self, round: int) -> RoundRecord: ...
@@ -262,15 +275,17 @@ class SqliteStore:
     def contributions(self, round: int, method: str) -> Iterator[bytes]:
         """The encoded contributions of a round, ordered by device, one at a time; none once they were dropped."""
         with self._disk():
-            for (payload,) in self._db.execute(
-                "SELECT p.bytes FROM contribution c JOIN payload p ON p.id = c.payload"
-                " WHERE c.round = ? AND c.method = ? ORDER BY c.device",
-                (round, method),
-            ):
+            for _, payload in contributions(self._db, round, method):
                 yield payload
 
-    def close_round(self, number: int, closed_at: float, classes_merged: int, state: GlobalState) -> None:
-        """Record a round's result and the global state that came out of it, and drop what is needed no longer."""
+    def close_round(
+        self, number: int, closed_at: float, classes_merged: int, state: GlobalState, max_share: float = 0.5
+    ) -> None:
+        """Record a round's result and the global state that came out of it, and drop what is needed no longer.
+
+        Args:
+            max_share: the largest share that one device counted for, so that the result can be made again.
+        """
         parts = [(state.version, p.part, encode(p, "f64")) for p in state.parts(_PART_BYTES)]
         with self._transaction():
             self._db.execute(
@@ -279,12 +294,14 @@ class SqliteStore:
             )
             # a round that changed nothing has the state, and the version, of the round before
             self._db.executemany("INSERT OR REPLACE INTO global VALUES (?, ?, ?)", parts)
+            (method,) = self._db.execute("SELECT method FROM round WHERE number = ?", (number,)).fetchone()
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (share_name(method), b"%r" % max_share))
             self._drop_old(number)
 
     def state(self) -> GlobalState:
         """The newest global state; version 0 and empty before the first round."""
         with self._disk():
-            return _newest_state(self._db, self._run)
+            return newest_state(self._db, self._run)
 
     def rounds(self, *, after: int = 0) -> list[RoundRecord]:
         """Every round that was opened, in order; of those with a number above `after`."""
@@ -365,20 +382,22 @@ class SqliteStore:
                 )
 
 
-def read_state(path: str | os.PathLike[str]) -> tuple[bytes, GlobalState]:
-    """The identity of the bundles that a store is of, 32 bytes, and its newest global state; its aggregator may be
-    running.
-
-    Raises:
-        StoreError: there is no such file, or it cannot be read.
-        UsageError: it is no store, or of another version.
-    """
-    with read_only(path, KIND) as db:
-        meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
-        return bytes(meta["bundle"]), _newest_state(db, bytes(meta["run"]))
+def contributions(db: sqlite3.Connection, round: int, method: str) -> Iterator[tuple[str, bytes]]:
+    """Devices and their encoded contributions to a round, ordered by device, one at a time; none once dropped."""
+    yield from db.execute(
+        "SELECT c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload"
+        " WHERE c.round = ? AND c.method = ? ORDER BY c.device",
+        (round, method),
+    )
 
 
-def _newest_state(db: sqlite3.Connection, run: bytes) -> GlobalState:
+def share_name(method: str) -> str:
+    """What `meta` calls the largest share that one device counted for in the last closed round of a method."""
+    return f"max_share {method}"
+
+
+def newest_state(db: sqlite3.Connection, run: bytes) -> GlobalState:
+    """The newest global state in a store; version 0 and empty before the first round."""
     collector, state = GlobalCollector(), None
     for (payload,) in db.execute("SELECT payload FROM global WHERE version = (SELECT max(version) FROM global)"):
         part = decode(payload)

@@ -59,6 +59,10 @@ class WithinClass:
         """(C,) whether a class has examples."""
         return self.counts > 0
 
+    def is_scarce(self, few: int) -> bool:
+        """Whether nothing is known of the covariance, or classes have fewer than `few` samples, on the average."""
+        return self.freedom == 0 or int(self.counts.sum()) < few * int(self.present.sum())
+
     @cached_property
     def spectrum(self) -> Spectrum:
         """Of the covariance; taken once, when first asked for: nothing else here costs as much."""

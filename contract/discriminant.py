@@ -14,6 +14,10 @@ A head answers arg max_c (W z + w)_c for features z (D,), μ_c being class c's m
    and H was made of the same estimate S, so that with df = tr(HS) (effective degrees of freedom) tr(HΣ) is near
    df / (1 − df/f) and v near δᵀ H S H δ / (1 − df/f)²: the correction that generalised cross-validation makes, here for
    the discriminant (Zollanvari and Dougherty, IEEE TSP 2015, for f and D large). The criterion is the mean over pairs.
+   With fewer than `FEW` samples for each class the means are so uncertain that the estimate prefers whatever fits them:
+   it chooses badly, by up to five points (decision 101), and the head is the nearest mean instead. Sums that were
+   rounded on their way have eigenvalues that are off by ν (`contract/spectrum.py`): ridges with λ below 10 ν are not
+   chosen.
 4. `within_ridge_head` is FedCOF's own form (Goswami et al., arXiv 2412.14326): ridge regression whose Gram is put
    together again from Σ and the mean of all features, without what lies between classes; rows of norm 1, no bias.
 5. `without_bias` puts a head's bias into its rows, for who answers by W z alone.
@@ -30,12 +34,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.covariance import WithinClass
-from contract.spectrum import RIDGES, divided
+from contract.spectrum import CLEAR_OF_NOISE, RIDGES, divided
 
 __all__ = [
+    "FEW",
     "Discriminant",
     "LinearHead",
     "choose_ridge_within",
+    "chosen_in_words",
     "discriminant_head",
     "nearest_mean_head",
     "within_ridge_head",
@@ -43,6 +49,7 @@ __all__ = [
 ]
 
 Float64 = NDArray[np.float64]
+FEW = 4  # samples for each class, on the average, from which a ridge can be chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +74,7 @@ class Discriminant:
     """Which ridge a discriminant gets, and what spoke for it.
 
     Attributes:
-        ridge: λ in units of trace(Σ)/D; infinite where nothing is known of Σ: the nearest mean.
+        ridge: λ in units of trace(Σ)/D; infinite where too little is known of Σ: the nearest mean.
         ridges: (R,) the grid.
         error: (R,) estimated share of wrong answers between two classes, mean over pairs.
         freedom: (R,) effective degrees of freedom of each.
@@ -118,20 +125,21 @@ def within_ridge_head(within: WithinClass, ridge: float | None = None) -> Linear
     return LinearHead(divided(rows, norms), _bias(within, 0.0))
 
 
-def choose_ridge_within(within: WithinClass, *, ridges: ArrayLike = RIDGES) -> Discriminant:
+def choose_ridge_within(within: WithinClass, *, ridges: ArrayLike = RIDGES, few: int = FEW) -> Discriminant:
     """The ridge whose discriminant has the least estimated error; of several within rounding of it, the largest.
 
     Args:
         ridges: (R,) the grid, ascending, above 0.
+        few: nothing is chosen from fewer samples for each class, on the average; 0 chooses from any.
     """
     grid = np.asarray(ridges, dtype=np.float64)
     spectrum = within.spectrum
     freedom = spectrum.freedom(grid)
-    if within.freedom == 0 or spectrum.scale == 0 or within.present.sum() < 2:
+    if within.is_scarce(few) or spectrum.scale == 0 or within.present.sum() < 2:
         return Discriminant(np.inf, grid, np.full(len(grid), 0.5), freedom)
     means = spectrum.rotated(within.means[within.present])
     counts = within.counts[within.present]
-    left = 1 - freedom / within.freedom
+    left = np.where(grid * spectrum.scale >= CLEAR_OF_NOISE * spectrum.noise, 1 - freedom / within.freedom, 0.0)
     error = [
         _pair_error(means, counts, spectrum.values, penalty, df, rest) if rest > 0 else 0.5
         for penalty, df, rest in zip(spectrum.penalties(grid)[:, 0], freedom, left, strict=True)
@@ -139,6 +147,23 @@ def choose_ridge_within(within: WithinClass, *, ridges: ArrayLike = RIDGES) -> D
     errors = np.array(error)
     best = np.flatnonzero(errors <= errors.min() * (1 + 1e-9))[-1]
     return Discriminant(float(grid[best]), grid, errors, freedom)
+
+
+def chosen_in_words(within: WithinClass, ridge: float | None = None) -> str:
+    """Which ridge a discriminant gets, and why.
+
+    Args:
+        ridge: as it was given; None where it is chosen.
+    """
+    used = choose_ridge_within(within).ridge if ridge is None else ridge
+    if np.isfinite(used) and within.spectrum.scale > 0:
+        return (
+            f"discriminant, ridge {used:.2g}, {'as given' if ridge is not None else 'chosen by the error it expects'}"
+        )
+    if within.freedom and within.is_scarce(FEW):
+        each = within.counts.sum() / within.present.sum()
+        return f"nearest class mean, since {each:.1f} samples a class are too few for a discriminant"
+    return "nearest class mean, since nothing tells how features vary within a class"
 
 
 def without_bias(head: LinearHead, within: WithinClass) -> Float64:

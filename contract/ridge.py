@@ -38,17 +38,28 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
-from contract.spectrum import RIDGES, Spectrum, divided
+from contract.spectrum import CLEAR_OF_NOISE, RIDGES, Spectrum, divided
 from contract.statistics import FeatureGram
 
-__all__ = ["FIXED", "Ridge", "RidgeChoice", "RidgeHead", "choose_ridge", "doubt", "solve", "solve_head"]
+__all__ = [
+    "FIXED",
+    "Ridge",
+    "RidgeChoice",
+    "RidgeHead",
+    "choose_ridge",
+    "doubt",
+    "scarce_or_uneven",
+    "solve",
+    "solve_head",
+]
 
 Float64 = NDArray[np.float64]
 Ridge = float | Literal["auto"]
 FIXED = 0.3  # the one ridge that loses least in its worst case (decision 078)
 NEAR = 4  # so many times more, or fewer, samples than features are near as many
 SAFE_RIDGE = 0.1  # below it, accuracy falls near N = D (docs/methods.md has the figures)
-CLEAR_OF_NOISE = 10.0  # λ / ν from which the criterion is taken to mean something
+FEW = 4  # samples a class, on the average, below which the nearest class mean is the better guess (decision 101)
+UNEVEN = 5  # so many times more samples of one class than of another are worth a word (decision 100)
 NOISED = 0.1  # ν / scale above which sums were noised on purpose
 
 
@@ -142,6 +153,29 @@ def doubt(gram: FeatureGram, ridge: Ridge) -> str:
     return (
         f"{samples:,} samples for {width:,} features, and a ridge of {ridge:g}: so near as many, a head needs a ridge "
         f"of {SAFE_RIDGE:g} or more; try --ridge {SAFE_RIDGE:g}"
+    )
+
+
+def scarce_or_uneven(counts: NDArray[np.int64]) -> str:
+    """Why another head of the same sums may answer better, in one line; empty where nothing says so.
+
+    From few samples a class nothing can be chosen well, and a ridge on one-hot labels prefers the classes that it saw
+    most of, as is right only where they are asked about as often.
+
+    Args:
+        counts: (C,) samples of each class.
+    """
+    held = counts[counts > 0]
+    if not held.size:
+        return ""
+    if held.sum() < FEW * len(held):
+        each = held.sum() / len(held)
+        return f"{each:.1f} samples a class are few: the nearest class mean may be better; try --form discriminant"
+    if held.max() < UNEVEN * held.min():
+        return ""
+    return (
+        f"one class has {held.max():,} samples, another {held.min():,}, and a ridge head prefers what is frequent: "
+        "where all are asked about alike, try --form discriminant"
     )
 
 

@@ -16,11 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
 
-__all__ = ["RIDGES", "Spectrum", "divided"]
+__all__ = ["CLEAR_OF_NOISE", "RIDGES", "Spectrum", "divided"]
 
 Float64 = NDArray[np.float64]
 RIDGES: Float64 = np.logspace(-4, 3, 29)  # four for each power of ten
 RIDGES.flags.writeable = False
+CLEAR_OF_NOISE = 10.0  # λ / ν from which what is chosen by the spectrum is taken to mean something
 
 
 @dataclass(frozen=True, eq=False)

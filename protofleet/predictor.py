@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from contract.state import GlobalState
 from edge_client import predictor
 from edge_client.predictor import Knowledge
+
+if TYPE_CHECKING:
+    from aggregator.solve_again import SolvedAgain
 
 __all__ = ["Predictor"]
 
@@ -24,6 +30,8 @@ class Predictor(predictor.Predictor):
         bundle: where a state directory's bundle lies, if not where the device had it.
         store: an aggregator's store, whose newest global state is taken.
         way: the way of answering by name; None for the method's own, or the best there is.
+        solve: make the head of the store's sums again, by other hyper-parameters: `{"ridge": 0.3}`, say, or
+            `{"form": "discriminant"}`. `solved` then says what came of it.
         threads: within an operator.
         threshold: an image whose novelty is larger is unknown; None for what the fleet's statistics say.
 
@@ -38,12 +46,17 @@ class Predictor(predictor.Predictor):
         bundle: Source | None = None,
         store: Source | None = None,
         way: str | None = None,
+        solve: Mapping[str, object] | None = None,
         threads: int = 1,
         threshold: float | None = None,
     ) -> None:
         found, known = _read(Path(source), None if bundle is None else Path(bundle))
-        if store is not None:
-            known = Knowledge(known.weights, known.means, _state_of(store, found), known.rounds)
+        self.solved: SolvedAgain | None = None
+        if solve:
+            self.solved = _solved(store, found, solve, way)
+            known, way = replace(known, state=self.solved.state), self.solved.method.way
+        elif store is not None:
+            known = replace(known, state=_state_of(store, found))
         super().__init__(found, known, way=way, threads=threads, threshold=threshold)
 
 
@@ -62,9 +75,38 @@ def _state_of(store: Source, bundle: Bundle) -> GlobalState:
         UsageError: it is of another bundle.
         StoreError: it cannot be read.
     """
-    from aggregator.store import read_state
+    from aggregator.stored import read_state
 
     identity, state = read_state(store)
+    _check_identity(identity, store, bundle)
+    return state
+
+
+def _solved(store: Source | None, bundle: Bundle, given: Mapping[str, object], way: str | None) -> SolvedAgain:
+    """The head of a store's sums, made again.
+
+    Raises:
+        UsageError: there is no store, it has no sums, is of another bundle, or another way of answering is asked for.
+    """
+    from aggregator.solve_again import solve_again
+    from aggregator.stored import read_state
+
+    names = ", ".join(f"--{name}" for name in given)
+    if store is None:
+        raise UsageError(
+            names, expected="--store FILE, whose sums are solved again", got="none: devices keep no sums",
+            hint="the aggregator's --store",
+        )  # fmt: skip
+    _check_identity(read_state(store)[0], store, bundle)
+    solved = solve_again(store, bundle.manifest, given)
+    if way not in (None, solved.method.way):
+        raise UsageError(
+            f"{names} with --way {way}", expected=f"the way that is solved for, {solved.method.way}", got=way
+        )
+    return solved
+
+
+def _check_identity(identity: bytes, store: Source, bundle: Bundle) -> None:
     if identity != bundle.sha256:
         raise UsageError(
             f"--store {os.fspath(store)} is of another bundle, or of several",
@@ -72,4 +114,3 @@ def _state_of(store: Source, bundle: Bundle) -> GlobalState:
             got=f"{identity.hex()[:12]}…",
             hint="the bundle it was made for, or a device's --state",
         )
-    return state

@@ -135,7 +135,7 @@ def test_a_calibration_round_sets_the_head_and_keeps_the_prototypes() -> None:
     z, y = rng.normal(size=(50, 3)), rng.integers(0, 2, 50)  # class 2 has no examples
     prototypes = ClassRows(np.array([1], np.uint16), np.ones((1, 3)))
     before, sums = GlobalState(RUN, 1, 1, {"prototypes": prototypes}), FeatureGram.of(z, y, 3)
-    state = next_global(before, method("ffc"), sums, round=2, hyper={"ridge": 0.0})
+    state = next_global(before, method("ffc"), sums, round=2, hyper=method("ffc").settle({"ridge": 0.0}))
     assert state.prototypes is prototypes
     np.testing.assert_array_equal(state.head.classes, [0, 1])
     expected = np.linalg.lstsq(z, np.eye(3)[y], rcond=None)[0].T

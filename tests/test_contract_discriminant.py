@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from contract.covariance import MeanSpread, WithinClass, random_groups, within_gram
 from contract.discriminant import (
+    FEW,
     LinearHead,
     choose_ridge_within,
+    chosen_in_words,
     discriminant_head,
     nearest_mean_head,
     within_ridge_head,
@@ -212,6 +214,41 @@ def test_where_nothing_is_known_of_the_covariance_the_head_is_the_nearest_mean()
         assert choose_ridge_within(within).ridge == np.inf
         np.testing.assert_array_equal(head.scores(z), nearest_mean_head(within).scores(z))
         assert np.isfinite(within_ridge_head(within).weights).all()
+
+
+@pytest.mark.parametrize("each", [2, 3, 4, 5, 12])
+def test_with_few_samples_a_class_the_head_is_never_behind_the_nearest_mean(each: int) -> None:
+    """Below `FEW` it is the nearest mean itself: the ridge that would be chosen is points behind it here."""
+    width, classes, behind = 60, 6, []
+    test_z, test_y = _draw(4000, width, classes, 1, apart=2.0)
+    for seed in range(2, 10):
+        z, y = _draw(4000, width, classes, seed, apart=2.0)
+        chosen = np.concatenate([np.flatnonzero(y == c)[:each] for c in range(classes)])
+        within = MeanSpread.of(z[chosen], np.ones(len(chosen)), y[chosen], classes).within
+        head, nearest = discriminant_head(within), nearest_mean_head(within)
+        assert np.array_equal(head.weights, nearest.weights) == (each < FEW)
+        words = chosen_in_words(within)
+        assert (f"{each}.0 samples a class are too few" in words) == (each < FEW)
+        behind.append(_right(nearest, test_z, test_y) - _right(head, test_z, test_y))
+        assert not np.array_equal(discriminant_head(within, 0.1).weights, nearest.weights)  # as given is as given
+    assert np.mean(behind) <= 0.01
+
+
+def test_ridges_within_rounding_of_the_sums_are_not_chosen() -> None:
+    """Directions in which nothing varies seem to when sums were rounded, and a small ridge would build on them."""
+    z, y = _draw(300, 40, 3, 5, apart=2.0)
+    z[:, 20:] = 1.0
+    cross = np.array([z[y == c].sum(0) for c in range(3)])
+    rounded = (z.T @ z).astype(np.float16).astype(np.float64)
+    within = within_gram((rounded + rounded.T) / 2, cross.astype(np.float16), np.bincount(y))
+    assert within.spectrum.noise > 0
+    found = choose_ridge_within(within)
+    assert found.ridge * within.spectrum.scale >= 10 * within.spectrum.noise
+    test_z, test_y = _draw(4000, 40, 3, 1, apart=2.0)
+    test_z[:, 20:] = 1.0
+    exact = within_gram(z.T @ z, cross, np.bincount(y))
+    gap = _right(discriminant_head(exact), test_z, test_y) - _right(discriminant_head(within), test_z, test_y)
+    assert gap <= 0.02
 
 
 @pytest.mark.parametrize("head", [nearest_mean_head, discriminant_head, within_ridge_head])

@@ -132,7 +132,12 @@ def test_a_bundle_serves_rounds_of_its_own_method_and_of_those_that_train_nothin
 
 def test_settings_of_another_method_are_left_out_and_its_own_defaults_taken():
     of_spherefed = method("spherefed").settle({"ridge": 0.2, "project": 8})
-    assert method("ffc").settled_in(of_spherefed) == {"ridge": 0.2, "project": 8, "project_seed": 0}
+    assert method("ffc").settled_in(of_spherefed) == {
+        "ridge": 0.2,
+        "form": "ridge",
+        "project": 8,
+        "project_seed": 0,
+    }
     assert method("ffc").settled_in(method("fedproto").settle({})) == method("ffc").settle({})
     assert method("ffc").row_width(method("ffc").settled_in(of_spherefed), 64) == 8
     assert method("ffc").row_width(method("ffc").settle({}), 64) == 64

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from contract.covariance import within_gram
+from contract.discriminant import discriminant_head, without_bias
 from contract.errors import StatisticError
 from contract.ridge import FIXED, RidgeHead, choose_ridge, doubt, solve, solve_head
 from contract.spectrum import RIDGES, Spectrum
@@ -151,7 +153,7 @@ WIDTH = 160
 @pytest.mark.parametrize("share", [1 / 8, 1 / 4, 1 / 2, 3 / 4, 1.0, 4 / 3, 2.0, 4.0, 8.0])
 def test_the_ridge_never_dips_between_an_eighth_and_eight_times_as_many_samples_as_features(share: float) -> None:
     test_z, test_y = _unit_features(3000, WIDTH, 1)
-    behind, against_mean = [], []
+    behind, against_mean, other_form = [], [], []
     for seed in range(2, 5):
         z, y = _unit_features(round(share * WIDTH), WIDTH, seed)
         a, cross, counts = _sums(z, y, 10)
@@ -162,10 +164,14 @@ def test_the_ridge_never_dips_between_an_eighth_and_eight_times_as_many_samples_
         nearest = (test_z @ means.T - 0.5 * (means**2).sum(1)).argmax(1)
         behind.append(max(right) - chosen)
         against_mean.append(chosen - float((nearest == test_y).mean()))
+        within = within_gram(a, cross, counts)
+        rows = without_bias(discriminant_head(within), within)
+        other_form.append(float(((test_z @ rows.T).argmax(1) == test_y).mean()) - float((nearest == test_y).mean()))
         if share == 1.0:  # the trap is there: the smallest ridge of the grid is far behind
             assert right[0] < max(right) - 0.1
     assert np.mean(behind) <= 0.02
     assert np.mean(against_mean) >= -0.03
+    assert np.mean(other_form) >= -0.03
 
 
 @pytest.mark.parametrize("precision", [np.float32, np.float16])

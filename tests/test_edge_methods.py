@@ -98,7 +98,9 @@ def test_ffc_on_projected_features_is_ridge_regression_on_projected_features(pro
     payloads = [encode(device.run_round(asked, None).contribution, "f64") for device in devices]
     assert max(map(len, payloads)) < 8 * (PROJECT * (PROJECT + 1) // 2 + CLASSES * PROJECT) + 256
     merged = merge(lambda: [decode(payload).statistic(FeatureGram, CLASSES, PROJECT) for payload in payloads])
-    state = next_global(GlobalState(RUN, 0, 0), method("ffc"), merged, round=1, hyper={"ridge": RIDGE})
+    state = next_global(
+        GlobalState(RUN, 0, 0), method("ffc"), merged, round=1, hyper=method("ffc").settle({"ridge": RIDGE})
+    )
 
     def prepared(data: LocalData) -> np.ndarray:
         z = _features(projected, None, data)
@@ -125,6 +127,8 @@ def test_a_projection_of_all_columns_loses_nothing(mnist_like_bundle: Callable[.
         sent = Device(bundle, fashion(bundle, 60, OWN), "pi-1").run_round(announcement(bundle, 1, "ffc"), None)
         statistic = sent.contribution.statistic(FeatureGram, CLASSES, width)
         heads.append(
-            next_global(GlobalState(RUN, 0, 0), method("ffc"), statistic, round=1, hyper={"ridge": RIDGE}).head.rows
+            next_global(
+                GlobalState(RUN, 0, 0), method("ffc"), statistic, round=1, hyper=method("ffc").settle({"ridge": RIDGE})
+            ).head.rows
         )
     np.testing.assert_allclose(heads[1] @ projection(width, width, SEED).T, heads[0], rtol=1e-5, atol=1e-8)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from contract.bundle import read_bundle
 from contract.messages import Announcement
+from contract.methods import method
 from contract.sphere import orthonormal_frame
 from edge_client.device import Device, round_seed
 from export.backbones import build_backbone
@@ -98,7 +99,9 @@ def test_the_calibrated_head_is_the_pooled_one() -> None:
     pooled = np.concatenate([model.features(share.x) for share in held]).astype(np.float64)
     best = ridge_head(pooled, np.concatenate([share.y for share in held]), 10, 1e-6)
     rounding = 1e-6 * np.abs(best).max()  # two solvers of one system, whose smallest penalty is a millionth of the mean
-    np.testing.assert_allclose(calibrated_head(model, held, 1e-6).weight, best, rtol=1e-6, atol=rounding)
+    np.testing.assert_allclose(
+        calibrated_head(model, held, method("ffc").settle({"ridge": 1e-6})).weight, best, rtol=1e-6, atol=rounding
+    )
 
 
 def test_saved_weights_are_what_export_takes(tmp_path: Path) -> None:

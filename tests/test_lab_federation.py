@@ -393,7 +393,10 @@ def test_closings_answer_better_than_an_untrained_head() -> None:
     features = model.features(TEST.x)
     before = (model.predict(TEST.x) == TEST.y).mean()
     hyper = ALGORITHMS["fedavg"].settle({"ccvr_virtual": 200})
-    for head in (calibrated_head(model, held, 1e-6), ccvr_head(model, held, hyper, seed=0)):
+    for head in (
+        calibrated_head(model, held, method("ffc").settle({"ridge": 1e-6})),
+        ccvr_head(model, held, hyper, seed=0),
+    ):
         assert (head(features) == TEST.y).mean() > before + 0.2
 
 
@@ -432,7 +435,7 @@ def test_a_client_with_one_sample_is_handled() -> None:
     )
     assert record.participants == 2
     features = model.features(single.x)
-    assert (head_by_ffc(features, single.y, 10, 1e-6)(features) == single.y).all()
+    assert (head_by_ffc(features, single.y, 10, method("ffc").settle({"ridge": 1e-6}))(features) == single.y).all()
 
 
 # ── shares of odd sizes ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from commands import one_error_line
+from commands import run as here
 from fleets import LABELS, error_line, run
 from test_predict import Finished, frozen, trained  # noqa: F401
 
 import protofleet
 from contract.answers import Answer
 from contract.errors import ExportError
+from edge_client.onnx_session import open_session
 from export.classifier import classifier
 from protofleet.commands.model import model_bytes
 
@@ -70,6 +73,54 @@ def test_the_file_answers_as_the_device(
     assert about["way"] == way
 
 
+def test_the_head_is_made_again_of_the_stores_sums(trained: Finished, tmp_path: Path) -> None:  # noqa: F811
+    places = ("--bundle", trained.bundle, "--store", trained.store)
+    found = []
+    for options, words in (
+        (("--ridge", "0.5"), "round 2 of ffc solved again: ridge 0.5, as given"),
+        (("--form", "discriminant"), "round 2 of ffc solved again: discriminant, ridge "),
+    ):
+        done = here("model", tmp_path / "m.onnx", *places, *options)
+        assert done.returncode == 0, done.stderr
+        assert words in done.stderr
+        assert "answers by linear" in done.stdout
+        session, _ = open_session((tmp_path / "m.onnx").read_bytes(), "the file")
+        (scores,) = session.run(["scores"], {"x": trained.x})
+        solve = {options[0].removeprefix("--"): options[1]}
+        asked = protofleet.Predictor(trained.bundle, store=trained.store, solve=solve)
+        np.testing.assert_allclose(scores, asked(trained.x).scores, rtol=1e-4, atol=1e-4)
+        found.append(scores)
+        done = here("predict", trained.photos, *places, *options, "--json", tmp_path / "told.jsonl")
+        assert words in done.stderr
+        told = [json.loads(line) for line in (tmp_path / "told.jsonl").read_text().splitlines()]
+        expected = {name: answer.top(0)[0] for name, answer in asked.photos((p, p) for p in (t["photo"] for t in told))}
+        assert {t["photo"]: (t["top"][0]["label"], t["top"][0]["score"]) for t in told} == expected
+    assert not np.allclose(*found, rtol=0.1)
+    assert not np.allclose(
+        found[0], protofleet.Predictor(trained.bundle, store=trained.store)(trained.x).scores, rtol=0.1
+    )
+
+
+def test_a_head_is_not_made_again_where_there_are_no_sums(trained: Finished, frozen: Finished, tmp_path: Path) -> None:  # noqa: F811
+    asked = (("--ridge", "0.1"), ("--ridge", "0.1", "--form", "ridge"))
+    for words, said in (
+        (
+            ("--state", trained.state(), *asked[0]),
+            "--ridge, expected --store FILE, whose sums are solved again",
+        ),
+        (("--bundle", frozen.bundle, "--store", frozen.store, *asked[0]), "expected the sums of a closed round of fed"),
+        (
+            ("--bundle", trained.bundle, "--store", trained.store, "--way", "head", *asked[1]),
+            "--ridge, --form with --way head, expected the way that is solved for, linear",
+        ),
+        (("--bundle", trained.bundle, "--store", frozen.store, *asked[0]), "is of another bundle"),
+    ):
+        done = here("model", tmp_path / "m.onnx", *words)
+        assert done.returncode == 2, done.stderr
+        assert said in one_error_line(done)
+        assert not (tmp_path / "m.onnx").exists()
+
+
 def test_nothing_but_standard_operators_and_no_other_file(frozen: Finished) -> None:  # noqa: F811
     model = onnx.ModelProto.FromString(model_bytes(protofleet.Predictor(frozen.state())))
     assert {node.domain for node in model.graph.node} == {""}
@@ -79,7 +130,6 @@ def test_nothing_but_standard_operators_and_no_other_file(frozen: Finished) -> N
 
 def test_a_projected_head_and_a_class_that_nobody_holds(frozen: Finished) -> None:  # noqa: F811
     from contract.answers import linear_answer
-    from edge_client.onnx_session import open_session
 
     predictor = protofleet.Predictor(frozen.state())
     rng, width = np.random.default_rng(1), predictor.bundle.manifest.features

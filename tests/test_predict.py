@@ -81,7 +81,7 @@ def _lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_a_device_keeps_the_state_that_the_aggregator_published_last(trained: Finished) -> None:
-    from aggregator.store import read_state
+    from aggregator.stored import read_state
 
     identity, published = read_state(trained.store)
     assert identity == read_bundle(trained.bundle).sha256

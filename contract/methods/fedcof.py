@@ -24,7 +24,7 @@ import numpy as np
 
 from contract.answers import Answer, linear_answer
 from contract.covariance import MeanSpread, random_groups
-from contract.discriminant import choose_ridge_within, discriminant_head
+from contract.discriminant import chosen_in_words, discriminant_head
 from contract.messages import ClassRows
 from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
 from contract.methods.ncm import UnitMeans
@@ -60,19 +60,15 @@ class FedCOF(Method):
     extractor: ClassVar[Extractor] = "bundle"
     unit_features = True
     solves: ClassVar[Solves] = "ridge"
+    solved_with: ClassVar[tuple[str, ...]] = ("ridge",)
     global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({_HEAD: "features", _BIAS: "one"})
     privacy = "mean frozen features of random groups of each class, without noise; no group below min-samples"
     rounds = 1
     hyper: ClassVar[Mapping[str, Hyper]] = MappingProxyType(
         {
             "groups": Hyper(4, f"ours: means of a class from each device; 1: {_PAPER}", low=1, high=MAX_GROUPS),
-            "shrinkage": Hyper(
-                "auto",
-                "decision 093: of trace(Σ)/D, chosen from the means",
-                ("auto",),
-                low=1e-9,
-                high=1e9,
-                number=True,
+            "ridge": Hyper(
+                "auto", "decision 093: of trace(Σ)/D, chosen from the means", ("auto",), high=1e6, number=True
             ),
         }
     )
@@ -116,18 +112,14 @@ class FedCOF(Method):
         self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]
     ) -> dict[str, ClassRows]:
         assert isinstance(merged, MeanSpread)
-        head = discriminant_head(merged.within, _shrinkage(hyper))
+        head = discriminant_head(merged.within, _given_ridge(hyper))
         bias = np.where(merged.present, head.bias, 0.0)[:, None]  # (C, 1)
         return {_HEAD: ClassRows.of(head.weights, merged.present), _BIAS: ClassRows.of(bias, merged.present)}
 
     def told(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
         assert isinstance(merged, MeanSpread)
-        within, given = merged.within, _shrinkage(hyper)
-        if not within.freedom:
-            return "one group of each class: nearest class mean"
-        ridge = choose_ridge_within(within).ridge if given is None else given
-        why = "chosen by the error it expects" if given is None else "as given"
-        return f"{int(merged.groups.sum())} groups, shrinkage {ridge:.2g}, {why}"
+        words = chosen_in_words(merged.within, _given_ridge(hyper))
+        return f"{int(merged.groups.sum())} groups of {int(merged.present.sum())} classes, {words}"
 
     def shared_answers(
         self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
@@ -140,6 +132,6 @@ class FedCOF(Method):
         return {self.way: linear_answer(head, bias[:, 0], present=present, unit=True)}
 
 
-def _shrinkage(hyper: Mapping[str, Value]) -> float | None:
+def _given_ridge(hyper: Mapping[str, Value]) -> float | None:
     """A given ridge, or None where it is chosen."""
-    return None if hyper["shrinkage"] == "auto" else float(hyper["shrinkage"])
+    return None if hyper["ridge"] == "auto" else float(hyper["ridge"])

@@ -8,6 +8,10 @@ extractor, which every device shares whatever it has trained locally, since sums
     head        W = ((A + λI)⁻¹ b)ᵀ, λ = ridge · trace(A)/D, `auto`: chosen from the sums (contract/ridge.py)     eq. 12
     answer      arg max_j (W z)_j
 
+The same sums make another head, `form=discriminant`: the nearest class mean by the covariance within classes, as GH-OFL
+(Turazza et al., ICLR 2026) makes it of them. It does not prefer the classes that devices have most samples of. Which
+form and which ridge is the aggregator's choice (`solved_with`): devices send and answer alike.
+
 A device's own sums make a personal head of the same form (`personal_head`).
 """
 
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -22,15 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.answers import Answer, linear_answer
+from contract.covariance import within_gram
+from contract.discriminant import chosen_in_words, discriminant_head, without_bias
 from contract.errors import MethodError
 from contract.messages import ClassRows
 from contract.methods.base import Extractor, Hyper, Local, Merged, Method, RowWidth, Solves, Value
-from contract.ridge import Ridge, RidgeHead, doubt, solve, solve_head
+from contract.ridge import Ridge, doubt, scarce_or_uneven, solve
 from contract.sphere import projection, unit_rows
 from contract.state import GlobalState
 from contract.statistics import FeatureGram, Statistic
 
-__all__ = ["CALIBRATION", "FFC", "personal_head", "prepared", "ridge_of"]
+__all__ = ["CALIBRATION", "FFC", "closed_form", "personal_head", "prepared", "ridge_of"]
 
 _PAPER = "SphereFed (Dong et al., ECCV 2022)"
 CALIBRATION: Mapping[str, Hyper] = MappingProxyType(
@@ -41,6 +48,11 @@ CALIBRATION: Mapping[str, Hyper] = MappingProxyType(
             ("auto",),
             high=1e6,
             number=True,
+        ),
+        "form": Hyper(
+            "ridge",
+            "decision 100: eq. 12; discriminant: GH-OFL's of the same sums, for unequal classes",
+            ("ridge", "discriminant"),
         ),
         "project": Hyper(
             0, "ours: D' of an agreed random projection, to cut the Gram's bytes; 0 for none", high=65_536
@@ -65,6 +77,7 @@ class FFC(Method):
     privacy = "sums of all samples' features and of their products, without noise"
     encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f64"
     solves: ClassVar[Solves] = "ridge"
+    solved_with: ClassVar[tuple[str, ...]] = ("ridge", "form")
     closes_runs = True
     rounds = 1
     hyper: ClassVar[Mapping[str, Hyper]] = CALIBRATION
@@ -93,19 +106,16 @@ class FFC(Method):
     ) -> dict[str, ClassRows]:
         """The head alone: prototypes stay as they are beside it."""
         assert isinstance(merged, FeatureGram)
-        return {"head": ClassRows.of(_solved(merged, ridge_of(hyper)).weights, merged.present)}
+        return {"head": ClassRows.of(closed_form(merged, hyper), merged.present)}
 
     def told(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
         assert isinstance(merged, FeatureGram)
-        found = _solved(merged, ridge_of(hyper))
-        if found.choice is None:
-            return f"ridge {found.ridge:g}, as given"
-        why = {"gcv": "by cross-validation on the sums", "noised": "since the sums are noised", "flat": "as no other"}
-        return f"ridge {found.ridge:.2g}, {why[found.choice.by]}"
+        return _solved(merged, hyper).words
 
     def doubt(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
         assert isinstance(merged, FeatureGram)
-        return doubt(merged, ridge_of(hyper))
+        near = doubt(merged, ridge_of(hyper))
+        return near if near or hyper["form"] == "discriminant" else scarce_or_uneven(merged.counts)
 
     def shared_answers(
         self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
@@ -134,18 +144,47 @@ def personal_head(local: Local) -> NDArray[np.float64]:
     total = FeatureGram.zero(local.classes, local.width)
     for features, labels in local.features("local"):
         total = total.merge(FeatureGram.of(unit_rows(features.astype(np.float64)), labels, local.classes))
-    return solve_head(total, ridge_of(local.hyper))
+    return closed_form(total, local.hyper)
 
 
-_kept: weakref.WeakKeyDictionary[FeatureGram, dict[Ridge, RidgeHead]] = weakref.WeakKeyDictionary()
+def closed_form(gram: FeatureGram, hyper: Mapping[str, Value]) -> NDArray[np.float64]:
+    """The head (C, D) of these sums, by the `form` and `ridge` among settled hyper-parameters; W z is its answer."""
+    return _solved(gram, hyper).weights
 
 
-def _solved(gram: FeatureGram, ridge: Ridge) -> RidgeHead:
-    """The head of these sums; solved once, since an eigendecomposition of 1,280 columns takes half a second."""
-    kept = _kept.setdefault(gram, {})
-    if ridge not in kept:
-        kept[ridge] = solve(gram.matrix, gram.cross, gram.counts, ridge)
-    return kept[ridge]
+@dataclass(frozen=True, eq=False)
+class _Solved:
+    """A head (C, D), and what was chosen in its making, in words."""
+
+    weights: NDArray[np.float64]
+    words: str
+
+
+_kept: weakref.WeakKeyDictionary[FeatureGram, dict[tuple[Value, Value], _Solved]] = weakref.WeakKeyDictionary()
+
+
+def _solved(gram: FeatureGram, hyper: Mapping[str, Value]) -> _Solved:
+    """Solved once, since an eigendecomposition of 1,280 columns takes half a second."""
+    kept, asked = _kept.setdefault(gram, {}), (hyper["form"], hyper["ridge"])
+    if asked not in kept:
+        make = _discriminant if hyper["form"] == "discriminant" else _regression
+        kept[asked] = make(gram, ridge_of(hyper))
+    return kept[asked]
+
+
+def _regression(gram: FeatureGram, ridge: Ridge) -> _Solved:
+    found = solve(gram.matrix, gram.cross, gram.counts, ridge)
+    if found.choice is None:
+        return _Solved(found.weights, f"ridge {found.ridge:g}, as given")
+    why = {"gcv": "by cross-validation on the sums", "noised": "since the sums are noised", "flat": "as no other"}
+    return _Solved(found.weights, f"ridge {found.ridge:.2g}, {why[found.choice.by]}")
+
+
+def _discriminant(gram: FeatureGram, ridge: Ridge) -> _Solved:
+    within = within_gram(gram.matrix, gram.cross, gram.counts)
+    head = discriminant_head(within, None if ridge == "auto" else ridge)
+    words = chosen_in_words(within, None if ridge == "auto" else ridge)
+    return _Solved(without_bias(head, within), words)
 
 
 def ridge_of(hyper: Mapping[str, Value]) -> Ridge:

@@ -53,7 +53,7 @@ _TRAINING = {
     "halve_every": Hyper(0, "steps of a round after which lr halves, again and again; 0: never. FedHKD's public code"),
 }
 _CLOSING = {
-    "ridge": closing_method().hyper["ridge"],
+    **{name: closing_method().hyper[name] for name in closing_method().solved_with},
     "ccvr_virtual": Hyper(2000, "virtual features of a class, Luo et al., NeurIPS 2021; SphereFed: 500", low=1),
     "ccvr_lr": Hyper(0.01, "ours; SphereFed, Tab. 16: 0.00001", low=1e-9),
     "ccvr_epochs": Hyper(10, "ours", low=1),

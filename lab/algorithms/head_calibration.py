@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from contract.answers import LinearAnswer
 from contract.methods import Value
-from contract.ridge import Ridge, solve_head
+from contract.methods.ffc import closed_form
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from edge_client.data import LocalData
@@ -34,13 +34,17 @@ Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 
-def calibrated_head(model: EagerModel, shares: Sequence[LocalData], ridge: Ridge) -> LinearAnswer:
-    """FFC over the model's backbone: the head from the clients' summed Gram and cross sums, as `solve_head` does it."""
+def calibrated_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str, Value]) -> LinearAnswer:
+    """FFC over the model's backbone: the head from the clients' summed Gram and cross sums.
+
+    Args:
+        hyper: FFC's `ridge` and `form`.
+    """
     classes, width = model.head_weight.shape
     total = FeatureGram.zero(classes, width)
     for share in (each.labelled for each in shares):
         total = total.merge(_gram(model.features(share.x), share.y, classes))
-    return LinearAnswer(solve_head(total, ridge), unit=True)
+    return LinearAnswer(closed_form(total, hyper), unit=True)
 
 
 def ffc_bytes(classes: int, width: int) -> int:
@@ -76,9 +80,9 @@ def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str
     return _fit(z, y, start, lr=lr, momentum=0.9, epochs=epochs, unit=False, seed=seed)
 
 
-def head_by_ffc(features: Features, y: Labels, classes: int, ridge: Ridge) -> LinearAnswer:
+def head_by_ffc(features: Features, y: Labels, classes: int, hyper: Mapping[str, Value]) -> LinearAnswer:
     """SphereFed's personalised FFC: the closed form over one client's own samples."""
-    return LinearAnswer(solve_head(_gram(features, y, classes), ridge), unit=True)
+    return LinearAnswer(closed_form(_gram(features, y, classes), hyper), unit=True)
 
 
 def head_by_sgd(

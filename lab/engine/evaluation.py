@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.answers import Answer
-from contract.methods.ffc import ridge_of
 from edge_client.data import LocalData
 from lab.algorithms.head_calibration import (
     calibrated_head,
@@ -112,9 +111,9 @@ def close(federation: Federation, names: Sequence[str], seed: int) -> tuple[list
     federation.load(0)
     classes, width = federation.model.head_weight.shape
     shares = [share for share in federation.shares if len(share.labelled)]
-    heads, sent, ridge = [], {}, ridge_of(federation.hyper)
+    heads, sent = [], {}
     if "ffc" in names:
-        heads.append(("linear", calibrated_head(federation.model, shares, ridge)))
+        heads.append(("linear", calibrated_head(federation.model, shares, federation.hyper)))
         sent["linear"] = ffc_bytes(classes, width)
     if "ccvr" in names:
         heads.append(("ccvr", ccvr_head(federation.model, shares, federation.hyper, seed)))
@@ -140,7 +139,7 @@ def personalise(
             )
             heads["head-sgd/head"] = fitted
         if "head-ffc" in names:
-            heads["head-ffc/linear"] = head_by_ffc(seen, share.y, classes, ridge_of(hyper))
+            heads["head-ffc/linear"] = head_by_ffc(seen, share.y, classes, hyper)
         for way, head in heads.items():
             tally.add("personal", way, head(asked) == held[client].y)
         if "fit" in names:

@@ -1,8 +1,9 @@
 """`protofleet model`: what a device or its fleet answers with, as one plain ONNX file.
 
 The predictor (`edge_client`) says which weights and which way of answering; `export/classifier.py` makes a graph of
-them; they meet here. Before the file is written it is opened by ONNX Runtime and asked about images of noise, beside
-the predictor: it must answer the same.
+them; they meet here. Where another ridge or form is asked for, the head is first made again of the store's sums
+(`aggregator/solve_again.py`). Before the file is written it is opened by ONNX Runtime and asked about images of noise,
+beside the predictor: it must answer the same.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contract.files import whole_file
 from contract.methods import LOAD_HELP, load_method
 from edge_client.onnx_session import open_session
 from protofleet.predictor import Predictor
+from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, tell
 
 __all__ = ["model_bytes", "model_command"]
 
@@ -32,6 +34,8 @@ def model_command(
     bundle: Annotated[Path | None, typer.Option(help="A bundle; with --state where the device's own lies now.")] = None,
     store: Annotated[Path | None, typer.Option(help="An aggregator's store: what the fleet learned last.")] = None,
     way: Annotated[str | None, typer.Option(help="The way of answering.  [default: the method's own]")] = None,
+    ridge: Annotated[str | None, typer.Option(help=RIDGE_HELP)] = None,
+    form: Annotated[str | None, typer.Option(help=FORM_HELP)] = None,
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
 ) -> None:
     """Write one plain ONNX classifier: uint8 images in; scores and class out; labels in its metadata."""
@@ -40,7 +44,8 @@ def model_command(
     source = state or bundle
     if source is None:
         raise UsageError("protofleet model", expected="--state or --bundle", got="neither", hint="--help")
-    predictor = Predictor(source, bundle=bundle if state else None, store=store, way=way)
+    predictor = Predictor(source, bundle=bundle if state else None, store=store, way=way, solve=asked(ridge, form))
+    tell(predictor)
     blob = model_bytes(predictor)
     try:
         with whole_file(out) as file:

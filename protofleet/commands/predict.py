@@ -24,6 +24,7 @@ from edge_client.data.load import load_data
 from edge_client.predictor import Answers
 from edge_client.watch import camera_pictures, new_files
 from protofleet.predictor import Predictor
+from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, tell
 
 __all__ = ["predict_command"]
 
@@ -46,6 +47,8 @@ def predict_command(
     ] = None,
     unknown_above: Annotated[float | None, typer.Option(help="Novelty above which a photo is unknown.")] = None,
     threads: Annotated[int, typer.Option(help="Threads for a network's run.", min=1, max=256)] = 1,
+    ridge: Annotated[str | None, typer.Option(help=RIDGE_HELP)] = None,
+    form: Annotated[str | None, typer.Option(help=FORM_HELP)] = None,
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("a line for each photo"))] = None,
 ) -> None:
@@ -58,8 +61,15 @@ def predict_command(
     if source is None:
         raise UsageError("protofleet predict", expected="--state or --bundle", got="neither", hint="--help")
     predictor = Predictor(
-        source, bundle=bundle if state else None, store=store, way=way, threads=threads, threshold=unknown_above
+        source,
+        bundle=bundle if state else None,
+        store=store,
+        way=way,
+        solve=asked(ridge, form),
+        threads=threads,
+        threshold=unknown_above,
     )
+    tell(predictor)
     if known is not None:
         _calibrate(predictor, known)
     if json is not None and not is_stdout(json):

@@ -1,0 +1,79 @@
+"""A round's contributions merged into its result: by the aggregator that took them, and again from its store.
+
+1. Every contribution's traits are compared (`aggregator/outliers.py`): who is left out, who counts for less.
+2. What stays is merged by the method, one contribution at a time, in the order of the devices.
+3. What a person should know of it is said beside: findings, doubts, and what was chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from aggregator.outliers import Finding, Traits, screen
+from contract.messages import Contribution
+from contract.methods import Method, Value
+from contract.methods.base import Merged
+from contract.rules import Rule
+from contract.statistics import Statistic
+
+__all__ = ["Messages", "Result", "merge_round", "traits_of"]
+
+Messages = Callable[[], Iterator[tuple[str, Contribution]]]
+"""Gives each device's contribution to a round, ordered by device; asked for each pass over them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a round came to.
+
+    Attributes:
+        merged: the method's.
+        findings: about devices whose contribution does not count, or not in full.
+        doubt: why what is made of it may be bad; empty where nothing speaks against it.
+        told: what was chosen in the making, in words.
+    """
+
+    merged: Merged
+    findings: tuple[Finding, ...]
+    doubt: str
+    told: str
+
+
+def traits_of(found: Method, messages: Messages, hyper: Mapping[str, Value]) -> dict[str, Traits]:
+    """What of each contribution is compared with the others'; reads them all."""
+    noise = found.mechanism(hyper)
+    return {device: Traits.of(message, noise) for device, message in messages()}
+
+
+def merge_round(
+    found: Method,
+    messages: Messages,
+    traits: Mapping[str, Traits],
+    hyper: Mapping[str, Value],
+    *,
+    classes: int,
+    width: int,
+    rule: Rule = "mean",
+    max_share: float = 0.5,
+) -> Result:
+    """The result of a round of a method.
+
+    Args:
+        traits: of the devices in `messages`, in that order.
+        hyper: the method's, settled.
+        classes, width: C, and the width of the round's rows.
+        rule: how class means merge; other sums always add up.
+        max_share: see `screen`.
+
+    Raises:
+        StatisticError: when there is no contribution.
+    """
+
+    def statistics() -> Iterator[Statistic]:
+        for _, message in messages():
+            yield message.statistic(found.statistic, classes, width)
+
+    screened = screen(statistics, traits, max_share=max_share)
+    merged = found.merge(screened.source, rule, hyper)
+    return Result(merged, screened.findings, found.doubt(merged, hyper), found.told(merged, hyper))

@@ -1,0 +1,92 @@
+"""The head of a finished round, made again from what its store keeps, by another ridge or in another form.
+
+A store keeps the contributions of the last closed round of each method (docs/decisions/085). Sums do not know which
+head will be made of them, so the aggregator's part can be repeated: the same devices are left out or count for less,
+the same sums are merged, and the method makes its rows by the hyper-parameters that are asked for. The store is only
+read; its aggregator may be running, and what the fleet has is not changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from aggregator.merging import merge_round, traits_of
+from aggregator.state import next_global
+from aggregator.stored import StoredRun, stored_run
+from contract.bundle import Manifest
+from contract.errors import UsageError
+from contract.messages import Contribution
+from contract.methods import METHODS, Method, Value, closing_method
+from contract.state import GlobalState
+from contract.wire import decode
+
+__all__ = ["SolvedAgain", "solve_again"]
+
+
+@dataclass(frozen=True, eq=False)
+class SolvedAgain:
+    """What came of it.
+
+    Attributes:
+        state: the store's newest global state, with the round's rows made again.
+        method: of the round.
+        round: its number.
+        told: what was chosen, in words.
+        doubt: why it may be bad; empty where nothing speaks against it.
+    """
+
+    state: GlobalState
+    method: Method
+    round: int
+    told: str
+    doubt: str
+
+
+def solve_again(path: str | os.PathLike[str], manifest: Manifest, given: Mapping[str, object]) -> SolvedAgain:
+    """Make the head of the newest round that has one again.
+
+    Args:
+        path: an aggregator's store.
+        manifest: of the fleet's bundle.
+        given: hyper-parameters of `Method.solved_with` that are taken instead of the bundle's.
+
+    Raises:
+        MethodError: a value is out of range.
+        StoreError, UsageError: the store cannot be read, or holds nothing that this can be made of.
+    """
+    able = {name: found for name, found in METHODS.items() if given and set(given) <= set(found.solved_with)}
+    with stored_run(path) as run:
+        number, found = _round(run, able, os.fspath(path))
+        settled = {name: found.hyper[name].check(f"--{name}", value) for name, value in given.items()}
+        hyper: dict[str, Value] = found.settled_in({**manifest.hyper, **settled})
+
+        def messages() -> Iterator[tuple[str, Contribution]]:
+            for device, payload in run.contributions(number, found.name):
+                message = decode(payload)
+                assert isinstance(message, Contribution)
+                yield device, message
+
+        width, share = found.row_width(hyper, manifest.features), run.max_share(found.name)
+        traits = traits_of(found, messages, hyper)
+        result = merge_round(found, messages, traits, hyper, classes=manifest.classes, width=width, max_share=share)
+        before = run.state()
+        state = next_global(before, found, result.merged, round=before.round, hyper=hyper)
+    return SolvedAgain(replace(state, version=before.version), found, number, result.told, result.doubt)
+
+
+def _round(run: StoredRun, able: Mapping[str, Method], path: str) -> tuple[int, Method]:
+    """The newest closed round of one of these methods whose contributions are kept."""
+    closed = run.closed_rounds()
+    for number, name, kept in reversed(closed):
+        if name in able and kept:
+            return number, able[name]
+    names = {name for _, name, _ in closed}
+    got = f"rounds of {', '.join(sorted(names))}" if names else "no closed round"
+    raise UsageError(
+        f"--store {path}",
+        expected=f"the sums of a closed round of {' or '.join(able) or 'a method that solves with these'}",
+        got=f"{got} whose contributions were dropped" if names & set(able) else got,
+        hint=f"aggregate --method {[closing_method().name, *able][-1]}",
+    )

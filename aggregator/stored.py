@@ -1,0 +1,75 @@
+"""A store, read by who is not its aggregator: the newest global state, and the contributions that are kept.
+
+Nothing is written or locked, so the aggregator may be running.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from aggregator.store import KIND, contributions, newest_state, share_name
+from contract.sqlite import read_only
+from contract.state import GlobalState
+
+__all__ = ["StoredRun", "read_state", "stored_run"]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRun:
+    """What a store holds.
+
+    Attributes:
+        bundle: the identity of the bundles that it is of, 32 bytes.
+    """
+
+    bundle: bytes
+    _run: bytes
+    _db: sqlite3.Connection
+
+    def state(self) -> GlobalState:
+        """The newest global state; version 0 and empty before the first round."""
+        return newest_state(self._db, self._run)
+
+    def closed_rounds(self) -> list[tuple[int, str, bool]]:
+        """Number and method of each closed round, in order, and whether its contributions are kept."""
+        rows = self._db.execute(
+            "SELECT number, method, EXISTS (SELECT 1 FROM payload p WHERE p.round = number) FROM round"
+            " WHERE closed ORDER BY number"
+        )
+        return [(number, method, bool(kept)) for number, method, kept in rows.fetchall()]
+
+    def contributions(self, round: int, method: str) -> Iterator[tuple[str, bytes]]:
+        """Devices and their encoded contributions to a round, ordered by device, one at a time."""
+        yield from contributions(self._db, round, method)
+
+    def max_share(self, method: str) -> float:
+        """The largest share of a round that one device counted for, in the last closed round of a method."""
+        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (share_name(method),)).fetchone()
+        return 0.5 if row is None else float(row[0])
+
+
+@contextmanager
+def stored_run(path: str | os.PathLike[str]) -> Iterator[StoredRun]:
+    """Open a store to read.
+
+    Raises:
+        StoreError: there is no such file, or it cannot be read.
+        UsageError: it is no store, or of another version.
+    """
+    with read_only(path, KIND) as db:
+        meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
+        yield StoredRun(bytes(meta["bundle"]), bytes(meta["run"]), db)
+
+
+def read_state(path: str | os.PathLike[str]) -> tuple[bytes, GlobalState]:
+    """The identity of the bundles that a store is of, 32 bytes, and its newest global state.
+
+    Raises:
+        StoreError, UsageError: as `stored_run`.
+    """
+    with stored_run(path) as run:
+        return run.bundle, run.state()

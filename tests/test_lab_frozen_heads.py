@@ -1,0 +1,105 @@
+"""The ladder from bytes to accuracy over frozen features: real messages, and heads equal to those that are deployed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from contract.covariance import within_gram
+from contract.discriminant import discriminant_head, without_bias
+from contract.errors import MethodError
+from contract.methods import method
+from contract.ridge import solve_head
+from contract.sphere import unit_rows
+from contract.statistics import FeatureGram
+from contract.uplink_bytes import sent_bytes
+from lab.engine.frozen_heads import RUNGS, Features, Measured, Rung, ladder, measure
+
+CLASSES, WIDTH = 6, 40
+
+
+def _draw(samples: int, seed: int, shares: np.ndarray | None = None) -> Features:
+    """Features as a network gives them: a common mean, few directions that vary much. Classes as often as `shares`."""
+    common, rng = np.random.default_rng(7), np.random.default_rng(seed)
+    decay = np.arange(1, WIDTH + 1) ** -0.5
+    centres = np.abs(common.normal(size=WIDTH)) * 0.5 + common.normal(size=(CLASSES, WIDTH)) * decay * 0.5
+    y = rng.choice(CLASSES, samples, p=shares)
+    return Features((centres[y] + rng.normal(size=(samples, WIDTH)) * decay).astype(np.float32), y)
+
+
+def _dealt(all_of_it: Features, devices: int) -> list[Features]:
+    return [Features(all_of_it.z[i::devices], all_of_it.y[i::devices]) for i in range(devices)]
+
+
+FLEET, ASKED = _draw(1200, 1), _draw(3000, 2)
+
+
+@pytest.fixture(scope="module")
+def steps() -> dict[str, Measured]:
+    return {each.rung.title: each for each in ladder(_dealt(FLEET, 20), ASKED, CLASSES)}
+
+
+def test_more_bytes_answer_better_and_what_is_too_wide_is_left_out(steps: dict[str, Measured]) -> None:
+    assert set(steps) == {rung.title for rung in RUNGS if not rung.hyper.get("project")}  # 256 of 40 columns are none
+    mean, one, four, ffc = (
+        steps[name]
+        for name in ("nearest class mean", "FedCOF, 1 group a class", "FedCOF, 4 groups a class", "FFC, ridge")
+    )
+    assert mean.accuracy + 0.01 < one.accuracy
+    assert one.accuracy - 0.005 <= four.accuracy <= ffc.accuracy + 0.01
+    assert abs(steps["FFC in half precision, ridge"].accuracy - ffc.accuracy) <= 0.005
+    assert "by cross-validation on the sums" in ffc.told
+    assert all(not each.doubt for each in steps.values())
+    np.testing.assert_allclose(ffc.accuracy, (ffc.of_class * np.bincount(ASKED.y) / len(ASKED.y)).sum())
+
+
+def test_bytes_are_those_of_the_messages(steps: dict[str, Measured]) -> None:
+    for title, name, groups in (
+        ("FFC, ridge", "ffc", 1),
+        ("nearest class mean", "ncm", 1),
+        ("FedCOF, 4 groups a class", "fedcof", 4),
+    ):
+        assert abs(steps[title].uplink_bytes - sent_bytes(method(name), CLASSES, WIDTH, groups)) <= 80  # counts' digits
+    assert steps["FFC in half precision, ridge"].uplink_bytes < 0.3 * steps["FFC, ridge"].uplink_bytes
+
+
+def test_the_heads_are_those_of_the_pooled_data(steps: dict[str, Measured]) -> None:
+    z, asked = unit_rows(FLEET.z.astype(np.float64)), unit_rows(ASKED.z.astype(np.float64))
+    gram = FeatureGram.of(z, FLEET.y, CLASSES)
+    within = within_gram(gram.matrix, gram.cross, gram.counts)
+    for title, rows in (
+        ("FFC, ridge", solve_head(gram, "auto")),
+        ("FFC, discriminant", without_bias(discriminant_head(within), within)),
+    ):
+        right = ((asked @ rows.T).argmax(1) == ASKED.y).mean()
+        assert steps[title].accuracy == pytest.approx(right, abs=1.5 / len(ASKED.y))  # float32 may turn one over
+
+
+def test_where_classes_are_unequal_the_discriminant_is_fair_to_the_rare_ones() -> None:
+    often = np.sqrt(0.3) ** np.arange(CLASSES)
+    fleet = _dealt(_draw(1200, 3, often / often.sum()), 5)
+    ridge, other = (
+        measure(Rung("", "ffc", {"form": form}), fleet, ASKED, CLASSES) for form in ("ridge", "discriminant")
+    )
+    assert other.balanced > ridge.balanced + 0.03
+    assert other.of_class[-1] > ridge.of_class[-1] + 0.2
+    assert "try --form discriminant" in ridge.doubt
+    assert not other.doubt
+
+
+def test_small_classes_stay_at_home_and_a_method_that_trains_is_none() -> None:
+    fleet = [*_dealt(FLEET, 3), Features(FLEET.z[:1], FLEET.y[:1])]
+    few, all_of_it = (measure(RUNGS[0], fleet, ASKED, CLASSES, min_samples=least) for least in (2, 1))
+    assert few.uplink_bytes == all_of_it.uplink_bytes
+    lonely = measure(RUNGS[0], [Features(FLEET.z[:30], FLEET.y[:30] % 2), *fleet[-1:]], ASKED, CLASSES, min_samples=2)
+    assert not np.nansum(lonely.of_class[2:])
+    with pytest.raises(MethodError, match="over frozen features"):
+        measure(Rung("", "fedproto"), fleet, ASKED, CLASSES)
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import lab.engine.frozen_heads"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
