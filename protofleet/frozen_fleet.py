@@ -41,7 +41,8 @@ from edge_client.local import Remembered
 
 __all__ = ["FrozenFleet", "Outcome", "deal", "features_of", "shipped_head"]
 
-ALONE = 5  # devices that are asked how they would do alone: each costs what the whole fleet's head costs
+# Devices that are asked how they would do alone, and from which width on: a head costs D³, for one device or for all.
+ALONE, ALONE_WIDE, WIDE = 5, 2, 512
 _LIMIT_BYTES = 65_536  # of a message, as aggregators have it by default
 
 Rows = NDArray[np.int64]
@@ -158,11 +159,12 @@ class FrozenFleet:
         bundle = _exported_for(self._bundle, rung)
         traits: dict[str, Traits] = {}
         largest, alone = 0, []
+        asked = ALONE if self._bundle.manifest.features < WIDE else ALONE_WIDE
         for number, payload in enumerate(self._payloads(bundle, rung)):
             message = _contribution(payload)
             traits[f"device-{number + 1}"] = Traits.of(message, rung.method.mechanism(rung.hyper))
             largest = max(largest, len(payload))
-            if len(alone) < ALONE and message.samples:
+            if len(alone) < asked and message.samples:
                 alone.append(self._right(rung, self._merged(rung, lambda sent=payload: iter([sent]))))
         if not any(found.samples for found in traits.values()):
             raise DataError("photos of a device", expected=f"{self._min_samples} of some class", got="fewer of each")
