@@ -31,8 +31,9 @@ class Rung:
     Attributes:
         name: the method, and the settings that tell this way from its others.
         hyper: settled.
-        beside: those that differ from the bundle's own, so that a bundle has to be exported for them; empty where any
-            bundle of this backbone serves.
+        beside: those that differ from the bundle's own, so that a bundle has to be exported for them; empty where the
+            bundle serves as it is.
+        solved_with: those that differ, and that the aggregator is told instead.
         uplink_bytes: of a device that holds every class, once; None for what no message can hold.
     """
 
@@ -41,6 +42,7 @@ class Rung:
     hyper: Mapping[str, Value]
     beside: Mapping[str, Value]
     uplink_bytes: int | None
+    solved_with: Mapping[str, Value] = dataclasses.field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -48,6 +50,7 @@ class Rung:
             "way": self.name,
             "method": self.method.name,
             "set": dict(self.beside),
+            "solved_with": dict(self.solved_with),
             "sends": self.method.sends,
             "bytes": self.uplink_bytes,
         }
@@ -63,9 +66,10 @@ def rungs(manifest: Manifest) -> list[Rung]:
         own, variants = each.settled_in(manifest.hyper), each.variants(manifest.features)
         settings = [own, *({**own, **given} for given in variants)]
         for hyper in [one for place, one in enumerate(settings) if one not in settings[:place]]:
-            beside = {name: value for name, value in hyper.items() if value != own[name]}
+            differs = {name: value for name, value in hyper.items() if value != own[name]}
+            solved = {name: differs.pop(name) for name in each.solved_with if name in differs}
             size = payload_bytes(manifest, each, hyper) if _can_be_sent(manifest, each, hyper) else None
-            found.append(Rung(_name(each, hyper, variants), each, hyper, beside, size))
+            found.append(Rung(_name(each, hyper, variants), each, hyper, differs, size, solved))
     return sorted(found, key=lambda rung: math.inf if rung.uplink_bytes is None else rung.uplink_bytes)
 
 

@@ -164,6 +164,7 @@ class Advice:
             "way": each.name,
             "method": None if each.rung is None else each.rung.method.name,
             "set": {} if each.rung is None else dict(each.rung.beside),
+            "solved_with": {} if each.rung is None else dict(each.rung.solved_with),
             "uplink_bytes": each.uplink_bytes,
             "accuracy": each.accuracy,
             "standard_error": each.error,

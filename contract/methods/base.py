@@ -229,6 +229,8 @@ class Method(ABC):
         encoding: how its numbers travel unless the aggregator is told otherwise.
         solves: what the aggregator computes of the merged statistic, for the cost models: a head by `ridge` regression,
             or nothing that counts.
+        solved_with: hyper-parameters that the aggregator alone uses, in making a head of the merged statistic: with
+            others of these it can make another head of the same contributions, which devices need not know of.
         closes_runs: whether a run of another method may end with one round of it.
         rounds: how many a run has when a person names none.
         first_run: hyper-parameters for a first short run on a small data set.
@@ -254,6 +256,7 @@ class Method(ABC):
     privacy: ClassVar[str] = "nothing of the samples"
     encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f32"
     solves: ClassVar[Solves] = "none"
+    solved_with: ClassVar[tuple[str, ...]] = ()
     closes_runs: ClassVar[bool] = False
     first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({})
     rounds: ClassVar[int] = 5

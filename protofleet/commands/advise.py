@@ -21,6 +21,7 @@ from contract.json_output import JSON_HELP, beside, write_json
 from contract.methods import LOAD_HELP, load_method
 from contract.tables import show_table
 from contract.terminal import printable
+from contract.uplink_bytes import Rung
 from hw_profiles.units import size
 from protofleet.advice import Advice, Measured, Plan, advise
 
@@ -123,15 +124,16 @@ def _recommendation(advice: Advice, path: Path) -> Iterator[str]:
         if gain <= error:
             yield "One device alone does as well on these photos: what a fleet adds cannot be seen in them."
     if chosen.rung is not None:
-        yield f"  {_command(chosen, advice, path)}"
+        yield from _commands(chosen.rung, advice, path)
     yield "It was chosen on these held-out photos, which flatters it a little; client --test tells on others."
 
 
-def _command(chosen: Measured, advice: Advice, path: Path) -> str:
-    assert chosen.rung is not None
-    name = chosen.rung.method.name
-    if chosen.rung.beside:
-        given = " ".join(f"--set {key}={value}" for key, value in chosen.rung.beside.items())
-        return f"protofleet export --method {name} {given} ... (as {path.name}, then aggregate)"
-    own = "" if advice.bundle.manifest.method == name else f" --method {name}"
-    return f"protofleet aggregate --bundle {path}{own} --broker ... --store ..."
+def _commands(rung: Rung, advice: Advice, path: Path) -> Iterator[str]:
+    """What runs this way: on the bundle as it is, or on one that is exported for it."""
+    name, own = rung.method.name, advice.bundle.manifest.method
+    if rung.beside:
+        given = "".join(f" --set {key}={value}" for key, value in rung.beside.items())
+        yield f"  Export {path.name} again with --method {name}{given}, then:"
+    method = "" if rung.beside or own == name else f" --method {name}"
+    told = "".join(f" --{key} {value}" for key, value in rung.solved_with.items())
+    yield f"  protofleet aggregate --bundle {path}{method}{told} --broker ... --store ..."
