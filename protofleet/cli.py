@@ -53,6 +53,9 @@ COMMANDS = {
     "profile": Command(
         "protofleet.commands.profile:profile_command", None, "Latency, memory, energy on devices; --measure: here."
     ),
+    "advise": Command(
+        "protofleet.commands.advise:advise_command", None, "Measure on your photos which way gives what for its bytes."
+    ),
     "cost": Command("hw_profiles.cli:cost_command", "export", "Cycles and memory on a systolic array."),
     "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
     "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),

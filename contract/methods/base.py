@@ -295,6 +295,13 @@ class Method(ABC):
         """How many rows a device sends of each class, where its statistic has room for several."""
         return 1
 
+    def variants(self, width: int) -> tuple[Mapping[str, Value], ...]:
+        """Settings that are worth comparing before a fleet starts, of a method that trains nothing: what differs from
+        the defaults, for features of width D. Each word that may stand where a default is one makes another."""
+        words = {name: hyper.choices for name, hyper in self.hyper.items() if not hyper.number}
+        others = [{name: word} for name, known in words.items() for word in known if word != self.hyper[name].default]
+        return ({}, *others)
+
     def row_kinds(self, hyper: Mapping[str, Value], classes: int, width: int) -> dict[str, int]:
         """What comes back, by kind: how many numbers a row of it has."""
         sizes = {"features": self.row_width(hyper, width), "classes": classes, "one": 1}

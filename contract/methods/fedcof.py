@@ -76,6 +76,10 @@ class FedCOF(Method):
     def groups(self, hyper: Mapping[str, Value]) -> int:
         return int(hyper["groups"])
 
+    def variants(self, width: int) -> tuple[Mapping[str, Value], ...]:
+        """Twice as many groups cost twice the bytes."""
+        return tuple({"groups": groups} for groups in (1, 2, 4, 8))
+
     @property
     def merged(self) -> type:
         return MeanSpread

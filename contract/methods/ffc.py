@@ -39,6 +39,7 @@ from contract.statistics import FeatureGram, Statistic
 
 __all__ = ["CALIBRATION", "FFC", "closed_form", "personal_head", "prepared", "ridge_of"]
 
+NARROW = 256  # columns that wide features are projected to, where that is compared (docs/methods.md)
 _PAPER = "SphereFed (Dong et al., ECCV 2022)"
 CALIBRATION: Mapping[str, Hyper] = MappingProxyType(
     {
@@ -88,6 +89,11 @@ class FFC(Method):
 
     def row_width(self, hyper: Mapping[str, Value], width: int) -> int:
         return int(hyper["project"]) or width
+
+    def variants(self, width: int) -> tuple[Mapping[str, Value], ...]:
+        """Each head, of whole features and, where these are wide, of projected ones."""
+        heads, widths = super().variants(width), (0, NARROW) if width >= 2 * NARROW else (0,)
+        return tuple({**head, "project": project} for project in widths for head in heads)
 
     def preparation(self, hyper: Mapping[str, Value]) -> dict[str, Value]:
         return {name: hyper[name] for name in ("project", "project_seed") if hyper["project"]}

@@ -22,7 +22,7 @@ from edge_client.data.listing import Listing
 from edge_client.data.npz import class_numbers, pixels
 from edge_client.data.samples import UNLABELLED, LocalData, Purpose, class_number
 from edge_client.data.sources import list_source
-from edge_client.data.splits import declared_rows, held_out, ranks_of, train_and_held_rows
+from edge_client.data.splits import declared_rows, fewer_rows, held_out, ranks_of, train_and_held_rows
 
 __all__ = ["from_arrays", "hold_back", "load_data", "load_held_out", "read_images"]
 
@@ -64,6 +64,7 @@ def load_held_out(
     share: float = 0.1,
     seed: int = 0,
     least: int = 1,
+    most: int | None = None,
     log: Log = lambda line: None,
     cache: Path | None = None,
 ) -> tuple[LocalData, LocalData]:
@@ -76,6 +77,8 @@ def load_held_out(
     Args:
         share, seed: of the hold-out.
         least: a class with fewer samples has none held back.
+        most: at most so many samples in all, those without a label left out first, and then the same share of every
+            class on either side; no other is decoded. None for all.
         path, log, cache: as of `load_data`.
 
     Returns:
@@ -86,6 +89,11 @@ def load_held_out(
     """
     listing = _of_bundle(list_source(path, log), manifest)
     train, held = train_and_held_rows(listing, share, seed, least=least)
+    if most is not None and len(train) + len(held) > most:
+        labelled = train[listing.labels[train] >= 0]
+        looked_at = min(most / (len(labelled) + len(held)), 1.0)
+        log(f"{most:,} of {len(train) + len(held):,} photos are looked at")
+        train, held = (fewer_rows(listing, side, looked_at, seed) for side in (labelled, held))
     rows = np.concatenate([train, held])
     x, kept = read_images(listing, rows, manifest.input_shape, name="train", log=log, cache=cache)
     trained = int(np.isin(kept, train, assume_unique=True).sum())  # rows that could be read keep their order
@@ -159,7 +167,7 @@ def read_images(
 
     def decode() -> Iterator[Any]:
         if len(rows) >= _MANY:
-            kept = "" if cache is None else f"; the next start finds them in {cache}"
+            kept = "" if cache is None else f" into {cache}"
             log(f"decoding {len(rows):,} images{kept}")
         return decode_all(_encoded(listing, rows), shape)
 

@@ -20,7 +20,7 @@ from contract.errors import DataError, UsageError
 from edge_client.data.listing import Listing
 from edge_client.data.samples import Purpose
 
-__all__ = ["SPLITS", "declared_rows", "held_out", "ranks_of", "split_code", "train_and_held_rows"]
+__all__ = ["SPLITS", "declared_rows", "fewer_rows", "held_out", "ranks_of", "split_code", "train_and_held_rows"]
 
 Rows = NDArray[np.int64]
 SPLITS = ("", "train", "valid", "test")
@@ -118,6 +118,14 @@ def train_and_held_rows(listing: Listing, share: float, seed: int, *, least: int
     ranks = ranks_of((listing.name(int(row)) for row in train), len(train), seed)
     held = held_out(listing.labels[train], share, seed, ranks=ranks, least=least)
     return train[~held], train[held]
+
+
+def fewer_rows(listing: Listing, rows: Rows, share: float, seed: int) -> Rows:
+    """The same share of every class of some labelled rows, by the samples' names; all of them for a share of 1."""
+    if share >= 1:
+        return rows
+    ranks = ranks_of((listing.name(int(row)) for row in rows), len(rows), seed)
+    return rows[held_out(listing.labels[rows], share, seed, ranks=ranks)]
 
 
 def _labelled_first(rows: Rows, listing: Listing) -> Rows:

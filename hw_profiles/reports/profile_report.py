@@ -3,7 +3,7 @@
     subject       the bundle: method, input, classes, features, parameters, multiply-accumulates
     uplink        bytes of one contribution, encoded for the wire: of the bundle's method       measured
                   in a round, and of the one that closes runs
-                  beside them what FedAvg would send: counted
+                  beside them what FedAvg would send: counted; and every way that trains nothing
     devices       for each:
       inference       one entry for each runtime, precision and threads, the first is the main one   predicted
       training_step   a step by phase, the bundle's own, derived on an array; a round              predicted
@@ -26,7 +26,7 @@ from typing import Any, cast
 from contract.bundle import Bundle, Manifest
 from contract.errors import UsageError
 from contract.methods import closing_method, method
-from contract.uplink_bytes import uplink_bytes
+from contract.uplink_bytes import rungs, uplink_bytes
 from hw_profiles.accelerator.simulate import Cost, assumptions, simulate
 from hw_profiles.cli import array_of
 from hw_profiles.devices.host import cpu_name
@@ -126,6 +126,7 @@ def _uplink(bundle: Bundle) -> dict[str, Any]:
         "closing_statistic": closing.statistic.NAME,
         "closing_bytes": up[closing.name],
         "fedavg_bytes": up["fedavg"],
+        "without_training": [rung.as_json() for rung in rungs(bundle.manifest)],
     }
 
 

@@ -27,7 +27,7 @@ from contract.json_output import JSON_HELP, beside, write_json
 from contract.messages import ClassRows, Message
 from contract.methods import LOAD_HELP, METHODS, load_method
 from contract.terminal import printable
-from contract.uplink_bytes import uplink_bytes
+from contract.uplink_bytes import rungs, uplink_bytes
 from contract.wire import MAX_MESSAGE_BYTES, decode
 
 __all__ = ["describe_bundle", "describe_message", "inspect_command"]
@@ -112,6 +112,7 @@ def describe_bundle(file: Path) -> dict[str, Any]:
         "parameters": {role: _numbers(m, role) for role in ("param", "buffer", "frozen", "optimizer")},
         "members": _members(file, m),
         "uplink_bytes_per_round": uplink_bytes(m),
+        "uplink_without_training": [rung.as_json() for rung in rungs(m)],
     }
 
 
@@ -208,7 +209,14 @@ def _show_bundle(facts: dict[str, Any], console: Console) -> None:
         ("name", "bytes", "sha256"),
         [(m["name"], f"{m['bytes']:,}", m["sha256"][:16] + "…") for m in facts["members"]],
     )
-    fedavg = facts["uplink_bytes_per_round"]["fedavg"]
+    _show_uplink(facts, console)
+
+
+def _show_uplink(facts: dict[str, Any], console: Console) -> None:
+    """Few bytes first: the bundle's own method, every way that trains nothing, and FedAvg."""
+    once = {rung["way"]: rung["bytes"] for rung in facts["uplink_without_training"]}
+    rounds = {name: size for name, size in facts["uplink_bytes_per_round"].items() if name not in once}
+    fedavg = rounds["fedavg"]
     _show_table(
         console,
         "up per device and round, with every class present",
@@ -217,9 +225,12 @@ def _show_bundle(facts: dict[str, Any], console: Console) -> None:
             (name, "more than a message holds", "")
             if size is None
             else (name, f"{size:,}", f"{size / fedavg:.2%}" if fedavg else "")
-            for name, size in sorted(facts["uplink_bytes_per_round"].items(), key=lambda item: item[1] or math.inf)
+            for name, size in sorted((rounds | once).items(), key=lambda item: item[1] or math.inf)
         ],
     )
+    names = ", ".join(dict.fromkeys(rung["method"] for rung in facts["uplink_without_training"]))
+    line = f"{names}: one round, without training, on any bundle; protofleet advise measures them on your photos"
+    console.print(printable(line), style="dim", markup=False)
 
 
 def _show_message(facts: dict[str, Any], console: Console) -> None:

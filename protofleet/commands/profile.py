@@ -163,6 +163,7 @@ def _show(report: Mapping[str, Any], console: Console) -> None:
         f"{subject['inference_macs'] / 1e6:,.1f} M multiply-accumulates at batch {subject['batch']}"
     )
     console.print(_uplink_line(uplink))
+    console.print(_ladder_line(uplink["without_training"]), style="dim", highlight=False)
     rows = [_fleet_row(device) for device in report["devices"]]
     show_table(console, _FLEET_COLUMNS, rows, words=(0, 3, 7), title=f"a round is {report['samples']:,} samples")
     console.print(_LEGEND, style="dim", highlight=False)
@@ -191,6 +192,12 @@ def _uplink_line(uplink: Mapping[str, Any]) -> str:
     title = METHODS[uplink["closing_method"]].title
     once = f"once for {title} {closing} ({uplink['closing_statistic']})"
     return f"up per round {own} ({uplink['statistic']}), {once}, measured; FedAvg would send {fedavg} each round"
+
+
+def _ladder_line(rungs: Sequence[Mapping[str, Any]]) -> str:
+    """What each way without training sends, few bytes first."""
+    told = ", ".join(f"{rung['way']} ({size(rung['bytes'])})" for rung in rungs if rung["bytes"] is not None)
+    return f"up once without training: {told}; protofleet advise measures their accuracy on your photos"
 
 
 def _extrapolations(devices: Sequence[Mapping[str, Any]]) -> Iterable[str]:
