@@ -36,7 +36,7 @@ def test_plans() -> None:
 
 
 def test_a_round_waits_for_enough_devices_then_for_each_of_them() -> None:
-    machine = Rounds(("fedproto", "ffc"), Policy(min_clients=2))
+    machine = Rounds(("fedproto", "ffc"), Policy(min_clients=2, deadline_s=0.0))
     machine.birth("a", ONE, 0.0)
     assert machine.advance(0.0) is None
     machine.birth("b", ONE, 0.0)
@@ -44,7 +44,8 @@ def test_a_round_waits_for_enough_devices_then_for_each_of_them() -> None:
     assert machine.advance(1.0) == Opened(1, "fedproto", 0)
     machine.contributed("a")
     machine.contributed("b")
-    assert machine.advance(99.0) is None  # c is online and silent, and there is no deadline
+    assert machine.advance(1e9) is None  # c is online and silent, and there is no deadline
+    assert machine.due_in_s(1e9) is None
     machine.contributed("c")
     assert machine.advance(99.0) == Closed(1, "fedproto")
     assert machine.advance(99.0) == Opened(2, "ffc", 0)
