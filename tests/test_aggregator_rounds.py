@@ -70,6 +70,14 @@ def test_a_share_that_no_sample_fulfils_is_said_until_enough_devices_are_there()
     assert not machine.unsampled
 
 
+def test_a_refusal_under_an_id_that_is_not_awaited_is_not_kept() -> None:
+    """Made-up ids cost nothing, so they must not fill the memory either."""
+    machine = _open(Policy(), "a")
+    machine.refused("b")
+    machine.birth("b", ONE, 1.0)
+    assert machine.awaited == {"a", "b"}
+
+
 def test_a_device_that_dies_or_was_refused_is_not_awaited() -> None:
     machine = _open(Policy(), "a", "b", "c")
     machine.contributed("a")
