@@ -212,6 +212,26 @@ def test_a_flood_of_births_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.birth("d3", b"reborn-1", 0.0)  # those that are followed still are
 
 
+def test_a_device_that_was_lost_comes_back_also_where_no_other_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "MAX_DEVICES", 2)
+    machine = _open(Policy(min_clients=2, deadline_s=10.0), "a", "b")
+    machine.contributed("a")
+    assert machine.advance(10.0) == Extended(1, 1)
+    assert not machine.birth("c", ONE, 11.0)
+    assert machine.birth("b", ONE, 11.0)
+    assert machine.online == 2
+
+
+def test_nobody_is_lost_while_a_restarted_aggregator_waits_for_births() -> None:
+    machine = Rounds(("fedproto",), Policy(deadline_s=1.0))
+    machine.resume(1, "fedproto", 0, contributions=[], now=0.0, settle_s=5.0)
+    machine.birth("a", ONE, 0.0)
+    assert machine.advance(4.9) == Extended(1, 0)
+    assert machine.take_lost() == []
+    assert machine.advance(5.9) == Extended(1, 0)
+    assert machine.take_lost() == [("a", ONE)]
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Whatever happens in whatever order: a round closes once, in turn, with enough, and never on one still awaited."""
 
