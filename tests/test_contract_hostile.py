@@ -142,6 +142,7 @@ CRAFTED = {
     "NaN": (contribution(_8=shaped([1, 2], f8(NAN, 1))), "finite"),
     "infinity": (contribution(_8=shaped([1, 2], f8(INF, 1))), "finite"),
     "numbers that would overflow a sum": (contribution(_8=shaped([1, 2], f8(1e300, 1))), "finite numbers up to"),
+    "a number above the largest": (contribution(_8=shaped([1, 2], f8(1.01e30, 1))), r"finite numbers up to 1e\+30"),
     "an int8 scale that overflows": (contribution(_8=[f8(1e300), INT8]), "finite numbers up to"),
     "a NaN scale": (contribution(_8=[f8(NAN), INT8]), "finite scales"),
     "a negative scale": (contribution(_8=[f8(-1), INT8]), "finite scales"),
