@@ -216,7 +216,7 @@ class Coordinator:
         """What a birth says of the device's accuracy after a round of this run; kept with the next batch."""
         found = read_accuracy(message.metrics, self.run, max_samples=self._settings.max_samples)
         if found is not None and self._store.awaits_accuracy(found[0], device):
-            self._told_accuracy[found[0], device] = Told(found[0], device, found[1])
+            self._told_accuracy.setdefault((found[0], device), Told(found[0], device, found[1]))
 
     def accuracy(self, round: int) -> FleetAccuracy | None:
         """How good the devices said they are after a round; None where none has."""

@@ -68,10 +68,9 @@ class Assembler:
         Raises:
             WireError: when it is too large, contradicts the chunks before it, or does not hash to its digest.
         """
-        if chunk.total_bytes > min(self.max_contribution_bytes, self.capacity_bytes):
-            raise WireError(
-                "contribution", expected=f"at most {self.max_contribution_bytes} bytes", got=chunk.total_bytes
-            )
+        largest = min(self.max_contribution_bytes, self.capacity_bytes)
+        if chunk.total_bytes > largest:
+            raise WireError("contribution", expected=f"at most {largest} bytes", got=chunk.total_bytes)
         pending = self._open(device, chunk)
         if chunk.index not in pending.parts:
             if pending.data_bytes + len(chunk.data) > chunk.total_bytes:

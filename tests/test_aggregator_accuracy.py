@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_aggregator_console import _lines
 
 from aggregator import events
-from aggregator.accuracy import fleet_accuracy
+from aggregator.accuracy import Told, fleet_accuracy
 from aggregator.coordinator import SETTLE_S, Coordinator, Settings
 from aggregator.report import Summary
 from aggregator.rounds import Policy
@@ -99,16 +99,20 @@ def test_what_is_there_is_told_when_the_next_round_closes_and_at_the_end(tmp_pat
 def test_only_who_was_in_a_closed_round_of_this_run_is_heard_and_the_first_word_stands(tmp_path: Path) -> None:
     with _store(tmp_path) as store:
         run = Run(store)
-        run.say("a", 1, SAID["a"])  # open still
-        run.contribute(1.0)
+        run.contribute(1.0, ("a",))
+        run.say("a", 1, SAID["a"])  # open still, though it has contributed
+        run.contribute(1.0, ("b",))
         run.say("c", 1, SAID["a"])  # was not in it
         run.say("a", 2, SAID["a"])  # open
         run.say("a", 9, SAID["a"])  # not there
         run.say("a", 1, SAID["a"], run=b"else")
         run.say("a", 1, Accuracy(1001, 1.0))  # more than --max-samples
         assert store.accuracy(1) == {}
-        run.say("a", 1, SAID["a"])
-        run.say("a", 1, Accuracy(1, 1.0))
+        for found in (SAID["a"], Accuracy(1, 1.0)):  # in one batch
+            run.core.status("a", encode(Status(True, b"instance", 1, metrics=found.metrics(run.core.run, 1))), 1.0)
+        run.core.take([], 1.0)
+        run.say("a", 1, Accuracy(2, 1.0))
+        store.keep_accuracy([Told(1, "a", Accuracy(3, 1.0))])
         assert store.accuracy(1) == {"a": SAID["a"]}
         assert store.accuracy(2) == {}
         assert run.core.rounds.online == 2 + 1

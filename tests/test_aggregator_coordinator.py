@@ -186,6 +186,20 @@ def test_counts_by_round_and_in_all(tmp_path: Path) -> None:
         assert msgspec.json.decode((tmp_path / "out.json").read_bytes()) == told
 
 
+def test_what_is_no_message_is_no_sign_of_life(tmp_path: Path) -> None:
+    """Bytes that speak of no contribution may be anybody's; they keep nobody awaited."""
+    settings = dataclasses.replace(SETTINGS, policy=Policy(min_clients=1, deadline_s=10.0))
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = _core(store, settings)
+        _steps(core, 0.0)
+        core.take([_message(core, "a"), ("b", b"nonsense")], 9.0)
+        core.take(
+            [("c", encode(contribution(means(1), run=core.run, round=9)))], 9.0
+        )  # refused, and yet a word of this fleet's
+        assert core.advance(10.0, 10.0) == Closed(1, "fedproto")
+        assert [device for device, _ in core.rounds.take_lost()] == ["b"]
+
+
 def test_a_refused_device_is_not_awaited_even_after_a_restart(tmp_path: Path) -> None:
     settings = dataclasses.replace(SETTINGS, policy=Policy(min_clients=2))
     with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:

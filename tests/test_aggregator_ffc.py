@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from contract.errors import StatisticError
 from contract.messages import Contribution
+from contract.methods import method
 from contract.ridge import solve_head
 from contract.rules import merge
 from contract.sphere import unit_rows
@@ -85,6 +86,13 @@ def test_a_class_without_examples_has_a_zero_row() -> None:
 def test_a_bad_ridge_is_refused(ridge: float) -> None:
     with pytest.raises(StatisticError, match="expected 0 or more"):
         solve_head(FeatureGram.zero(2, 3), ridge)
+
+
+def test_each_ridge_has_its_own_head_though_heads_are_kept() -> None:
+    gram, found = FeatureGram.of(*_features(60, 6, 3), 3), method("ffc")
+    for ridge in (1.0, "auto", 0.1, 1.0):
+        expected = solve_head(gram, ridge)
+        np.testing.assert_array_equal(found.next_rows({}, gram, {"ridge": ridge})["head"].rows, expected)
 
 
 def test_no_data_gives_a_zero_head() -> None:

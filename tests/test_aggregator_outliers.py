@@ -67,8 +67,8 @@ def test_a_class_of_one_sample_under_much_noise_is_no_outlier(seed: int, multipl
     centres = length * unit_rows(rng.normal(size=(6, 64)))
     traits: dict[str, Traits] = {}
     for name in NAMES:
-        counts = rng.integers(1, 200, 6) * (rng.random(6) < 0.6)
-        counts[rng.integers(6)] = 1
+        counts = rng.integers(50, 200, 6) * (rng.random(6) < 0.6)
+        counts[rng.integers(6)] = 1 if name == NAMES[0] else 50
         sent = mechanism.released(HyperKnowledge.from_means(centres, np.full((6, 6), 1 / 6), counts), rng)
         message = Contribution.of(sent, run=RUN, round=1, method="fedhkd", bundle=bytes(32))
         traits[name] = Traits.of(message, mechanism)
@@ -129,6 +129,8 @@ def test_a_share_of_one_weighs_as_the_devices_say_and_an_even_fleet_is_exact() -
     np.testing.assert_array_equal(_merged(even).sums, merge(lambda: even).sums)
     two = [_honest(0), lie]  # of two nobody can say who lies
     np.testing.assert_array_equal(_merged(two).sums, merge(lambda: two).sums)
+    long = ClassMeans.from_means(1e4 * np.ones((4, 6)), [50] * 4)  # left out, which leaves two
+    np.testing.assert_array_equal(_merged([*two, long]).sums, merge(lambda: two).sums)
 
 
 @given(st.integers(0, 10_000), st.floats(0.5, 0.95))

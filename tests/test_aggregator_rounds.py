@@ -36,7 +36,7 @@ def test_plans() -> None:
 
 
 def test_a_round_waits_for_enough_devices_then_for_each_of_them() -> None:
-    machine = Rounds(("fedproto", "ffc"), Policy(min_clients=2))
+    machine = Rounds(("fedproto", "ffc"), Policy(min_clients=2, deadline_s=0.0))
     machine.birth("a", ONE, 0.0)
     assert machine.advance(0.0) is None
     machine.birth("b", ONE, 0.0)
@@ -44,7 +44,8 @@ def test_a_round_waits_for_enough_devices_then_for_each_of_them() -> None:
     assert machine.advance(1.0) == Opened(1, "fedproto", 0)
     machine.contributed("a")
     machine.contributed("b")
-    assert machine.advance(99.0) is None  # c is online and silent, and there is no deadline
+    assert machine.advance(1e9) is None  # c is online and silent, and there is no deadline
+    assert machine.due_in_s(1e9) is None
     machine.contributed("c")
     assert machine.advance(99.0) == Closed(1, "fedproto")
     assert machine.advance(99.0) == Opened(2, "ffc", 0)
@@ -67,6 +68,14 @@ def test_a_share_that_no_sample_fulfils_is_said_until_enough_devices_are_there()
         machine.birth(f"d{number}", ONE, 0.0)
     assert isinstance(machine.advance(0.0), Opened)
     assert not machine.unsampled
+
+
+def test_a_refusal_under_an_id_that_is_not_awaited_is_not_kept() -> None:
+    """Made-up ids cost nothing, so they must not fill the memory either."""
+    machine = _open(Policy(), "a")
+    machine.refused("b")
+    machine.birth("b", ONE, 1.0)
+    assert machine.awaited == {"a", "b"}
 
 
 def test_a_device_that_dies_or_was_refused_is_not_awaited() -> None:
@@ -201,6 +210,26 @@ def test_a_flood_of_births_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         machine.birth(f"d{i}", ONE, 0.0)
     assert machine.online == 50
     assert machine.birth("d3", b"reborn-1", 0.0)  # those that are followed still are
+
+
+def test_a_device_that_was_lost_comes_back_also_where_no_other_finds_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "MAX_DEVICES", 2)
+    machine = _open(Policy(min_clients=2, deadline_s=10.0), "a", "b")
+    machine.contributed("a")
+    assert machine.advance(10.0) == Extended(1, 1)
+    assert not machine.birth("c", ONE, 11.0)
+    assert machine.birth("b", ONE, 11.0)
+    assert machine.online == 2
+
+
+def test_nobody_is_lost_while_a_restarted_aggregator_waits_for_births() -> None:
+    machine = Rounds(("fedproto",), Policy(deadline_s=1.0))
+    machine.resume(1, "fedproto", 0, contributions=[], now=0.0, settle_s=5.0)
+    machine.birth("a", ONE, 0.0)
+    assert machine.advance(4.9) == Extended(1, 0)
+    assert machine.take_lost() == []
+    assert machine.advance(5.9) == Extended(1, 0)
+    assert machine.take_lost() == [("a", ONE)]
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -44,6 +44,13 @@ def test_who_was_refused_is_forgotten_once_a_later_round_has_closed(tmp_path: Pa
         assert [store.refusals(number) for number in (1, 2, 3)] == [[], [], ["z"]]
 
 
+def test_a_clock_that_was_set_back_makes_no_negative_duration(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
+        store.open_round(1, "fedproto", 0, opened_at=100.0)
+        store.close_round(1, 40.0, 0, _state(store, 1))
+        assert store.record(1).seconds == 0.0
+
+
 def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
     with SqliteStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
         run = store.run

@@ -131,6 +131,9 @@ def test_a_contribution_that_says_it_is_too_large_is_refused_at_its_first_chunk(
     assembler = Assembler(max_contribution_bytes=100)
     with pytest.raises(WireError, match="at most 100 bytes"):
         assembler.add("device", Chunk(b"run1", 1, "ffc", 0, 2, 101, bytes(8), b"x"))
+    small = Assembler(capacity_bytes=50, max_contribution_bytes=100)
+    with pytest.raises(WireError, match="at most 50 bytes, got 51"):  # its chunks would push each other out for ever
+        small.add("device", Chunk(b"run1", 1, "ffc", 0, 2, 51, bytes(8), b"x"))
 
 
 def test_a_device_that_opens_contribution_after_contribution_keeps_only_its_last():

@@ -76,7 +76,7 @@ def test_no_more_is_sent_than_the_broker_and_we_allow(theirs, window):
 def test_bytes_on_their_way_are_bounded_but_one_message_always_goes():
     core = up(machine())
     for _ in range(3):
-        core.publish("t", bytes(rules.WINDOW_BYTES), False, 0.0)
+        core.publish("t", bytes(rules.WINDOW_BYTES + 1), False, 0.0)
     first = actions(core, 0.0)
     assert len(first) == 1
     core.published(first[0].ticket, None, False, 0.0)

@@ -142,6 +142,7 @@ CRAFTED = {
     "NaN": (contribution(_8=shaped([1, 2], f8(NAN, 1))), "finite"),
     "infinity": (contribution(_8=shaped([1, 2], f8(INF, 1))), "finite"),
     "numbers that would overflow a sum": (contribution(_8=shaped([1, 2], f8(1e300, 1))), "finite numbers up to"),
+    "a number above the largest": (contribution(_8=shaped([1, 2], f8(1.01e30, 1))), r"finite numbers up to 1e\+30"),
     "an int8 scale that overflows": (contribution(_8=[f8(1e300), INT8]), "finite numbers up to"),
     "a NaN scale": (contribution(_8=[f8(NAN), INT8]), "finite scales"),
     "a negative scale": (contribution(_8=[f8(-1), INT8]), "finite scales"),
@@ -280,6 +281,9 @@ def test_a_message_of_many_small_items_takes_no_more_memory_than_its_bytes(unit:
 def test_a_message_of_later_may_have_some_further_values() -> None:
     later = cbor2.dumps({0: 5, 1: 2, 2: b"run1", 3: 1, 4: "ffc", 5: 0, 6: "", 7: b"", 99: [{}] * 1_000}, canonical=True)
     assert decode(later) == Receipt(b"run1", 1, "ffc", "committed")
+    for key in (-1, 1 << 32):
+        with pytest.raises(WireError, match=f"no further fields, got field {key}"):
+            decode(cbor2.dumps({**cbor2.loads(later), key: 0}, canonical=True))
 
 
 def test_a_deep_or_wide_message_costs_time_in_proportion():

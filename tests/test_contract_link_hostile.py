@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from certificates import issue
 
 from contract import connection as connection_rules
 from contract.connection import Connection
@@ -332,6 +334,25 @@ def test_messages_that_come_before_the_subscription_is_confirmed_are_handed_over
     assert early.payload == b"early"
     device.acknowledge(early)
     assert until(device, Received).payload == b"acknowledged"
+
+
+def test_messages_that_came_in_one_tls_record_are_all_heard_at_once(fake, tmp_path):
+    """What TLS has decrypted already makes no socket readable: looking at that alone would take a second for each."""
+    issue(tmp_path, "broker")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "broker.pem", tmp_path / "broker.key")
+
+    def script(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secure:
+            say(b"".join(publish(b"to/device", b"%d" % mid, mid) for mid in range(1, 41)))(secure)
+
+    url = fake(script).url.replace("mqtt:", "mqtts:")
+    link = Link(Address.parse(url, ca_file=str(tmp_path / "broker.pem")), "device", subscriptions=["to/device"]).open()
+    try:
+        link.wait_connected(8)
+        assert [until(link, Received).payload for _ in range(40)] == [b"%d" % mid for mid in range(1, 41)]
+    finally:
+        link.close(timeout_s=0.5)
 
 
 def test_nothing_is_acknowledged_before_its_owner_says_so(fake, link):

@@ -42,6 +42,7 @@ def test_a_method_tells_one_consistent_data_flow(found):
         assert found.extractor == "bundle"  # Gram sums are only meaningful over one shared extractor
     if found.weighting != "count" or "aggregation" in found.hyper:
         assert found.statistic.is_class_means()  # only rows of means can be weighted in another way
+    assert found.weighting_of(found.settle({})) == found.weighting
     if "noise" in found.hyper:
         assert found.mechanism(found.settle({"noise": 1.0})) is not None
     assert found.mechanism(found.settle({})) is None

@@ -58,6 +58,7 @@ def state_of(rows: np.ndarray, classes: tuple[int, ...], *, head: bool = False) 
 
 def test_fedproto_sends_the_class_means_of_the_trained_extractor(bundle: Bundle, data: LocalData) -> None:
     pi = device(bundle, data)
+    assert pi.own_means() is not None  # of the untrained one, and of no use after training
     result = pi.run_round(announcement(bundle), None)
     features = Extractor(bundle, {**bundle.params, **pi.state()}).features(data.x).astype(np.float64)
     sent = contribution(result)

@@ -61,6 +61,12 @@ def test_a_round_survives_reopening(tmp_path: Path) -> None:
         assert [(r.key, r.metrics) for r in journal.unreported()] == [(key(1), {"loss": 0.5}), (key(2), {"loss": 0.5})]
 
 
+def test_nobody_else_can_look_into_the_directory(tmp_path: Path) -> None:
+    """It holds the secret that noise is drawn from."""
+    with opened(tmp_path / "state"):
+        assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_round_is_never_done_twice(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         commit(journal, 1, b"first")

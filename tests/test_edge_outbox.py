@@ -150,6 +150,7 @@ def test_chunked_contributions_go_one_after_the_other_and_small_ones_pass() -> N
     box = ready(big, bigger, small, limit=2000)
     messages = [decode(m) if m != small.payload else None for m in box.due(0.0, idle=True)]
     assert [m if m is None else m.round for m in messages] == [1] * 6 + [None]  # type: ignore[union-attr]
+    assert (box.wait_s(0.0) or 0.0) >= 5.0  # what waits for its turn keeps nobody awake
     box.settled(big.key)
     assert {decode(m).round for m in box.due(0.0, idle=True)} == {2}  # type: ignore[union-attr]
 
@@ -354,8 +355,18 @@ def test_what_else_is_on_its_way_does_not_undo_an_announcement() -> None:
     box.due(0.0, idle=True)
     box.due(0.1, idle=True)  # all of it has reached the broker
     box.announced(RUN, BIG, 1.0)
-    box.due(1.0, idle=False)
+    for now in (1.0, 1.9, 2.9):
+        box.due(now, idle=False)
     assert (box.wait_s(1.0) or 0.0) <= 2.0
+    assert box.due(3.0, idle=True) == [pending().payload]
+
+
+def test_announcement_after_announcement_does_not_put_it_off() -> None:
+    box = ready(pending())
+    box.due(0.0, idle=True)
+    box.due(0.1, idle=True)
+    for tenth in range(10, 31):
+        box.announced(RUN, BIG, tenth / 10)
     assert box.due(3.0, idle=True) == [pending().payload]
 
 

@@ -20,7 +20,7 @@ from contract_samples import small_parts
 from fleets import bundle, share
 
 from contract.bundle import write_bundle
-from contract.interrupt import Terminated, interruptible
+from contract.interrupt import Terminated, interruptible, leave_at_once
 
 MOMENTS = 20  # in the long version; a few of them in the default run
 FEW = 4
@@ -131,6 +131,26 @@ def test_an_interruption_that_python_drops_comes_again(once: bool, capsys: pytes
         wait()
     assert time.monotonic() - started < 20
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_who_has_ctrl_c_ignored_keeps_it_so() -> None:
+    """As `nohup` does, and a shell for what it runs in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        leave_at_once()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        with interruptible():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_after_the_block_ctrl_c_means_what_it_did() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    with interruptible(terminable=True):
+        assert signal.getsignal(signal.SIGTERM) is not before[1]
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
 def _check_moments(name: str, moments: int, words: list[object]) -> set[int]:

@@ -127,12 +127,15 @@ def test_on_chip_reads_equal_those_of_folds_counted_one_by_one(m, n, k, rows, co
             first += min(rows, m - top) * k
             second += min(cols, n - left) * k
     assert sram_traffic(m, n, k, **size, dataflow="os") == (first, second, m * n)
-    streamed = held = 0
-    for top in range(0, k, rows):
-        for left in range(0, n, cols):
-            held += min(rows, k - top) * min(cols, n - left)
-            streamed += m * min(rows, k - top)
-    assert sram_traffic(m, n, k, **size, dataflow="ws")[:2] == (streamed, held)
+    for dataflow, streams, stays in (("ws", m, n), ("is", n, m)):
+        streamed = held = partial = 0
+        for top in range(0, k, rows):
+            for left in range(0, stays, cols):
+                held += min(rows, k - top) * min(cols, stays - left)
+                streamed += streams * min(rows, k - top)
+                partial += streams * min(cols, stays - left)
+        operands = (streamed, held) if dataflow == "ws" else (held, streamed)
+        assert sram_traffic(m, n, k, **size, dataflow=dataflow) == (*operands, partial)
 
 
 def test_on_chip_reads_are_those_that_the_simulator_reports():

@@ -7,6 +7,7 @@ from functools import lru_cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx.helper import make_node
 
 from contract.bundle import read_bundle
 from contract.errors import MethodError, UsageError
@@ -16,6 +17,7 @@ from hw_profiles.workload.baselines import fedavg, published_spherefed, without_
 from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
 from hw_profiles.workload.model import ConvShape, Gemm, Layer, Tensor, Workload
 from hw_profiles.workload.paper_networks import build_network
+from hw_profiles.workload.phases import phase_of_nodes
 from hw_profiles.workload.training import Training, bundle_training, method_training
 from hw_profiles.workload.training_step import input_gradient_gemms, training_step
 
@@ -194,6 +196,25 @@ def test_only_the_update_touches_the_optimizers_state(method, mnist_like_bundle)
     assert macs(step, "forward") == pytest.approx(features.macs, rel=0.05)
     assert gradients.macs > features.macs
     assert len(forward.layers) < 0.6 * len(step.layers)
+
+
+def test_a_gradient_that_adam_reads_three_times_is_still_of_one_tensor():
+    """A bias: its next value and its two moments are one update, and what leads there is its own gradient."""
+    nodes = [
+        make_node("Add", ["x", "b"], ["h"]),
+        make_node("ReduceMean", ["h"], ["loss"]),
+        make_node("Cos", ["h"], ["gy"]),
+        make_node("ReduceSum", ["gy"], ["gb"]),
+        make_node("Add", ["adam.mean.b", "gb"], ["adam.mean.b.next"]),
+        make_node("Mul", ["gb", "gb"], ["gb2"]),
+        make_node("Add", ["adam.square.b", "gb2"], ["adam.square.b.next"]),
+        make_node("Div", ["adam.mean.b.next", "adam.square.b.next"], ["move"]),
+        make_node("Mul", ["move", "lr"], ["step"]),
+        make_node("Sub", ["b", "step"], ["b.next"]),
+    ]
+    outputs = ["loss", "b.next", "adam.mean.b.next", "adam.square.b.next"]
+    phases = phase_of_nodes(nodes, outputs, {"x", "h", "loss", "gy", "gb", "gb2"})
+    assert phases == ["forward"] * 2 + ["weight_gradient"] * 2 + ["update"] * 6
 
 
 def test_learned_prototypes_are_trained_and_others_are_not():
