@@ -16,9 +16,24 @@ from numpy.typing import NDArray
 
 from contract.sphere import unit_rows
 
-__all__ = ["Answer", "LinearAnswer", "linear_answer", "linear_logits", "nearest_answer", "softmax"]
+__all__ = ["Answer", "LinearAnswer", "linear_answer", "linear_logits", "nearest_answer", "softmax", "way_in_words"]
 
 Float64 = NDArray[np.float64]
+_WORDS = {
+    "head": "the device's own head",
+    "prototype": "the nearest prototype",
+    "prototype_among_own": "the nearest prototype of the device's own classes",
+    "own_prototype": "the nearest of the device's own prototypes",
+    "personal": "a head of the device's own samples",
+    "linear": "the fleet's linear head",
+    "class_mean": "the fleet's nearest class mean",
+    "discriminant": "the fleet's linear discriminant",
+}
+
+
+def way_in_words(name: str) -> str:
+    """A way of answering for a person, with the name that `--way` takes; a method of one's own has its name alone."""
+    return f"{_WORDS[name]} ({name})" if name in _WORDS else name
 
 
 class Answer(ABC):

@@ -6,6 +6,7 @@ A bundle is a zip archive, stored and with fixed timestamps, so that the same co
     features.onnx        x u8 (N, H, W, c) → z f32 (N, D)
     train_step.onnx      x, y, sample_weight, prototypes, prototype_mask, lr, further…, state… → loss, state′…
     params.safetensors   initial weights, and the head where it is frozen
+    vectors.safetensors  a few images and their features, to check a processor by   (optional; contract/vectors.py)
     manifest.sig         Ed25519 signature of manifest.json   (optional)
 
 Reading goes in this order, and stops at the first thing that is wrong: is it a zip of our members, is its manifest of
@@ -34,6 +35,7 @@ from contract.errors import BundleError, MethodError, UsageError
 from contract.files import whole_file
 from contract.methods import METHODS, Head, Method, Value, method
 from contract.onnx_external import check_external, weight_places
+from contract.vectors import VECTORS, Vectors, read_vectors
 
 __all__ = [
     "SCHEMA",
@@ -143,6 +145,7 @@ class Bundle:
     Attributes:
         sha256: 32 bytes, the hash of the whole file: the bundle's identity on the wire.
         params: initial weights by state-tensor name: float32.
+        vectors: test vectors of the extractor; None in a bundle that has none.
     """
 
     manifest: Manifest
@@ -151,6 +154,7 @@ class Bundle:
     train_step: bytes | None
     params: Mapping[str, NDArray[np.float32]]
     signed: bool = False
+    vectors: Vectors | None = None
 
     def extractor(self, found: Method) -> bytes:
         """32 bytes, the identity of the features that a round of this method sums; empty where they are a device's own.
@@ -176,6 +180,7 @@ def write_bundle(
     features: bytes,
     train_step: bytes | None,
     params: Mapping[str, NDArray[np.float32]],
+    vectors: Vectors | None = None,
     private_key: bytes | None = None,
 ) -> bytes:
     """Write a bundle whole or not at all, and return its sha256 (32 bytes).
@@ -183,6 +188,7 @@ def write_bundle(
     Args:
         manifest: its `members` are filled in here, whatever they hold.
         params: every state tensor of role param, buffer or frozen, float32.
+        vectors: images and the features that these graph and weights give them.
         private_key: 32 bytes Ed25519 seed, to sign the manifest (extra `security`).
 
     Raises:
@@ -192,6 +198,9 @@ def write_bundle(
     parts = {"features.onnx": features, "params.safetensors": pack_params(params)}
     if train_step is not None:
         parts["train_step.onnx"] = train_step
+    if vectors is not None:
+        parts[VECTORS] = vectors.packed()
+        read_vectors(parts[VECTORS], manifest.input_shape, manifest.features, path)
     hashes = {name: hashlib.sha256(parts[name]).hexdigest() for name in sorted(parts)}
     header = msgspec.json.encode(msgspec.structs.replace(manifest, members=hashes))
     _check_graphs(manifest, parts, path)
@@ -233,6 +242,7 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None
     params = _load_params(members["params.safetensors"], path)
     _check_params(manifest, params, path)
     _check_graphs(manifest, members, path)
+    raw = members.get(VECTORS)
     return Bundle(
         manifest=manifest,
         sha256=hashlib.sha256(blob).digest(),
@@ -240,6 +250,7 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None
         train_step=members["train_step.onnx"] if manifest.trainable else None,
         params=params,
         signed="manifest.sig" in members,
+        vectors=None if raw is None else read_vectors(raw, manifest.input_shape, manifest.features, path),
     )
 
 

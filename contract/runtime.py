@@ -1,13 +1,15 @@
 """ONNX Runtime, and the only place that loads it: `from contract.runtime import ort`.
 
-Its telemetry is off by then (`contract/telemetry.py`). A program that had imported onnxruntime before Protofleet has
-started that telemetry by itself; nothing that we can do later stops it, so such a program is warned. A test finds any
-other file that imports onnxruntime.
+Its telemetry is off by then (`contract/telemetry.py`), and so is TF32 in NVIDIA's libraries, whose TensorRT knows no
+other switch: features are float32 wherever they are computed, or they could not be summed. A program that had imported
+onnxruntime before Protofleet has started that telemetry by itself; nothing that we can do later stops it, so such a
+program is warned. A test finds any other file that imports onnxruntime.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import warnings
 from types import ModuleType
 
@@ -36,4 +38,5 @@ def _warn_if_late() -> None:
     )
 
 
+os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")  # read when a provider's libraries are loaded, with a session
 _warn_if_late()

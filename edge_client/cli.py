@@ -13,6 +13,7 @@ from contract.methods import LOAD_HELP
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP
 from edge_client.config import settle_config
 from edge_client.process import become, run
+from edge_client.providers import PROVIDER_HELP
 
 __all__ = ["client_command"]
 
@@ -42,6 +43,7 @@ def client_command(
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for training.  [default: 1]")] = None,
+    provider: Annotated[str | None, typer.Option(help=PROVIDER_HELP)] = None,
     patience: Annotated[
         float | None, typer.Option(help="Seconds to wait for a broker at the start.  [default: 60]")
     ] = None,

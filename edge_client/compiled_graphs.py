@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from contract.bundle import Bundle
 from edge_client.extractor import Extractor
+from edge_client.onnx_session import Provider
+from edge_client.provider_trials import Providers
 from edge_client.trainer import Trainer, Weights
 
 __all__ = ["CompiledGraphs"]
@@ -19,26 +21,33 @@ class CompiledGraphs:
 
     Args:
         threads: within an operator.
+        providers: where each runs; the CPU unless one was chosen.
         keep: hand out the same trainer, and the same extractor of the bundle's weights, every time.
     """
 
-    def __init__(self, bundle: Bundle, threads: int = 1, *, keep: bool = False) -> None:
+    def __init__(
+        self, bundle: Bundle, threads: int = 1, *, providers: Providers | None = None, keep: bool = False
+    ) -> None:
         self._bundle, self._threads, self._keep = bundle, threads, keep
+        self._providers = providers or Providers()
         self._trainer: Trainer | None = None
         self._shared: Extractor | None = None
 
     def trainer(self) -> Trainer:
         """A trainer; load a state before fitting."""
-        trainer = self._trainer or Trainer(self._bundle, self._threads)
+        trainer = self._trainer or Trainer(self._bundle, self._threads, self._on("training"))
         self._trainer = trainer if self._keep else None
         return trainer
 
     def extractor(self, params: Weights) -> Extractor:
         """An extractor of these weights."""
-        return Extractor(self._bundle, params, self._threads)
+        return Extractor(self._bundle, params, self._threads, self._on("own"))
 
     def shared_extractor(self) -> Extractor:
         """The extractor of the bundle's own weights, which every device of the fleet has."""
-        shared = self._shared or Extractor(self._bundle, self._bundle.params, self._threads)
+        shared = self._shared or Extractor(self._bundle, self._bundle.params, self._threads, self._on("shared"))
         self._shared = shared if self._keep else None
         return shared
+
+    def _on(self, use: str) -> Provider:
+        return self._providers.of(getattr(self._providers.choice, use))

@@ -24,6 +24,7 @@ import msgspec
 from contract.errors import UsageError, near_names
 from contract.topics import check_device, check_id
 from contract.verbosity import check_loudness
+from edge_client.providers import check_provider
 
 __all__ = ["ClientConfig", "read_public_key", "settle_config"]
 
@@ -41,6 +42,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     hold_out: float | None = None
     report_accuracy: bool | None = None
     threads: int = 1
+    provider: str = "auto"
     patience: float = 60.0
     ca: str | None = None
     cert: str | None = None
@@ -72,6 +74,7 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     check_loudness(config.quiet, config.verbose)
     check_device(config.id, "--id")
     check_id(config.fleet, "--fleet")
+    check_provider(config.provider)
     limits = [("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)]
     limits += [] if config.hold_out is None else [("hold-out", config.hold_out, 0.0, 0.5)]
     limits += [] if config.epsilon is None else [("epsilon", config.epsilon, 1e-6, 1e6)]

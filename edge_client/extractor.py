@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from contract.bundle import Bundle
 from contract.errors import BundleError
 from edge_client.data.samples import release_pages
-from edge_client.onnx_session import ORT_ERRORS, open_session
+from edge_client.onnx_session import CPU, ORT_ERRORS, Provider, open_session
 from edge_client.trainer import Weights
 
 __all__ = ["Extractor"]
@@ -28,16 +28,19 @@ class Extractor:
         bundle: whose graph to run.
         params: weights by state-tensor name; those of the backbone are used.
         threads: within an operator.
+        provider: where it runs.
 
     Raises:
         BundleError: when the graph and the weights do not fit each other.
     """
 
-    def __init__(self, bundle: Bundle, params: Weights, threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle, params: Weights, threads: int = 1, provider: Provider = CPU) -> None:
         self._manifest = bundle.manifest
         names = [name for name in bundle.manifest.names("param", "buffer", "frozen") if name.startswith("backbone.")]
         weights = {name: params[name] for name in names}
-        self._session, self._weights = open_session(bundle.features, "features.onnx", threads=threads, weights=weights)
+        self._session, self._weights = open_session(
+            bundle.features, "features.onnx", threads=threads, weights=weights, provider=provider
+        )
 
     @property
     def width(self) -> int:

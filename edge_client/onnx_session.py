@@ -10,11 +10,18 @@ Every session of the device is made here, so that threads, memory and errors are
   ONNX Runtime still folds, fuses and prepacks them (docs/bundle.md);
 - a session reads no file: `read_bundle` has refused every graph that would, and should one come another way, it is
   given a folder that cannot exist. (Without it, a model loaded from bytes may read below the working directory.)
+
+A session is on the CPU unless another provider is asked for. That one computes in float32 (no TF32, no half precision),
+and where it fails, when it is opened or later, the CPU takes over and a line says so; ONNX Runtime's own silent
+fall-back is switched off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +29,7 @@ from numpy.typing import NDArray
 from contract.errors import BundleError
 from contract.runtime import ort, ort_errors
 
-__all__ = ["ORT_ERRORS", "open_session"]
+__all__ = ["CPU", "ORT_ERRORS", "Provider", "Running", "open_session", "providers_built_in"]
 
 ORT_ERRORS: tuple[type[Exception], ...] = (
     ort_errors.EPFail,
@@ -37,6 +44,58 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
 )
 _FATAL_ONLY = 4
 _NO_FOLDER = "/dev/null/no-folder"
+_NAMES = {
+    "cpu": "CPUExecutionProvider",
+    "xnnpack": "XnnpackExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+}
+
+
+class Running(Protocol):
+    """What can be run: a session of ONNX Runtime, or one that falls back."""
+
+    def run(self, outputs: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[Any]:
+        """The named outputs for these inputs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Provider:
+    """An execution provider to open a session on.
+
+    Attributes:
+        name: of `edge_client.providers.PROVIDERS`.
+        engines: where TensorRT keeps what it has compiled; nowhere when None.
+        on_failure: takes a line when the provider fails and the CPU takes over; None for no fall-back.
+    """
+
+    name: str = "cpu"
+    engines: Path | None = None
+    on_failure: Callable[[str], None] | None = None
+
+    def settings(self, threads: int) -> list[tuple[str, dict[str, str]]]:
+        """What ONNX Runtime is asked for, in order of preference: float32 throughout, memory as it is needed."""
+        cuda = {"use_tf32": "0", "arena_extend_strategy": "kSameAsRequested", "cudnn_conv_algo_search": "HEURISTIC"}
+        engine = {"trt_fp16_enable": "0", "trt_int8_enable": "0"}  # TF32 is off by contract/runtime.py
+        if self.engines is not None:
+            engine |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(self.engines)}
+        options: dict[str, list[tuple[str, dict[str, str]]]] = {
+            "cpu": [],
+            "xnnpack": [(_NAMES["xnnpack"], {"intra_op_num_threads": str(threads)})],
+            "cuda": [(_NAMES["cuda"], cuda)],
+            "tensorrt": [(_NAMES["tensorrt"], engine), (_NAMES["cuda"], cuda)],
+        }
+        return [*options[self.name], (_NAMES["cpu"], {})]
+
+
+CPU = Provider()
+
+
+def providers_built_in() -> tuple[str, ...]:
+    """The providers, by our names, that this ONNX Runtime was built with; whether they work is another question."""
+    there = ort.get_available_providers()
+    return tuple(name for name, theirs in _NAMES.items() if theirs in there)
 
 
 def open_session(
@@ -46,8 +105,9 @@ def open_session(
     threads: int = 1,
     weights: Mapping[str, NDArray[np.float32]] | None = None,
     training: bool = False,
-) -> tuple[ort.InferenceSession, list[ort.OrtValue]]:
-    """A session of `graph` on the CPU, and the weight values that must live as long as it does.
+    provider: Provider = CPU,
+) -> tuple[Running, list[ort.OrtValue]]:
+    """A session of `graph`, and the weight values that must live as long as it does.
 
     Args:
         graph: an ONNX model.
@@ -55,10 +115,34 @@ def open_session(
         threads: within an operator.
         weights: initializers that the graph names but does not hold.
         training: the weights are inputs that change at every run.
+        provider: where it runs.
 
     Raises:
-        BundleError: when ONNX Runtime cannot load the graph or a weight does not fit it.
+        BundleError: when ONNX Runtime cannot load the graph or a weight does not fit it; or, where there is no
+            fall-back, when the provider fails.
     """
+    values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)) for value in (weights or {}).values()]
+
+    def opened(chosen: Provider) -> ort.InferenceSession:
+        options = _options(threads, training)
+        try:
+            if values:
+                options.add_external_initializers(list(weights or {}), values)
+            return _session(graph, options, chosen.settings(threads))
+        except ORT_ERRORS as error:
+            raise BundleError(
+                f"ONNX Runtime {ort.__version__} cannot load {name}",
+                expected=f"a graph and weights that fit each other{'' if chosen.name == 'cpu' else f', {chosen.name}'}",
+                got=error,
+                hint="exporting the bundle anew, or a newer onnxruntime",
+            ) from None
+
+    if provider.name == "cpu" or provider.on_failure is None:
+        return opened(provider), values
+    return _FallingBack(lambda on: opened(on), provider, name), values
+
+
+def _options(threads: int, training: bool) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -68,15 +152,44 @@ def open_session(
     options.log_severity_level = _FATAL_ONLY  # what fails is raised; its copy on standard error helps nobody
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", _NO_FOLDER)
-    values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(value)) for value in (weights or {}).values()]
-    try:
-        if values:
-            options.add_external_initializers(list(weights or {}), values)
-        return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"]), values
-    except ORT_ERRORS as error:
-        raise BundleError(
-            f"ONNX Runtime {ort.__version__} cannot load {name}",
-            expected="a graph and weights that fit each other",
-            got=error,
-            hint="exporting the bundle anew, or a newer onnxruntime",
-        ) from None
+    return options
+
+
+def _session(
+    graph: bytes, options: ort.SessionOptions, settings: list[tuple[str, dict[str, str]]]
+) -> ort.InferenceSession:
+    """A session on the first of these providers, or an error: ONNX Runtime would go on without it, and print."""
+    wanted = settings[0][0]
+    if wanted not in ort.get_available_providers():
+        raise RuntimeError(f"this build has no {wanted}")
+    session = ort.InferenceSession(graph, options, providers=settings, enable_fallback=0)
+    if session.get_providers()[0] != wanted:
+        raise RuntimeError(f"{wanted} could not be loaded: its libraries are missing, or of another version")
+    return session
+
+
+class _FallingBack:
+    """A session on another provider than the CPU, until that fails; from then on on the CPU."""
+
+    def __init__(self, opened: Callable[[Provider], Running], provider: Provider, name: str) -> None:
+        self._opened, self._provider, self._name = opened, provider, name
+        try:
+            self._session = opened(provider)
+        except BundleError as error:
+            self._fall_back(error.got or error)
+
+    def run(self, outputs: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> list[Any]:
+        """As `ort.InferenceSession.run`."""
+        try:
+            return self._session.run(outputs, feed)
+        except ORT_ERRORS as error:
+            if self._provider.name == "cpu":
+                raise
+            self._fall_back(error)
+            return self._session.run(outputs, feed)
+
+    def _fall_back(self, error: object) -> None:
+        if self._provider.on_failure is not None:
+            self._provider.on_failure(f"{self._name}: {self._provider.name} failed, cpu takes over ({error})")
+        self._provider = CPU
+        self._session = self._opened(CPU)

@@ -30,6 +30,7 @@ from edge_client.extractor import Extractor
 from edge_client.global_state_check import Caution
 from edge_client.journal import read_kept
 from edge_client.local import OwnMeans, Remembered
+from edge_client.provider_trials import Providers
 from edge_client.trainer import Weights
 from edge_client.unknown import Novelty, novelty_of
 
@@ -55,8 +56,8 @@ class Knowledge:
     rounds: int = 0
 
     @classmethod
-    def of_state(cls, directory: Path, bundle: Path | None = None) -> tuple[Bundle, Knowledge]:
-        """What a device of this state directory knows, and its bundle; its client may be running.
+    def of_state(cls, directory: Path, bundle: Path | None = None) -> tuple[Bundle, Knowledge, Path]:
+        """What a device of this state directory knows, its bundle, and where that lies; its client may be running.
 
         Args:
             bundle: where the bundle lies; None for where it lay when the device last started.
@@ -80,7 +81,7 @@ class Knowledge:
                 got=f"{found.sha256.hex()[:12]}…",
                 hint="the bundle that the device has",
             )
-        return found, cls(kept.weights, kept.means, kept.state, kept.rounds)
+        return found, cls(kept.weights, kept.means, kept.state, kept.rounds), path
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,6 +129,7 @@ class Predictor:
         way: the way of answering by name; None for the best that this knowledge allows.
         threads: within an operator.
         threshold: an image whose novelty is larger is unknown; None for what the fleet's statistics say, if they do.
+        providers: where the bundle's graph runs; the CPU unless one was chosen.
 
     Raises:
         UsageError: there is no such way, or none at all.
@@ -142,6 +144,7 @@ class Predictor:
         way: str | None = None,
         threads: int = 1,
         threshold: float | None = None,
+        providers: Providers | None = None,
     ) -> None:
         known, m = knowledge or Knowledge(), bundle.manifest
         self.bundle, self._shape, self.labels = bundle, m.input_shape, m.labels
@@ -152,9 +155,12 @@ class Predictor:
         self.ways = tuple(answers)
         self.way = _chosen(answers, m.method, bool(known.weights), way)
         self.answering: Answering = answers[self.way]
-        self.params: Weights = params if self.answering.extractor == "local" else bundle.params
+        is_own = self.answering.extractor == "local" and bool(known.weights)
+        self.params: Weights = params if is_own else bundle.params
         self.basis = _basis(self.answering, known, judged.state)
-        self._extractor = Extractor(bundle, self.params, threads)
+        where = providers or Providers()
+        provider = where.of(where.choice.own_answers if is_own else where.choice.answers)
+        self._extractor = Extractor(bundle, self.params, threads, provider)
         self._novelty: Novelty = novelty_of(self.answering, known.means, judged.state, m)
         self.threshold = self._novelty.threshold if threshold is None else threshold
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from contract.bundle import Manifest, read_bundle
-from contract.errors import UsageError
+from contract.bundle import Bundle, Manifest, read_bundle
+from contract.errors import BundleError, UsageError
 from contract.link import Address
 from contract.methods import METHODS, load_method, method
 from edge_client.client import Client
+from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.config import ClientConfig, read_public_key
 from edge_client.data import LocalData
 from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
@@ -25,6 +26,7 @@ from edge_client.device import Device
 from edge_client.journal import Journal
 from edge_client.privacy import Accountant
 from edge_client.profile_record import measured_metrics
+from edge_client.provider_trials import Providers, settle_providers
 
 __all__ = ["HOLD_OUT", "LEAST", "Service"]
 
@@ -68,7 +70,8 @@ class Service:
         state = Path(settings.state)
         data, test = self._samples(m, log, state / "images")
         with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
-            device = Device(bundle, data, settings.id, test=test, threads=settings.threads, secret=journal.secret())
+            graphs = CompiledGraphs(bundle, settings.threads, providers=_providers(settings, bundle, log))
+            device = Device(bundle, data, settings.id, test=test, graphs=graphs, secret=journal.secret())
             device.restore(journal.weights())
             journal.remember_bundle(Path(settings.bundle).resolve())
             beside = f", {len(test):,} {self._photos}" if test is not None else ""
@@ -133,6 +136,27 @@ class Service:
     def stop(self) -> None:
         """End `run` as soon as the device waits again, from any thread: a round under way is finished first."""
         self._stopping.set()
+
+
+def _providers(settings: ClientConfig, bundle: Bundle, log: Log) -> Providers:
+    """Where this device computes.
+
+    Raises:
+        BundleError: its features are not those of the bundle: summed with others', they would spoil them.
+    """
+    state = Path(settings.state)
+    found = settle_providers(
+        bundle, Path(settings.bundle), wanted=settings.provider, threads=settings.threads, state=state, log=log
+    )
+    log(found.choice.words)
+    if not found.choice.reproduces:
+        raise BundleError(
+            "features.onnx on this processor",
+            expected="the features of the bundle's test vectors",
+            got="others, so nothing of it may be summed",
+            hint="another version of onnxruntime",
+        )
+    return found
 
 
 def _tells_accuracy(settings: ClientConfig, accountant: Accountant | None, log: Log) -> bool:

@@ -16,6 +16,7 @@ each local update; momentum of weeks ago says nothing about a loss whose prototy
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from contract.plausible import LARGEST_NORM
 from contract.runtime import ort
 from edge_client.data import LocalData
 from edge_client.data.samples import release_pages
-from edge_client.onnx_session import ORT_ERRORS, open_session
+from edge_client.onnx_session import CPU, ORT_ERRORS, Provider, open_session
 
 __all__ = ["OnStep", "Trainer", "Weights", "diverged"]
 
@@ -45,16 +46,20 @@ class Trainer:
     Args:
         bundle: one that trains.
         threads: within an operator.
+        provider: where the step runs. On the CPU it reads and writes the two buffers where they are; elsewhere they
+            are copied there and back at each step.
 
     Raises:
         BundleError: when the bundle has no training step, or its step is not the one the manifest describes.
     """
 
-    def __init__(self, bundle: Bundle, threads: int = 1) -> None:
+    def __init__(self, bundle: Bundle, threads: int = 1, provider: Provider = CPU) -> None:
         if bundle.train_step is None:
             raise BundleError("training", expected="a bundle with train_step.onnx", got="one without")
         self._manifest = m = bundle.manifest
-        self._session, _ = open_session(bundle.train_step, "train_step.onnx", threads=threads, training=True)
+        self._session, _ = open_session(
+            bundle.train_step, "train_step.onnx", threads=threads, training=True, provider=provider
+        )
         height, width, channels = m.input_shape
         self._x = np.zeros((m.batch, height, width, channels), np.uint8)  # (B, H, W, c)
         self._y = np.zeros(m.batch, np.int64)  # (B,)
@@ -67,8 +72,10 @@ class Trainer:
         state = {t.name: t.shape for t in m.state if t.role != "frozen"}
         self._now = {name: np.zeros(state[name], np.float32) for name in self._updated}
         self._next = {name: np.zeros(state[name], np.float32) for name in self._updated}
+        self._bound = isinstance(self._session, ort.InferenceSession) and provider.name == "cpu"
         try:
-            self._step, self._step_back = self._bind(self._now, self._next), self._bind(self._next, self._now)
+            if self._bound:
+                self._step, self._step_back = self._bind(self._now, self._next), self._bind(self._next, self._now)
         except ORT_ERRORS as error:
             raise BundleError("train_step.onnx", expected="the manifest's inputs and outputs", got=error) from None
 
@@ -135,24 +142,39 @@ class Trainer:
         np.take(data.y, chosen, out=self._y[:real])
         self._x[real:], self._y[real:] = 0, 0
         self._sample_weight[:real], self._sample_weight[real:] = 1.0, 0.0
-        self._session.run_with_iobinding(self._step)
-        self._step, self._step_back = self._step_back, self._step
+        if self._bound:
+            self._session.run_with_iobinding(self._step)  # type: ignore[attr-defined]
+            self._step, self._step_back = self._step_back, self._step
+        else:
+            self._run_elsewhere()
         self._now, self._next = self._next, self._now
         return float(self._loss)
 
-    def _bind(self, read: Weights, write: Weights) -> ort.IOBinding:
-        """A binding that reads one state buffer and writes the other. OrtValues on the CPU share numpy's memory."""
-        binding = self._session.io_binding()
-        inputs = {
+    def _run_elsewhere(self) -> None:
+        """One step from `_now` to `_next`, whatever memory the provider computes in."""
+        outputs = ["loss", *(f"{name}.next" for name in self._updated)]
+        try:
+            loss, *state = self._session.run(outputs, self._inputs(self._now))
+        except ORT_ERRORS as error:
+            raise BundleError("train_step.onnx", expected="the manifest's inputs and outputs", got=error) from None
+        self._loss[...] = loss
+        for name, value in zip(self._updated, state, strict=True):
+            self._next[name][...] = value
+
+    def _inputs(self, read: Weights) -> dict[str, NDArray[Any]]:
+        """Everything that the step takes, with this state."""
+        own: dict[str, NDArray[Any]] = {
             "x": self._x,
             "y": self._y,
             "sample_weight": self._sample_weight,
             "lr": self._lr,
-            **self._given,
-            **read,
-            **self._frozen,
         }
-        for name, array in inputs.items():
+        return {**own, **self._given, **read, **self._frozen}
+
+    def _bind(self, read: Weights, write: Weights) -> ort.IOBinding:
+        """A binding that reads one state buffer and writes the other. OrtValues on the CPU share numpy's memory."""
+        binding = self._session.io_binding()  # type: ignore[attr-defined]
+        for name, array in self._inputs(read).items():
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         binding.bind_ortvalue_output("loss", ort.OrtValue.ortvalue_from_numpy(self._loss))
         for name, array in write.items():

@@ -4,9 +4,11 @@
 2. settle the method's head and hyper-parameters, and list the state tensors of its training step;
 3. record and translate `features.onnx` and, where the method trains, `train_step.onnx`;
 4. run both in stock ONNX Runtime against plain torch (export/verify.py), and stop if they disagree;
-5. write the bundle, whole or not at all.
+5. let ONNX Runtime on the CPU compute the features of a few images, as test vectors (contract/vectors.py);
+6. write the bundle, whole or not at all.
 
-The same arguments give the same bytes. See docs/bundle.md.
+The same arguments give the same bytes, but for the last digits of the test vectors on another kind of processor. See
+docs/bundle.md.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from numpy.typing import NDArray
 from contract.bundle import SCHEMA, Manifest, pack_params, write_bundle
 from contract.errors import UsageError
 from contract.methods import Head, Method, method
+from contract.vectors import Vectors, probe_images
 from export.agreement import Agreement
 from export.backbones import Backbone, Norm, find_backbone
 from export.graph import OPSET
@@ -32,6 +35,7 @@ from export.placement import place_weights
 from export.preprocess import check_statistics
 from export.step import Preprocess, plan_step
 from export.torch_cache import load_dynamo
+from export.verify import features_of
 
 __all__ = ["DEFAULT_BATCH", "Exported", "build_bundle", "export_step", "initial_state"]
 
@@ -148,8 +152,15 @@ def build_bundle(
     )
     with clock.stage("write", f"writing {out}"):
         features = place_weights(made.features, pack_params(made.stored))
+        x = probe_images(made.input_shape)
         sha256 = write_bundle(
-            out, manifest, features=features, train_step=made.step, params=made.stored, private_key=private_key
+            out,
+            manifest,
+            features=features,
+            train_step=made.step,
+            params=made.stored,
+            vectors=Vectors(x, features_of(features, made.stored, x)),
+            private_key=private_key,
         )
     path = Path(out)
     size = path.stat().st_size

@@ -35,7 +35,7 @@ from export.optimizers import torch_optimizers
 from export.step import Preprocess, StepPlan, quiet
 from export.weights import put_tensors
 
-__all__ = ["EagerStep", "Images", "random_images", "run_step", "verify_features", "verify_step"]
+__all__ = ["EagerStep", "Images", "features_of", "random_images", "run_step", "verify_features", "verify_step"]
 
 _ORT_ERRORS = (ort_errors.Fail, RuntimeError)
 State = Mapping[str, NDArray[np.float32]]
@@ -253,6 +253,16 @@ def verify_features(
         return distances({"z": _run(session, ["z"], {"x": x})[0]}, {"z": exact.run(x)}, {"z": single.run(x)}, {})
 
     return max((settle(partial(attempt, count), "features.onnx") for count in (1, 5)), key=lambda a: a.error)
+
+
+def features_of(graph: bytes, params: State, x: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The features (n, D) of images (n, H, W, c) by features.onnx with these weights, on the CPU.
+
+    Raises:
+        ExportError: when ONNX Runtime cannot run the graph.
+    """
+    weights = {name: value for name, value in params.items() if name.startswith("backbone.")}
+    return _run(_session(graph, weights), ["z"], {"x": x})[0]
 
 
 class _InFloat64(TorchDispatchMode):

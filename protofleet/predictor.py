@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from contract.errors import UsageError
 from contract.state import GlobalState
 from edge_client import predictor
 from edge_client.predictor import Knowledge
+from edge_client.provider_trials import settle_providers
 
 if TYPE_CHECKING:
     from aggregator.solve_again import SolvedAgain
@@ -34,6 +35,12 @@ class Predictor(predictor.Predictor):
             `{"form": "discriminant"}`. `solved` then says what came of it.
         threads: within an operator.
         threshold: an image whose novelty is larger is unknown; None for what the fleet's statistics say.
+        provider: where the graph runs: auto, cpu, xnnpack, cuda or tensorrt. `auto` takes the fastest of those that
+            were tried with this bundle; what came of it is remembered in the state directory.
+        log: takes a line when another provider than the CPU fails.
+
+    Attributes:
+        runs_on: which provider, and why, in one line.
 
     Raises:
         ProtofleetError: no state, another bundle, nothing to answer with; one line says what to do.
@@ -49,23 +56,29 @@ class Predictor(predictor.Predictor):
         solve: Mapping[str, object] | None = None,
         threads: int = 1,
         threshold: float | None = None,
+        provider: str = "auto",
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        found, known = _read(Path(source), None if bundle is None else Path(bundle))
+        found, known, path = _read(Path(source), None if bundle is None else Path(bundle))
         self.solved: SolvedAgain | None = None
         if solve:
             self.solved = _solved(store, found, solve, way)
             known, way = replace(known, state=self.solved.state), self.solved.method.way
         elif store is not None:
             known = replace(known, state=_state_of(store, found))
-        super().__init__(found, known, way=way, threads=threads, threshold=threshold)
+        state = Path(source) if Path(source).is_dir() else None
+        providers = settle_providers(found, path, wanted=provider, threads=threads, state=state, summing=False, log=log)
+        self.runs_on = providers.choice.words
+        super().__init__(found, known, way=way, threads=threads, threshold=threshold, providers=providers)
 
 
-def _read(source: Path, bundle: Path | None) -> tuple[Bundle, Knowledge]:
+def _read(source: Path, bundle: Path | None) -> tuple[Bundle, Knowledge, Path]:
+    """The bundle, what is known beside it, and where the bundle lies."""
     if source.is_dir():
         return Knowledge.of_state(source, bundle)
     if bundle is not None:
         raise UsageError(str(source), expected="a state directory, beside a bundle", got="no directory")
-    return read_bundle(source), Knowledge()
+    return read_bundle(source), Knowledge(), source
 
 
 def _state_of(store: Source, bundle: Bundle) -> GlobalState:

@@ -208,7 +208,7 @@ def test_photos_and_folders_get_a_line_each_and_a_broken_one_stops_nothing(train
         assert line["top"][0]["score"] == pytest.approx(answers.top(row)[0][1], rel=1e-4)
         assert line["unknown"] == bool(answers.unknown[row])
     assert f"{broken}: cannot be read" in said
-    assert "answers by prototype, on own weights after 2 rounds, global version 2" in said
+    assert "answers by the nearest prototype (prototype), on own weights after 2 rounds, global version 2" in said
 
 
 def test_answers_come_while_the_client_runs_on_the_same_directory(trained: Finished, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from contract.answers import way_in_words
 from contract.errors import ExportError, StoreError, UsageError
 from contract.files import whole_file
 from contract.methods import LOAD_HELP, load_method
@@ -44,7 +45,9 @@ def model_command(
     source = state or bundle
     if source is None:
         raise UsageError("protofleet model", expected="--state or --bundle", got="neither", hint="--help")
-    predictor = Predictor(source, bundle=bundle if state else None, store=store, way=way, solve=asked(ridge, form))
+    predictor = Predictor(
+        source, bundle=bundle if state else None, store=store, way=way, solve=asked(ridge, form), provider="cpu"
+    )
     tell(predictor)
     blob = model_bytes(predictor)
     try:
@@ -54,7 +57,8 @@ def model_command(
         raise StoreError(f"cannot write {out}", expected="a file that can be written", got=error.strerror) from None
     m = predictor.bundle.manifest
     shape = "x".join(map(str, m.input_shape))
-    typer.echo(f"{out}: {len(blob):,} bytes, {m.classes} classes, answers by {predictor.way}, on {predictor.basis}")
+    answers = f"answers by {way_in_words(predictor.way)}, on {predictor.basis}"
+    typer.echo(f"{out}: {len(blob):,} bytes, {m.classes} classes, {answers}")
     typer.echo(f"x uint8 (N, {shape.replace('x', ', ')}) → scores (N, {m.classes}), class (N,)")
 
 

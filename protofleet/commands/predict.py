@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
+from contract.answers import way_in_words
 from contract.errors import DataError, UsageError
 from contract.json_output import JSON_HELP, add_json_line, beside, is_stdout, write_text
 from contract.methods import LOAD_HELP, load_method
@@ -22,6 +23,7 @@ from edge_client.data.decode import Broken
 from edge_client.data.folder import is_image
 from edge_client.data.load import load_data
 from edge_client.predictor import Answers
+from edge_client.providers import PROVIDER_HELP
 from edge_client.watch import camera_pictures, new_files
 from protofleet.predictor import Predictor
 from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, tell
@@ -49,6 +51,7 @@ def predict_command(
     threads: Annotated[int, typer.Option(help="Threads for a network's run.", min=1, max=256)] = 1,
     ridge: Annotated[str | None, typer.Option(help=RIDGE_HELP)] = None,
     form: Annotated[str | None, typer.Option(help=FORM_HELP)] = None,
+    provider: Annotated[str, typer.Option(help=PROVIDER_HELP, show_default=False)] = "auto",
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("a line for each photo"))] = None,
 ) -> None:
@@ -68,6 +71,8 @@ def predict_command(
         solve=asked(ridge, form),
         threads=threads,
         threshold=unknown_above,
+        provider=provider,
+        log=lambda line: typer.echo(line, err=True),
     )
     tell(predictor)
     if known is not None:
@@ -98,7 +103,11 @@ def _calibrate(predictor: Predictor, known: Path) -> None:
 
 def _tell_basis(predictor: Predictor) -> None:
     limit = "none is called unknown" if predictor.threshold is None else f"unknown above {predictor.threshold:.3g}"
-    typer.echo(f"answers by {predictor.way}, on {predictor.basis}; novelty: {predictor.measure}, {limit}", err=True)
+    typer.echo(
+        f"answers by {way_in_words(predictor.way)}, on {predictor.basis}; novelty: {predictor.measure}, {limit}",
+        err=True,
+    )
+    typer.echo(predictor.runs_on, err=True)
 
 
 # ── where photos come from ──────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,278 @@
+"""Execution providers tried for real, once: a real inference and a real training step of the device's own bundle.
+
+`settle_providers` is the way in. It tries what this build of ONNX Runtime has and `providers.py` asks for, and writes
+what came of it to `providers.json` in the state directory; there it stays true as long as the same ONNX Runtime meets
+the same bundle with as many threads. Where the build has the CPU alone, one inference is all.
+
+A provider other than the CPU is tried in a process of its own (`python -m edge_client.provider_trials`): a driver that
+does not fit may end the process that loads it, or never answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.bundle import Bundle, read_bundle
+from contract.errors import BundleError, ProtofleetError
+from contract.files import whole_file
+from contract.methods import method
+from contract.runtime import ort
+from contract.state import GlobalState
+from contract.vectors import distance, probe_images
+from edge_client.data import LocalData
+from edge_client.extractor import Extractor
+from edge_client.onnx_session import CPU, ORT_ERRORS, Provider, providers_built_in
+from edge_client.providers import Choice, Trial, check_provider, choose, wanted_trials
+from edge_client.trainer import Trainer, Weights
+
+__all__ = ["FILE", "Providers", "settle_providers", "tried"]
+
+FILE = "providers.json"
+SCHEMA = "protofleet.providers/1"
+_FAILURES: tuple[type[Exception], ...] = (ProtofleetError, *ORT_ERRORS)
+_REPEATS = 3
+_PATIENCE_S = 1_200.0  # TensorRT compiles for minutes on a small board
+
+Try = Callable[[str], Trial]
+
+
+@dataclass(frozen=True)
+class Providers:
+    """The choice as sessions are opened with it: see `Choice` for the uses."""
+
+    choice: Choice = field(default_factory=Choice)
+    engines: Path | None = None
+    on_failure: Callable[[str], None] | None = None
+
+    def of(self, name: str) -> Provider:
+        """A provider by name, which falls back to the CPU."""
+        return CPU if name == "cpu" else Provider(name, self.engines, self.on_failure or (lambda line: None))
+
+
+def settle_providers(
+    bundle: Bundle,
+    path: Path,
+    *,
+    wanted: str = "auto",
+    threads: int = 1,
+    state: Path | None = None,
+    summing: bool = True,
+    log: Callable[[str], None] = lambda line: None,
+    try_one: Try | None = None,
+) -> Providers:
+    """Try what is to be tried, or remember it, and choose.
+
+    Args:
+        path: where the bundle lies, for the processes that try it.
+        wanted: one of `providers.CHOICES`.
+        threads: within an operator.
+        state: the state directory; nothing is remembered when None, and TensorRT, which compiles for minutes, is tried
+            only where it is named.
+        summing: whether features are to be summed; for answers alone the CPU need not be tried where it has no rival.
+        log: takes a line when a provider fails later and the CPU takes over.
+        try_one: tries a provider, for tests; by default here for the CPU, and in a process of its own for others.
+
+    Raises:
+        UsageError: there is no such choice.
+        BundleError: the CPU cannot run the bundle.
+    """
+    names = wanted_trials(check_provider(wanted), providers_built_in())
+    if state is None and wanted == "auto":
+        names = tuple(name for name in names if name != "tensorrt")
+    build = f"onnxruntime {ort.__version__}"
+    if not summing and names == ("cpu",):
+        return Providers(choose([Trial("cpu")], wanted, has_vectors=False, build=build))
+    engines = None if state is None else state / "engines" / (bundle.manifest.extractor or bundle.sha256.hex())[:16]
+    known = {} if state is None else _remembered(state, bundle, threads)
+    first = try_one or (lambda name: _tried_here_or_apart(bundle, path, name, threads, engines, len(names) > 1))
+    fresh = {name: first(name) for name in names if not _counts(known.get(name), name, wanted, len(names) > 1)}
+    if fresh and state is not None:
+        _remember(state, bundle, threads, known | fresh)
+    found = known | fresh
+    if found["cpu"].failed:
+        raise BundleError("features.onnx on cpu", expected="an inference", got=found["cpu"].failed)
+    choice = choose([found[name] for name in names], wanted, has_vectors=bundle.vectors is not None, build=build)
+    again = [name for name in names if name not in fresh and found[name].failed]
+    if again and state is not None:
+        choice = replace(choice, words=f"{choice.words} (as tried before; remove {state / FILE} to try again)")
+    return Providers(choice, engines, log)
+
+
+def _counts(known: Trial | None, name: str, wanted: str, has_rivals: bool) -> bool:
+    """Whether what is remembered is enough: a provider that is named gets another chance."""
+    if known is None or (name == wanted != "cpu" and known.failed):
+        return False
+    return name != "cpu" or not has_rivals or known.step_ms is not None or bool(known.step_failed)
+
+
+# ── a trial ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def tried(bundle: Bundle, provider: Provider, threads: int = 1, *, with_step: bool = True) -> Trial:
+    """An inference, and where the bundle trains a step, on a provider without fall-back, compared and timed."""
+    x = probe_images(bundle.manifest.input_shape) if bundle.vectors is None else bundle.vectors.x
+    try:
+        found = _inference(bundle, provider, threads, x)
+    except _FAILURES as error:
+        return Trial(provider.name, failed=_said(error))
+    if not with_step or not bundle.manifest.trainable or provider.name == "tensorrt":
+        return found
+    try:
+        moved, step_ms = _step(bundle, provider, threads, x)
+    except _FAILURES as error:
+        return replace(found, step_failed=_said(error))
+    if provider.name == "cpu":
+        return replace(found, step_ms=step_ms, step_error=0.0)
+    return replace(found, step_ms=step_ms, step_error=_apart(moved, _step(bundle, CPU, threads, x)[0]))
+
+
+def _inference(bundle: Bundle, provider: Provider, threads: int, x: NDArray[np.uint8]) -> Trial:
+    extractor = Extractor(bundle, bundle.params, threads, provider)
+    batch = bundle.manifest.batch
+    block = x[np.arange(batch) % len(x)]
+    reference = _reference(bundle, threads, x)
+    alone, image_ms = _timed(lambda: extractor.features(x[:1]))
+    together, block_ms = _timed(lambda: extractor.features(block))
+    error = max(distance(alone, reference[:1]), distance(together, reference[np.arange(batch) % len(x)]))
+    return Trial(provider.name, image_ms, block_ms / batch, error)
+
+
+def _reference(bundle: Bundle, threads: int, x: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return Extractor(bundle, bundle.params, threads).features(x) if bundle.vectors is None else bundle.vectors.z
+
+
+def _step(bundle: Bundle, provider: Provider, threads: int, x: NDArray[np.uint8]) -> tuple[Weights, float]:
+    """How a step moves the weights, by name, and the milliseconds that it takes."""
+    m = bundle.manifest
+    trainer = Trainer(bundle, threads, provider)
+    labels = np.arange(m.batch, dtype=np.int64) % m.classes
+    data = LocalData(x[np.arange(m.batch) % len(x)], labels)
+    given = _given(bundle, np.bincount(labels, minlength=m.classes))
+
+    def once() -> dict[str, NDArray[np.float32]]:
+        trainer.load_state(bundle.params)
+        trainer.fit(data, epochs=1, lr=float(m.hyper["lr"]), given=given, seed=0)
+        return trainer.export_state()
+
+    after, step_ms = _timed(once)
+    return {name: value - bundle.params[name] for name, value in after.items()}, step_ms
+
+
+def _given(bundle: Bundle, counts: NDArray[np.int64]) -> Mapping[str, NDArray[np.float32]]:
+    """What a step takes of a fleet that has learned nothing yet."""
+    m = bundle.manifest
+    return method(m.method).inputs(counts, GlobalState(bytes(4), 0, 0), m.classes, m.features)
+
+
+def _apart(moved: Weights, reference: Weights) -> float:
+    """The distance between two changes of the weights, relative to the second."""
+    squares = sum(float(((moved[name] - reference[name]).astype(np.float64) ** 2).sum()) for name in reference)
+    length = sum(float((value.astype(np.float64) ** 2).sum()) for value in reference.values())
+    return float(np.sqrt(squares / max(length, 1e-60)))
+
+
+def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    """The result, and the milliseconds of the fastest run but the first, which compiles and allocates."""
+    result, times = run(), []
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        result = run()
+        times.append((time.perf_counter() - began) * 1e3)
+    return result, min(times)
+
+
+def _said(error: object) -> str:
+    got = getattr(error, "got", None)
+    line = " ".join(str(got if got is not None else error).split())
+    return line if len(line) <= 160 else line[:159] + "…"
+
+
+# ── in a process of its own ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _tried_here_or_apart(
+    bundle: Bundle, path: Path, name: str, threads: int, engines: Path | None, has_rivals: bool
+) -> Trial:
+    if name == "cpu":
+        return tried(bundle, CPU, threads, with_step=has_rivals)
+    if engines is not None and name == "tensorrt":
+        engines.mkdir(mode=0o700, parents=True, exist_ok=True)
+    same_path = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
+    command = [sys.executable, *same_path, "-m", "edge_client.provider_trials"]
+    return tried_apart([*command, str(path), name, str(threads), str(engines or "")], name)
+
+
+def tried_apart(command: Sequence[str], name: str, patience_s: float = _PATIENCE_S) -> Trial:
+    """What a process that tries a provider says, or how it ended."""
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s, check=False)
+    except subprocess.TimeoutExpired:
+        return Trial(name, failed=f"no answer within {patience_s:g} s")
+    except OSError as error:
+        return Trial(name, failed=_said(error))
+    if done.returncode != 0:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        return Trial(name, failed=_said(f"the process that tried it ended with {done.returncode} {''.join(last)}"))
+    try:
+        return msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=Trial)
+    except (msgspec.MsgspecError, IndexError):
+        return Trial(name, failed="the process that tried it said nothing")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Try one provider and print the trial as JSON: bundle, provider, threads, a folder for engines or nothing."""
+    path, name, threads, engines = arguments
+    found = tried(read_bundle(path), Provider(name, Path(engines) if engines else None), int(threads))
+    print(msgspec.json.encode(found).decode())
+    return 0
+
+
+# ── remembered ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _key(bundle: Bundle) -> dict[str, Any]:
+    built_in = list(providers_built_in())
+    return {"onnxruntime": ort.__version__, "built_in": built_in, "bundle": bundle.sha256.hex()}
+
+
+def _table(state: Path, bundle: Bundle) -> dict[str, list[Trial]]:
+    """Trials by number of threads; empty where nothing is remembered, or of another runtime or bundle."""
+    try:
+        table = json.loads((state / FILE).read_text(encoding="utf-8"))
+        if (table["schema"], table["key"]) != (SCHEMA, _key(bundle)):
+            return {}
+        return msgspec.convert(table["threads"], dict[str, list[Trial]])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _remembered(state: Path, bundle: Bundle, threads: int) -> dict[str, Trial]:
+    """By provider."""
+    return {trial.provider: trial for trial in _table(state, bundle).get(str(threads), [])}
+
+
+def _remember(state: Path, bundle: Bundle, threads: int, trials: Mapping[str, Trial]) -> None:
+    """A disk that refuses costs no more than another trial at the next start."""
+    known = _table(state, bundle) | {str(threads): list(trials.values())}
+    table = {"schema": SCHEMA, "key": _key(bundle), "threads": msgspec.to_builtins(known)}
+    try:
+        with whole_file(state / FILE) as file:
+            file.write((json.dumps(table, indent=1) + "\n").encode())
+    except OSError:
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
