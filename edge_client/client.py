@@ -345,6 +345,8 @@ class Client:
             result = self._device.sit_out(a)
         if result.refused:
             self._log(f"{what}: {result.refused}")
+        if result.check is not None and result.check.is_worse:
+            self._log(f"{what}: {result.check.in_words()}")
         seconds = time.monotonic() - began_s
         payload = fitting(result.contribution, a.encoding)
         metrics = {
@@ -356,6 +358,7 @@ class Client:
             "steps": result.steps,
             "step_ms": clock.step_ms,
             "payload_bytes": len(payload),
+            **({} if result.check is None else result.check.facts()),
         }
         self._journal.commit_round(
             key,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from contract.bundle import Bundle
 from edge_client.extractor import Extractor
 from edge_client.trainer import Trainer, Weights
+from edge_client.trunk import TailExtractor, Trunk, TrunkGraph
 
 __all__ = ["CompiledGraphs"]
 
@@ -26,6 +27,7 @@ class CompiledGraphs:
         self._bundle, self._threads, self._keep = bundle, threads, keep
         self._trainer: Trainer | None = None
         self._shared: Extractor | None = None
+        self._trunk: TrunkGraph | None = None
 
     def trainer(self) -> Trainer:
         """A trainer; load a state before fitting."""
@@ -42,3 +44,13 @@ class CompiledGraphs:
         shared = self._shared or Extractor(self._bundle, self._bundle.params, self._threads)
         self._shared = shared if self._keep else None
         return shared
+
+    def trunk(self) -> TrunkGraph:
+        """The frozen trunk of a network whose tail is trained."""
+        trunk = self._trunk or TrunkGraph(self._bundle, self._threads)
+        self._trunk = trunk if self._keep else None
+        return trunk
+
+    def tail(self, params: Weights, trunk: Trunk) -> TailExtractor:
+        """An extractor of these weights that goes on from what the trunk has made of a device's photos."""
+        return TailExtractor(self._bundle, params, trunk, self._threads)

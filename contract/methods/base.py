@@ -229,6 +229,7 @@ class Method(ABC):
         encoding: how its numbers travel unless the aggregator is told otherwise.
         solves: what the aggregator computes of the merged statistic, for the cost models: a head by `ridge` regression,
             or nothing that counts.
+        warm_prototypes: whether a device's own class mean may stand for a prototype that nobody has sent yet.
         closes_runs: whether a run of another method may end with one round of it.
         rounds: how many a run has when a person names none.
         first_run: hyper-parameters for a first short run on a small data set.
@@ -254,6 +255,7 @@ class Method(ABC):
     privacy: ClassVar[str] = "nothing of the samples"
     encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f32"
     solves: ClassVar[Solves] = "none"
+    warm_prototypes: ClassVar[bool] = False
     closes_runs: ClassVar[bool] = False
     first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({})
     rounds: ClassVar[int] = 5
