@@ -13,8 +13,8 @@ process. A round follows the method's class (`contract/methods/`):
    are withheld, noise is added where the method adds any; and wrap the statistic as a contribution.
 
 Where only the tail of the network is trained (`edge_client/trunk.py`), the first round begins with what the class means
-of the frozen features know (`edge_client/warm_start.py`). A round that leaves the device worse than these on its held-out
-photos is left out: it goes on with, and sends what follows from, the weights of before the round
+of the frozen features know (`edge_client/warm_start.py`). A round that leaves the device worse than these on its
+held-out photos is left out: it goes on with, and sends what follows from, the weights of before the round
 (`edge_client/never_worse.py`).
 
 A round whose training diverges has no result, and leaves the device's weights as they were: `run_round` says so, and

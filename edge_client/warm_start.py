@@ -60,7 +60,7 @@ def _surprise(
     bias: NDArray[np.float64],
     scales: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """−log likelihood of the labels for each scale, each sample left out of its class's mean; no class of one sample."""
+    """−log likelihood of the labels for each scale, each sample left out of its class's mean; classes of one apart."""
     total = np.zeros(len(scales))
     for rows, features in extractor.blocks(data.x):
         z, y = features.astype(np.float64), data.y[rows]
