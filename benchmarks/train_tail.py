@@ -63,25 +63,25 @@ def main() -> None:
     shares = [hold_back(take(train, np.arange(n, count, options.devices))) for n in range(options.devices)]
     print(f"{options.devices} devices of {options.photos} photos of {options.px} px, {len(test):,} test photos")
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        bundles = {"whole": None, "tail": options.blocks}
-        for each, blocks in bundles.items():
+        folder = options.folder or Path(name)
+        for each, blocks in {"tail": options.blocks, "whole": None}.items():
             _export(folder / f"{each}.bundle", data.labels, options, blocks)
         _print_costs(folder, shares[0][0])
         _print_accuracy(folder, shares, test, options.rounds)
 
 
 def _export(path: Path, labels: list[str], options: argparse.Namespace, blocks: int | None) -> None:
-    done = build_bundle(
-        backbone="pretrained_fleet:efficientnet_lite0",
-        method_name="fedproto",
-        labels=labels,
-        input_shape=(options.px, options.px, 3),
-        out=path,
-        trainable_blocks=blocks,
-        **SCALE,
-    )
-    m = done.manifest
+    if not path.exists():
+        build_bundle(
+            backbone="pretrained_fleet:efficientnet_lite0",
+            method_name="fedproto",
+            labels=labels,
+            input_shape=(options.px, options.px, 3),
+            out=path,
+            trainable_blocks=blocks,
+            **SCALE,
+        )
+    m = read_bundle(path).manifest
     kept = f", {m.activation_bytes / 1e3:,.1f} kB of activations a photo" if m.cut else ""
     print(f"{path.stem}: {m.parameter_count:,} trained numbers, lr {m.hyper['lr']:g}{kept}", flush=True)
 
@@ -170,6 +170,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="keeps the two bundles, and takes them from there the next time")
     return parser.parse_args()
 
 

@@ -408,7 +408,8 @@ class Client:
         self._journal.mark_reported(report.key)
         self._unreported.remove(report)
         if told is not None:
-            self._log(f"round {number}: {in_words(told, self._photos)}")
+            personal = None if evaluation is None else evaluation.all_classes.get("personal")
+            self._log(f"round {number}: {in_words(told, self._photos, personal)}")
             if self._tells_accuracy and (state is None or state.round <= number):  # else it is of a later round
                 self._told = told.metrics(run, number)
                 self._publish_birth()

@@ -30,7 +30,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -272,8 +272,10 @@ class Device:
         return self._caution.judge(global_state, self._longest)
 
     def own_means(self) -> OwnMeans | None:
-        """What answers need to know of the device's own samples, where its method has prototypes; None where not."""
-        return self._means() if "prototypes" in self._method.global_rows else None
+        """What answers need to know of the device's own samples, where its method has prototypes or a personal head;
+        None where not."""
+        found = self._method
+        return self._means() if "prototypes" in found.global_rows or found.has_personal_head else None
 
     def _method_of(self, announcement: Announcement) -> Method:
         known = runs_on(self._manifest.method)
@@ -391,7 +393,8 @@ class Device:
     def _means(self) -> OwnMeans:
         """What is known of its own samples under its present weights; computed once for each weights."""
         if self._own_means is None:
-            self._own_means = own_means(self._extractor("local"), self._data, classes=self._manifest.classes)
+            found = own_means(self._extractor("local"), self._data, classes=self._manifest.classes)
+            self._own_means = replace(found, head=self._method.personal_head(self._local(self._method)))
         return self._own_means
 
     def _extractor(self, name: ExtractorName) -> Extractor:

@@ -197,15 +197,23 @@ def _first(block: Sequence[str], order: Mapping[str, int]) -> int | None:
     return min((order[name] for name in block if name in order), default=None)
 
 
-def _blocks(net: nn.Module, prefix: str = "") -> list[list[str]]:
+def _blocks(net: nn.Module) -> list[list[str]]:
     """The weights of each block: a child of the network, or of its lists and sequences of blocks, that has a matrix; a
-    normalisation belongs to the block before it, which its place in the order shows."""
+    normalisation belongs to the block before it, which its place in the order shows. A network in a single wrapper has
+    the blocks of what is wrapped."""
+    names = _block_names(net, "")
+    while len(names) == 1 and _block_names(net.get_submodule(names[0]), ""):
+        names = _block_names(net.get_submodule(names[0]), f"{names[0]}.")
+    return [[f"{name}.{own}" for own, _ in net.get_submodule(name).named_parameters()] for name in names]
+
+
+def _block_names(net: nn.Module, prefix: str) -> list[str]:
     found = []
     for name, child in net.named_children():
         if type(child) in _OPENED:
-            found += _blocks(child, f"{prefix}{name}.")
+            found += _block_names(child, f"{prefix}{name}.")
         elif any(p.dim() > 1 for p in child.parameters()):
-            found.append([f"{prefix}{name}.{own}" for own, _ in child.named_parameters()])
+            found.append(f"{prefix}{name}")
     return found
 
 
