@@ -104,7 +104,8 @@ def _in_training(layer: Layer, forward: Workload) -> Layer:
 
 def _is_live(layer: Layer, tensors: Mapping[str, Tensor]) -> bool:
     """Whether a normalisation takes the batch's statistics: a tail's takes those that it was pretrained with."""
-    return layer.op != "BatchNormalization" or tensors[layer.reads[3]].role != "frozen"
+    statistics = [name for name in layer.reads[3:] if name in tensors]
+    return layer.op != "BatchNormalization" or not statistics or tensors[statistics[0]].role != "frozen"
 
 
 def _differentiate(tape: Tape) -> None:
