@@ -5,9 +5,13 @@ A bundle is a zip archive, stored and with fixed timestamps, so that the same co
     manifest.json        the `Manifest` below, of schema 2; names the sha256 of every other member but the signature
     features.onnx        x u8 (N, H, W, c) → z f32 (N, D)
     train_step.onnx      x, y, sample_weight, prototypes, prototype_mask, lr, further…, state… → loss, state′…
+    trunk.onnx           x u8 (N, H, W, c) → a0 f32 (N, …), a1, …        (where only the tail is trained)
+    tail.onnx            a0, a1, … → z f32 (N, D), as features.onnx gives it
     params.safetensors   initial weights, and the head where it is frozen
     vectors.safetensors  a few images and their features, to check a processor by   (optional; contract/vectors.py)
     manifest.sig         Ed25519 signature of manifest.json   (optional)
+
+Where only the tail of the network is trained, the step takes the trunk's activations `a0, a1, …` in place of `x`.
 
 Reading goes in this order, and stops at the first thing that is wrong: is it a zip of our members, is its manifest of
 a schema we know, is the signature that of the trusted key, does every member hash to what the manifest says, are the
@@ -40,6 +44,7 @@ from contract.vectors import VECTORS, Vectors, read_vectors
 __all__ = [
     "SCHEMA",
     "STEP_INPUTS",
+    "Activation",
     "Bundle",
     "Manifest",
     "StateTensor",
@@ -60,12 +65,19 @@ class StateTensor(msgspec.Struct, frozen=True):
     """One tensor that the training step reads, and, unless it is frozen, writes back as `<name>.next`.
 
     Roles: `param` is trained, `buffer` is running statistics, `optimizer` starts at zero and is not stored,
-    `frozen` is read only.
+    `frozen` is read only, and `trunk` is read by the graphs of inference alone: no step has it.
     """
 
     name: str
     shape: tuple[int, ...]
-    role: Literal["param", "buffer", "optimizer", "frozen"]
+    role: Literal["param", "buffer", "optimizer", "frozen", "trunk"]
+
+
+class Activation(msgspec.Struct, frozen=True):
+    """A tensor that the trunk hands to the tail: its name in the graphs, and its shape for one image; float32."""
+
+    name: str
+    shape: tuple[int, ...]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +96,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         members: sha256 (hex) of every other member but the signature.
         extractor: sha256 (hex) of what turns images into features: the features graph, preprocessing inside, and the
             backbone's weights. Bundles that differ otherwise may share it.
+        cut: where only the tail of the network is trained, what the trunk hands to it; empty where all is trained.
     """
 
     schema: int
@@ -104,6 +117,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     state: tuple[StateTensor, ...]
     members: dict[str, str]
     extractor: str = ""
+    cut: tuple[Activation, ...] = ()
 
     @property
     def classes(self) -> int:
@@ -113,7 +127,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def step_inputs(self) -> tuple[str, ...]:
         """The inputs of the training step that are not state, in order."""
-        return (*STEP_INPUTS, *method(self.method).step_inputs(self.hyper))
+        images = tuple(each.name for each in self.cut) or STEP_INPUTS[:1]
+        return (*images, *STEP_INPUTS[1:], *method(self.method).step_inputs(self.hyper))
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """The backbone's tensors: what features.onnx takes."""
+        names = self.names("param", "buffer", "frozen", "trunk")
+        return tuple(name for name in names if name.startswith("backbone."))
+
+    @property
+    def activation_bytes(self) -> int:
+        """What the trunk makes of one image; 0 where there is no trunk."""
+        return 4 * sum(int(np.prod(each.shape)) for each in self.cut)
 
     @property
     def given_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -146,6 +172,7 @@ class Bundle:
         sha256: 32 bytes, the hash of the whole file: the bundle's identity on the wire.
         params: initial weights by state-tensor name: float32.
         vectors: test vectors of the extractor; None in a bundle that has none.
+        trunk, tail: the features graph in two, where only its tail is trained.
     """
 
     manifest: Manifest
@@ -155,6 +182,8 @@ class Bundle:
     params: Mapping[str, NDArray[np.float32]]
     signed: bool = False
     vectors: Vectors | None = None
+    trunk: bytes | None = None
+    tail: bytes | None = None
 
     def extractor(self, found: Method) -> bytes:
         """32 bytes, the identity of the features that a round of this method sums; empty where they are a device's own.
@@ -181,14 +210,17 @@ def write_bundle(
     train_step: bytes | None,
     params: Mapping[str, NDArray[np.float32]],
     vectors: Vectors | None = None,
+    trunk: bytes | None = None,
+    tail: bytes | None = None,
     private_key: bytes | None = None,
 ) -> bytes:
     """Write a bundle whole or not at all, and return its sha256 (32 bytes).
 
     Args:
         manifest: its `members` are filled in here, whatever they hold.
-        params: every state tensor of role param, buffer or frozen, float32.
+        params: every state tensor but the optimizer's, float32.
         vectors: images and the features that these graph and weights give them.
+        trunk, tail: where the manifest has a cut.
         private_key: 32 bytes Ed25519 seed, to sign the manifest (extra `security`).
 
     Raises:
@@ -196,8 +228,8 @@ def write_bundle(
     """
     _check_params(manifest, params, path)
     parts = {"features.onnx": features, "params.safetensors": pack_params(params)}
-    if train_step is not None:
-        parts["train_step.onnx"] = train_step
+    further = {"train_step.onnx": train_step, "trunk.onnx": trunk, "tail.onnx": tail}
+    parts |= {name: graph for name, graph in further.items() if graph is not None}
     if vectors is not None:
         parts[VECTORS] = vectors.packed()
         read_vectors(parts[VECTORS], manifest.input_shape, manifest.features, path)
@@ -251,6 +283,8 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None
         params=params,
         signed="manifest.sig" in members,
         vectors=None if raw is None else read_vectors(raw, manifest.input_shape, manifest.features, path),
+        trunk=members["trunk.onnx"] if manifest.cut else None,
+        tail=members["tail.onnx"] if manifest.cut else None,
     )
 
 
@@ -347,6 +381,17 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
         (min(manifest.input_shape) >= 1, "a positive input shape", manifest.input_shape),
         (len(manifest.mean) == len(manifest.std) == channels, f"mean and std for {channels} channels", manifest.mean),
         (re.fullmatch("([0-9a-f]{64})?", manifest.extractor), "a sha256 of the extractor", manifest.extractor[:80]),
+        (
+            len({each.name for each in manifest.cut} - set(STEP_INPUTS)) == len(manifest.cut)
+            and all(min(each.shape, default=1) >= 1 for each in manifest.cut),
+            "activations that differ in name, of positive size",
+            manifest.cut,
+        ),
+        (
+            bool(manifest.cut) or not manifest.names("trunk"),
+            "a cut where tensors are the trunk's",
+            "none",
+        ),
         (manifest.batch >= 1 and manifest.version >= 0, "a positive batch and version", manifest.batch),
     )
     for holds, expected, got in rules:
@@ -374,7 +419,8 @@ def _check_members(manifest: Manifest, members: Mapping[str, bytes], path: objec
                 got=f"{actual[:12]}…",
                 hint="copying the bundle again",
             )
-    for name in ("features.onnx", "params.safetensors"):
+    of_cut = ("train_step.onnx", "trunk.onnx", "tail.onnx") if manifest.cut else ()
+    for name in ("features.onnx", "params.safetensors", *of_cut):
         if name not in manifest.members:
             raise BundleError(
                 f"{path}: {name} is missing", expected="it in manifest.json's members", got="no such entry"
@@ -412,8 +458,10 @@ def _check_params(manifest: Manifest, params: Mapping[str, NDArray[np.float32]],
 def _check_graphs(manifest: Manifest, members: Mapping[str, bytes], path: object) -> None:
     """Nothing outside the graphs but the backbone's weights, which a device supplies itself when it opens a session."""
     places = weight_places(members["params.safetensors"])
-    weights = [name for name in manifest.names("param", "buffer", "frozen") if name.startswith("backbone.")]
-    check_external(members["features.onnx"], f"{path}: features.onnx", {name: places[name] for name in weights})
+    backbone = {name: places[name] for name in manifest.weights}
+    for name, allowed in {"features.onnx": backbone, "trunk.onnx": backbone, "tail.onnx": backbone}.items():
+        if name in members:
+            check_external(members[name], f"{path}: {name}", allowed)
     if "train_step.onnx" in members:
         check_external(members["train_step.onnx"], f"{path}: train_step.onnx", {})
 

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from contract.errors import BundleError
 
-__all__ = ["WEIGHTS_MEMBER", "Place", "check_external", "weight_places"]
+__all__ = ["WEIGHTS_MEMBER", "Place", "check_external", "external_weights", "weight_places"]
 
 WEIGHTS_MEMBER = "params.safetensors"
 MAX_DEPTH = 64
@@ -61,6 +61,14 @@ def weight_places(safetensors: bytes) -> dict[str, Place]:
         if name != "__metadata__"
         for start, end in [entry["data_offsets"]]
     }
+
+
+def external_weights(graph: bytes) -> tuple[str, ...]:
+    """The names of the initializers that a graph of a bundle, which has been checked, does not hold itself."""
+    found = [body for number, body in _fields(memoryview(graph)) if number == 7 and isinstance(body, memoryview)]
+    tensors = (value for body in found for number, value in _fields(body) if number == 5)
+    named = (_tensor(value) for value in tensors if isinstance(value, memoryview))
+    return tuple(tensor.name for tensor in named if tensor.outside)
 
 
 class _Malformed(ValueError):

@@ -42,6 +42,13 @@ def client_command(
             help="Tell the aggregator how many are named right.  [default: where no noise is added]",
         ),
     ] = None,
+    activations: Annotated[
+        int | None,
+        typer.Option(
+            metavar="MB",
+            help="Disk for what a frozen trunk makes of the photos, where only the tail is trained.  [default: 1024]",
+        ),
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for training.  [default: 1]")] = None,
     provider: Annotated[str | None, typer.Option(help=PROVIDER_HELP)] = None,
     patience: Annotated[

@@ -345,6 +345,8 @@ class Client:
             result = self._device.sit_out(a)
         if result.refused:
             self._log(f"{what}: {result.refused}")
+        if result.check is not None and result.check.is_worse:
+            self._log(f"{what}: {result.check.in_words()}")
         seconds = time.monotonic() - began_s
         payload = fitting(result.contribution, a.encoding)
         metrics = {
@@ -356,6 +358,7 @@ class Client:
             "steps": result.steps,
             "step_ms": clock.step_ms,
             "payload_bytes": len(payload),
+            **({} if result.check is None else result.check.facts()),
         }
         self._journal.commit_round(
             key,
@@ -405,7 +408,8 @@ class Client:
         self._journal.mark_reported(report.key)
         self._unreported.remove(report)
         if told is not None:
-            self._log(f"round {number}: {in_words(told, self._photos)}")
+            personal = None if evaluation is None else evaluation.all_classes.get("personal")
+            self._log(f"round {number}: {in_words(told, self._photos, personal)}")
             if self._tells_accuracy and (state is None or state.round <= number):  # else it is of a later round
                 self._told = told.metrics(run, number)
                 self._publish_birth()

@@ -12,6 +12,7 @@ from edge_client.extractor import Extractor
 from edge_client.onnx_session import Provider
 from edge_client.provider_trials import Providers
 from edge_client.trainer import Trainer, Weights
+from edge_client.trunk import TailExtractor, Trunk, TrunkGraph
 
 __all__ = ["CompiledGraphs"]
 
@@ -32,6 +33,7 @@ class CompiledGraphs:
         self._providers = providers or Providers()
         self._trainer: Trainer | None = None
         self._shared: Extractor | None = None
+        self._trunk: TrunkGraph | None = None
 
     def trainer(self) -> Trainer:
         """A trainer; load a state before fitting."""
@@ -51,3 +53,13 @@ class CompiledGraphs:
 
     def _on(self, use: str) -> Provider:
         return self._providers.of(getattr(self._providers.choice, use))
+
+    def trunk(self) -> TrunkGraph:
+        """The frozen trunk of a network whose tail is trained."""
+        trunk = self._trunk or TrunkGraph(self._bundle, self._threads)
+        self._trunk = trunk if self._keep else None
+        return trunk
+
+    def tail(self, params: Weights, trunk: Trunk) -> TailExtractor:
+        """An extractor of these weights that goes on from what the trunk has made of a device's photos."""
+        return TailExtractor(self._bundle, params, trunk, self._threads)

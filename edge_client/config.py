@@ -41,6 +41,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     test: str | None = None
     hold_out: float | None = None
     report_accuracy: bool | None = None
+    activations: int = 1024
     threads: int = 1
     provider: str = "auto"
     patience: float = 60.0
@@ -75,7 +76,8 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     check_device(config.id, "--id")
     check_id(config.fleet, "--fleet")
     check_provider(config.provider)
-    limits = [("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)]
+    limits: list[tuple[str, float, float, float]] = [("activations", config.activations, 0, 1e9)]
+    limits += [("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)]
     limits += [] if config.hold_out is None else [("hold-out", config.hold_out, 0.0, 0.5)]
     limits += [] if config.epsilon is None else [("epsilon", config.epsilon, 1e-6, 1e6)]
     for name, value, low, high in limits:

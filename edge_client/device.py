@@ -12,6 +12,11 @@ process. A round follows the method's class (`contract/methods/`):
    `local` weights or the `bundle`'s initial ones, which all devices share whatever they trained locally; small classes
    are withheld, noise is added where the method adds any; and wrap the statistic as a contribution.
 
+Where only the tail of the network is trained (`edge_client/trunk.py`), the first round begins with what the class means
+of the frozen features know (`edge_client/warm_start.py`). A round that leaves the device worse than these on its
+held-out photos is left out: it goes on with, and sends what follows from, the weights of before the round
+(`edge_client/never_worse.py`).
+
 A round whose training diverges has no result, and leaves the device's weights as they were: `run_round` says so, and
 `sit_out` is what may be sent for it, so that nobody waits.
 
@@ -25,13 +30,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.accuracy import Accuracy
-from contract.answers import Answer, nearest_answer
+from contract.answers import Answer, linear_answer, nearest_answer
 from contract.bundle import Bundle
 from contract.errors import BundleError, DivergedError, MethodError, StatisticError
 from contract.messages import Announcement, Contribution
@@ -44,11 +49,15 @@ from contract.topics import check_device
 from edge_client.answering import known_answers
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
+from edge_client.data.activations import ActivationStore
 from edge_client.evaluate import Evaluation, measured, score, summary
 from edge_client.extractor import Extractor
 from edge_client.global_state_check import Caution, Judged
 from edge_client.local import LocalSamples, OwnMeans, own_means
+from edge_client.never_worse import Check, right
 from edge_client.trainer import OnStep, Weights, diverged
+from edge_client.trunk import Trunk
+from edge_client.warm_start import anchored, class_mean_head
 
 __all__ = ["Device", "RoundResult", "round_seed"]
 
@@ -63,6 +72,7 @@ class RoundResult:
         samples: local samples in the statistic.
         steps: training steps done.
         refused: why the given global state was not trained on; empty when it was.
+        check: how what was trained compares with the frozen network, where that was looked at.
     """
 
     contribution: Contribution
@@ -70,6 +80,7 @@ class RoundResult:
     samples: int
     steps: int
     refused: str = ""
+    check: Check | None = None
 
 
 def round_seed(device_id: str, run: bytes, round_number: int) -> int:
@@ -86,6 +97,9 @@ class Device:
         data: local training samples.
         device_id: as in its topics.
         test: local test samples; without them `evaluate` returns None.
+        held: samples that neither train nor test, which a trained tail has to stand on; without them it is not looked
+            at.
+        activations: keeps what a frozen trunk makes of the samples; without it, it runs again for each epoch.
         threads: within an operator.
         graphs: shared compiled graphs, for many devices in one process; its own when None.
         secret: what noise is drawn from; 32 random bytes when None.
@@ -101,6 +115,8 @@ class Device:
         device_id: str,
         *,
         test: LocalData | None = None,
+        held: LocalData | None = None,
+        activations: ActivationStore | None = None,
         threads: int = 1,
         graphs: CompiledGraphs | None = None,
         secret: bytes | None = None,
@@ -114,8 +130,16 @@ class Device:
         self._graphs = graphs or CompiledGraphs(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
         self._own_means: OwnMeans | None = None
+        self._frozen: int | None = None  # see `_check`
         self._alone: dict[str, Mapping[str, float]] = {}  # see `_without_the_fleet`
         self._caution = Caution(self._method, bundle.manifest.hyper)
+        self._trunk = Trunk(bundle, self._graphs.trunk, activations) if bundle.manifest.cut else None
+        noised = self._method.mechanism(bundle.manifest.hyper) is not None  # what is held out would be told unnoised
+        self._held = held if self._trunk is not None and held is not None and len(held) and not noised else None
+        if self._trunk is not None:
+            for name, samples in (("train", self._training_data), ("held", held), ("test", test)):
+                if samples is not None:
+                    self._trunk.keep(name, samples.x)
 
     @property
     def own_classes(self) -> NDArray[np.bool_]:
@@ -158,13 +182,19 @@ class Device:
         judged, before = self._caution.judge(global_state, self._longest), (self._trained, self._own_means)
         seed = round_seed(self._id, announcement.run, announcement.round)
         try:
-            loss, steps = self._train(judged.state, seed, on_step)
+            warm = self._warm()
+            loss, steps = self._train({**self._params(), **warm}, judged.state, seed, on_step)
+            check = self._check()
+            if check is not None and check.is_worse:
+                self._trained, self._own_means = before if before[0] else (self._begun(warm), None)
             statistic = self._trained_statistic(found, announcement)
         except DivergedError:
             self._trained, self._own_means = before
             raise
+        finally:
+            self._rest()
         samples = int(statistic.counts.sum())
-        return RoundResult(self._wrapped(statistic, announcement), loss, samples, steps, judged.refused)
+        return RoundResult(self._wrapped(statistic, announcement), loss, samples, steps, judged.refused, check)
 
     def sit_out(self, announcement: Announcement) -> RoundResult:
         """What may be sent for a round without a result: that the device took part, and no class rows.
@@ -186,13 +216,19 @@ class Device:
         """
         if self._test is None:
             return None
+        try:
+            return self._evaluated(global_state, self._test)
+        finally:
+            self._rest()
+
+    def _evaluated(self, global_state: GlobalState | None, test: LocalData) -> Evaluation:
         m, state = self._manifest, self._caution.judge(global_state, self._longest).state
         known = known_answers(m, self._local(self._method), state)
         confusion: dict[str, NDArray[np.int64]] = {}
         for name in ("local", "bundle"):
             answers = {way: each.answer for way, each in known.items() if each.extractor == name}
             if answers:
-                confusion |= score(self._extractor(name), answers, self._test, classes=m.classes)
+                confusion |= score(self._extractor(name), answers, test, classes=m.classes)
         return summary(confusion, self.own_classes)
 
     def accuracy(self, evaluation: Evaluation, announced: str) -> Accuracy | None:
@@ -236,8 +272,10 @@ class Device:
         return self._caution.judge(global_state, self._longest)
 
     def own_means(self) -> OwnMeans | None:
-        """What answers need to know of the device's own samples, where its method has prototypes; None where not."""
-        return self._means() if "prototypes" in self._method.global_rows else None
+        """What answers need to know of the device's own samples, where its method has prototypes or a personal head;
+        None where not."""
+        found = self._method
+        return self._means() if "prototypes" in found.global_rows or found.has_personal_head else None
 
     def _method_of(self, announcement: Announcement) -> Method:
         known = runs_on(self._manifest.method)
@@ -245,15 +283,55 @@ class Device:
             raise MethodError("the announced method", expected=" or ".join(known), got=announcement.method)
         return method(announcement.method)
 
-    def _train(self, global_state: GlobalState | None, seed: int, on_step: OnStep | None) -> tuple[float, int]:
+    def _warm(self) -> dict[str, NDArray[np.float32]]:
+        """What the first round of a tail begins with instead of the bundle's weights."""
+        head = [t.name for t in self._manifest.state if t.role == "param" and t.name.startswith("head.")]
+        if self._trunk is None or self._trained or not head:
+            return {}
+        return class_mean_head(self._extractor("local"), self._data, self._means())
+
+    def _begun(self, warm: Weights) -> dict[str, NDArray[np.float32]]:
+        """A state in which nothing is trained but what was begun with."""
+        own = {**self._bundle.params, **warm}
+        return {name: own[name] for name in self._manifest.names("param", "buffer")} if warm else {}
+
+    def _check(self) -> Check | None:
+        """What was just trained beside the frozen network, on the held-out photos."""
+        if self._held is None or self._trunk is None:
+            return None
+        m, held = self._manifest, self._held
+        if self._frozen is None:
+            extractor = self._graphs.tail(self._bundle.params, self._trunk)
+            means = own_means(extractor, self._data, classes=m.classes).classes
+            self._frozen = right(extractor, nearest_answer(means.means, means.present), held)
+        return Check(self._frozen, right(self._extractor("local"), self._own_answer(), held), len(held))
+
+    def _own_answer(self) -> Answer:
+        """How the device answers from what it has trained itself: by its head where the method answers by one that is
+        trained, else by the nearest of its own class means."""
+        params = self._params()
+        if self._method.way == "head" and "head.weight" in self._manifest.names("param"):
+            return linear_answer(params["head.weight"], params.get("head.bias"))
+        means = self._means().classes
+        return nearest_answer(means.means, means.present)
+
+    def _rest(self) -> None:
+        """Let go of what is not needed until the next round."""
+        if self._trunk is not None:
+            self._trunk.rest()
+
+    def _train(
+        self, params: Weights, global_state: GlobalState | None, seed: int, on_step: OnStep | None
+    ) -> tuple[float, int]:
         m, data = self._manifest, self._training_data
         epochs, lr = int(m.hyper["epochs"]), float(m.hyper["lr"])
         trainer = self._graphs.trainer()
         state, counts = global_state or GlobalState(bytes(4), 0, 0), data.counts(m.classes)
-        given = self._method.inputs(counts, state, m.classes, m.features)
-        params = self._params()
+        given: Weights = self._method.inputs(counts, state, m.classes, m.features)
+        if self._trunk is not None and self._method.warm_prototypes:
+            given = anchored(given, self._means())
         trainer.load_state({**params, **self._method.start(params, given)})
-        loss = trainer.fit(data, epochs=epochs, lr=lr, given=given, seed=seed, on_step=on_step)
+        loss = trainer.fit(data, epochs=epochs, lr=lr, given=given, seed=seed, trunk=self._trunk, on_step=on_step)
         self._trained, self._own_means = trainer.export_state(), None
         return loss, epochs * -(-len(data) // m.batch)
 
@@ -315,10 +393,13 @@ class Device:
     def _means(self) -> OwnMeans:
         """What is known of its own samples under its present weights; computed once for each weights."""
         if self._own_means is None:
-            self._own_means = own_means(self._extractor("local"), self._data, classes=self._manifest.classes)
+            found = own_means(self._extractor("local"), self._data, classes=self._manifest.classes)
+            self._own_means = replace(found, head=self._method.personal_head(self._local(self._method)))
         return self._own_means
 
     def _extractor(self, name: ExtractorName) -> Extractor:
+        if name == "local" and self._trunk is not None:
+            return self._graphs.tail(self._params(), self._trunk)
         if name == "bundle" or not self._trained:
             return self._graphs.shared_extractor()
         return self._graphs.extractor(self._params())

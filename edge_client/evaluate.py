@@ -76,12 +76,12 @@ def measured(evaluation: Evaluation, way: str, *, shipped: float | None, alone: 
     )
 
 
-def in_words(found: Accuracy, photos: str) -> str:
-    """One line for a person; `photos` says which they are."""
+def in_words(found: Accuracy, photos: str, personal: float | None = None) -> str:
+    """One line for a person; `photos` says which they are, `personal` what a head of the device's own gets right."""
     line = f"{found.all_classes:.1%} right on {found.samples:,} {photos}"
     if found.own_classes is not None and found.own_classes != found.all_classes:
         line += f", {found.own_classes:.1%} on those of its own classes"
-    beside = {"bundle as shipped": found.shipped, "alone": found.alone}
+    beside = {"bundle as shipped": found.shipped, "alone": found.alone, "personal head": personal}
     told = ", ".join(f"{name} {share:.1%}" for name, share in beside.items() if share is not None)
     return line + (f" ({told})" if told else "")
 

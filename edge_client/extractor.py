@@ -36,8 +36,7 @@ class Extractor:
 
     def __init__(self, bundle: Bundle, params: Weights, threads: int = 1, provider: Provider = CPU) -> None:
         self._manifest = bundle.manifest
-        names = [name for name in bundle.manifest.names("param", "buffer", "frozen") if name.startswith("backbone.")]
-        weights = {name: params[name] for name in names}
+        weights = {name: params[name] for name in bundle.manifest.weights}
         self._session, self._weights = open_session(
             bundle.features, "features.onnx", threads=threads, weights=weights, provider=provider
         )

@@ -375,11 +375,12 @@ def _tensors(db: sqlite3.Connection, table: str, path: Path) -> dict[str, NDArra
 
 def _packed_means(means: OwnMeans) -> bytes:
     tensors = {"sums": means.classes.sums, "counts": means.classes.counts, "spread": means.spread}
+    tensors |= {} if means.head is None else {"head": means.head}
     return save({name: np.ascontiguousarray(value) for name, value in tensors.items()})
 
 
 def _unpacked_means(tensors: Mapping[str, NDArray[Any]]) -> OwnMeans:
-    return OwnMeans(ClassMeans(tensors["sums"], tensors["counts"]), tensors["spread"])
+    return OwnMeans(ClassMeans(tensors["sums"], tensors["counts"]), tensors["spread"], tensors.get("head"))
 
 
 def _kept_global(db: sqlite3.Connection) -> GlobalState | None:

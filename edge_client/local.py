@@ -31,10 +31,12 @@ class OwnMeans:
     Attributes:
         classes: its class means, and counts.
         spread: (C,) float64, mean squared distance of a class's features from their mean; 0 where it has none.
+        head: (C, D) float64, the device's personal head, where its method has one.
     """
 
     classes: ClassMeans
     spread: NDArray[np.float64]
+    head: NDArray[np.float64] | None = None
 
 
 class LocalSamples:
@@ -50,8 +52,6 @@ class LocalSamples:
         own_means: gives what is known of all samples under the present weights.
         secret, what: what noise is drawn from: a secret of the device, and the run and round.
     """
-
-    has_samples = True
 
     def __init__(
         self,
@@ -86,6 +86,10 @@ class LocalSamples:
         means, here = self._own_means().classes, self.counts > 0
         return ClassMeans(np.where(here[:, None], means.sums, 0.0), np.where(here, means.counts, 0))
 
+    def own_head(self) -> NDArray[np.float64] | None:
+        """The device's personal head."""
+        return self._own_means().head
+
     def noise(self) -> np.random.Generator:
         """A generator that is fixed by the device's secret, the run and the round."""
         return np.random.default_rng(int.from_bytes(hmac.digest(self._secret, self._what, hashlib.sha256), "big"))
@@ -100,7 +104,6 @@ class Remembered:
         means: None where nothing was kept.
     """
 
-    has_samples = False
     min_samples = 1
 
     def __init__(
@@ -108,6 +111,7 @@ class Remembered:
     ) -> None:
         self.classes, self.width, self.hyper, self.params = classes, width, hyper, params
         self._means = ClassMeans.zero(classes, width) if means is None else means.classes
+        self._head = None if means is None else means.head
         self.counts: NDArray[np.int64] = self._means.counts
 
     def features(self, extractor: ExtractorName) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
@@ -117,6 +121,10 @@ class Remembered:
     def class_means(self) -> ClassMeans:
         """Those that were kept."""
         return self._means
+
+    def own_head(self) -> NDArray[np.float64] | None:
+        """That which was kept."""
+        return self._head
 
     def noise(self) -> np.random.Generator:
         """Of no use, since nothing is sent."""

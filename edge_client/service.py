@@ -21,6 +21,7 @@ from edge_client.client import Client
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.config import ClientConfig, read_public_key
 from edge_client.data import LocalData
+from edge_client.data.activations import ActivationStore
 from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
 from edge_client.device import Device
 from edge_client.journal import Journal
@@ -68,10 +69,19 @@ class Service:
         bundle = read_bundle(settings.bundle, public_key=trusted)
         m = bundle.manifest
         state = Path(settings.state)
-        data, test = self._samples(m, log, state / "images")
+        data, test, held = self._samples(m, log, state / "images")
         with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
             graphs = CompiledGraphs(bundle, settings.threads, providers=_providers(settings, bundle, log))
-            device = Device(bundle, data, settings.id, test=test, graphs=graphs, secret=journal.secret())
+            device = Device(
+                bundle,
+                data,
+                settings.id,
+                test=test,
+                held=held,
+                activations=ActivationStore(state / "activations", settings.activations * 10**6, log),
+                graphs=graphs,
+                secret=journal.secret(),
+            )
             device.restore(journal.weights())
             journal.remember_bundle(Path(settings.bundle).resolve())
             beside = f", {len(test):,} {self._photos}" if test is not None else ""
@@ -111,23 +121,28 @@ class Service:
         """What the device tests with, in words."""
         return "held-out photos" if self._settings.test is None else "test photos"
 
-    def _samples(self, m: Manifest, log: Log, cache: Path) -> tuple[LocalData, LocalData | None]:
-        """What to train on, and what to test with: `--test`, or else a share of `--data`, or nothing."""
+    def _samples(self, m: Manifest, log: Log, cache: Path) -> tuple[LocalData, LocalData | None, LocalData | None]:
+        """What to train on; what to test with, `--test`, or else a share of `--data`, or nothing; and what is held out,
+        which a trained tail has to stand on: the same share, that no test set may stand for."""
         settings = self._settings
         share = settings.hold_out
         if share is None:
-            share = HOLD_OUT if settings.test is None else 0.0
+            share = HOLD_OUT if settings.test is None or m.cut else 0.0
+        test = None
+        if settings.test is not None:
+            test = load_data(settings.test, m, purpose="test", log=log, cache=cache)
         if not share:
             data = load_data(settings.data, m, log=log, cache=cache) if self._arrays is None else self._given(m)
-            test = None if settings.test is None else load_data(settings.test, m, purpose="test", log=log, cache=cache)
-            return data, test
+            return data, test, None
         if self._arrays is None:
             data, held = load_held_out(settings.data, m, share=share, least=LEAST, log=log, cache=cache)
         else:
             data, held = hold_back(self._given(m), share=share, least=LEAST)
         if not len(held):
-            log(f"too few photos to hold {share:.0%} out of classes of {LEAST} or more: accuracy stays unknown; --test")
-        return data, held if len(held) else None
+            lost = "accuracy stays unknown; --test" if test is None else "nothing shows whether training helps"
+            log(f"too few photos to hold {share:.0%} out of classes of {LEAST} or more: {lost}")
+            return data, test, None
+        return data, held if test is None else test, held
 
     def _given(self, m: Manifest) -> LocalData:
         assert self._arrays is not None

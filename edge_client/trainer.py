@@ -9,19 +9,22 @@ fills the batch buffer, runs the step, and swaps the two state buffers, so that 
 one reads: no tensor is copied between steps. A last batch that is not full is padded with sample weight 0, which
 the graph leaves out of its loss and its statistics. `export_state` copies the weights out.
 
+Where only the tail of the network is trained, the step takes the activations of its frozen trunk in place of the photos
+(`edge_client/trunk.py`); nothing else changes.
+
 The optimizer's state starts at zero in every round, as in FedProto's public code, which makes a new optimizer for
 each local update; momentum of weeks ago says nothing about a loss whose prototypes have moved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.bundle import Bundle
+from contract.bundle import STEP_INPUTS, Bundle
 from contract.errors import BundleError, DivergedError
 from contract.plausible import LARGEST_NORM
 from contract.runtime import ort
@@ -29,10 +32,17 @@ from edge_client.data import LocalData
 from edge_client.data.samples import release_pages
 from edge_client.onnx_session import CPU, ORT_ERRORS, Provider, open_session
 
-__all__ = ["OnStep", "Trainer", "Weights", "diverged"]
+__all__ = ["Activations", "OnStep", "Trainer", "Weights", "diverged"]
 
 Weights = Mapping[str, NDArray[np.float32]]
 OnStep = Callable[[int, int], None]
+
+
+class Activations(Protocol):
+    """Gives what a frozen trunk makes of photos."""
+
+    def fill(self, x: NDArray[np.uint8], rows: NDArray[np.int64], into: Sequence[NDArray[np.float32]]) -> None:
+        """Write the activations of these rows of `x` to the beginning of the arrays `into`, (B, …) each."""
 
 
 def diverged(expected: str, got: str) -> DivergedError:
@@ -60,8 +70,9 @@ class Trainer:
         self._session, _ = open_session(
             bundle.train_step, "train_step.onnx", threads=threads, training=True, provider=provider
         )
-        height, width, channels = m.input_shape
-        self._x = np.zeros((m.batch, height, width, channels), np.uint8)  # (B, H, W, c)
+        self._images = {} if m.cut else {STEP_INPUTS[0]: np.zeros((m.batch, *m.input_shape), np.uint8)}  # (B, H, W, c)
+        self._activations = {each.name: np.zeros((m.batch, *each.shape), np.float32) for each in m.cut}  # (B, …)
+        self._trunk: Activations | None = None
         self._y = np.zeros(m.batch, np.int64)  # (B,)
         self._sample_weight = np.zeros(m.batch, np.float32)  # (B,)
         self._given = {name: np.zeros(shape, np.float32) for name, shape in m.given_shapes.items()}
@@ -69,7 +80,7 @@ class Trainer:
         self._loss = np.zeros((), np.float32)
         self._updated = m.names("param", "buffer", "optimizer")
         self._frozen = {t.name: np.zeros(t.shape, np.float32) for t in m.state if t.role == "frozen"}
-        state = {t.name: t.shape for t in m.state if t.role != "frozen"}
+        state = {t.name: t.shape for t in m.state}
         self._now = {name: np.zeros(state[name], np.float32) for name in self._updated}
         self._next = {name: np.zeros(state[name], np.float32) for name in self._updated}
         self._bound = isinstance(self._session, ort.InferenceSession) and provider.name == "cpu"
@@ -97,6 +108,7 @@ class Trainer:
         lr: float,
         given: Weights,
         seed: int,
+        trunk: Activations | None = None,
         on_step: OnStep | None = None,
     ) -> float:
         """Train on all of `data`, `epochs` times over, and return the mean loss over samples and epochs.
@@ -106,12 +118,13 @@ class Trainer:
             given: the global state as the step takes it, by input name: `prototypes` (C, D), zero where there is none,
                 `prototype_mask` (C,), and what else the manifest's `step_inputs` has; what is missing is zero.
             seed: fixes the order of the samples; the same seed and weights give the same result.
+            trunk: where only the tail is trained.
             on_step: called after each step with the steps done and the steps in all.
 
         Raises:
             DivergedError: when the loss or a weight is no longer a finite number, or the loss is beyond all measure.
         """
-        self._lr[...] = lr
+        self._lr[...], self._trunk = lr, trunk
         for name, buffer in self._given.items():
             buffer[...] = given.get(name, 0.0)
         order = np.random.default_rng(seed)
@@ -137,10 +150,15 @@ class Trainer:
     def _run(self, data: LocalData, chosen: NDArray[np.int64]) -> float:
         """One step on the chosen samples (at most B), and their mean loss."""
         real = len(chosen)
-        np.take(data.x, chosen, axis=0, out=self._x[:real])
-        release_pages(data.x)  # of a large set, no more stays in memory than a batch
+        for images in self._images.values():
+            np.take(data.x, chosen, axis=0, out=images[:real])
+            release_pages(data.x)  # of a large set, no more stays in memory than a batch
+        if self._trunk is not None:
+            self._trunk.fill(data.x, chosen, list(self._activations.values()))
         np.take(data.y, chosen, out=self._y[:real])
-        self._x[real:], self._y[real:] = 0, 0
+        padded: list[NDArray[Any]] = [*self._images.values(), *self._activations.values(), self._y]
+        for buffer in padded:
+            buffer[real:] = 0
         self._sample_weight[:real], self._sample_weight[real:] = 1.0, 0.0
         if self._bound:
             self._session.run_with_iobinding(self._step)  # type: ignore[attr-defined]
@@ -164,7 +182,8 @@ class Trainer:
     def _inputs(self, read: Weights) -> dict[str, NDArray[Any]]:
         """Everything that the step takes, with this state."""
         own: dict[str, NDArray[Any]] = {
-            "x": self._x,
+            **self._images,
+            **self._activations,
             "y": self._y,
             "sample_weight": self._sample_weight,
             "lr": self._lr,

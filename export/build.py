@@ -1,6 +1,7 @@
 """Backbone + method → bundle: the whole of `protofleet export` but its command line.
 
-1. build the backbone, cut at its features, and load weights into it if any are given;
+1. build the backbone, cut at its features, and load weights into it if any are given; where only its tail is to be
+   trained, divide it (export/cut.py);
 2. settle the method's head and hyper-parameters, and list the state tensors of its training step;
 3. record and translate `features.onnx` and, where the method trains, `train_step.onnx`;
 4. run both in stock ONNX Runtime against plain torch (export/verify.py), and stop if they disagree;
@@ -28,6 +29,7 @@ from contract.methods import Head, Method, method
 from contract.vectors import Vectors, probe_images
 from export.agreement import Agreement
 from export.backbones import Backbone, Norm, find_backbone
+from export.cut import cut_network
 from export.graph import OPSET
 from export.graphs import Clock, Graphs, Progress, export_step, graphs_from_onnx, graphs_from_torch, initial_state
 from export.onnx_features import PREFIX
@@ -85,6 +87,8 @@ def build_bundle(
     provenance: str | None = None,
     bundle_version: int = 1,
     private_key: bytes | None = None,
+    train_from: str | None = None,
+    trainable_blocks: int | None = None,
     progress: Progress = lambda line: None,
 ) -> Exported:
     """Export a backbone with a method's training step into one bundle file.
@@ -106,6 +110,8 @@ def build_bundle(
         provenance: how the weights were obtained, in words; a library's hash and licence are added to them.
         bundle_version: must grow with each export for one fleet.
         private_key: 32 bytes Ed25519 seed, to sign the manifest.
+        train_from: the first layer that is trained; what lies before it is frozen.
+        trainable_blocks: how many blocks are trained, from the last; instead of `train_from`.
         progress: called with one line before each stage.
 
     Raises:
@@ -115,7 +121,10 @@ def build_bundle(
         BundleError: when the file cannot be written.
     """
     entry = method(method_name)
-    settled = entry.settle(hyper or {})
+    tail = train_from is not None or trainable_blocks is not None
+    if tail:
+        _check_tail(entry, backbone, train_from, trainable_blocks)
+    settled = entry.settle({**(tail_hyper(entry) if tail else {}), **(hyper or {})})
     chosen = _settle_head(entry, head)
     _check_arguments(labels, batch, bundle_version)
     _check_shape(input_shape)
@@ -127,7 +136,11 @@ def build_bundle(
         with clock.stage("backbone", f"building {backbone}"):
             found = find_backbone(backbone, input_shape, norm, seed=seed, weights=weights)
             preprocess = Preprocess(*_statistics(found, mean, std))
-            plan = plan_step(found.net, entry, settled, chosen, len(labels), found.width)
+            cut = None
+            if tail:
+                where = {"layer": train_from, "blocks": trainable_blocks}
+                cut = cut_network(found.net, preprocess, found.input_shape, **where)  # type: ignore[arg-type]
+            plan = plan_step(found.net, entry, settled, chosen, len(labels), found.width, cut)
         made = graphs_from_torch(clock, found, preprocess, plan, chosen, batch, seed)
     entry.check(settled, len(labels), made.width)
     manifest = Manifest(
@@ -149,9 +162,12 @@ def build_bundle(
         state=made.state,
         members={},
         extractor=_identity(made.features, made.stored),
+        cut=made.cut,
     )
     with clock.stage("write", f"writing {out}"):
-        features = place_weights(made.features, pack_params(made.stored))
+        packed = pack_params(made.stored)
+        features = place_weights(made.features, packed)
+        trunk, tail_graph = (None if each is None else place_weights(each, packed) for each in (made.trunk, made.tail))
         x = probe_images(made.input_shape)
         sha256 = write_bundle(
             out,
@@ -160,6 +176,8 @@ def build_bundle(
             train_step=made.step,
             params=made.stored,
             vectors=Vectors(x, features_of(features, made.stored, x)),
+            trunk=trunk,
+            tail=tail_graph,
             private_key=private_key,
         )
     path = Path(out)
@@ -171,6 +189,22 @@ def _identity(features: bytes, stored: Mapping[str, NDArray[np.float32]]) -> str
     """The extractor's sha256 (hex): the features graph before weights are placed in it, and the backbone's weights."""
     weights = {name: value for name, value in stored.items() if name.startswith("backbone.")}
     return hashlib.sha256(hashlib.sha256(features).digest() + pack_params(weights)).hexdigest()
+
+
+def tail_hyper(entry: Method) -> dict[str, float]:
+    """Defaults where only the tail of a network is trained: a tenth of the method's learning rate, so that what it was
+    pretrained to do is not lost in the first steps."""
+    return {"lr": float(entry.hyper["lr"].default) / 10.0} if "lr" in entry.hyper else {}
+
+
+def _check_tail(entry: Method, backbone: str, train_from: str | None, trainable_blocks: int | None) -> None:
+    option = "--train-from" if train_from is not None else "--trainable-blocks"
+    if train_from is not None and trainable_blocks is not None:
+        raise UsageError("--train-from and --trainable-blocks", expected="one of them", got="both")
+    if not entry.trains:
+        raise UsageError(option, expected="a method that trains", got=entry.name, hint="leaving it out")
+    if backbone.startswith(PREFIX):
+        raise UsageError(option, expected="a network of torch", got=backbone)
 
 
 def _settle_head(entry: Method, head: Head | None) -> Head:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from contract.bundle import Manifest
 from contract.errors import UsageError, near_names
 from contract.interrupt import interruptible
 from contract.methods import METHOD_HELP, Head
@@ -22,6 +23,8 @@ from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 __all__ = ["export_command", "read_shape"]
 
 BACKBONE_HELP = "A known backbone, timm:NAME, torchvision:NAME, hub:ORG/NAME, onnx:FILE, or your own module:callable."
+TRAIN_FROM_HELP = "Train this layer and what comes after it; what lies before it is frozen.  [default: all is trained]"
+BLOCKS_HELP = "Train the last K blocks of the network; what lies before them is frozen."
 WEIGHTS_HELP = "pretrained, for those that the library publishes; or safetensors or a torch state dict."
 
 
@@ -37,6 +40,8 @@ def export_command(
     weights: Annotated[str | None, typer.Option(help=WEIGHTS_HELP)] = None,
     head: Annotated[str | None, typer.Option(help="local, frozen or none.  [default: the method's]")] = None,
     norm: Annotated[str | None, typer.Option(help="batch or group.  [default: the backbone's]")] = None,
+    train_from: Annotated[str | None, typer.Option(metavar="LAYER", help=TRAIN_FROM_HELP)] = None,
+    trainable_blocks: Annotated[int | None, typer.Option(metavar="K", help=BLOCKS_HELP)] = None,
     batch: Annotated[int, typer.Option(help="Batch of the training step.")] = 16,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter; may be repeated.")
@@ -71,6 +76,8 @@ def export_command(
         "provenance": provenance,
         "bundle_version": bundle_version,
         "private_key": _private_key(sign),
+        "train_from": train_from,
+        "trainable_blocks": trainable_blocks,
     }
     arguments |= {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
@@ -95,7 +102,7 @@ def _summarise(exported, console: Console, verbose: bool) -> None:  # type: igno
         "weights": manifest.provenance.partition("; off while")[0],
         "images": "{}x{}x{}".format(*manifest.input_shape),
         "parameters": f"{manifest.parameter_count:,}",
-        "training step": f"batch {manifest.batch}" if "train_step" in exported.seconds else "none: nothing is trained",
+        "training step": _step_in_words(manifest) if "train_step" in exported.seconds else "none: nothing is trained",
         **({"switched off": ", ".join(exported.switched_off)} if exported.switched_off else {}),
         "against torch": f"worst relative difference {found.error:.1e} ({found.tensor}; torch's own rounding "
         f"{found.torch_error:.1e})",
@@ -105,6 +112,13 @@ def _summarise(exported, console: Console, verbose: bool) -> None:  # type: igno
     for name, value in rows.items():
         table.add_row(f"[bold]{name}[/bold]", escape(value))
     console.print(table)
+
+
+def _step_in_words(manifest: Manifest) -> str:
+    if not manifest.cut:
+        return f"batch {manifest.batch}"
+    kept = f"activations of a photo {manifest.activation_bytes / 1e3:,.1f} kB"
+    return f"batch {manifest.batch}, the tail alone; {kept}, computed once"
 
 
 def _labels(text: str) -> list[str]:

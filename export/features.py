@@ -8,6 +8,11 @@ fuses them as it does any constant. See docs/bundle.md.
 
 Our own translation comes first; where it lacks an operator, torch's exporter writes the graph
 (export/torch_exporter.py): whatever `torch.onnx.export` can do has features.
+
+Where only the tail of the network is trained (export/cut.py), the same graph is also there in two, by our translation:
+
+    trunk.onnx   x u8 (batch, H, W, c)  →  a0 f32 (batch, …), a1, …
+    tail.onnx    a0, a1, …              →  z f32 (batch, D)
 """
 
 from __future__ import annotations
@@ -22,13 +27,14 @@ from torch.func import functional_call
 
 from contract.bundle import StateTensor
 from contract.errors import ExportError
+from export.cut import Cut, Part
 from export.graph import ANY, Graph
 from export.objectives import unit_features
 from export.step import Preprocess
 from export.torch_exporter import features_by_torch
 from export.trace import record, to_onnx
 
-__all__ = ["export_features"]
+__all__ = ["export_features", "export_halves"]
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -75,3 +81,33 @@ def _by_our_table(
     for name, shape in shapes.items():
         graph.weight(name, shape)
     return to_onnx(record(features, example), graph, ["x", *shapes], ["z"])
+
+
+def export_halves(cut: Cut, *, unit: bool) -> tuple[bytes, bytes]:
+    """The bytes of trunk.onnx and tail.onnx.
+
+    Raises:
+        ExportError: for an operator that our table lacks.
+    """
+    trunk, tail = cut.parts(ANY, unit=unit)
+    activations = [each.name for each in cut.activations]
+    with FakeTensorMode(), torch.no_grad():
+        images = torch.empty((ANY, *cut.input_shape), dtype=torch.uint8)
+        crossing = [torch.empty(shape) for shape in trunk.shapes]
+    sizes = {name: tuple(tensor.shape) for name, tensor in cut.net.state_dict().items()}
+    first = _half("trunk", trunk, {"x": images}, activations, sizes)
+    return first, _half("tail", tail, dict(zip(activations, crossing, strict=True)), ["z"], sizes)
+
+
+def _half(
+    name: str, part: Part, inputs: Mapping[str, Tensor], outputs: list[str], sizes: Mapping[str, tuple[int, ...]]
+) -> bytes:
+    graph = Graph(name, any_batch=True)
+    for each, tensor in inputs.items():
+        graph.input(each, tensor.dtype, tensor.shape)
+    with FakeTensorMode(), torch.no_grad():
+        weights = {f"backbone.{each}": torch.empty(sizes[each]) for each in part.weights}
+    for each, tensor in weights.items():
+        graph.weight(each, tensor.shape)
+    example = [*inputs.values(), *weights.values()]
+    return to_onnx(record(part.module, example), graph, [*inputs, *weights], outputs)

@@ -1,8 +1,8 @@
 """The graphs and weights of a bundle, recorded and verified: from a torch module, or from a features graph in a file.
 
-A torch module gives `features.onnx`, and `train_step.onnx` where the method trains; both run in stock ONNX Runtime
-against plain torch. A file gives features only, for methods that train nothing, and runs beside itself
-(export/onnx_features.py). Either way what disagrees ends the export.
+A torch module gives `features.onnx`, and `train_step.onnx` where the method trains; where only its tail is trained,
+`trunk.onnx` and `tail.onnx` too. All run in stock ONNX Runtime against plain torch. A file gives features only, for
+methods that train nothing, and runs beside itself (export/onnx_features.py). What disagrees ends the export.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from contract.bundle import StateTensor, pack_params
+from contract.bundle import Activation, StateTensor, pack_params
 from contract.errors import UsageError
 from contract.methods import Method
 from contract.sphere import orthonormal_frame
 from export.agreement import Agreement
 from export.backbones import Backbone, Norm
 from export.chance import chance_of
-from export.features import export_features
+from export.features import export_features, export_halves
 from export.graph import Graph
 from export.onnx_features import PREFIX, read_onnx, verify_onnx
 from export.placement import place_weights, weight_names
@@ -56,6 +56,9 @@ class Graphs:
     facts: str
     ignored: tuple[str, ...] = ()
     switched_off: tuple[str, ...] = ()
+    cut: tuple[Activation, ...] = ()
+    trunk: bytes | None = None
+    tail: bytes | None = None
 
 
 def graphs_from_torch(
@@ -67,16 +70,22 @@ def graphs_from_torch(
         features = export_features(net, preprocess, plan.state, shape, unit=entry.unit_features)
         plan = plan.reading(weight_names(features))
         state = initial_state(net, plan, seed)
-        stored = {name: state[name] for name in plan.names("param", "buffer", "frozen")}
+        stored = {name: state[name] for name in plan.names("param", "buffer", "frozen", "trunk")}
+        halves = None if plan.cut is None else export_halves(plan.cut, unit=entry.unit_features)
     step = None
     if entry.trains:
         with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {head} head, batch {batch})"):
             step = export_step(net, preprocess, plan, batch, shape)
     with clock.stage("verify", "running both in ONNX Runtime against torch"):
-        placed = place_weights(features, pack_params(stored))
-        agreement = verify_features(placed, net, preprocess, state, input_shape=shape, unit=entry.unit_features)
+        packed = pack_params(stored)
+        placed = [place_weights(each, packed) for each in (features, *(halves or ()))]
+        agreement = verify_features(placed[0], net, preprocess, state, input_shape=shape, unit=entry.unit_features)
         if step is not None:
-            worst = verify_step(step, net, preprocess, plan, state, batch=batch, input_shape=shape)
+            trunk = placed[1] if halves else None
+            worst = verify_step(step, net, preprocess, plan, state, batch=batch, input_shape=shape, trunk=trunk)
+            agreement = max(agreement, worst, key=lambda a: a.error)
+        if halves:
+            worst = verify_features(placed[1:], net, preprocess, state, input_shape=shape, unit=entry.unit_features)
             agreement = max(agreement, worst, key=lambda a: a.error)
     return Graphs(
         width=found.width,
@@ -92,6 +101,9 @@ def graphs_from_torch(
         facts=found.facts,
         ignored=found.ignored,
         switched_off=chance_of(net) if entry.trains else (),
+        cut=plan.cut.activations if plan.cut is not None else (),
+        trunk=halves[0] if halves else None,
+        tail=halves[1] if halves else None,
     )
 
 
@@ -146,6 +158,7 @@ def export_step(
     """
     kinds = {
         "x": torch.zeros((batch, *input_shape), dtype=torch.uint8),
+        **({each.name: torch.zeros((batch, *each.shape)) for each in plan.cut.activations} if plan.cut else {}),
         "y": torch.zeros(batch, dtype=torch.int64),
         "sample_weight": torch.ones(batch),
         "prototypes": torch.zeros(plan.classes, plan.features),
@@ -155,12 +168,12 @@ def export_step(
     sizes = {"classes": plan.classes, "features": plan.features}
     for name, shape in plan.method.step_inputs(plan.hyper).items():
         kinds[name] = torch.zeros([sizes[axis] for axis in shape])
-    example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.state))
+    example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.step_state))
     graph = Graph("train_step")
-    names = [*plan.inputs, *(t.name for t in plan.state)]
+    names = [*plan.inputs, *(t.name for t in plan.step_state)]
     for name, tensor in zip(names, example, strict=True):
         graph.input(name, tensor.dtype, tensor.shape)
-    trace = trace_step(TrainingStep(net, preprocess, plan), example)
+    trace = trace_step(TrainingStep(net, preprocess, plan, batch), example)
     return to_onnx(trace, graph, names, ["loss", *(f"{name}.next" for name in plan.updated)])
 
 

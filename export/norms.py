@@ -12,7 +12,7 @@ silently translates as inference (docs/decisions/010). `export/translate_norm.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,12 @@ from contract.errors import ExportError
 
 __all__ = [
     "BatchContext",
+    "FrozenBatchNorm",
     "RealBatchNorm",
     "Seen",
     "allow_one_value",
     "packed",
+    "to_frozen_batch_norm",
     "to_group_norm",
     "to_real_batch_norm",
     "unpacked",
@@ -127,6 +129,32 @@ def to_real_batch_norm(net: nn.Module, context: BatchContext, prefix: str) -> nn
     for name, module in list(net.named_modules()):
         if isinstance(module, _BATCH_NORMS):
             _replace(net, name, RealBatchNorm(module, f"{prefix}{name}", context))
+    return net
+
+
+class FrozenBatchNorm(nn.Module):
+    """BatchNorm that takes its running statistics and leaves them as they are; its gradients have a translation."""
+
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        self.weight, self.bias = source.weight, source.bias
+        for name in ("running_mean", "running_var"):
+            self.register_buffer(name, getattr(source, name))
+        self._eps = float(source.eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (B, C, H, W) or (B, C) → the same shape."""
+        scale = torch.rsqrt(self.running_var + self._eps)
+        scale = scale if self.weight is None else self.weight * scale
+        y = (x - _by_channel(self.running_mean, x)) * _by_channel(scale, x)
+        return y if self.bias is None else y + _by_channel(self.bias, x)
+
+
+def to_frozen_batch_norm(net: nn.Module, read: Collection[str]) -> nn.Module:
+    """Replace, in place, every BatchNorm of `net` whose running mean is among the names `read`."""
+    for name, module in list(net.named_modules()):
+        if isinstance(module, _BATCH_NORMS) and f"{name}.running_mean" in read:
+            _replace(net, name, FrozenBatchNorm(module))
     return net
 
 

@@ -9,6 +9,9 @@ the method's objective (export/objectives/), gradients by autograd, then the upd
 Dropout and stochastic depth are off in training graphs: an ONNX graph that draws random numbers cannot be compared
 with torch. BatchNorm sees real samples only (export/norms.py). A batch that is all padding leaves parameters and
 running statistics as they are. See docs/bundle.md.
+
+Where only the tail is trained (export/cut.py), the step takes the trunk's activations in place of the images, and has
+no tensor that the tail does not read; batch normalisation then keeps its running statistics.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from torch.func import functional_call
 from contract.bundle import STEP_INPUTS, StateTensor
 from contract.methods import Method, Value
 from export.chance import switch_off
+from export.cut import Cut
 from export.norms import BatchContext, RealBatchNorm, allow_one_value, to_real_batch_norm
 from export.objectives import Scene, find_objective
 from export.optimizers import optimizer_state, update
@@ -44,6 +48,7 @@ class StepPlan:
         features: D.
         state: every state tensor, in input order.
         inputs: the inputs that are not state, in order.
+        cut: where only the tail of the network is trained.
     """
 
     method: Method
@@ -52,6 +57,12 @@ class StepPlan:
     features: int
     state: tuple[StateTensor, ...]
     inputs: tuple[str, ...] = STEP_INPUTS
+    cut: Cut | None = None
+
+    @property
+    def step_state(self) -> tuple[StateTensor, ...]:
+        """What of the state the step takes: all but the trunk's."""
+        return tuple(t for t in self.state if t.role != "trunk")
 
     def names(self, *roles: str) -> tuple[str, ...]:
         """State tensors of these roles, in order."""
@@ -71,20 +82,25 @@ class StepPlan:
 
 
 def plan_step(
-    backbone: nn.Module, entry: Method, hyper: Mapping[str, Value], head: str, classes: int, features: int
+    backbone: nn.Module,
+    entry: Method,
+    hyper: Mapping[str, Value],
+    head: str,
+    classes: int,
+    features: int,
+    cut: Cut | None = None,
 ) -> StepPlan:
-    """List the state tensors of training `backbone` by a method: param, buffer, frozen, then optimizer.
+    """List the state tensors of training `backbone` by a method: param, buffer, frozen, trunk, then optimizer.
 
     Args:
         hyper: settled.
         head: one of the method's.
+        cut: where only the tail is trained.
     """
-    running = {f"{n}.{b}" for n, m in _batch_norms(backbone) for b in ("running_mean", "running_var")}
-    trained = {n for n, p in backbone.named_parameters() if p.requires_grad}
     state = []
     for name, tensor in backbone.state_dict(keep_vars=True).items():
         if tensor.is_floating_point():
-            role = "param" if name in trained else "buffer" if name in running else "frozen"
+            role = _role(backbone, name) if cut is None else _role_in(cut, name)
             state.append(StateTensor(f"backbone.{name}", tuple(tensor.shape), role))  # type: ignore[arg-type]
     if head == "local":
         state.append(StateTensor("head.weight", (classes, features), "param"))
@@ -94,8 +110,21 @@ def plan_step(
     for name, own in entry.state(classes, features, seed=0).items():
         state.append(StateTensor(name, own.value.shape, "param" if own.trained else "frozen"))
     state += optimizer_state([t for t in state if t.role == "param"], entry, hyper)
-    inputs = (*STEP_INPUTS, *entry.step_inputs(hyper))
-    return StepPlan(entry, hyper, classes, features, tuple(state), inputs)
+    images = STEP_INPUTS[:1] if cut is None else tuple(each.name for each in cut.activations)
+    inputs = (*images, *STEP_INPUTS[1:], *entry.step_inputs(hyper))
+    return StepPlan(entry, hyper, classes, features, tuple(state), inputs, cut)
+
+
+def _role(backbone: nn.Module, name: str) -> str:
+    """Of a tensor of the network, where all of it is trained."""
+    running = {f"{n}.{b}" for n, m in _batch_norms(backbone) for b in ("running_mean", "running_var")}
+    trained = {n for n, p in backbone.named_parameters() if p.requires_grad}
+    return "param" if name in trained else "buffer" if name in running else "frozen"
+
+
+def _role_in(cut: Cut, name: str) -> str:
+    """Of a tensor of the network, where its tail is trained."""
+    return "param" if name in cut.trained else "frozen" if name in cut.read else "trunk"
 
 
 def quiet(net: nn.Module) -> nn.Module:
@@ -104,11 +133,16 @@ def quiet(net: nn.Module) -> nn.Module:
 
 
 class TrainingStep(nn.Module):
-    """The step as a function of its inputs; the backbone's own weights are never used."""
+    """The step as a function of its inputs; the backbone's own weights are never used.
 
-    def __init__(self, backbone: nn.Module, preprocess: Preprocess, plan: StepPlan) -> None:
+    Args:
+        batch: B.
+    """
+
+    def __init__(self, backbone: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int) -> None:
         super().__init__()
         self._context = BatchContext()
+        self._tail = None if plan.cut is None else plan.cut.trainable_tail(batch)
         self._net = to_real_batch_norm(quiet(copy.deepcopy(backbone)), self._context, "backbone.")
         self._preprocess = preprocess
         self._plan = plan
@@ -116,14 +150,13 @@ class TrainingStep(nn.Module):
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Loss, then every updated state tensor in the plan's order; takes the plan's inputs, then its state."""
         plan = self._plan
-        names = (*plan.inputs, *(t.name for t in plan.state))
+        names = (*plan.inputs, *(t.name for t in plan.step_state))
         tensors = dict(zip(names, inputs, strict=True))
         self._context.seen = []
         self._context.real = (tensors["sample_weight"] > 0).to(torch.float32)
         trained = {name: tensors[name].detach().requires_grad_() for name in plan.names("param")}
         merged = {**tensors, **trained}
-        weights = {n.removeprefix("backbone."): t for n, t in merged.items() if n.startswith("backbone.")}
-        features = functional_call(self._net, weights, (self._preprocess(tensors["x"]),))  # (B, D)
+        features = self._features(tensors, merged)
         loss = find_objective(plan.method.objective or "")(Scene.of(features, merged, merged), plan.hyper)
         # Not torch.func.grad: it asks for gradients that can be differentiated again, which are longer formulas.
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
@@ -131,6 +164,14 @@ class TrainingStep(nn.Module):
         moves = torch.clamp(self._context.real.sum(), max=1.0)  # a batch of padding moves nothing
         new = {**tensors, **update(tensors, grads, moves, plan.method, plan.hyper), **self._context.new_running()}
         return (loss.detach(), *(new[name] for name in plan.updated))
+
+    def _features(self, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Tensor:
+        """(B, D), of the images, or of what the trunk made of them."""
+        weights = {n.removeprefix("backbone."): t for n, t in state.items() if n.startswith("backbone.")}
+        if self._tail is None or self._plan.cut is None:
+            return functional_call(self._net, weights, (self._preprocess(inputs["x"]),))
+        activations = [inputs[each.name] for each in self._plan.cut.activations]
+        return self._tail.module(*activations, *(weights[name] for name in self._tail.weights))[0]
 
 
 def trace_step(step: TrainingStep, example: tuple[Tensor, ...]) -> fx.GraphModule:

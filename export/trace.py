@@ -36,14 +36,17 @@ for _room in ("elementwise", "shape", "reduce", "conv", "pool", "norm"):  # each
 _NEVER_DECOMPOSED = ("aten::native_batch_norm", "aten::_native_batch_norm_legit", "aten::cudnn_batch_norm")
 
 
-def record(function: Callable[..., Any], example: Sequence[Tensor]) -> fx.GraphModule:
+def record(function: Callable[..., Any], example: Sequence[Tensor], *, decomposed: bool = True) -> fx.GraphModule:
     """Trace `function` on tensors shaped like `example` (their numbers do not matter).
+
+    Args:
+        decomposed: whether operators without a translation are replaced; not in what is to be recorded again.
 
     Raises:
         ExportError: when the function writes into tensors that outlive it, or cannot run on such shapes.
     """
     load_dynamo()
-    rules = {op: rule for op, rule in _decompositions().items() if op not in TABLE}
+    rules = {op: rule for op, rule in _decompositions().items() if op not in TABLE} if decomposed else {}
     try:
         with FakeTensorMode(allow_non_fake_inputs=True) as fake, _plain_attention():
             shapes = [fake.from_tensor(tensor) for tensor in example]

@@ -13,7 +13,7 @@ a graph that forgot to read the rate shows.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +29,11 @@ from torch.utils._pytree import tree_map
 from contract.errors import ExportError
 from contract.runtime import ort, ort_errors
 from export.agreement import Agreement, distances, settle, uneven
+from export.cut import Cut
 from export.memory import affordable, give_back
 from export.objectives import Scene, find_objective, unit_features
 from export.optimizers import torch_optimizers
+from export.placement import weight_names
 from export.step import Preprocess, StepPlan, quiet
 from export.weights import put_tensors
 
@@ -73,7 +75,8 @@ class EagerStep:
     """Plain torch: the backbone, the eager objective, autograd and torch's optimizers, in a precision of choice."""
 
     def __init__(self, backbone: nn.Module, preprocess: Preprocess, plan: StepPlan, dtype: torch.dtype) -> None:
-        self.net = quiet(copy.deepcopy(backbone)).to(dtype)
+        whole = copy.deepcopy(backbone)
+        self.net = (quiet(whole) if plan.cut is None else _only(whole, plan.cut)).to(dtype)
         self._preprocess, self._plan, self._dtype = preprocess, plan, dtype
 
     def run(self, state: State, images: Images, lr: float) -> dict[str, NDArray[np.floating]]:
@@ -109,6 +112,13 @@ class EagerStep:
     def _tensor(self, value: NDArray) -> Tensor:
         tensor = torch.from_numpy(value)
         return tensor.to(self._dtype) if tensor.is_floating_point() else tensor
+
+
+def _only(net: nn.Module, cut: Cut) -> nn.Module:
+    """The network as its tail is trained, in place."""
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name in cut.trained)
+    return net.eval()
 
 
 def _pixels(preprocess: Preprocess, x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -157,6 +167,7 @@ def verify_step(
     *,
     batch: int,
     input_shape: tuple[int, int, int],
+    trunk: bytes | None = None,
     steps: int = 3,
     seed: int = 0,
 ) -> Agreement:
@@ -166,13 +177,15 @@ def verify_step(
     Args:
         graph: the file, or a session that has loaded it.
         state: initial values of every state tensor, float32.
+        trunk: trunk.onnx, where only the tail is trained.
 
     Raises:
         ExportError: when an output disagrees, or ONNX Runtime cannot run the graph.
     """
-    start = uneven(state, plan.names("param", "buffer", "frozen"), seed)
+    start = uneven(state, plan.names("param", "buffer", "frozen", "trunk"), seed)
     session = _session(graph, {}) if isinstance(graph, bytes) else graph
-    sides = _Sides(session, backbone, preprocess, plan, start)
+    feeding = None if trunk is None else _Trunk(trunk, plan, start)
+    sides = _Sides(session, backbone, preprocess, plan, start, feeding)
     rng, worst = np.random.default_rng(seed), Agreement(0.0, 0.0, "loss")
     fits = affordable(sides.net, input_shape, batch)
     sides.bounded = fits < batch
@@ -190,9 +203,15 @@ class _Sides:
     """The graph and torch, in float64 and in float32, each taking the same step from the same state."""
 
     def __init__(
-        self, session: ort.InferenceSession, backbone: nn.Module, preprocess: Preprocess, plan: StepPlan, state: State
+        self,
+        session: ort.InferenceSession,
+        backbone: nn.Module,
+        preprocess: Preprocess,
+        plan: StepPlan,
+        state: State,
+        trunk: _Trunk | None,
     ) -> None:
-        self._session, self._plan, self._state = session, plan, dict(state)
+        self._session, self._plan, self._state, self._trunk = session, plan, dict(state), trunk
         self._exact, self._single = (EagerStep(backbone, preprocess, plan, d) for d in (torch.float64, torch.float32))
         self._after: Outputs = {}
         self.bounded = False  # whether a whole batch would take too much memory
@@ -204,7 +223,8 @@ class _Sides:
         self._between()
         self._after = self._single.run(self._state, images, lr)
         self._between()
-        ours = run_step(self._session, self._plan, self._state, images, lr)
+        seen = None if self._trunk is None else self._trunk.run(images.x)
+        ours = run_step(self._session, self._plan, self._state, images, lr, seen)
         self._between()
         return distances(ours, exact, self._after, self._state)
 
@@ -223,8 +243,20 @@ class _Sides:
         self._state.update({name: self._after[name] for name in self._plan.updated})
 
 
+class _Trunk:
+    """trunk.onnx with these weights, which no step moves."""
+
+    def __init__(self, graph: bytes, plan: StepPlan, state: State) -> None:
+        self._names = [each.name for each in plan.cut.activations] if plan.cut else []
+        self._session = _session(graph, {name: state[name] for name in weight_names(graph)})
+
+    def run(self, x: NDArray[np.uint8]) -> dict[str, NDArray[np.float32]]:
+        """(B, H, W, c) → the activations by name."""
+        return dict(zip(self._names, _run(self._session, self._names, {"x": x}), strict=True))
+
+
 def verify_features(
-    graph: bytes,
+    graph: bytes | Sequence[bytes],
     backbone: nn.Module,
     preprocess: Preprocess,
     state: State,
@@ -234,6 +266,9 @@ def verify_features(
     seed: int = 0,
 ) -> Agreement:
     """Compare features.onnx, its weights supplied as a device does, with torch on one image and on five.
+
+    Args:
+        graph: features.onnx, or trunk.onnx and tail.onnx, which together are to give the same.
 
     All of the backbone's weights are moved first: a graph that holds a copy of them, or reads none, would ignore what
     a device has trained.
@@ -245,14 +280,20 @@ def verify_features(
     floats = {f"backbone.{n}": t.numpy() for n, t in backbone.state_dict().items() if t.is_floating_point()}
     own, rng = floats | read, np.random.default_rng(seed)
     own = uneven({n: (v * rng.uniform(0.9, 1.1, v.shape)).astype(v.dtype) for n, v in own.items()}, own, seed)
-    session = _session(graph, {name: own[name] for name in read})
+    graphs = [graph] if isinstance(graph, bytes) else graph
+    sessions = [_session(each, {name: own[name] for name in weight_names(each)}) for each in graphs]
+    what = "features.onnx" if len(graphs) == 1 else "tail.onnx"
     exact, single = (_Inference(backbone, preprocess, own, unit, d) for d in (torch.float64, torch.float32))
 
     def attempt(count: int) -> list[Agreement]:
         x = rng.integers(0, 256, (count, *input_shape), dtype=np.uint8)
-        return distances({"z": _run(session, ["z"], {"x": x})[0]}, {"z": exact.run(x)}, {"z": single.run(x)}, {})
+        feed: dict[str, NDArray] = {"x": x}
+        for session in sessions:
+            names = [output.name for output in session.get_outputs()]
+            feed = dict(zip(names, _run(session, names, feed), strict=True))
+        return distances(feed, {"z": exact.run(x)}, {"z": single.run(x)}, {})
 
-    return max((settle(partial(attempt, count), "features.onnx") for count in (1, 5)), key=lambda a: a.error)
+    return max((settle(partial(attempt, count), what) for count in (1, 5)), key=lambda a: a.error)
 
 
 def features_of(graph: bytes, params: State, x: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -301,14 +342,23 @@ class _Inference:
 
 
 def run_step(
-    session: ort.InferenceSession, plan: StepPlan, state: State, images: Images, lr: float
+    session: ort.InferenceSession,
+    plan: StepPlan,
+    state: State,
+    images: Images,
+    lr: float,
+    activations: Mapping[str, NDArray[np.float32]] | None = None,
 ) -> dict[str, NDArray[np.float32]]:
-    """One step in ONNX Runtime: the loss and the new state, by output name without `.next`."""
+    """One step in ONNX Runtime: the loss and the new state, by output name without `.next`.
+
+    Args:
+        activations: what the step takes in place of the images, where only the tail is trained.
+    """
     feed = {
-        "x": images.x,
+        **({"x": images.x} if activations is None else activations),
         **images.inputs(),
         "lr": np.asarray(lr, dtype=np.float32),
-        **{t.name: state[t.name] for t in plan.state},
+        **{t.name: state[t.name] for t in plan.step_state},
     }
     outputs = ["loss", *(f"{name}.next" for name in plan.updated)]
     values = _run(session, outputs, feed)

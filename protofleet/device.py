@@ -26,8 +26,8 @@ class Device:
         data: a folder, `.csv`, `.npz` or `.parquet` as `protofleet client --data` takes it, or arrays in memory: images
             (N, H, W, c) uint8 and class numbers (N,).
         state: directory for weights, outbox and history; made when absent, resumed when not.
-        options: as `protofleet client` takes them: `fleet`, `test`, `hold_out`, `report_accuracy`, `threads`,
-            `patience`, `ca`, `cert`, `key`, `trust`, `epsilon`, `method`.
+        options: as `protofleet client` takes them: `fleet`, `test`, `hold_out`, `report_accuracy`,
+            `activations`, `threads`, `patience`, `ca`, `cert`, `key`, `trust`, `epsilon`, `method`.
 
     Raises:
         ProtofleetError: an option that is none, or out of range.

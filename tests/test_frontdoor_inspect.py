@@ -66,7 +66,7 @@ def test_the_json_holds_the_same_facts_exactly(bundle):
         "source": "FedProto (Tan et al., AAAI 2022), setting",
     }
     assert not got["hyper"]["momentum"]["changed"]
-    assert got["parameters"] == {"param": 12, "buffer": 2, "frozen": 0, "optimizer": 6}
+    assert got["parameters"] == {"param": 12, "buffer": 2, "frozen": 0, "trunk": 0, "optimizer": 6}
     assert {m["name"]: m["sha256"] for m in got["members"]} == whole.manifest.members
     assert sum(m["bytes"] for m in got["members"]) < got["bytes"]
 

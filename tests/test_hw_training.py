@@ -13,6 +13,9 @@ from contract.bundle import read_bundle
 from contract.errors import MethodError, UsageError
 from contract.methods import method
 from contract.methods.base import Update
+from hw_profiles.devices.schema import find_device
+from hw_profiles.reports.profile_report import Choice, profile_report
+from hw_profiles.reports.subject import bundle_subject
 from hw_profiles.workload.baselines import fedavg, published_spherefed, without_classifier
 from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
 from hw_profiles.workload.model import ConvShape, Gemm, Layer, Tensor, Workload
@@ -149,6 +152,30 @@ def test_the_real_training_graph_updates_exactly_the_trained_tensors(bundle):
     trained = set(bundle.manifest.names("param"))
     assert trained <= updated
     assert step.parameters == sum(step.tensors[name].elements for name in trained)
+
+
+def test_a_tails_step_has_the_products_of_its_real_graph_and_the_trunk_is_paid_once(mnist_like_bundle):
+    """The same bundle as the device's tests have. Nothing of the trunk is in a step, derived or real."""
+    bundle = read_bundle(mnist_like_bundle(norm="batch", trainable_blocks=2, hyper={"epochs": 2}))
+    subject = bundle_subject(bundle)
+    step, derived, batch = subject.step, subject.derived_step(bundle.manifest.batch), bundle.manifest.batch
+    trunk, tail = subject.halves_at(batch)
+    for phase in ("forward", "weight_gradient", "update"):
+        assert macs(derived, phase) == macs(step, phase)
+    head = batch * bundle.manifest.classes * bundle.manifest.features
+    assert macs(step, "forward") == tail.macs + head
+    assert trunk.macs + tail.macs == subject.forward_at(batch).macs
+    assert subject.trunk.macs * batch == trunk.macs > 0
+    convolution, linear = [layer.macs for layer in tail.layers if layer.macs]
+    assert macs(step, "input_gradient") == linear + head  # what the tail's first layer takes asks for none
+    assert convolution > 0
+    updated = {layer.name.removesuffix(":update") for layer in derived.phase("update").layers}
+    assert {name for name in updated if "." in name} >= set(bundle.manifest.names("param"))
+    report = profile_report(bundle, [find_device("raspberry-pi-4")], Choice(samples=50))
+    told = report["devices"][0]["training_step"]
+    assert told["trunk_once_s"] == pytest.approx(50 * told["trunk_ms"] / 1e3)
+    assert told["round_s"] == pytest.approx(2 * 4 * told["latency_ms"] / 1e3)
+    assert any("25.1 kB of it are kept" in line for line in report["assumptions"])
 
 
 # ---- every method's own step: what its optimizer keeps and does ----

@@ -175,12 +175,10 @@ class Local(Protocol):
         classes, width: C and D.
         params: the device's present weights by state-tensor name.
         counts: (C,) int64, its labelled samples of each class.
-        has_samples: whether the samples are here; False where a device answers from what it kept of them.
         min_samples: no group of fewer may be told of.
     """
 
     min_samples: int
-    has_samples: bool
     hyper: Mapping[str, Value]
     classes: int
     width: int
@@ -192,6 +190,10 @@ class Local(Protocol):
 
     def class_means(self) -> ClassMeans:
         """The class means of its own features; computed once for each weights."""
+
+    def own_head(self) -> Float64 | None:
+        """The head that a method with a personal one makes of all the device's samples (`personal_head`); None where it
+        has none, or where samples were never seen. Computed once for each weights."""
 
     def noise(self) -> np.random.Generator:
         """A generator that this round's noise is drawn from: fixed by a secret of the device, so that a round that is
@@ -231,6 +233,8 @@ class Method(ABC):
             or nothing that counts.
         solved_with: hyper-parameters that the aggregator alone uses, in making a head of the merged statistic: with
             others of these it can make another head of the same contributions, which devices need not know of.
+        warm_prototypes: whether a device's own class mean may stand for a prototype that nobody has sent yet.
+        has_personal_head: whether a device makes itself a head of its own samples that it can answer with, too.
         closes_runs: whether a run of another method may end with one round of it.
         rounds: how many a run has when a person names none.
         first_run: hyper-parameters for a first short run on a small data set.
@@ -257,6 +261,8 @@ class Method(ABC):
     encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f32"
     solves: ClassVar[Solves] = "none"
     solved_with: ClassVar[tuple[str, ...]] = ()
+    warm_prototypes: ClassVar[bool] = False
+    has_personal_head: ClassVar[bool] = False
     closes_runs: ClassVar[bool] = False
     first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({})
     rounds: ClassVar[int] = 5
@@ -432,6 +438,10 @@ class Method(ABC):
         """The prototypes that a device has itself: (C, D), and (C,) which there are."""
         means = local.class_means()
         return means.means, means.present
+
+    def personal_head(self, local: Local) -> Float64 | None:
+        """Where `has_personal_head`, a head (C, D) of the device's own samples and features, which never leaves it."""
+        return None
 
     def answers(self, local: Local, state: GlobalState | None) -> dict[str, Answer]:
         """The ways of answering from the device's own features, by name.

@@ -44,6 +44,7 @@ class FedProto(Method):
     loss: ClassVar[tuple[LossTerm, ...]] = ("cross-entropy", "prototype-distance")
     statistic = ClassMeans
     global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({"prototypes": "features"})
+    warm_prototypes = True
     privacy = "the mean feature of each class, without noise: of a class with one sample, that sample's feature"
     first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({"momentum": 0.9})
     hyper: ClassVar[Mapping[str, Hyper]] = MappingProxyType(

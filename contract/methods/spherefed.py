@@ -14,6 +14,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from contract.answers import Answer, linear_answer
 from contract.methods.base import Head, Hyper, Local, LossTerm, Method, Value, sgd
 from contract.methods.ffc import CALIBRATION, FFC, personal_head
@@ -36,6 +39,7 @@ class SphereFed(Method):
     heads: ClassVar[tuple[Head, ...]] = ("frozen",)
     loss: ClassVar[tuple[LossTerm, ...]] = ("squared-error",)
     unit_features = True
+    has_personal_head = True
     first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({"epochs": 1, "lr": 0.1})
     hyper: ClassVar[Mapping[str, Hyper]] = MappingProxyType(
         {**sgd(f"{_PAPER}, Tab. 16", lr=0.5, momentum=0.9, weight_decay=1e-5, epochs=10), **CALIBRATION}
@@ -44,7 +48,12 @@ class SphereFed(Method):
     def check(self, hyper: Mapping[str, Value], classes: int, width: int) -> None:
         FFC().check(hyper, classes, width)
 
+    def personal_head(self, local: Local) -> NDArray[np.float64]:
+        """FFC's closed form over the features that the device has trained. Grams of different extractors are never
+        summed, so this head is of its own sums alone, and stays on the device."""
+        return personal_head(local)
+
     def answers(self, local: Local, state: GlobalState | None) -> dict[str, Answer]:
         """Beside the others `personal`: the closed-form head of the device's own samples and features."""
-        answers = super().answers(local, state)
-        return {**answers, "personal": linear_answer(personal_head(local))} if local.has_samples else answers
+        answers, own = super().answers(local, state), local.own_head()
+        return answers if own is None else {**answers, "personal": linear_answer(own)}

@@ -180,7 +180,7 @@ def memory_terms(manifest: Manifest, features: Workload, step: Workload | None, 
     )
 
 
-_STORED_IN_BUNDLE = ("param", "buffer", "frozen")
+_STORED_IN_BUNDLE = ("param", "buffer", "frozen", "trunk")
 
 
 def largest_terms(found: list[Terms]) -> dict[str, int]:

@@ -61,7 +61,8 @@ def cost_report(
     trains = array.precision != "int8"
     fits = _largest_batches(subject, array, capacity_bytes)
     _check_fits(setting.batch, fits["training" if trains else "inference"], capacity_bytes, device)
-    rounds = [round_cost(forward, each, array, setting) for each in _trainings(subject)] if trains else []
+    trained = subject.trained_at(setting.batch)
+    rounds = [round_cost(trained, each, array, setting) for each in _trainings(subject)] if trains else []
     calibrations = [
         calibration_cost(forward, each, array, setting.samples) for each in _calibratings(subject, setting.samples)
     ]
@@ -135,6 +136,7 @@ def _training_assumptions(subject: Subject, setting: Setting, trains: bool) -> l
     return [
         f"a round is {setting.steps:,} steps: {setting.samples:,} local samples, {setting.epochs} epochs, batch "
         f"{setting.batch} (the last batch of an epoch counts as a full one)",
+        *_tail_assumptions(subject, setting),
         "each method trains with its own optimizer: the bundle's as it was exported, others by their defaults, FedAvg "
         "as the bundle's or, where none trains, by SGD with momentum; gradients are kept until the backward pass is "
         "over, then every tensor is updated once",
@@ -143,6 +145,16 @@ def _training_assumptions(subject: Subject, setting: Setting, trains: bool) -> l
         "is timed on the same accelerator, as the paper does not name its server",
         "memory: peak of one step by liveness, packed greedily by size, from the batch in its buffers to the last "
         "update",
+    ]
+
+
+def _tail_assumptions(subject: Subject, setting: Setting) -> list[str]:
+    if subject.trunk is None or subject.manifest is None:
+        return []
+    kept = setting.samples * subject.manifest.activation_bytes
+    return [
+        f"every method trains the bundle's tail; the frozen trunk, {subject.trunk.macs / 1e6:,.1f} M "
+        f"multiply-accumulates a photo, runs once for each, outside the rounds; {kept / 1e6:,.1f} MB are kept of it"
     ]
 
 

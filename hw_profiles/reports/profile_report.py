@@ -183,14 +183,19 @@ def _training(asked: _Asked, device: Device) -> dict[str, Any] | None:
         return None
     entry = predict(step, device, threads=asked.choice.threads)
     phases = _by_phase(step, [float(ms) for ms in entry.layers_ms])
-    return _latency(device, entry, asked.manifest.batch) | _round(asked, entry.ms) | {"phases_ms": phases}
+    trunk = asked.subject.trunk
+    trunk_ms = None if trunk is None else predict(trunk, device, threads=asked.choice.threads).ms
+    return _latency(device, entry, asked.manifest.batch) | _round(asked, entry.ms, trunk_ms) | {"phases_ms": phases}
 
 
-def _round(asked: _Asked, step_ms: float) -> dict[str, Any]:
+def _round(asked: _Asked, step_ms: float, trunk_ms: float | None) -> dict[str, Any]:
+    """A round; beside it what a frozen trunk takes of a photo, and of all of them once, None where there is none."""
     manifest = asked.manifest
     epochs = int(manifest.hyper.get("epochs", 1))
     steps = epochs * -(-asked.choice.samples // manifest.batch)
-    return {"round_steps": steps, "round_epochs": epochs, "round_s": steps * step_ms / 1e3}
+    once = None if trunk_ms is None else asked.choice.samples * trunk_ms / 1e3
+    found = {"round_steps": steps, "round_epochs": epochs, "round_s": steps * step_ms / 1e3}
+    return found | {"trunk_ms": trunk_ms, "trunk_once_s": once}
 
 
 def _on_array(asked: _Asked, device: Device) -> dict[str, Any]:
@@ -206,7 +211,8 @@ def _on_array(asked: _Asked, device: Device) -> dict[str, Any]:
         step = simulate(derived, array)
         phases = _by_phase(derived, [c.cycles / array.mhz / 1e3 for c in step.layers])
         entry_step = _simulated(device, step, precision, batch)
-        training = entry_step | _round(asked, step.latency_ms) | {"phases_ms": phases}
+        trunk_ms = None if subject.trunk is None else simulate(subject.trunk, array).latency_ms
+        training = entry_step | _round(asked, step.latency_ms, trunk_ms) | {"phases_ms": phases}
     assert device.systolic is not None
     points = [
         {
@@ -336,6 +342,12 @@ def _assumptions(subject: Subject, devices: Sequence[Device]) -> list[str]:
         lines.append(
             "training on a board is predicted from what its processor does elsewhere (published inference rows) and "
             "what ONNX Runtime does with training steps on the one x86 machine we measured; no board's was measured"
+        )
+    if subject.trunk is not None and subject.manifest is not None:
+        lines.append(
+            f"only the tail is trained: a photo goes through the frozen trunk once ({subject.trunk.macs / 1e6:,.1f} M "
+            f"multiply-accumulates), {subject.manifest.activation_bytes / 1e3:,.1f} kB of it are kept on disk, and "
+            "steps and rounds are those of the tail"
         )
     unmodelled = dict(subject.inference.unmodelled) | (subject.step.unmodelled if subject.step else {})
     if unmodelled:

@@ -16,7 +16,7 @@ from contract.methods import METHODS, Method
 from hw_profiles.workload.baselines import features_width, fedavg
 from hw_profiles.workload.calibration_step import Calibrating, method_calibration
 from hw_profiles.workload.fold import fold_weights
-from hw_profiles.workload.from_onnx import bundle_workloads, read_workload
+from hw_profiles.workload.from_onnx import bundle_halves, bundle_workloads, read_workload
 from hw_profiles.workload.model import Workload
 from hw_profiles.workload.paper_networks import build_network
 from hw_profiles.workload.training import Training, bundle_training, method_training
@@ -35,6 +35,7 @@ class Subject:
         forward_at: the features graph at batch B.
         manifest: of the bundle, or None for a named backbone.
         step: the bundle's own training step, at its own batch.
+        halves_at: where the bundle trains only the tail of the network: its trunk and its tail at batch B.
     """
 
     name: str
@@ -44,6 +45,16 @@ class Subject:
     forward_at: Callable[[int], Workload]
     manifest: Manifest | None = None
     step: Workload | None = None
+    halves_at: Callable[[int], tuple[Workload, Workload]] | None = None
+
+    def trained_at(self, batch: int) -> Workload:
+        """What of the network a step trains, at batch B: all of it, or its tail."""
+        return self.forward_at(batch) if self.halves_at is None else self.halves_at(batch)[1]
+
+    @cached_property
+    def trunk(self) -> Workload | None:
+        """What each photo goes through once, where only the tail is trained, as a runtime runs it."""
+        return None if self.halves_at is None else fold_weights(self.halves_at(1)[0])
 
     @cached_property
     def inference(self) -> Workload:
@@ -77,11 +88,11 @@ class Subject:
         return method_calibration(found, samples, self.classes, width, hyper=hyper, normalised=self.normalised)
 
     def derived_step(self, batch: int, training: Training | None = None) -> Workload:
-        """A training step at any batch, derived layer by layer from the features graph: the bundle's, or another."""
+        """A training step at any batch, derived layer by layer from what is trained: the bundle's, or another."""
         if training is None:
             assert self.manifest is not None
             training = bundle_training(self.manifest, self.classes)
-        return training_step(self.forward_at(batch), training)
+        return training_step(self.trained_at(batch), training)
 
 
 def load_subject(
@@ -128,6 +139,12 @@ def bundle_subject(
     def forward_at(size: int) -> Workload:
         return bundle_workloads(features, batch=size)[0]
 
+    @lru_cache(maxsize=64)
+    def halves_at(size: int) -> tuple[Workload, Workload]:
+        halves = bundle_halves(bundle, batch=size)
+        assert halves is not None
+        return halves
+
     source = f"{named}, {'x'.join(map(str, manifest.input_shape))} input, method {manifest.method}"
     return Subject(
         manifest.backbone,
@@ -137,4 +154,5 @@ def bundle_subject(
         forward_at,
         manifest,
         bundle_workloads(bundle)[1],
+        halves_at if manifest.cut else None,
     )

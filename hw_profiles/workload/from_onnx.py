@@ -24,9 +24,26 @@ from hw_profiles.workload.model import ConvShape, Gemm, Kind, Layer, Phase, Role
 from hw_profiles.workload.operators import Work, describe
 from hw_profiles.workload.phases import phase_of_nodes
 
-__all__ = ["ConvShape", "Gemm", "Kind", "Layer", "Phase", "Tensor", "Workload", "bundle_workloads", "read_workload"]
+__all__ = [
+    "ConvShape",
+    "Gemm",
+    "Kind",
+    "Layer",
+    "Phase",
+    "Tensor",
+    "Workload",
+    "bundle_halves",
+    "bundle_workloads",
+    "read_workload",
+]
 
-_ROLES: Mapping[str, Role] = {"param": "parameter", "frozen": "frozen", "buffer": "buffer", "optimizer": "optimizer"}
+_ROLES: Mapping[str, Role] = {
+    "param": "parameter",
+    "frozen": "frozen",
+    "trunk": "frozen",
+    "buffer": "buffer",
+    "optimizer": "optimizer",
+}
 _KEEP_SHAPE = frozenset(("GroupNormalization", "MeanVarianceNormalization", "RMSNormalization", "Swish"))
 _INLINE_BYTES = 1 << 16  # constants up to this size are read for their values (shapes, axes, pads)
 
@@ -37,7 +54,7 @@ def bundle_workloads(bundle: Bundle, *, batch: int | None = None) -> tuple[Workl
     Raises:
         BundleError: when a graph cannot be read or keeps a dynamic shape.
     """
-    roles = {tensor.name: _ROLES[tensor.role] for tensor in bundle.manifest.state}
+    roles = _roles(bundle)
     features = read_workload(bundle.features, name=bundle.manifest.backbone, batch=batch or 1, roles=roles)
     if bundle.train_step is None:
         return features, None
@@ -45,6 +62,23 @@ def bundle_workloads(bundle: Bundle, *, batch: int | None = None) -> tuple[Workl
         bundle.train_step, name=f"{bundle.manifest.backbone} step", roles=roles, step_inputs=bundle.manifest.step_inputs
     )
     return features, step
+
+
+def bundle_halves(bundle: Bundle, *, batch: int = 1) -> tuple[Workload, Workload] | None:
+    """The frozen trunk and the trained tail at `batch`; None where all of the network is trained.
+
+    Raises:
+        BundleError: as `bundle_workloads`.
+    """
+    if bundle.trunk is None or bundle.tail is None:
+        return None
+    name, roles = bundle.manifest.backbone, _roles(bundle)
+    trunk = read_workload(bundle.trunk, name=f"{name} trunk", batch=batch, roles=roles)
+    return trunk, read_workload(bundle.tail, name=f"{name} tail", batch=batch, roles=roles)
+
+
+def _roles(bundle: Bundle) -> dict[str, Role]:
+    return {tensor.name: _ROLES[tensor.role] for tensor in bundle.manifest.state}
 
 
 def read_workload(

@@ -13,12 +13,13 @@ zeros are multiplied. Gradients are kept until the backward pass is over, as opt
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
 from contract.methods.base import Update
 from hw_profiles.workload.loss_terms import append_loss
-from hw_profiles.workload.model import ConvShape, Gemm, Layer, Phase, Workload
+from hw_profiles.workload.model import ConvShape, Gemm, Layer, Phase, Tensor, Workload
 from hw_profiles.workload.tape import Tape
 from hw_profiles.workload.training import Training
 
@@ -95,10 +96,16 @@ def _weight_gradient_gemm(conv: ConvShape) -> Gemm:
 
 
 def _in_training(layer: Layer, forward: Workload) -> Layer:
-    """Batch norm takes live statistics in training: five operations a number, not two."""
-    if layer.op == "BatchNormalization":
+    """Batch norm takes live statistics in training, five operations a number, not two; in a tail they stay."""
+    if layer.op == "BatchNormalization" and _is_live(layer, forward.tensors):
         return replace(layer, vector_ops=5 * forward.tensors[layer.reads[0]].elements)
     return layer
+
+
+def _is_live(layer: Layer, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a normalisation takes the batch's statistics: a tail's takes those that it was pretrained with."""
+    statistics = [name for name in layer.reads[3:] if name in tensors]
+    return layer.op != "BatchNormalization" or not statistics or tensors[statistics[0]].role != "frozen"
 
 
 def _differentiate(tape: Tape) -> None:
@@ -128,8 +135,9 @@ def _backward(tape: Tape, layer: Layer, gradient: str, targets: list[str], data:
         _backward_product(tape, layer, gradient, targets, data)
     elif layer.kind == "norm":
         size = tape.tensors[layer.reads[0]].elements
+        each = 8 if _is_live(layer, tape.tensors) else 5
         reads, writes = (gradient, *layer.reads), tuple(tape.partial(n) for n in targets)
-        tape.add(f"{layer.name}:gradient", layer.op, "norm", "input_gradient", reads, writes, vector_ops=8 * size)
+        tape.add(f"{layer.name}:gradient", layer.op, "norm", "input_gradient", reads, writes, vector_ops=each * size)
     elif layer.kind == "view" or layer.op in _PASSES_THROUGH:
         for target in targets:
             _pass_through(tape, layer, gradient, target)

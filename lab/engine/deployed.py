@@ -38,6 +38,7 @@ from contract.statistics import Statistic
 from contract.wire import decode, encode
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
+from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
 from edge_client.evaluate import Evaluation
 from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
@@ -45,6 +46,7 @@ from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
 __all__ = ["Course", "RoundRecord", "Simulation", "local_only", "mean_accuracy", "run_id", "simulate"]
 
 SCHEMA = "protofleet.lab/1"
+_ACTIVATION_BYTES = 1 << 30  # of memory, for what frozen trunks make of all devices' images
 
 
 @dataclass(frozen=True)
@@ -273,7 +275,15 @@ def _devices(
     benches = {each.sha256: CompiledGraphs(each, keep=True) for each in theirs}
     rows = zip(theirs, ids, shares, strict=True)
     return ids, [
-        Device(each, share, name, test=test, graphs=benches[each.sha256], secret=_secret(run, name))
+        Device(
+            each,
+            share,
+            name,
+            test=test,
+            activations=ActivationStore(None, _ACTIVATION_BYTES // len(shares)),
+            graphs=benches[each.sha256],
+            secret=_secret(run, name),
+        )
         for each, name, share in rows
     ]
 

@@ -109,7 +109,8 @@ def describe_bundle(file: Path) -> dict[str, Any]:
         "std": list(m.std),
         "batch": m.batch,
         "opset": m.opset,
-        "parameters": {role: _numbers(m, role) for role in ("param", "buffer", "frozen", "optimizer")},
+        "parameters": {role: _numbers(m, role) for role in ("param", "buffer", "frozen", "trunk", "optimizer")},
+        "cut": [{"name": each.name, "shape": list(each.shape)} for each in m.cut],
         "members": _members(file, m),
         "uplink_bytes_per_round": uplink_bytes(m),
         "uplink_without_training": [rung.as_json() for rung in rungs(m)],
@@ -170,6 +171,12 @@ def _array(value: np.ndarray[Any, Any]) -> dict[str, Any]:
 # ── shown to a person ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def _cut_in_words(cut: list[dict[str, Any]]) -> str:
+    shapes = " and ".join(" x ".join(map(str, each["shape"])) for each in cut)
+    size = 4 * sum(int(np.prod(each["shape"])) for each in cut)
+    return f"the tail alone, from activations of {shapes}: {size / 1e3:,.1f} kB a photo, computed once"
+
+
 def _show_bundle(facts: dict[str, Any], console: Console) -> None:
     height, width, channels = facts["input_shape"]
     counts = facts["parameters"]
@@ -190,8 +197,10 @@ def _show_bundle(facts: dict[str, Any], console: Console) -> None:
             "features": f"D = {facts['features']}",
             "labels": f"C = {len(facts['labels'])}: {_some(facts['labels'])}",
             "training batch": f"B = {facts['batch']}, ONNX opset {facts['opset']}",
-            "parameters": f"{counts['param']:,} trained, {counts['frozen']:,} frozen, {counts['buffer']:,} running "
-            f"statistics, {counts['optimizer']:,} optimizer state; {4 * sum(counts.values()):,} bytes as float32",
+            **({"trained": _cut_in_words(facts["cut"])} if facts["cut"] else {}),
+            "parameters": f"{counts['param']:,} trained, {counts['frozen'] + counts['trunk']:,} frozen, "
+            f"{counts['buffer']:,} running statistics, {counts['optimizer']:,} optimizer state; "
+            f"{4 * sum(counts.values()):,} bytes as float32",
         },
     )
     _show_table(
