@@ -20,7 +20,7 @@ from edge_client.data import LocalData
 from export.backbones import build_backbone
 from lab.data.datasets import load_dataset, take
 from lab.data.make_subset import draw_balanced
-from lab.demo.recipes import channel_statistics, pretrain, recipe
+from lab.demo.from_scratch import channel_statistics, pretrain, recipe
 from lab.engine.local_training import EagerModel
 
 PUBLIC_PER_CLASS = 100
@@ -53,7 +53,9 @@ def shipped(seed: int) -> list[Frozen]:
     data = load_dataset("fashion_mnist_subset")
     chosen = draw_balanced(data.train.y, PUBLIC_PER_CLASS, np.random.default_rng(seed))
     public, rest = take(data.train, chosen), take(data.train, np.setdiff1d(np.arange(len(data.train)), chosen))
-    model, accuracy = pretrain(data, public, recipe("ffc"), "small_cnn", seed=seed, on_epoch=lambda epoch, loss: None)
+    model, accuracy = pretrain(
+        public, data.classes, recipe("ffc"), "small_cnn", seed=seed, on_epoch=lambda epoch, loss: None
+    )
     print(f"small_cnn, seed {seed}: {accuracy:.1%} by its own head on public images it has not seen", flush=True)
     mean, std = channel_statistics(public.x)
     net, width = build_backbone("fedhp_mnist", data.input_shape, seed=seed)

@@ -38,7 +38,7 @@ from edge_client.unknown import USUAL_THRESHOLD, CentreNovelty, ScoreNovelty
 from export.backbones import build_backbone
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.data.make_subset import draw_balanced
-from lab.demo.recipes import BATCH, channel_statistics, recipe
+from lab.demo.from_scratch import BATCH, channel_statistics, recipe
 from lab.engine.local_training import EagerModel, train_eager
 
 PAIRS = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))

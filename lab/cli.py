@@ -15,6 +15,7 @@ from contract.json_output import JSON_HELP, add_json_line, beside, write_json, w
 from contract.methods import DEFAULT, METHOD_HELP
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 from lab.data.partition import PARTITIONS, Partition
+from lab.demo.shipped import BACKBONE, DATA, METHOD
 
 __all__ = ["demo_command", "lab_app"]
 
@@ -35,19 +36,26 @@ _INPUT_HELP = "HxWxc that images are resized to.  [default: their own, or 64x64 
 def demo_command(
     clients: Annotated[int, typer.Option(help="Devices, each a process.")] = 5,
     rounds: Annotated[int | None, typer.Option(help=_ROUNDS_HELP)] = None,
-    method: Annotated[str, typer.Option(help=METHOD_HELP)] = DEFAULT,
+    method: Annotated[str, typer.Option(help=METHOD_HELP)] = METHOD,
     data: Annotated[
         str, typer.Option(help="A shipped data set, images as client --data takes them, or a name of the Hub.")
-    ] = "fashion_mnist_subset",
+    ] = DATA,
     out: Annotated[Path, typer.Option(help="Where summary.json, report.html and the logs go.")] = Path(
         "protofleet-demo"
     ),
-    seed: Annotated[int, typer.Option(help="Of the split, the pretraining and the sample order.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of who holds what, the pretraining and the sample order.")] = 0,
     port: Annotated[int, typer.Option(help="Of the broker on 127.0.0.1; 0 for any free one.")] = 0,
     backbone: Annotated[
         str, typer.Option(help="As protofleet export takes it; several with commas between, dealt to the devices.")
-    ] = "small_cnn",
+    ] = BACKBONE,
     input: Annotated[str | None, typer.Option(help=_INPUT_HELP)] = None,
+    from_scratch: Annotated[
+        bool,
+        typer.Option(
+            "--from-scratch",
+            help="Pretrain and export a bundle first, with torch; so does another method, data or backbone.",
+        ),
+    ] = False,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("summary.json, too,"))] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
     verbose: Annotated[
@@ -55,14 +63,14 @@ def demo_command(
         typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("each command it starts, whose logs then hold more")),
     ] = False,
 ) -> int:
-    """A fleet of processes learns together, on real images, over MQTT."""
+    """A fleet of processes names what none of its devices could, on real images, over MQTT."""
     check_loudness(quiet, verbose)
     from lab.demo.run import Demo, run_demo
     from lab.reporting.console import demo_table
 
     console = beside(json, quiet=quiet)
     shape = _shape(input)
-    demo = Demo(clients, rounds, method, data, out, seed, port, backbone, verbose, shape)
+    demo = Demo(clients, rounds, method, data, out, seed, port, backbone, verbose, shape, from_scratch)
 
     def run() -> None:
         summary = run_demo(demo, console)

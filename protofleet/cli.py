@@ -45,7 +45,7 @@ class Command:
 
 
 COMMANDS = {
-    "demo": Command("lab.cli:demo_command", "all", "A fleet of processes learns together, on real images, over MQTT."),
+    "demo": Command("lab.cli:demo_command", "demo", "A fleet names what none of its devices could, on real images."),
     "export": Command(
         "protofleet.commands.export:export_command", "export", "Turn a backbone and a method into one bundle file."
     ),

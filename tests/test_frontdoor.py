@@ -102,7 +102,6 @@ MISSING = {
         "--backbone small_cnn --method fedproto --classes 3 --input 28x28x1 --out never.bundle --quiet",
         "export",
     ),
-    "demo": ("--out never", "all"),
     "lab": ("run", "all"),
     "broker": ("--listen 127.0.0.1:0", "broker"),
 }

@@ -1,14 +1,12 @@
-"""Partitions: nobody's image is another's, everybody can train, and the demo's devices each miss a class."""
+"""Partitions: nobody's image is another's, and everybody can train."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from lab_samples import shipped
 
 from contract.errors import DataError, UsageError
 from lab.data.partition import PARTITIONS, Partition, hold_back, partition, unlabel
-from lab.demo.recipes import divide
 
 LABELS = np.repeat(np.arange(6), 80)
 
@@ -62,18 +60,6 @@ def test_an_impossible_partition_is_one_line() -> None:
         Partition("irid")
     with pytest.raises(UsageError, match="clients, expected 1 or more, got 0"):
         Partition("iid", 0)
-
-
-@pytest.mark.parametrize("clients", [2, 5, 12])
-def test_the_demos_division(clients: int) -> None:
-    data = shipped()
-    division = divide(data, clients, seed=0)
-    public = set(division.public.tolist())
-    assert np.bincount(data.train.y[division.public]).tolist() == [100] * 10
-    taken = [set(share.tolist()) for share in division.shares]
-    assert not any(public & share for share in taken)
-    assert len(public) + sum(map(len, taken)) + division.unused == len(data.train)
-    assert all(2 <= len(np.unique(data.train.y[share])) < 10 for share in division.shares)
 
 
 def test_shots_gives_each_client_its_own_classes_and_shots() -> None:

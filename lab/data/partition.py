@@ -9,7 +9,7 @@ with fewer than `min_client_samples`.
 and `shots` samples of each that no other client has. `only` thins the whole out first: FedPR's 2,000 samples in all.
 `hold_back` sets a part of each client's samples aside as its own test; `unlabel` hides most of its labels.
 
-The demo's split is `uneven`: a Dirichlet draw, from which each client drops the classes it has fewer than `min_samples`
+`uneven` is a Dirichlet draw, from which each client drops the classes it has fewer than `min_samples`
 examples of, and, should it still hold every class, its rarest one: so no device has all classes. What is dropped is
 left unused.
 """
@@ -35,7 +35,7 @@ PARTITIONS = {
     "dirichlet": "each class spread over the clients by Dir(alpha)",
     "pathological": "a fixed number of classes for each client",
     "shots": "ways ± ways_spread classes for each client, shots samples of each",
-    "uneven": "dirichlet without rare classes, and no client has all classes: the demo's",
+    "uneven": "dirichlet without rare classes, and no client has all classes",
 }
 _DRAWS = 200
 

@@ -1,12 +1,15 @@
-"""What a demo's run amounts to: the fleet's own records, the two baselines beside it, and one summary.
+"""What a demo's run amounts to: the fleet's own records, and the baselines beside it.
 
 The figures come from what the processes wrote and sent: each device's `history.jsonl` and `--json`, the aggregator's
-`--json`, and the head as it stands retained on the broker. Two baselines are computed here:
+`--json`, and the head as it stands retained on the broker. Three baselines are computed here (docs/accuracy.md):
 
-- *local only*: the same devices from the same bundles, with the same seeds and the same number of epochs, and no word
-  from the others (for a method that trains nothing, each device's own ridge head);
+- *public images alone*: ridge regression on the public images' features. What whoever made the bundle could answer;
+- *a device alone*: the same devices from the same bundles, with the same seeds and the same number of epochs, and no
+  word from the others (for a method that trains nothing, each device is a fleet of its own);
 - *pooled ridge*: all devices' features in one matrix, and ridge regression solved on it directly. It is the ceiling of
   FFC, and what FFC must equal.
+
+A fourth, *bundle as shipped*, each device says itself, in its log and its history.
 """
 
 from __future__ import annotations
@@ -36,9 +39,22 @@ from contract.wire import decode
 from edge_client.data import LocalData
 from edge_client.evaluate import Evaluation
 from edge_client.extractor import Extractor
+from edge_client.predictor import Knowledge, Predictor
+from lab.demo.story import Images
 from lab.engine.deployed import Course, RoundRecord, local_only, simulate
 
-__all__ = ["Beside", "Comparison", "Evidence", "baselines", "compare", "read_history", "received_head", "ridge_head"]
+__all__ = [
+    "Beside",
+    "Comparison",
+    "Evidence",
+    "Shown",
+    "baselines",
+    "compare",
+    "public_answers",
+    "read_history",
+    "received_head",
+    "ridge_head",
+]
 
 Float64 = NDArray[np.float64]
 
@@ -76,19 +92,38 @@ class Comparison:
 
 
 @dataclass(frozen=True, eq=False)
+class Shown:
+    """A few test images and what was answered about them.
+
+    Attributes:
+        rows: of the test images.
+        public, alone, fleet: class numbers, one for each.
+    """
+
+    rows: NDArray[np.int64]
+    public: NDArray[np.int64]
+    alone: NDArray[np.int64]
+    fleet: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
 class Beside:
     """The baselines.
 
     Attributes:
+        public: (devices, N) what the public images alone answer on the test images, over each device's backbone.
         pooled: the pooled ridge solution, and how the received head differs from it; None without an FFC round.
         records: local-only rounds; empty for a method that trains nothing.
         alone: each device's evaluation without the others; `Method.alone_way` says which of its answers
         counts.
+        shown: what the first device answers about a few images, alone and with the fleet.
     """
 
+    public: NDArray[np.int64]
     pooled: Comparison | None
     records: list[RoundRecord]
     alone: list[Evaluation]
+    shown: Shown
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
@@ -152,36 +187,64 @@ def compare(head: Float64, bundle: Bundle, shares: Sequence[LocalData], test: Lo
     return Comparison(error, int((answers == received).sum()), answers)
 
 
+def public_answers(bundle: Bundle, images: Images) -> NDArray[np.int64]:
+    """What the public images alone teach: class numbers (N,) of the test images, always of a class that they show."""
+    extractor = Extractor(bundle, bundle.params)
+    seen, asked = (unit_rows(extractor.features(part.x).astype(np.float64)) for part in (images.public, images.test))
+    sums = FeatureGram.of(seen, images.public.y, images.classes)
+    head = solve(sums.matrix, sums.cross, sums.counts, "auto").weights  # (C, D)
+    return np.asarray(np.where(sums.counts > 0, asked @ head.T, -np.inf).argmax(axis=1), dtype=np.int64)
+
+
 def baselines(
     bundles: Sequence[Bundle],
     names: Sequence[str],
     shares: Sequence[LocalData],
-    test: LocalData,
+    images: Images,
     evidence: Evidence,
     rounds: int,
+    states: Sequence[Path],
     *,
     on_round: Callable[[int], None],
 ) -> Beside:
-    """Local only, and the pooled solution beside the head that was received.
+    """All of them.
 
     Args:
         bundles: each device's.
+        states: each device's state directory, as it was left.
         on_round: called with the rounds that local training has done.
     """
-    bundle = bundles[0]
+    bundle, test, row = bundles[0], images.test, method(bundles[0].manifest.method)
     ridge = ridge_of(closing_method().settled_in(bundle.manifest.hyper))
-    comparison = None if evidence.head is None else compare(evidence.head, bundle, shares, test, ridge)
-    if not method(bundle.manifest.method).trains:
+    pooled = None if evidence.head is None else compare(evidence.head, bundle, shares, test, ridge)
+    answers = {each.sha256: public_answers(each, images) for each in bundles}
+    public = np.stack([answers[each.sha256] for each in bundles])
+    if row.trains:
+        local = local_only(
+            bundles,
+            shares,
+            test,
+            rounds=rounds,
+            run=bytes.fromhex(evidence.aggregate["run"]),
+            names=names,
+            on_round=lambda record: on_round(record.round),
+        )
+        device, records, alone = local.devices[0], local.records, local.evaluations
+        knowledge = Knowledge(device.state(), device.own_means(), None, rounds)
+    else:
         course = Course(rounds=1, calibrate=False)
-        alone = [simulate(bundle, [share], test, course).evaluations[0] for share in shares]  # each a fleet of its own
-        return Beside(comparison, [], alone)
-    local = local_only(
-        bundles,
-        shares,
-        test,
-        rounds=rounds,
-        run=bytes.fromhex(evidence.aggregate["run"]),
-        names=names,
-        on_round=lambda record: on_round(record.round),
-    )
-    return Beside(comparison, local.records, local.evaluations)
+        fleets_of_one = [simulate(bundle, [share], test, course) for share in shares]
+        records, alone = [], [each.evaluations[0] for each in fleets_of_one]
+        knowledge = Knowledge(state=fleets_of_one[0].state)
+    way = closing_method().way if evidence.head is not None else row.way
+    return Beside(public, pooled, records, alone, _shown(bundle, knowledge, states[0], public[0], images, way))
+
+
+def _shown(bundle: Bundle, alone: Knowledge, state: Path, public: NDArray[np.int64], images: Images, way: str) -> Shown:
+    """The first test image of each class, asked of the first device: of what it would know alone, and, as `protofleet
+    predict --state` asks, of what it has on its disk."""
+    rows = np.array([int(np.flatnonzero(images.test.y == number)[0]) for number in np.unique(images.test.y)])
+    own = Predictor(bundle, alone, way=method(bundle.manifest.method).alone_way(bundle.manifest.head))
+    _, kept = Knowledge.of_state(state)
+    x = images.test.x[rows]
+    return Shown(rows, public[rows], own(x).classes, Predictor(bundle, kept, way=way)(x).classes)

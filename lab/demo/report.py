@@ -20,23 +20,36 @@ from hw_profiles.reports.page import render_page
 __all__ = ["render_report"]
 
 _TEMPLATE = Path(__file__).with_name("report.html.j2")
-_WAYS = (("local_only", "local", "local only"), ("federated", "fed", "federated"), ("ffc", "ffc", "FFC"))
+_WAYS = (
+    ("public_alone", "local", "public alone"),
+    ("local_only", "local", "device alone"),
+    ("federated", "fed", "federated"),
+    ("closing", "ffc", "FFC"),
+)
 
 
 def render_report(summary: Mapping[str, Any]) -> str:
-    """The HTML page of a demo's summary (schema `protofleet.demo/2`).
+    """The HTML page of a demo's summary (schema `protofleet.demo/3`).
 
     Raises:
         UsageError: jinja2 is not installed.
     """
     row = method(summary["method"])
+    best = "federated" if row.global_rows and not row.closes_runs else "closing"
+    everything = summary["accuracy"]["all_classes"]
+    before = max(("local_only", "public_alone"), key=lambda way: everything[way])
     view = {
         "s": summary,
         "ways": [(key, kind, _label(key, label, summary)) for key, kind, label in _ways(summary)],
         "method": row,
         "trained": _trains(summary),
         "calibrated": _calibrated(summary),
-        "best": "federated" if row.global_rows and not row.closes_runs else "ffc",
+        "best": best,
+        "fleet": row.title if best == "federated" else "FFC",
+        "won": everything[best] > everything[before],
+        "before": before,
+        "held": max(sum(count > 0 for count in device["samples_per_class"]) for device in summary["devices"]),
+        "known": [label for label in summary["labels"] if label not in summary["new_labels"]],
         "closing": row.closes_runs,
         "sent": row.sends,
     }
@@ -54,14 +67,14 @@ def _charts(s: Mapping[str, Any]) -> dict[str, str]:
         ticks = [str(number) for number in range(1, s["rounds"] + 1)]
         charts["own_curve"] = curves(_lines(s, "own_classes"), ticks, "accuracy on own classes over rounds")
         charts["all_curve"] = curves(_lines(s, "all_classes"), ticks, "accuracy on all classes over rounds")
-    for key, kind, label in _ways(s):
+    for key, kind, label in (way for way in _ways(s) if way[0] in s["confusion"]):
         charts[f"confusion_{key}"] = heatmap(s["confusion"][key], labels, kind, f"confusion of {label}")
     return charts
 
 
 def _strip_rows(s: Mapping[str, Any]) -> list[Row]:
-    rows = []
-    for part, heading in (("own_classes", "On each device's own classes"), ("all_classes", "On all classes")):
+    rows, everything = [], s["accuracy"]["all_classes"]
+    for part, heading in (("new_classes", "On classes that are new"), ("all_classes", "On all classes")):
         section = heading
         for key, kind, label in _ways(s):
             points = [device["accuracy"][part][key] for device in s["devices"]]
@@ -70,7 +83,7 @@ def _strip_rows(s: Mapping[str, Any]) -> list[Row]:
             rows.append(Row(_label(key, label, s), kind, s["accuracy"][part][key], shown, section))
             section = ""
     if _calibrated(s):
-        rows.append(Row("pooled ridge", "pooled", s["accuracy"]["all_classes"]["pooled_ridge"]))
+        rows.append(Row("pooled ridge", "pooled", everything["pooled_ridge"]))
     return rows
 
 
@@ -79,10 +92,10 @@ def _lines(s: Mapping[str, Any], part: str) -> list[Line]:
         Line(device["id"], "fed", [one[part]["federated"] for one in device["curve"]], faint=True)
         for device in s["devices"]
     ]
-    for key, kind, label in _WAYS[:2]:
+    for key, kind, label in _WAYS[1:3]:
         lines.append(Line(_label(key, label, s), kind, [one[part][key] for one in s["curves"]], dashed=kind == "local"))
     if _calibrated(s):
-        lines.append(Line("FFC", "ffc", [s["accuracy"][part]["ffc"]], first=s["rounds"] - 1))
+        lines.append(Line("FFC", "ffc", [s["accuracy"][part]["closing"]], first=s["rounds"] - 1))
     return lines
 
 
@@ -91,13 +104,13 @@ def _byte_rows(s: Mapping[str, Any]) -> list[tuple[str, str, float]]:
     if not method(s["method"]).closes_runs:
         rows.append((f"{method(s['method']).title} round", "fed", s["uplink_bytes_per_device_round"]))
     if _calibrated(s):
-        rows.append(("FFC round, once", "ffc", s["ffc_uplink_bytes_per_device"]))
+        rows.append(("FFC round, once", "ffc", s["closing_uplink_bytes_per_device"]))
     rows.append(("FedAvg round", "local", s["fedavg_bytes_per_device_round"]))
     return rows
 
 
 def _ways(s: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
-    there = {"federated": not method(s["method"]).closes_runs, "ffc": _calibrated(s)}
+    there = {"federated": not method(s["method"]).closes_runs, "closing": _calibrated(s)}
     return [way for way in _WAYS if there.get(way[0], True)]
 
 
@@ -111,4 +124,4 @@ def _trains(s: Mapping[str, Any]) -> bool:
 
 def _calibrated(s: Mapping[str, Any]) -> bool:
     """Whether there was an FFC round: not where devices have different backbones."""
-    return s["ffc_vs_pooled_ridge"] is not None
+    return s["closing_vs_pooled_ridge"] is not None

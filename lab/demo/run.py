@@ -1,13 +1,15 @@
-"""`protofleet demo`: a fleet of processes learns together, on real images, over a real broker.
+"""`protofleet demo`: a fleet of processes answers what none of its devices could, on real images, over a real broker.
 
-1. Load the data; pretrain the shared backbone on a small public part; export the bundle; divide the rest unevenly.
-   Several backbones are dealt to the devices in turn, each pretrained and exported by itself.
-2. Start a broker, an aggregator and one client per device, each a process of its own, and follow them: the aggregator's
+1. Take the shipped bundle and images, which needs nothing but numpy (`lab/demo/shipped.py`). Whatever asks for another
+   bundle goes *from scratch*: load the data, pretrain the backbone on the public images, export it
+   (`lab/demo/from_scratch.py`). Several backbones are dealt to the devices in turn.
+2. Deal the devices' images: a few classes each (`lab/demo/story.py`).
+3. Start a broker, an aggregator and one client per device, each a process of its own, and follow them: the aggregator's
    `--json` and each device's `history.jsonl` are all that is looked at.
-3. When they are done, fetch FFC's head from the broker as a device would, and end the processes. With several backbones
+4. When they are done, fetch FFC's head from the broker as a device would, and end the processes. With several backbones
    there is no FFC round, and no head: sums of features only add up over one extractor.
-4. Compute the baselines: local only, and the pooled ridge solution that FFC must equal.
-5. Write `summary.json` and `report.html`.
+5. Compute the baselines: the public images alone, each device alone, and the pooled ridge solution that FFC must equal.
+6. Write `summary.json` and `report.html`.
 
 Whatever goes wrong, and at Ctrl-C, no process is left behind (`lab/demo/processes.py`).
 """
@@ -18,7 +20,9 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +32,12 @@ from rich.console import Console
 from contract.errors import LinkError, UsageError
 from contract.methods import DEFAULT, method
 from edge_client.data import LocalData
-from export.backbones import build_backbone
 from hw_profiles.reports.page import check_pages
-from lab.data.datasets import DataSet, load_dataset, take
 from lab.demo.baselines import Evidence, baselines, read_history, received_head
 from lab.demo.processes import Fleet, check_port, free_port, wait_for_port
-from lab.demo.recipes import Prepared, divide, export_shared, pretrain, recipe
 from lab.demo.report import render_report
+from lab.demo.shipped import BACKBONE, BUNDLE, DATA, METHOD, read_images, shipped_bundle
+from lab.demo.story import Images, Prepared, deal
 from lab.demo.summary import summarise_run
 from lab.reporting.progress import Part, Stage, stage
 
@@ -53,23 +56,31 @@ class Demo:
     """The demo's options; see `protofleet demo --help`.
 
     Attributes:
-        rounds: None for what the method's recipe says.
+        rounds: None for what the method says.
         port: of the broker; 0 for any free one.
         backbone: one name, or several with commas between, dealt to the devices in turn.
         verbose: print each command that is started, and start it with `-v`.
         input_shape: (H, W, c) that images are resized to; None for their own.
+        scratch: pretrain and export a bundle even where the shipped one would do.
     """
 
     clients: int = 5
     rounds: int | None = None
-    method: str = DEFAULT
-    data: str = "fashion_mnist_subset"
+    method: str = METHOD
+    data: str = DATA
     out: Path = Path("protofleet-demo")
     seed: int = 0
     port: int = 0
-    backbone: str = "small_cnn"
+    backbone: str = BACKBONE
     verbose: bool = False
     input_shape: tuple[int, int, int] | None = None
+    scratch: bool = False
+
+    @property
+    def from_scratch(self) -> bool:
+        """Whether it needs a bundle of its own."""
+        asked = (self.method, self.data, self.backbone, self.input_shape)
+        return self.scratch or asked != (METHOD, DATA, BACKBONE, None)
 
     @property
     def backbones(self) -> list[str]:
@@ -91,8 +102,7 @@ class Demo:
     @property
     def own_rounds(self) -> int:
         """Of the method."""
-        plan = recipe(self.method)
-        return plan.rounds if self.rounds is None else self.rounds
+        return method(self.method).rounds if self.rounds is None else self.rounds
 
     @property
     def rounds_in_all(self) -> int:
@@ -110,23 +120,18 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
     began, rounds = time.monotonic(), _check(demo)
     out = _fresh_directory(demo.out)
     with stage(console) as shown:
-        with shown.part("loading", "loading " + demo.data) as part:
-            data = load_dataset(demo.data, demo.input_shape, log=part.tell)
-            division = divide(data, demo.clients, seed=demo.seed)
-            shares = [take(data.train, share) for share in division.shares]
-        prepared = _prepare(demo, data, take(data.train, division.public), out, shown)
+        images, prepared = _from_scratch(demo, out, shown) if demo.from_scratch else _as_shipped(demo, out, shown)
+        shares = deal(images, demo.clients, demo.seed)
         names = [f"device-{number}" for number in range(1, demo.clients + 1)]
-        _write_shares(out, names, shares, data.test)
+        _write_shares(out, names, shares, images.test)
         evidence = _run_fleet(demo, rounds, prepared, names, out, shown)
-        with shown.part("baselines", "local-only and pooled", rounds + 1) as part:
-            beside = baselines(
-                [p.bundle for p in prepared], names, shares, data.test, evidence, rounds, on_round=part.at
-            )
+        bundles, states = [p.bundle for p in prepared], [_state(out, name) for name in names]
+        with shown.part("baselines", "what each knows alone, and pooled", rounds + 1) as part:
+            beside = baselines(bundles, names, shares, images, evidence, rounds, states, on_round=part.at)
     summary = summarise_run(
         method=method(demo.method).name,
         seed=demo.seed,
-        data=data,
-        division=division,
+        images=images,
         prepared=prepared,
         names=names,
         shares=shares,
@@ -142,8 +147,8 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
 
 def _check(demo: Demo) -> int:
     """Every option, before anything is begun; returns the number of rounds."""
-    check_pages()
     rounds = demo.own_rounds
+    _check_packages(demo)
     for name, value, low, high in (
         ("--clients", demo.clients, 1, _MAX_CLIENTS),
         ("--rounds", rounds, 1, 10_000),
@@ -163,6 +168,22 @@ def _check(demo: Demo) -> int:
     if demo.port:
         check_port(demo.port)
     return rounds
+
+
+def _check_packages(demo: Demo) -> None:
+    """What the demo needs beyond the base install, before it has done anything."""
+    check_pages()
+    _check_there("iotcore", "the demo's broker", "demo")
+    for package in ("torch", "torchvision", "onnx", "onnxscript") if demo.from_scratch else ():
+        _check_there(package, "a bundle from scratch, which --from-scratch, --method, --data and others ask for", "all")
+
+
+def _check_there(package: str, what: str, extra: str) -> None:
+    with suppress(ModuleNotFoundError):
+        if find_spec(package) is not None:
+            return
+    hint = f"pip install 'protofleet[{extra}]'"
+    raise UsageError(what, expected=f"the package {package}", got="none installed", hint=hint)
 
 
 def _fresh_directory(out: Path) -> Path:
@@ -187,43 +208,24 @@ def _fresh_directory(out: Path) -> Path:
     return out
 
 
-def _prepare(demo: Demo, data: DataSet, public: LocalData, out: Path, shown: Stage) -> list[Prepared]:
-    """What each device starts from; devices with one backbone share one bundle."""
-    distinct = list(dict.fromkeys(demo.backbones))
-    widths = {name: build_backbone(name, data.input_shape, seed=demo.seed)[1] for name in distinct}
-    if len(set(widths.values())) > 1:
-        got = ", ".join(f"{name} {width}" for name, width in widths.items())
-        raise UsageError("--backbone", expected="backbones of one feature width", got=got)
-    marks = {name: f"-{number}" if len(distinct) > 1 else "" for number, name in enumerate(distinct, start=1)}
-    made = {name: _prepare_one(demo, name, mark, data, public, out, shown) for name, mark in marks.items()}
-    return [made[name] for name in demo.backbones]
+def _as_shipped(demo: Demo, out: Path, shown: Stage) -> tuple[Images, list[Prepared]]:
+    """The shipped images, and the shipped bundle for every device."""
+    with shown.part("loading", "the shipped bundle and images") as part:
+        target = out / BUNDLE.name
+        shutil.copyfile(BUNDLE, target)
+        prepared = Prepared(shipped_bundle(), target)
+        part.say(f"{target.stat().st_size / 1e6:.1f} MB, {prepared.bundle.sha256.hex()[:12]}")
+        return read_images(), [prepared] * demo.clients
 
 
-def _prepare_one(
-    demo: Demo, backbone: str, mark: str, data: DataSet, public: LocalData, out: Path, shown: Stage
-) -> Prepared:
-    plan = recipe(demo.method)
-    epochs, which = int(plan.pretraining["epochs"]), f" ({backbone})" if mark else ""
-    with shown.part("pretraining", f"pretraining on {len(public):,} public images{which}", epochs) as part:
-        model, accuracy = pretrain(
-            data, public, plan, backbone, seed=demo.seed, on_epoch=lambda n, loss: part.at(n, f"loss {loss:.3f}")
-        )
-        part.say(f"{accuracy:.1%} on unseen ones")
-    with shown.part("export", f"exporting the bundle{which}") as part:
-        prepared = export_shared(
-            model,
-            plan,
-            demo.method,
-            backbone,
-            data,
-            accuracy,
-            public=len(public),
-            out=out,
-            seed=demo.seed,
-            mark=mark,
-        )
-        part.say(f"{prepared.bundle_path.stat().st_size / 1e6:.1f} MB, {prepared.bundle.sha256.hex()[:12]}")
-    return prepared
+def _from_scratch(demo: Demo, out: Path, shown: Stage) -> tuple[Images, list[Prepared]]:
+    """Images of any data set, and a bundle for each backbone. What needs torch is loaded here, not above."""
+    from lab.data.datasets import load_dataset
+    from lab.demo.from_scratch import divided, prepare
+
+    with shown.part("loading", "loading " + demo.data) as part:
+        images = divided(load_dataset(demo.data, demo.input_shape, log=part.tell), seed=demo.seed)
+    return images, prepare(demo.backbones, images, demo.method, out, seed=demo.seed, shown=shown)
 
 
 def _write_shares(out: Path, names: Sequence[str], shares: Sequence[LocalData], test: LocalData) -> None:
@@ -252,7 +254,7 @@ def _run_fleet(
         named = ["--method", demo.method] if ":" in demo.method else []  # a class that is not installed
         fleet.start("aggregator", ["aggregate", *common, *named, *_aggregate_options(demo, rounds, prepared, out)])
         for name, theirs in zip(names, prepared, strict=True):
-            own = ["--bundle", str(theirs.bundle_path), *_client_options(out, name)]
+            own = ["--bundle", str(theirs.path), *_client_options(out, name)]
             fleet.start(name, ["client", *common, *named, *own])
         _follow(fleet, names, out, part)
         head = received_head(broker, FLEET, prepared[0].bundle.manifest) if demo.closes else None
@@ -269,7 +271,7 @@ def _fleet(demo: Demo, out: Path, part: Part) -> Fleet:
 
 
 def _aggregate_options(demo: Demo, rounds: int, prepared: Sequence[Prepared], out: Path) -> list[str]:
-    bundles = [text for path in dict.fromkeys(str(p.bundle_path) for p in prepared) for text in ("--bundle", path)]
+    bundles = [text for path in dict.fromkeys(str(p.path) for p in prepared) for text in ("--bundle", path)]
     files = ["--store", str(out / "aggregate.sqlite"), "--json", str(out / "aggregate.json")]
     course = ["--rounds", str(rounds), "--min-clients", str(demo.clients)]
     course += ["--max-share", "1"]  # the demo knows its devices, and compares with the data pooled as it is
@@ -279,7 +281,7 @@ def _aggregate_options(demo: Demo, rounds: int, prepared: Sequence[Prepared], ou
 def _client_options(out: Path, name: str) -> list[str]:
     home = out / "devices" / name
     data = ["--data", str(home / "train.npz"), "--test", str(out / "devices" / "test.npz")]
-    return [*data, "--id", name, "--state", str(home / "state"), "--json", str(home / "client.json")]
+    return [*data, "--id", name, "--state", str(_state(out, name)), "--json", str(home / "client.json")]
 
 
 def _follow(fleet: Fleet, names: Sequence[str], out: Path, part: Part) -> None:
@@ -298,8 +300,12 @@ def _follow(fleet: Fleet, names: Sequence[str], out: Path, part: Part) -> None:
         time.sleep(_POLL_S)
 
 
+def _state(out: Path, name: str) -> Path:
+    return out / "devices" / name / "state"
+
+
 def _history(out: Path, name: str) -> Path:
-    return out / "devices" / name / "state" / "history.jsonl"
+    return _state(out, name) / "history.jsonl"
 
 
 def _lines(path: Path) -> int:

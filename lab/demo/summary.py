@@ -1,11 +1,18 @@
-"""`summary.json`, schema `protofleet.demo/2`: everything the report and the table say, in plain values.
+"""`summary.json`, schema `protofleet.demo/3`: everything the report and the table say, in plain values.
 
-Accuracies are fractions. `own_classes` are the test images of the classes that a device holds, `all_classes` all test
-images; each is the mean over devices. Under `accuracy`, `federated` is the method's own inference
-(FedProto's is eq. 2: the nearest of all global prototypes), after the last of its own rounds; `local_only` is
-what a device that trained alone answers (`Method.alone_way`). `ffc` and `pooled_ridge` are null where devices
-have different backbones. docs/methods.md lists the keys that a program may read; the others are for the
-report.
+Accuracies are fractions, means over devices. Of the test images, `own_classes` are those of the classes that a device
+holds, `new_classes` those of the classes that the public images do not show, `all_classes` all. By way of answering:
+
+- `public_alone`: what the public images teach, without any device;
+- `bundle_as_shipped`: what each device says of itself before anything was learned (docs/accuracy.md);
+- `local_only`: what a device that was alone answers (`Method.alone_way`);
+- `federated`: the method's own inference (FedProto's is eq. 2: the nearest of all global prototypes), after the last of
+  its own rounds;
+- `closing`: after the closing round, FFC's; of a method that closes runs itself the same as `federated`; null where
+  devices have different backbones, or the method has no such round;
+- `pooled_ridge`: all devices' images in one place; null as above.
+
+docs/methods.md lists the keys that a program may read; the others are for the report.
 """
 
 from __future__ import annotations
@@ -22,22 +29,23 @@ from contract.methods import Method, closing_method
 from contract.methods import method as method_row
 from edge_client.data import LocalData
 from edge_client.evaluate import Evaluation
-from lab.data.datasets import DataSet
 from lab.demo.baselines import Beside, Evidence
-from lab.demo.recipes import Division, Prepared
+from lab.demo.shown_images import shown_images
+from lab.demo.story import Images, Prepared
 
 __all__ = ["SCHEMA", "summarise_run"]
 
-SCHEMA = "protofleet.demo/2"
-_PARTS = ("own_classes", "all_classes")
+SCHEMA = "protofleet.demo/3"
+_PARTS = ("own_classes", "new_classes", "all_classes")
+_TOLD = ("own_classes", "all_classes")  # by the devices themselves
+_WAYS = ("public_alone", "bundle_as_shipped", "local_only", "federated", "closing")
 
 
 def summarise_run(
     *,
     method: str,
     seed: int,
-    data: DataSet,
-    division: Division,
+    images: Images,
     prepared: Sequence[Prepared],
     names: Sequence[str],
     shares: Sequence[LocalData],
@@ -52,14 +60,15 @@ def summarise_run(
     """
     manifest, histories = prepared[0].bundle.manifest, evidence.histories
     row, pooled = method_row(method), beside.pooled
-    parts = zip(names, shares, histories, evidence.clients, beside.alone, strict=True)
-    devices = [_device(*part, row=row, manifest=manifest) for part in parts]
+    parts = zip(names, shares, histories, evidence.clients, beside.alone, beside.public, strict=True)
+    devices = [_device(*part, row=row, manifest=manifest, images=images) for part in parts]
     accuracy, deviation = _accuracy(devices)
-    right = None if pooled is None else float((pooled.answers == data.test.y).mean())
-    accuracy["all_classes"]["pooled_ridge"] = right
+    pooled_right = {} if pooled is None else _right(_counted(images, pooled.answers), images.new, images.new)
+    for part in ("new_classes", "all_classes"):
+        accuracy[part]["pooled_ridge"] = pooled_right.get(part)
     summary = {
         "schema": SCHEMA,
-        "dataset": data.name,
+        "dataset": images.name,
         "method": method,
         "clients": len(names),
         "rounds": rounds,
@@ -73,23 +82,26 @@ def summarise_run(
             "committed": evidence.aggregate["totals"]["committed"],
             "duplicates_refused": evidence.aggregate["totals"]["duplicates"],
         },
-        "ffc_vs_pooled_ridge": None
+        "closing_vs_pooled_ridge": None
         if pooled is None
         else {
             "relative_error": pooled.relative_error,
             "equal_predictions": pooled.equal_predictions,
-            "identical_predictions": pooled.equal_predictions == len(data.test),
+            "identical_predictions": pooled.equal_predictions == len(images.test),
         },
-        "labels": list(data.labels),
-        "test_images": len(data.test),
+        "labels": list(images.labels),
+        "new_labels": [images.labels[number] for number in np.flatnonzero(images.new)],
+        "public_images": len(images.public),
+        "test_images": len(images.test),
+        "shown": shown_images(images, beside.shown),
         "curves": _curves(devices, beside, row.alone_way(manifest.head)),
         "devices": devices,
         "confusion": _confusion(row, row.alone_way(manifest.head), evidence, beside),
         "backbones": [_backbone(each, prepared.count(each)) for each in dict.fromkeys(prepared)],
-        "settings": _settings(manifest, seed, division),
+        "settings": _settings(manifest, seed, images),
         "machine": _machine(evidence),
     }
-    return summary | {"notes": notes(summary, row, list(dict.fromkeys(prepared)), division)}
+    return summary | {"notes": notes(summary, row, list(dict.fromkeys(prepared)), images)}
 
 
 def fedavg_bytes(bundle: Bundle) -> int:
@@ -99,7 +111,7 @@ def fedavg_bytes(bundle: Bundle) -> int:
     return 4 * (numbers + m.classes * m.features + m.classes)
 
 
-def notes(summary: Mapping[str, Any], row: Method, prepared: Sequence[Prepared], division: Division) -> list[str]:
+def notes(summary: Mapping[str, Any], row: Method, prepared: Sequence[Prepared], images: Images) -> list[str]:
     """What a reader must know before quoting a figure."""
     several = len(prepared) > 1
     found = [
@@ -120,8 +132,8 @@ def notes(summary: Mapping[str, Any], row: Method, prepared: Sequence[Prepared],
     found += _comparison(summary, row, prepared[0].bundle.manifest) if row.trains else []
     return [
         *found,
-        f"{division.unused:,} training images were left unused: a device drops classes it has fewer than 10 images of, "
-        "and none keeps all classes.",
+        f"The story is made: every other class is public, and each device is dealt a few classes. {images.unused:,} "
+        "training images were left unused, so that this takes seconds.",
         "One run, one seed, one small data set: differences of a point or two are within the spread.",
         "All processes shared one machine: memory is the peak resident set of a device's process there, no board's. "
         "Bytes are MQTT payloads, without the few bytes of topic and header around them.",
@@ -167,29 +179,33 @@ def _device(
     history: Sequence[Mapping[str, Any]],
     client: Mapping[str, Any],
     alone: Evaluation,
+    public: NDArray[np.int64],
     *,
     row: Method,
     manifest: Manifest,
+    images: Images,
 ) -> dict[str, Any]:
     own = [line for line in history if line["method"] == row.name]
-    calibrated = [line for line in history if line["method"] == closing_method().name]
+    closed = [line for line in history if line["method"] == closing_method().name]
     way, trained = row.way, own if row.trains else []
+    held = share.counts(manifest.classes) > 0
+    counts = {
+        "public_alone": _counted(images, public),
+        "local_only": alone.confusion[row.alone_way(manifest.head)],
+        "federated": own[-1]["confusion"][way],
+        "closing": closed[-1]["confusion"]["linear"] if closed else None,
+    }
+    right = {name: _right(found, held, images.new) for name, found in counts.items()}
+    right["bundle_as_shipped"] = {"all_classes": (history[-1]["right"] or {}).get("shipped")}
     return {
         "id": name,
         "samples": len(share),
         "samples_per_class": share.counts(manifest.classes).tolist(),
-        "accuracy": {
-            part: {
-                "local_only": getattr(alone, part)[row.alone_way(manifest.head)],
-                "federated": own[-1]["accuracy"][part][way],
-                "ffc": calibrated[-1]["accuracy"][part]["linear"] if calibrated else None,
-            }
-            for part in _PARTS
-        },
-        "extra": {part: dict(trained[-1]["accuracy"][part]) if trained else {} for part in _PARTS},
+        "accuracy": {part: {way: right[way].get(part) for way in _WAYS} for part in _PARTS},
+        "extra": {part: dict(trained[-1]["accuracy"][part]) if trained else {} for part in _TOLD},
         "curve": [
             {"round": line["round"], "loss": line.get("loss")}
-            | {part: {"federated": line["accuracy"][part][way]} for part in _PARTS}
+            | {part: {"federated": _right(line["confusion"][way], held, images.new)[part]} for part in _PARTS}
             for line in trained
         ],
         "sent": client["contributions"]["sent"],
@@ -198,6 +214,27 @@ def _device(
         "peak_rss_bytes": client["peak_rss_bytes"],
         "step_ms": client["step_ms"],
     }
+
+
+def _counted(images: Images, answers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Confusion counts (C, C) of answers (N,) about the test images."""
+    counts = np.zeros((images.classes, images.classes), np.int64)
+    np.add.at(counts, (images.test.y, answers), 1)
+    return counts
+
+
+def _right(counts: Any, held: NDArray[np.bool_], new: NDArray[np.bool_]) -> dict[str, float]:
+    """Which share of the test images is answered right, by part; nothing for a part without test images.
+
+    Args:
+        counts: (C, C), rows true; None for a way that there is not.
+    """
+    if counts is None:
+        return {}
+    table = np.asarray(counts)
+    parts = {"own_classes": held, "new_classes": new, "all_classes": np.ones(len(table), bool)}
+    asked = {part: int(table[rows].sum()) for part, rows in parts.items()}
+    return {part: float(np.diag(table)[parts[part]].sum() / asked[part]) for part in parts if asked[part]}
 
 
 def _accuracy(devices: Sequence[Mapping[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
@@ -216,7 +253,7 @@ def _accuracy(devices: Sequence[Mapping[str, Any]]) -> tuple[dict[str, dict[str,
 def _other_answers(devices: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """By every way that was measured in the method's last own round: the mean over devices, by part."""
     return {
-        way: {part: float(np.mean([device["extra"][part][way] for device in devices])) for part in _PARTS}
+        way: {part: float(np.mean([device["extra"][part][way] for device in devices])) for part in devices[0]["extra"]}
         for way in devices[0]["extra"]["all_classes"]
     }
 
@@ -230,19 +267,19 @@ def _curves(devices: Sequence[Mapping[str, Any]], beside: Beside, alone: str) ->
                 "local_only": getattr(record, part)[alone],
                 "federated": float(np.mean([device["curve"][index][part]["federated"] for device in devices])),
             }
-            for part in _PARTS
+            for part in _TOLD
         }
         for index, record in enumerate(beside.records)
     ]
 
 
 def _confusion(row: Method, alone: str, evidence: Evidence, beside: Beside) -> dict[str, Any]:
-    """(C, C) counts summed over devices; FFC's once, since it answers the same on every device."""
-    calibrated = [line for line in evidence.histories[0] if line["method"] == closing_method().name]
+    """(C, C) counts summed over devices; the closing round's once, since it answers the same on every device."""
+    closed = [line for line in evidence.histories[0] if line["method"] == closing_method().name]
     counts: NDArray[np.int64] = np.sum([evaluation.confusion[alone] for evaluation in beside.alone], axis=0)
     found = {"local_only": counts.tolist()}
-    if calibrated:
-        found["ffc"] = calibrated[-1]["confusion"]["linear"]
+    if closed:
+        found["closing"] = closed[-1]["confusion"]["linear"]
     last = [[line for line in history if line["method"] == row.name][-1] for history in evidence.histories]
     answers: NDArray[np.int64] = np.sum([line["confusion"][row.way] for line in last], axis=0)
     found["federated"] = answers.tolist()
@@ -252,16 +289,16 @@ def _confusion(row: Method, alone: str, evidence: Evidence, beside: Beside) -> d
 def _uplink(
     bundles: Sequence[Bundle], row: Method, histories: Sequence[list[dict[str, Any]]], shares: Sequence[LocalData]
 ) -> dict[str, Any]:
-    """Payload bytes from one device: in a round of the method, in an FFC round, and what FedAvg's would be."""
+    """Payload bytes from one device: in a round of the method, in the closing round, and what FedAvg's would be."""
     lines = [line for history in histories for line in history]
-    ffc = [line["uplink_bytes"] for line in lines if line["method"] == closing_method().name]
+    closing = [line["uplink_bytes"] for line in lines if line["method"] == closing_method().name]
     up = float(np.mean([line["uplink_bytes"] for line in lines if line["method"] == row.name]))
     fedavg = float(np.mean([fedavg_bytes(bundle) for bundle in bundles]))
     return {
         "uplink_bytes_per_device_round": up,
         "fedavg_bytes_per_device_round": fedavg,
         "uplink_share": up / fedavg,
-        "ffc_uplink_bytes_per_device": float(np.mean(ffc)) if ffc else None,
+        "closing_uplink_bytes_per_device": float(np.mean(closing)) if closing else None,
         "message_overhead_bytes": _overhead(histories, shares, bundles[0].manifest),
     }
 
@@ -291,7 +328,6 @@ def _backbone(prepared: Prepared, devices: int) -> dict[str, Any]:
         "parameters": fedavg_bytes(prepared.bundle) // 4,
         "features": m.features,
         "provenance": m.provenance,
-        "public_accuracy": prepared.public_accuracy,
         "bundle": prepared.bundle.sha256.hex(),
     }
 
@@ -301,7 +337,7 @@ def _machine(evidence: Evidence) -> dict[str, Any]:
     return {"board": client["board"], "cores": os.cpu_count(), "versions": dict(client["versions"])}
 
 
-def _settings(manifest: Manifest, seed: int, division: Division) -> dict[str, Any]:
+def _settings(manifest: Manifest, seed: int, images: Images) -> dict[str, Any]:
     settings: dict[str, Any] = {"method": f"{manifest.method}, head {manifest.head}", "batch": manifest.batch}
     settings |= dict(manifest.hyper)
-    return settings | {"public images": len(division.public), "seed": seed}
+    return settings | {"public images": len(images.public), "seed": seed}

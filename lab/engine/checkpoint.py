@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-import torch
-
 from contract.errors import StoreError, UsageError
 from contract.files import whole_file
 
@@ -81,6 +79,8 @@ class Checkpoint:
         Raises:
             UsageError: when it is no checkpoint, or one of other settings.
         """
+        import torch  # as late as can be: `lab/engine/deployed.py` also runs where there is none
+
         try:
             kept = torch.load(self.path, weights_only=True)
         except FileNotFoundError:
@@ -103,6 +103,8 @@ class Checkpoint:
         Raises:
             StoreError: when the disk refuses; the file before is then still there.
         """
+        import torch
+
         began = time.monotonic()
         if began < max(self._next, self._began + _EVERY_S):
             return

@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from aggregator.rounds import Closed, Opened, Policy, Rounds, plan
 from aggregator.state import next_global
@@ -233,7 +232,9 @@ class _Gathered:
 
 
 def _plain(devices: Sequence[Device], state: GlobalState) -> dict[str, Any]:
-    """What a simulation needs to go on."""
+    """What a simulation needs to go on, for a checkpoint."""
+    import torch  # here and not above: the demo has no checkpoint, and need not have torch
+
     rows = {kind: (found.classes.tolist(), torch.tensor(found.rows)) for kind, found in state.rows.items()}
     kept: dict[str, Any] = {"version": state.version, "round": state.round, "rows": rows}
     weights = [{name: torch.tensor(value) for name, value in device.state().items()} for device in devices]

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
-from contract.methods import method
+from contract.methods import closing_method, method
 from hw_profiles.units import nice_bytes
 from lab.engine.deployed import RoundRecord
 
@@ -18,35 +18,46 @@ __all__ = ["demo_table", "round_line"]
 def demo_table(s: Mapping[str, Any]) -> Group:
     """The demo's table and the lines under it, from its summary."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    table.add_column("accuracy")
-    for heading in ("own classes", "all classes", "up, device and round"):
+    table.add_column("right on test images")
+    for heading in ("new classes", "all classes", "up, device and round"):
         table.add_column(heading, justify="right")
-    row, own, everything = method(s["method"]), s["accuracy"]["own_classes"], s["accuracy"]["all_classes"]
-    table.add_row("local only", f"{own['local_only']:.1%}", f"{everything['local_only']:.1%}", "0 B")
-    if not row.closes_runs:
-        up = nice_bytes(s["uplink_bytes_per_device_round"])
-        label = f"{row.title}, {row.inference}"
-        table.add_row(label, f"{own['federated']:.1%}", f"{everything['federated']:.1%}", up)
+    for label, way, up in _rows(s):
+        figures = [s["accuracy"][part][way] for part in ("new_classes", "all_classes")]
+        table.add_row(label, *("" if figure is None else f"{figure:.1%}" for figure in figures), up)
     if "personal" in s["other_answers"]:
-        mine = s["other_answers"]["personal"]
-        label = f"{row.title}, personal head"
-        table.add_row(label, f"{mine['own_classes']:.1%}", f"{mine['all_classes']:.1%}", "0 B")
-    if own["ffc"] is not None:
-        up = f"{nice_bytes(s['ffc_uplink_bytes_per_device'])}, once"
-        table.add_row("FFC, linear head", f"{own['ffc']:.1%}", f"{everything['ffc']:.1%}", up)
-        table.add_row("pooled ridge, FFC's ceiling", "", f"{everything['pooled_ridge']:.1%}", "all data in one place")
+        label = f"{method(s['method']).title}, personal head"
+        table.add_row(label, "", f"{s['other_answers']['personal']['all_classes']:.1%}", "0 B")
     fedavg = nice_bytes(s["fedavg_bytes_per_device_round"])
     table.add_row("[dim]FedAvg would send[/dim]", "", "", f"[dim]{fedavg}[/dim]")
     return Group("", table, "", *_facts(s))
 
 
+def _rows(s: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What stands in the table: its label, its way of answering, what goes up for it."""
+    row = method(s["method"])
+    up, once = nice_bytes(s["uplink_bytes_per_device_round"]), s["closing_uplink_bytes_per_device"]
+    rows = [
+        ("public images alone", "public_alone", ""),
+        ("bundle as shipped", "bundle_as_shipped", ""),
+        ("a device alone", "local_only", "0 B"),
+        (f"fleet: {row.title}, {row.inference}", "federated", up),
+    ]
+    closing = closing_method()
+    if once is not None and not row.closes_runs:
+        rows.append((f"fleet: {closing.title}, {closing.inference}", "closing", f"{nice_bytes(once)}, once"))
+    if once is not None:
+        rows.append(("pooled ridge, FFC's ceiling", "pooled_ridge", "all images in one place"))
+    return rows
+
+
 def _facts(s: Mapping[str, Any]) -> list[str]:
-    c, against, equal = s["contributions"], s["ffc_vs_pooled_ridge"], []
+    c, against, equal = s["contributions"], s["closing_vs_pooled_ridge"], []
     if against is not None:
         same = f"{against['equal_predictions']} of {s['test_images']} predictions equal"
         equal = [f"FFC = pooled  relative error {against['relative_error']:.1e}, {same}"]
     digits = 2 if s["uplink_share"] >= 1e-4 else 4
     return [
+        f"new classes   {', '.join(s['new_labels'])}: the public images show none of them",
         f"uplink        {s['uplink_share']:.{digits}%} of FedAvg's bytes for the same backbone",
         f"receipts      {c['sent']} contributions sent, {c['committed']} committed, "
         f"{c['duplicates_refused']} duplicates refused",

@@ -1,0 +1,149 @@
+"""The demo's story in images: what everybody knows beforehand, what each device sees, and what all are asked.
+
+1. *Public* images show only every other class. The bundle's backbone is pretrained on them, and no device gets one.
+2. Each device *holds* a few classes, and every class is on some device. So nobody has ever seen all of them: neither
+   who made the bundle, nor any device.
+3. All are asked about the *test* images of all classes.
+
+The draw is balanced, and small enough that a demo takes seconds: at most `DEALT_PER_CLASS` images of each class are
+dealt, whatever the data set has. How many, and which classes are public, was chosen on Fashion-MNIST training images
+that are in neither split of the shipped subset (`benchmarks/demo_story.py`, decision 108).
+
+Nothing here needs more than numpy: flwr-datasets, which divides data in the lab, would bring pandas and pyarrow into
+the demo's installation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.bundle import Bundle
+from contract.errors import DataError
+from edge_client.data import LocalData
+
+__all__ = [
+    "DEALT_PER_CLASS",
+    "PUBLIC_PER_CLASS",
+    "Images",
+    "Prepared",
+    "deal",
+    "held_classes",
+    "public_classes",
+    "rows_of",
+]
+
+PUBLIC_PER_CLASS = 200
+DEALT_PER_CLASS = 200
+_LEAST_PER_CLASS = 15  # of which a third is public: enough to keep a fifth of those for validation
+_HELD_SHARE = 0.3
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A data set, divided as the demo needs it.
+
+    Attributes:
+        name: of the data set.
+        labels: C class names.
+        public: the images that the backbone is pretrained on, of `public_classes` only.
+        dealt: what the devices share.
+        test: of all classes.
+        unused: training images that are neither public nor dealt.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    public: LocalData
+    dealt: LocalData
+    test: LocalData
+    unused: int
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return len(self.labels)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(H, W, c)."""
+        height, width, channels = self.test.x.shape[1:]
+        return height, width, channels
+
+    @property
+    def new(self) -> NDArray[np.bool_]:
+        """(C,) which classes the public images do not show."""
+        return ~np.isin(np.arange(self.classes), public_classes(self.classes))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What a device starts from: a bundle, and where it lies."""
+
+    bundle: Bundle
+    path: Path
+
+
+def public_classes(classes: int) -> NDArray[np.int64]:
+    """Every other class: the numbers of those that the public images show."""
+    return np.arange(0, classes, 2)
+
+
+def rows_of(labels: NDArray[np.int64], classes: int, seed: int, name: str) -> tuple[NDArray[np.int64], ...]:
+    """Which training images are public and which are dealt: two rising arrays of indices into `labels` (N,).
+
+    Raises:
+        DataError: when there are fewer than three classes, or too few images of one.
+    """
+    if classes < 3:
+        raise DataError(name, expected="3 classes or more, since no device has all", got=classes)
+    fewest = int(np.bincount(labels, minlength=classes).min())
+    if fewest < _LEAST_PER_CLASS:
+        raise DataError(name, expected=f"at least {_LEAST_PER_CLASS} training images of each class", got=fewest)
+    rng, public, dealt = np.random.default_rng(seed), [], []
+    known = set(public_classes(classes).tolist())
+    for number in range(classes):
+        order = rng.permutation(np.flatnonzero(labels == number))
+        taken = min(PUBLIC_PER_CLASS, fewest // 3) if number in known else 0
+        public.append(order[:taken])
+        dealt.append(order[taken : taken + DEALT_PER_CLASS])
+    return np.sort(np.concatenate(public)), np.sort(np.concatenate(dealt))
+
+
+def held_classes(classes: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
+    """The classes that each device holds: as many for each, three of ten where that is enough for every class to be
+    somewhere, and never all of them."""
+    each = max(2, round(_HELD_SHARE * classes), -(-classes // devices))
+    each = min(each, classes - 1)
+    order = np.random.default_rng(seed).permutation(classes)
+    around = np.resize(order, devices * each)  # (devices · each,) the order again and again
+    return [np.sort(part) for part in around.reshape(devices, each)]
+
+
+def deal(images: Images, devices: int, seed: int) -> list[LocalData]:
+    """Each device's images: every class is divided evenly over those that hold it; classes that nobody holds, which
+    happens with one device only, stay where they are.
+
+    Raises:
+        DataError: when a device would have no image of one of its classes.
+    """
+    held = held_classes(images.classes, devices, seed)
+    rng = np.random.default_rng(seed)
+    parts: list[list[NDArray[np.int64]]] = [[] for _ in held]
+    for number in range(images.classes):
+        owners = [device for device, numbers in enumerate(held) if number in numbers]
+        rows = rng.permutation(np.flatnonzero(images.dealt.y == number))
+        if len(rows) < len(owners):
+            raise DataError(
+                f"{images.name}: {len(rows)} images of {images.labels[number]} for {len(owners)} devices",
+                expected="one for each",
+                got="fewer",
+                hint="fewer --clients",
+            )
+        for owner, part in zip(owners, np.array_split(rows, max(len(owners), 1)), strict=False):
+            parts[owner].append(part)
+    shares = [np.sort(np.concatenate(part)) for part in parts]
+    return [LocalData(images.dealt.x[share], images.dealt.y[share]) for share in shares]
