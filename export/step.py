@@ -92,7 +92,7 @@ def plan_step(
     elif head == "frozen":
         state.append(StateTensor("head.weight", (classes, features), "frozen"))
     for name, own in entry.state(classes, features, seed=0).items():
-        state.append(StateTensor(name, own.value.shape, "param" if own.trained else "frozen"))
+        state.append(StateTensor(name, own.shape, "param" if own.trained else "frozen"))
     state += optimizer_state([t for t in state if t.role == "param"], entry, hyper)
     inputs = (*STEP_INPUTS, *entry.step_inputs(hyper))
     return StepPlan(entry, hyper, classes, features, tuple(state), inputs)

@@ -228,6 +228,15 @@ def test_a_small_networks_backward_pass_by_hand():
     assert {name for name, role in roles.items() if role == "gradient"} == {"grad0:s", "grad0:b", "grad0:w"}
 
 
+def test_costing_asks_for_shapes_and_never_for_the_values_of_a_methods_state(monkeypatch):
+    def found(*given):
+        raise AssertionError("anchors for a thousand classes take a minute to find")
+
+    monkeypatch.setattr("contract.methods.fedhp.uniform_prototypes", found)
+    training = method_training(method("fedhp"), 1000, 64)
+    assert {tensor.shape for tensor in training.state} == {(1000, 64)}
+
+
 def test_a_product_with_a_constant_hands_its_gradient_on_and_has_none_itself():
     """Pooling into windows of unequal size: a product (2, 6) by a constant (6, 3), which is not among what is read."""
     shapes = {"x": (2, 5), "v": (5, 6), "h": (2, 6), "p": (2, 3), "w": (3, 4), "z": (2, 4)}
