@@ -26,8 +26,9 @@ from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 __all__ = ["aggregate_command", "broker_command"]
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_EVERYWHERE = ("0.0.0.0", "::")
 _OPEN_WARNING = (
-    "[yellow]warning[/yellow]: anyone who reaches this address may publish and read: this broker has no passwords, "
+    "[yellow]warning[/yellow]: anyone who reaches it may publish and read: this broker has no passwords, "
     "no ACL and no TLS; see deploy/ for one that has"
 )
 
@@ -140,7 +141,8 @@ def broker_command(
 
     def run() -> None:
         with EmbeddedBroker(host, port) as running:
-            console.print(f"broker on {running.url}, Ctrl-C ends it", highlight=False, soft_wrap=True)
+            further = " and every other address of this machine" if host in _EVERYWHERE else ""
+            console.print(f"broker on {running.url}{further}, Ctrl-C ends it", highlight=False, soft_wrap=True)
             if host not in _LOOPBACK:
                 console.print(_OPEN_WARNING, highlight=False, soft_wrap=True)
             if verbose:

@@ -191,7 +191,7 @@ def initial_state(net: nn.Module, plan: StepPlan, seed: int) -> State:
         own["head.weight"], own["head.bias"] = linear.weight.detach().numpy(), linear.bias.detach().numpy()
     elif "head.weight" in plan.names("frozen"):
         own["head.weight"] = orthonormal_frame(plan.classes, plan.features, seed)
-    own |= {name: start.value for name, start in plan.method.state(plan.classes, plan.features, seed).items()}
+    own |= {name: start.values() for name, start in plan.method.state(plan.classes, plan.features, seed).items()}
     return {t.name: np.array(own.get(t.name, np.zeros(t.shape)), dtype=np.float32) for t in plan.state}
 
 

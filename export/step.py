@@ -108,7 +108,7 @@ def plan_step(
     elif head == "frozen":
         state.append(StateTensor("head.weight", (classes, features), "frozen"))
     for name, own in entry.state(classes, features, seed=0).items():
-        state.append(StateTensor(name, own.value.shape, "param" if own.trained else "frozen"))
+        state.append(StateTensor(name, own.shape, "param" if own.trained else "frozen"))
     state += optimizer_state([t for t in state if t.role == "param"], entry, hyper)
     images = STEP_INPUTS[:1] if cut is None else tuple(each.name for each in cut.activations)
     inputs = (*images, *STEP_INPUTS[1:], *entry.step_inputs(hyper))

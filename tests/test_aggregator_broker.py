@@ -90,8 +90,10 @@ def test_listen_addresses() -> None:
 def test_the_command_warns_off_loopback_and_ends_cleanly(how: signal.Signals, code: int, word: str) -> None:
     command = [sys.executable, "-m", "protofleet", "broker", "--listen", f"0.0.0.0:{free_port()}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    assert process.stderr.readline().startswith("broker on mqtt://127.0.0.1:")
-    assert "warning: anyone who reaches this address" in process.stderr.readline()
+    where = process.stderr.readline()
+    assert where.startswith("broker on mqtt://127.0.0.1:")
+    assert " and every other address of this machine, Ctrl-C" in where
+    assert "warning: anyone who reaches it" in process.stderr.readline()
     children = psutil.Process(process.pid).children()
     process.send_signal(how)
     rest = process.communicate(timeout=15)[1]

@@ -274,3 +274,31 @@ def test_a_small_networks_backward_pass_by_hand():
     assert found["fc:weight_gradient"].gemms == (Gemm(6, 4, 2),)
     roles = {name: tensor.role for name, tensor in step.tensors.items() if name.startswith("grad")}
     assert {name for name, role in roles.items() if role == "gradient"} == {"grad0:s", "grad0:b", "grad0:w"}
+
+
+def test_costing_asks_for_shapes_and_never_for_the_values_of_a_methods_state(monkeypatch):
+    def found(*given):
+        raise AssertionError("anchors for a thousand classes take a minute to find")
+
+    monkeypatch.setattr("contract.methods.fedhp.uniform_prototypes", found)
+    training = method_training(method("fedhp"), 1000, 64)
+    assert {tensor.shape for tensor in training.state} == {(1000, 64)}
+
+
+def test_a_product_with_a_constant_hands_its_gradient_on_and_has_none_itself():
+    """Pooling into windows of unequal size: a product (2, 6) by a constant (6, 3), which is not among what is read."""
+    shapes = {"x": (2, 5), "v": (5, 6), "h": (2, 6), "p": (2, 3), "w": (3, 4), "z": (2, 4)}
+    roles = {"x": "input", "v": "parameter", "w": "parameter"}
+    tensors = {name: Tensor(name, shape, roles.get(name, "activation")) for name, shape in shapes.items()}
+    layers = (
+        Layer("first", "MatMul", "linear", "forward", ("x", "v"), ("h",), (Gemm(2, 6, 5),), weights=("v",)),
+        Layer("pool", "MatMul", "linear", "forward", ("h",), ("p",), (Gemm(2, 3, 6),)),
+        Layer("fc", "MatMul", "linear", "forward", ("p", "w"), ("z",), (Gemm(2, 4, 3),), weights=("w",)),
+    )
+    work = Workload("w", 2, layers, tensors, ("z",))
+    step = training_step(work, without_classifier(work, 3))
+    found = {layer.name: layer for layer in step.layers}
+    assert found["pool:input_gradient"].gemms == (Gemm(2, 6, 3),)
+    assert found["pool:input_gradient"].writes == ("grad0:h",)
+    assert "pool:weight_gradient" not in found
+    assert found["first:weight_gradient"].gemms == (Gemm(5, 6, 2),)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal, Protocol, get_args
@@ -145,11 +145,13 @@ class StartState:
     """A tensor of the training step that is neither the backbone's nor the head's.
 
     Attributes:
-        value: (…) float, what it is at the start.
+        shape: what the cost models and the step's trace ask for.
+        values: gives what it is at the start, float of that shape; may take a while.
         trained: whether a step moves it.
     """
 
-    value: NDArray[np.floating]
+    shape: tuple[int, ...]
+    values: Callable[[], NDArray[np.floating]]
     trained: bool
 
 

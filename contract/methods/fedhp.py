@@ -13,6 +13,7 @@ A round starts from the global prototypes; a device keeps its own of a class tha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar
@@ -57,8 +58,11 @@ class FedHP(FedProto):
     )
 
     def state(self, classes: int, width: int, seed: int) -> dict[str, StartState]:
-        anchors = uniform_prototypes(classes, width, seed)
-        return {_LEARNED: StartState(anchors, trained=True), _ANCHORS: StartState(anchors, trained=False)}
+        anchors = functools.cache(lambda: uniform_prototypes(classes, width, seed))  # found once, where they are needed
+        return {
+            _LEARNED: StartState((classes, width), anchors, trained=True),
+            _ANCHORS: StartState((classes, width), anchors, trained=False),
+        }
 
     def update_of(self, name: str, hyper: Mapping[str, Value]) -> Update:
         if name == _LEARNED:

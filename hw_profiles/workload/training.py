@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Literal
 
 from contract.bundle import Manifest
@@ -108,8 +108,7 @@ def bundle_training(manifest: Manifest, classes: int | None = None) -> Training:
     )
 
 
-@lru_cache(maxsize=64)
 def _state(found: Method, classes: int, width: int) -> tuple[Tensor, ...]:
-    """Only the shapes matter; the values may take a method a while to find."""
+    """Shapes alone: the values may take a method a while to find."""
     own = found.state(classes, width, seed=0)
-    return tuple(Tensor(n, tuple(s.value.shape), "parameter" if s.trained else "frozen") for n, s in own.items())
+    return tuple(Tensor(n, s.shape, "parameter" if s.trained else "frozen") for n, s in own.items())

@@ -173,8 +173,9 @@ def _pass_through(tape: Tape, layer: Layer, gradient: str, target: str) -> None:
 
 
 def _backward_product(tape: Tape, layer: Layer, gradient: str, targets: list[str], data: set[str]) -> None:
-    first, second = layer.reads[0], layer.reads[1]
-    if second in targets:
+    first = layer.reads[0]
+    second = layer.reads[1] if len(layer.reads) > 1 else None  # a constant, which is not among what is read
+    if second is not None and second in targets:
         extra = tuple(n for n in layer.reads[2:] if n in targets)
         writes = tuple(tape.partial(n) for n in (second, *extra))
         ops = tape.tensors[gradient].elements if extra else 0  # the bias gradient: a sum over the batch
@@ -186,8 +187,9 @@ def _backward_product(tape: Tape, layer: Layer, gradient: str, targets: list[str
     if first in targets:
         phase = "input_gradient" if first in data else "weight_gradient"
         gemms = _first_operand(layer)
+        reads = (gradient,) if second is None else (gradient, second)
         write = (tape.partial(first),)
-        tape.add(f"{layer.name}:{phase}", layer.op, layer.kind, phase, (gradient, second), write, gemms, 0, layer.conv)
+        tape.add(f"{layer.name}:{phase}", layer.op, layer.kind, phase, reads, write, gemms, 0, layer.conv)
 
 
 def _second_operand(layer: Layer) -> tuple[Gemm, ...]:
