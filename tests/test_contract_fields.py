@@ -277,6 +277,11 @@ def test_several_groups_of_a_class_travel_side_by_side(counts, seed):
     np.testing.assert_array_equal(got.merge(got).counts, 2 * got.counts)
 
 
+def test_groups_of_a_class_are_no_class_means():
+    """A median of devices needs one row of each class from each."""
+    assert not TwoGroups.is_class_means()
+
+
 def test_a_class_twice_is_refused_where_the_statistic_has_one_group():
     sent = TwoGroups.travelled([np.ones((4, 3))], None, np.array([1, 1, 1, 0]))
     message = Contribution.of(sent, run=b"run1", round=1, method="m", bundle=bytes(32))

@@ -126,6 +126,13 @@ def test_edges_give_finite_heads_and_a_ridge_of_the_grid() -> None:
         assert not solved.weights[np.bincount(labels, minlength=classes) == 0].any(), name
 
 
+def test_of_ridges_that_are_as_good_the_largest_is_taken() -> None:
+    """Each sample has a direction of its own, and all are as long: no ridge changes any answer."""
+    chosen = choose_ridge(Spectrum.of(np.eye(6)), np.eye(6)[[0, 1]] + np.eye(6)[[2, 3]] + np.eye(6)[[4, 5]], [3, 3])
+    np.testing.assert_allclose(chosen.criterion, chosen.criterion[0], rtol=1e-12)
+    assert chosen.ridge == RIDGES[-1]
+
+
 def test_nothing_to_go_by_is_said_and_gives_the_fixed_ridge() -> None:
     nothing = solve(np.zeros((4, 4)), np.zeros((2, 4)), np.zeros(2), "auto")
     zeros = _auto(np.zeros((9, 4)), np.arange(9) % 2, 2)
