@@ -248,6 +248,7 @@ def test_a_name_that_is_not_utf8_is_refused(bundle):
 # ── of another kind ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 MANIFESTS = {
+    "an extractor": ({"extractor": "xyz"}, "expected a sha256 of the extractor, got xyz"),
     "schema 1": ({"schema": 1}, "expected schema 2, got schema 1, try exporting it anew: it is of Protofleet 0.1"),
     "a later schema": ({"schema": 3}, "expected schema 2, got schema 3, try a newer Protofleet"),
     "no schema": ({"schema": None}, "expected schema 2"),

@@ -328,6 +328,19 @@ def test_a_file_is_brought_forward_step_by_step_and_never_back(tmp_path: Path) -
     fresh.close()
 
 
+def test_a_newer_version_that_is_only_in_the_log_is_refused_too(tmp_path: Path) -> None:
+    """After a power cut the file's header may still say the version before."""
+    Database(tmp_path / "f", FIRST).close()
+    db = sqlite3.connect(tmp_path / "f", isolation_level=None)
+    db.execute("PRAGMA user_version = 9")
+    for name in ("f", "f-wal"):
+        shutil.copy(tmp_path / name, tmp_path / name.replace("f", "cut", 1))
+    db.close()
+    assert int.from_bytes((tmp_path / "cut").read_bytes()[60:64], "big") == FIRST_VERSION
+    with pytest.raises(UsageError, match="got version 9, of a newer Protofleet"):
+        Database(tmp_path / "cut", FIRST)
+
+
 def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     Database(tmp_path / "f", FIRST).close()
     broken = replace(THIRD, steps=(*THIRD.steps, "CREATE TABLE b (x); INSERT INTO nowhere VALUES (1)"))
