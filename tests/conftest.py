@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 from edge_samples import FASHION_LABELS
 
@@ -17,8 +18,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure() -> None:
-    """One thread for torch: the networks are small, and on a busy machine threads wait for each other."""
+    """One thread for torch: the networks are small, and on a busy machine threads wait for each other. For the same
+    reason no example of a property has a deadline."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    hypothesis.settings.register_profile("protofleet", deadline=None)
+    hypothesis.settings.load_profile("protofleet")
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import tracemalloc
 from functools import reduce
 
 import numpy as np
@@ -67,6 +69,18 @@ def test_robust_rules_equal_a_naive_loop_for_any_block_size(rule, seed, devices,
         rules._BLOCK_BYTES = before
     np.testing.assert_allclose(merged.means, _naive(statistics, rule) * merged.present[:, None], atol=1e-12)
     np.testing.assert_array_equal(merged.counts, sum(s.counts for s in statistics))
+
+
+def test_a_median_of_many_devices_takes_the_memory_of_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "_BLOCK_BYTES", 1 << 18)
+    one = ClassMeans.from_means(np.ones((4, 256)), [3] * 4)
+    tracemalloc.start()
+    try:
+        merge(lambda: itertools.repeat(one, 256), "median")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * (1 << 18), "all 256 of them at once take 13 MB"
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean"])

@@ -6,7 +6,10 @@ import hashlib
 import io
 import os
 import random
+import struct
+import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 import msgspec
@@ -15,6 +18,7 @@ import pytest
 from contract_samples import small_parts
 from safetensors.numpy import save
 
+from contract import bundle as bundles
 from contract.bundle import read_bundle, write_bundle
 from contract.errors import BundleError
 
@@ -244,6 +248,7 @@ def test_a_name_that_is_not_utf8_is_refused(bundle):
 # ── of another kind ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 MANIFESTS = {
+    "an extractor": ({"extractor": "xyz"}, "expected a sha256 of the extractor, got xyz"),
     "schema 1": ({"schema": 1}, "expected schema 2, got schema 1, try exporting it anew: it is of Protofleet 0.1"),
     "a later schema": ({"schema": 3}, "expected schema 2, got schema 3, try a newer Protofleet"),
     "no schema": ({"schema": None}, "expected schema 2"),
@@ -307,6 +312,49 @@ def test_members_that_overlap_are_refused(bundle):
     bundle.write_bytes(bytes(blob[:end]) + copies + tail)
     with pytest.raises(BundleError, match=r"overlapping|whole bundle"):
         read_bundle(bundle)
+
+
+def test_members_within_members_are_refused(bundle):
+    """Each entry is whole and named once, and holds all those after it: together they are far more than the file."""
+    body, data, names = members_of(bundle)["manifest.json"], bytes(100_000), [f"m{n}" for n in range(9)]
+    sizes = []
+    for name in reversed(names):
+        sizes.insert(0, (zlib.crc32(data), len(data)))
+        data = _local_header(name, *sizes[0]) + data
+    first = _local_header("manifest.json", zlib.crc32(body), len(body)) + body
+    directory, at = _entry("manifest.json", zlib.crc32(body), len(body), 0), len(first)
+    for name, (crc, size) in zip(names, sizes, strict=True):
+        directory += _entry(name, crc, size, at)
+        at += len(_local_header(name, crc, size))
+    blob = first + data
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 10, 10, len(directory), len(blob), 0)
+    bundle.write_bytes(blob + directory + end)
+    with pytest.raises(BundleError, match=r"overlapping|whole bundle, expected a zip archive, got Overlapped"):
+        read_bundle(bundle)
+
+
+def _local_header(name: str, crc: int, size: int) -> bytes:
+    return struct.pack("<4s5H3L2H", b"PK\3\4", 20, 0, 0, 0, 33, crc, size, size, len(name), 0) + name.encode()
+
+
+def _entry(name: str, crc: int, size: int, at: int) -> bytes:
+    fixed = struct.pack("<4s6H3L5H2L", b"PK\1\2", 20, 20, 0, 0, 0, 33, crc, size, size, len(name), 0, 0, 0, 0, 0, at)
+    return fixed + name.encode()
+
+
+def test_a_member_above_the_limit_is_refused_before_it_is_read(bundle, monkeypatch):
+    monkeypatch.setattr(bundles, "MAX_MEMBER_BYTES", 1000)
+    with pytest.raises(BundleError, match=r"expected a stored member under 2 GiB"):
+        read_bundle(bundle)
+
+
+def test_a_method_that_is_named_as_code_is_never_loaded(bundle, tmp_path, monkeypatch):
+    """A person may name `package.module:Class`; a file may not, or who opens it runs what it says."""
+    (tmp_path / "of_a_stranger.py").write_text("class Anything: pass")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BundleError, match="a method and hyper-parameters that this version knows"):
+        read_bundle(forge(bundle, method="of_a_stranger:Anything"))
+    assert "of_a_stranger" not in sys.modules
 
 
 def test_optimizer_state_must_be_its_parameters_momentum(bundle):

@@ -94,6 +94,16 @@ def unflagged(**changes) -> TensorProto:
     return tensor
 
 
+def again(key: str, value: str) -> TensorProto:
+    """An entry before the right one: of two, a runtime may heed the first."""
+    tensor = right()
+    entries = [(entry.key, entry.value) for entry in tensor.external_data]
+    tensor.ClearField("external_data")
+    for name, told in [(key, value), *entries]:
+        tensor.external_data.add(key=name, value=told)
+    return tensor
+
+
 def bare() -> TensorProto:
     return TensorProto(name="secret", data_type=1, dims=[1], data_location=TensorProto.EXTERNAL)
 
@@ -117,6 +127,14 @@ ELSEWHERE = {
     "another offset": (model_of(graph_of(initializers=[right(offset=0)])), "offset 64 and length 24"),
     "a negative offset": (model_of(graph_of(initializers=[right(offset=-64)])), "offset 64 and length 24"),
     "another length": (model_of(graph_of(initializers=[right(length=1 << 40)])), "offset 64 and length 24"),
+    "another location before the right one": (
+        model_of(graph_of(initializers=[again("location", "/etc/passwd")])),
+        "offset 64 and length 24",
+    ),
+    "another offset before the right one": (
+        model_of(graph_of(initializers=[again("offset", "0")])),
+        "offset 64 and length 24",
+    ),
     "a key more": (model_of(graph_of(initializers=[right(checksum="x")])), "offset 64 and length 24"),
     "another shape": (model_of(graph_of(initializers=[right(dims=(3, 2))])), r"float32 \(2, 3\)"),
     "another type": (model_of(graph_of(initializers=[right(kind=TensorProto.INT32)])), r"float32 \(2, 3\)"),

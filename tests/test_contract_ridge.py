@@ -128,6 +128,23 @@ def test_edges_give_finite_heads_and_a_ridge_of_the_grid() -> None:
         assert not solved.weights[np.bincount(labels, minlength=classes) == 0].any(), name
 
 
+def test_a_direction_that_no_sample_has_is_none_and_a_class_without_samples_has_no_row() -> None:
+    z = np.random.default_rng(3).normal(size=(5, 12))
+    values = Spectrum.of(z.T @ z).values
+    assert np.count_nonzero(values) == 5
+    assert not np.signbit(values).any()
+    found = solve(z.T @ z, np.stack([z.sum(axis=0), np.ones(12)]), [5, 0], 0.1).weights
+    assert found[0].any()
+    assert not found[1].any()
+
+
+def test_of_ridges_that_are_as_good_the_largest_is_taken() -> None:
+    """Each sample has a direction of its own, and all are as long: no ridge changes any answer."""
+    chosen = choose_ridge(Spectrum.of(np.eye(6)), np.eye(6)[[0, 1]] + np.eye(6)[[2, 3]] + np.eye(6)[[4, 5]], [3, 3])
+    np.testing.assert_allclose(chosen.criterion, chosen.criterion[0], rtol=1e-12)
+    assert chosen.ridge == RIDGES[-1]
+
+
 def test_nothing_to_go_by_is_said_and_gives_the_fixed_ridge() -> None:
     nothing = solve(np.zeros((4, 4)), np.zeros((2, 4)), np.zeros(2), "auto")
     zeros = _auto(np.zeros((9, 4)), np.arange(9) % 2, 2)
@@ -219,3 +236,5 @@ def test_no_doubt_about_a_ridge_that_was_chosen() -> None:
     gram = FeatureGram.of(*_draw(16, 16, 0), 3)
     assert doubt(gram, 1e-6)
     assert not doubt(gram, "auto")
+    for samples, doubted in ((3, False), (4, True), (64, True), (65, False)):  # up to four times more or fewer
+        assert bool(doubt(FeatureGram.of(*_draw(samples, 16, 0), 3), 1e-6)) is doubted

@@ -21,7 +21,7 @@ from permissions import as_somebody_else, open_the_way
 from aggregator import store as store_module
 from aggregator.store import Accepted, SqliteStore
 from contract.errors import StoreError, UsageError
-from contract.sqlite import FIRST_VERSION, Database, Kind
+from contract.sqlite import FIRST_VERSION, Database, Kind, read_only
 from edge_client import journal as journal_module
 from edge_client.journal import Journal
 
@@ -326,6 +326,31 @@ def test_a_file_is_brought_forward_step_by_step_and_never_back(tmp_path: Path) -
     fresh = Database(tmp_path / "new", THIRD)
     assert fresh.connection.execute("SELECT count(*) FROM note, a").fetchone() == (0,)
     fresh.close()
+
+
+def test_a_newer_version_that_is_only_in_the_log_is_refused_too(tmp_path: Path) -> None:
+    """After a power cut the file's header may still say the version before."""
+    Database(tmp_path / "f", FIRST).close()
+    db = sqlite3.connect(tmp_path / "f", isolation_level=None)
+    db.execute("PRAGMA user_version = 9")
+    for name in ("f", "f-wal"):
+        shutil.copy(tmp_path / name, tmp_path / name.replace("f", "cut", 1))
+    db.close()
+    assert int.from_bytes((tmp_path / "cut").read_bytes()[60:64], "big") == FIRST_VERSION
+    with pytest.raises(UsageError, match="got version 9, of a newer Protofleet"):
+        Database(tmp_path / "cut", FIRST)
+
+
+def test_reading_beside_a_process_takes_one_version_and_looks_once(tmp_path: Path) -> None:
+    first = Database(tmp_path / "f", FIRST)
+    with pytest.raises(UsageError, match=f"got version {FIRST_VERSION}"), read_only(tmp_path / "f", SECOND):
+        pass
+    with read_only(tmp_path / "f", FIRST) as seen:
+        assert seen.execute("SELECT count(*) FROM note").fetchone() == (0,)
+        with first.transaction() as db:
+            db.execute("INSERT INTO note VALUES ('later')")
+        assert seen.execute("SELECT count(*) FROM note").fetchone() == (0,)
+    first.close()
 
 
 def test_a_step_that_fails_leaves_the_file_as_it_was(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from lab_samples import lab_bundle, shipped, some
 from contract.bundle import read_bundle, write_bundle
 from contract.messages import Announcement
 from contract.methods import METHODS, method
-from contract.uplink_bytes import payload_bytes, sent_bytes, uplink_bytes
+from contract.uplink_bytes import counted_bytes, payload_bytes, sent_bytes, uplink_bytes
 from contract.wire import encode
 from edge_client.device import Device
 from hw_profiles.workload.calibration_step import statistic_bytes
@@ -63,3 +63,15 @@ def test_a_bundle_that_trains_nothing_is_compared_with_the_head_that_fedavg_woul
     write_bundle(tmp_path / "b.bundle", **parts)
     manifest = read_bundle(tmp_path / "b.bundle").manifest
     assert uplink_bytes(manifest)["fedavg"] == 4 * manifest.classes * manifest.features
+
+
+@pytest.mark.parametrize("found", METHODS.values(), ids=METHODS)
+def test_bytes_by_the_numbers_alone_are_nearly_those_that_are_sent(found):
+    """What frames them is left out: at this size less than a hundredth, and a count for each row."""
+    sent, counted = (
+        bytes_of(found, 20, 300, found.groups(found.settle({}))) for bytes_of in (sent_bytes, counted_bytes)
+    )
+    if found.statistic.FIELDS:
+        assert counted <= sent <= 1.01 * counted + 500
+    else:
+        assert counted == 0

@@ -160,6 +160,14 @@ def test_features_that_are_no_numbers_are_a_divergence(bundle: Bundle, data: Loc
     assert device.state() == {}
 
 
+def test_features_longer_than_any_networks_are_a_divergence(bundle, data, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setattr("edge_client.device.LARGEST_NORM", 1e-3)
+    device = Device(bundle, data, "pi-1")
+    with pytest.raises(DivergedError, match=r"expected class means of norm 0\.001 at most"):
+        device.run_round(announcement(bundle), None)
+    assert device.state() == {}
+
+
 def test_a_client_lives_through_a_bad_state_and_a_restart_with_it_retained(
     mosquitto: TestBroker,  # noqa: F811
     bundle: Bundle,  # noqa: F811

@@ -146,6 +146,12 @@ def test_who_has_ctrl_c_ignored_keeps_it_so() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def test_from_the_start_ctrl_c_is_one_line_and_130() -> None:
+    code = "import signal; from contract.interrupt import leave_at_once; leave_at_once(); signal.raise_signal(2)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
 def test_after_the_block_ctrl_c_means_what_it_did() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with interruptible(terminable=True):

@@ -134,6 +134,14 @@ def test_one_file_alone_loads_onnx_runtime() -> None:
                 assert not [n for n in names if n.split(".")[0] == "onnxruntime"], str(file)
 
 
+def test_each_variable_has_the_value_that_its_library_reads_as_no() -> None:
+    """docs/decisions/070 says where each library reads it."""
+    on = {name for name, value in VARIABLES.items() if value == "1"}
+    assert on == {"ORT_DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY", "DO_NOT_TRACK"}
+    off = {name for name, value in VARIABLES.items() if value == "0"}
+    assert off == {"HF_UPDATE_DOWNLOAD_COUNTS", "FLWR_TELEMETRY_ENABLED"}
+
+
 @pytest.mark.parametrize(
     "module", ["edge_client.onnx_session", "edge_client.trainer", "export.precision", "lab.data.datasets"]
 )

@@ -262,6 +262,14 @@ def test_fednh_moves_unit_prototypes_by_smoothing() -> None:
     naive = 0.75 * before[4] + 0.25 * mean / np.linalg.norm(mean)
     np.testing.assert_allclose(model.head_weight.numpy()[4], naive / np.linalg.norm(naive), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(model.head_weight.numpy(), axis=1), 1.0, rtol=1e-5)
+    side = FedNH(10, 50, {"smoothing": 0.0}, 3)  # nothing of the old ones, and yet those that nobody held stay
+    (kept, *_), before = shares(), model.head_weight.numpy().copy()
+    one = LocalData(kept.x[kept.y == 1], kept.y[kept.y == 1])
+    side.gather(0, model, one, np.random.default_rng(0))
+    side.merge()
+    side.install(model)
+    unchanged = (model.head_weight.numpy() == before).all(axis=1)
+    assert np.flatnonzero(~unchanged).tolist() == [1]
 
 
 def test_rows_beside_weights_cost_their_numbers_and_a_count_for_each_class_that_is_there() -> None:
