@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tracemalloc
 from pathlib import Path
 from typing import ClassVar
 
@@ -345,6 +346,17 @@ def test_inspect_and_profile_tell_the_ladder(path: Path, tmp_path: Path) -> None
         assert name in " ".join(shown.split())
     assert "protofleet advise" in text
     assert "protofleet advise" in " ".join(shown.split())
+
+
+def test_a_ladder_of_a_thousand_classes_costs_little_memory_and_says_the_same_to_a_thousandth(bundle: Bundle) -> None:
+    labels = tuple(f"class {number}" for number in range(1_000))
+    wide = msgspec.structs.replace(bundle.manifest, labels=labels, features=1_280)
+    tracemalloc.start()
+    found = {rung.name: rung.uplink_bytes for rung in rungs(wide)}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 128 << 20
+    assert found["fedcof groups=2"] == pytest.approx(sent_bytes(method("fedcof"), 1_000, 1_280, 2), rel=1e-3)
 
 
 def test_a_bundle_that_has_a_setting_already_serves_that_way_as_it_is(bundle: Bundle) -> None:
