@@ -89,10 +89,10 @@ def _told_bytes(manifest: Manifest, found: Method, hyper: Mapping[str, Value]) -
 
 def _name(found: Method, hyper: Mapping[str, Value], variants: Iterable[Mapping[str, Value]]) -> str:
     """With every setting that is not the default, and the number by which this way differs from others: `ncm`,
-    `fedcof groups=4`, `ffc project=256`."""
+    `fedcof groups=4`, `ffc project=256`. A word speaks for itself: `ffc discriminant`."""
     numbers = {name for given in variants for name, value in given.items() if not isinstance(value, str)}
     told = {k: v for k, v in hyper.items() if v != found.hyper[k].default or (k in numbers and v)}
-    return " ".join([found.name, *(f"{name}={value}" for name, value in told.items())])
+    return " ".join([found.name, *(v if isinstance(v, str) else f"{k}={v}" for k, v in told.items())])
 
 
 def uplink_bytes(manifest: Manifest) -> dict[str, int | None]:

@@ -115,8 +115,7 @@ def test_photos_to_a_recommendation_on_a_narrow_terminal(path: Path, photos: Pat
     said = " ".join(done.stdout.split())
     assert f"Take {told['recommended']}" in said
     assert "chosen on these held-out photos" in said
-    assert "fedproto, trained" in said
-    assert "not measured" in said
+    assert "fedproto trains: 5.2 kB a round, not measured here" in said
     assert "only 48 held-out photos" in said
     parts = load_held_out(photos, read_bundle(path).manifest, share=0.2)
     direct = advise(read_bundle(path), parts, Plan(DEVICES))
@@ -378,7 +377,7 @@ def test_a_method_with_two_forms_has_a_rung_for_each(bundle: Bundle, monkeypatch
 
     monkeypatch.setattr("contract.uplink_bytes.METHODS", {"ffc": TwoForms()})
     first, second = rungs(bundle.manifest)
-    assert (first.name, second.name) == ("ffc", "ffc form=other")
+    assert (first.name, second.name) == ("ffc", "ffc other")
     assert (first.beside, second.beside, second.solved_with) == ({}, {}, {"form": "other"})
     assert first.uplink_bytes == second.uplink_bytes
 
