@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import ClassVar
@@ -104,7 +105,8 @@ def test_photos_to_a_recommendation_on_a_narrow_terminal(path: Path, photos: Pat
     assert set(names) == {rung.name for rung in rungs(read_bundle(path).manifest)}
     assert {"ncm", "fedcof groups=1", "fedcof groups=2", "fedcof groups=4", "fedcof groups=8", "ffc"} <= set(names)
     for way in told["ways"]:
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{way['way']} ")]
+        row = re.compile(rf"{re.escape(way['way'])}( \*)? +[\d.]+ [kM]?B ")
+        (line,) = [line for line in done.stdout.splitlines() if row.match(line)]
         assert f"{way['accuracy']:.1%}" in line
         assert f"{way['alone']:.1%}" in line
         assert way["accuracy"] > 0.4, "real features of real images tell ten classes apart"
@@ -214,6 +216,7 @@ def _ways(bundle: Bundle) -> list[Rung]:
     found = rungs(bundle.manifest)
     ffc = next(rung for rung in found if rung.name == "ffc")
     narrow = {"project": 32}
+    found = [rung for rung in found if rung.hyper.get("groups", 1) in (1, 4)]
     return [*found, Rung("ffc project=32", ffc.method, {**ffc.hyper, **narrow}, narrow, None)]
 
 
@@ -221,7 +224,7 @@ def test_a_coordinator_and_devices_with_photos_give_the_same_answers_for_the_sam
     bundle: Bundle, tmp_path: Path
 ) -> None:
     """Images, not features, in the devices; the aggregator's own rounds, checks and store."""
-    learn, held = load_held_out(FASHION / "train.parquet", bundle.manifest, share=0.25, most=240)
+    learn, held = load_held_out(FASHION / "train.parquet", bundle.manifest, share=0.25, most=160)
     dealt = [LocalData(learn.x[rows], learn.y[rows]) for rows in deal(learn.y, DEVICES)]
     secrets = [bytes([number]) * 32 for number in range(DEVICES)]
     made = [features_of(bundle, part) for part in dealt]
