@@ -23,6 +23,8 @@ from contract.wire import MAX_MESSAGE_BYTES, encode
 
 __all__ = ["Rung", "counted_bytes", "payload_bytes", "rungs", "sent_bytes", "uplink_bytes"]
 
+_MADE_NUMBERS = 1 << 22  # in the statistic of a rung whose contribution is made and measured
+
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
@@ -34,7 +36,8 @@ class Rung:
         beside: those that differ from the bundle's own, so that a bundle has to be exported for them; empty where the
             bundle serves as it is.
         solved_with: those that differ, and that the aggregator is told instead.
-        uplink_bytes: of a device that holds every class, once; None for what no message can hold.
+        uplink_bytes: of a device that holds every class, once; of more than 4 million numbers these alone; None for
+            what no message can hold.
     """
 
     name: str
@@ -68,17 +71,28 @@ def rungs(manifest: Manifest) -> list[Rung]:
         for hyper in [one for place, one in enumerate(settings) if one not in settings[:place]]:
             differs = {name: value for name, value in hyper.items() if value != own[name]}
             solved = {name: differs.pop(name) for name in each.solved_with if name in differs}
-            size = payload_bytes(manifest, each, hyper) if _can_be_sent(manifest, each, hyper) else None
-            found.append(Rung(_name(each, hyper, variants), each, hyper, differs, size, solved))
+            found.append(
+                Rung(_name(each, hyper, variants), each, hyper, differs, _told_bytes(manifest, each, hyper), solved)
+            )
     return sorted(found, key=lambda rung: math.inf if rung.uplink_bytes is None else rung.uplink_bytes)
+
+
+def _told_bytes(manifest: Manifest, found: Method, hyper: Mapping[str, Value]) -> int | None:
+    """Of a rung: exact, or of a large one without what frames its numbers, so that a list of many costs no memory."""
+    if not _can_be_sent(manifest, found, hyper):
+        return None
+    classes, width, groups = _sizes(manifest, found, hyper)
+    if found.statistic.numbers(classes, width) <= _MADE_NUMBERS:
+        return payload_bytes(manifest, found, hyper)
+    return counted_bytes(found, classes, width, groups)
 
 
 def _name(found: Method, hyper: Mapping[str, Value], variants: Iterable[Mapping[str, Value]]) -> str:
     """With every setting that is not the default, and the number by which this way differs from others: `ncm`,
-    `fedcof groups=4`, `ffc project=256`."""
+    `fedcof groups=4`, `ffc project=256`. A word speaks for itself: `ffc discriminant`."""
     numbers = {name for given in variants for name, value in given.items() if not isinstance(value, str)}
     told = {k: v for k, v in hyper.items() if v != found.hyper[k].default or (k in numbers and v)}
-    return " ".join([found.name, *(f"{name}={value}" for name, value in told.items())])
+    return " ".join([found.name, *(v if isinstance(v, str) else f"{k}={v}" for k, v in told.items())])
 
 
 def uplink_bytes(manifest: Manifest) -> dict[str, int | None]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import tracemalloc
 from pathlib import Path
 from typing import ClassVar
 
@@ -103,7 +105,8 @@ def test_photos_to_a_recommendation_on_a_narrow_terminal(path: Path, photos: Pat
     assert set(names) == {rung.name for rung in rungs(read_bundle(path).manifest)}
     assert {"ncm", "fedcof groups=1", "fedcof groups=2", "fedcof groups=4", "fedcof groups=8", "ffc"} <= set(names)
     for way in told["ways"]:
-        (line,) = [line for line in done.stdout.splitlines() if line.startswith(f"{way['way']} ")]
+        row = re.compile(rf"{re.escape(way['way'])}( \*)? +[\d.]+ [kM]?B ")
+        (line,) = [line for line in done.stdout.splitlines() if row.match(line)]
         assert f"{way['accuracy']:.1%}" in line
         assert f"{way['alone']:.1%}" in line
         assert way["accuracy"] > 0.4, "real features of real images tell ten classes apart"
@@ -114,8 +117,7 @@ def test_photos_to_a_recommendation_on_a_narrow_terminal(path: Path, photos: Pat
     said = " ".join(done.stdout.split())
     assert f"Take {told['recommended']}" in said
     assert "chosen on these held-out photos" in said
-    assert "fedproto, trained" in said
-    assert "not measured" in said
+    assert "fedproto trains: 5.2 kB a round, not measured here" in said
     assert "only 48 held-out photos" in said
     parts = load_held_out(photos, read_bundle(path).manifest, share=0.2)
     direct = advise(read_bundle(path), parts, Plan(DEVICES))
@@ -214,6 +216,7 @@ def _ways(bundle: Bundle) -> list[Rung]:
     found = rungs(bundle.manifest)
     ffc = next(rung for rung in found if rung.name == "ffc")
     narrow = {"project": 32}
+    found = [rung for rung in found if rung.hyper.get("groups", 1) in (1, 4)]
     return [*found, Rung("ffc project=32", ffc.method, {**ffc.hyper, **narrow}, narrow, None)]
 
 
@@ -221,7 +224,7 @@ def test_a_coordinator_and_devices_with_photos_give_the_same_answers_for_the_sam
     bundle: Bundle, tmp_path: Path
 ) -> None:
     """Images, not features, in the devices; the aggregator's own rounds, checks and store."""
-    learn, held = load_held_out(FASHION / "train.parquet", bundle.manifest, share=0.25, most=240)
+    learn, held = load_held_out(FASHION / "train.parquet", bundle.manifest, share=0.25, most=160)
     dealt = [LocalData(learn.x[rows], learn.y[rows]) for rows in deal(learn.y, DEVICES)]
     secrets = [bytes([number]) * 32 for number in range(DEVICES)]
     made = [features_of(bundle, part) for part in dealt]
@@ -347,6 +350,17 @@ def test_inspect_and_profile_tell_the_ladder(path: Path, tmp_path: Path) -> None
     assert "protofleet advise" in " ".join(shown.split())
 
 
+def test_a_ladder_of_a_thousand_classes_costs_little_memory_and_says_the_same_to_a_thousandth(bundle: Bundle) -> None:
+    labels = tuple(f"class {number}" for number in range(1_000))
+    wide = msgspec.structs.replace(bundle.manifest, labels=labels, features=1_280)
+    tracemalloc.start()
+    found = {rung.name: rung.uplink_bytes for rung in rungs(wide)}
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 128 << 20
+    assert found["fedcof groups=2"] == pytest.approx(sent_bytes(method("fedcof"), 1_000, 1_280, 2), rel=1e-3)
+
+
 def test_a_bundle_that_has_a_setting_already_serves_that_way_as_it_is(bundle: Bundle) -> None:
     groups = msgspec.structs.replace(bundle.manifest, method="fedcof", hyper=method("fedcof").settle({"groups": 3}))
     found = {rung.name: dict(rung.beside) for rung in rungs(groups)}
@@ -366,7 +380,7 @@ def test_a_method_with_two_forms_has_a_rung_for_each(bundle: Bundle, monkeypatch
 
     monkeypatch.setattr("contract.uplink_bytes.METHODS", {"ffc": TwoForms()})
     first, second = rungs(bundle.manifest)
-    assert (first.name, second.name) == ("ffc", "ffc form=other")
+    assert (first.name, second.name) == ("ffc", "ffc other")
     assert (first.beside, second.beside, second.solved_with) == ({}, {}, {"form": "other"})
     assert first.uplink_bytes == second.uplink_bytes
 

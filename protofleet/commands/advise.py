@@ -78,7 +78,7 @@ def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
 
 # ── what is said ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_COLUMNS = ("", "way", "up once", "right", "+-", "alone")
+_COLUMNS = ("way", "up once", "right", "+-", "alone")
 
 
 def _show(advice: Advice, path: Path, console: Console) -> None:
@@ -89,9 +89,12 @@ def _show(advice: Advice, path: Path, console: Console) -> None:
         markup=False,
     )
     rows = [_row(one, one is chosen) for one in advice.ways]
-    rows += [(f"{name}, trained", f"{size(up)} a round", "not measured", "", "") for name, up in advice.trained.items()]
-    show_table(console, _COLUMNS[1:], rows)
+    show_table(console, _COLUMNS, rows)
     console.print(_LEGEND, style="dim")
+    for name, up in advice.trained.items():
+        console.print(
+            f"{name} trains: {size(up)} a round, not measured here; protofleet lab run measures it", style="dim"
+        )
     for line in advice.doubts:
         console.print(f"[yellow]mind[/yellow]: {printable(line)}")
     for line in _recommendation(advice, path):
@@ -100,7 +103,7 @@ def _show(advice: Advice, path: Path, console: Console) -> None:
 
 _LEGEND = (
     "up once: a device's largest contribution. right: of the held-out photos; +-: its standard error. alone: one "
-    "device by itself. What trains, lab run measures."
+    "device by itself"
 )
 
 
