@@ -65,9 +65,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = options.folder or Path(name)
         for each, blocks in {"tail": options.blocks, "whole": None}.items():
-            _export(folder / f"{each}.bundle", data.labels, options, blocks)
-        _print_costs(folder, shares[0][0])
-        _print_accuracy(folder, shares, test, options.rounds)
+            if each in options.train:
+                _export(folder / f"{each}.bundle", data.labels, options, blocks)
+        _print_costs(folder, shares[0][0], options.train)
+        _print_accuracy(folder, shares, test, options)
 
 
 def _export(path: Path, labels: list[str], options: argparse.Namespace, blocks: int | None) -> None:
@@ -86,10 +87,12 @@ def _export(path: Path, labels: list[str], options: argparse.Namespace, blocks: 
     print(f"{path.stem}: {m.parameter_count:,} trained numbers, lr {m.hyper['lr']:g}{kept}", flush=True)
 
 
-def _print_costs(folder: Path, share: LocalData) -> None:
+def _print_costs(folder: Path, share: LocalData, train: list[str]) -> None:
     np.savez(folder / "share.npz", x=share.x, y=share.y)
     print(f"\n| an epoch of {len(share)} photos | processor seconds | peak MB |\n| --- | --- | --- |")
-    for what in ("whole", "tail", "tail, kept"):
+    for what in ("tail, kept", "tail", "whole"):
+        if what.partition(",")[0] not in train:
+            continue
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             first, later, peak = pool.submit(_epochs, str(folder), what).result()
         if what == "tail, kept":
@@ -108,17 +111,19 @@ def _epochs(folder: str, what: str) -> tuple[float, float, int]:
     data = LocalData(arrays["x"], arrays["y"])
     store = ActivationStore(Path(folder) / "kept", 1 << 30) if what == "tail, kept" else None
     device = Device(bundle, data, "bench", activations=store)
-    params, took = bundle.params, []
+    mask, took = np.ones(bundle.manifest.classes, np.float32), []
     for _ in range(2):
         began = time.process_time()
-        device._train(params, None, 0, None)  # an epoch and nothing else
+        device._train(bundle.params, {"prototype_mask": mask}, 0, None)  # an epoch and nothing else
         took.append(time.process_time() - began)
     return took[0], took[1], peak_rss_bytes()
 
 
-def _print_accuracy(folder: Path, shares: list[tuple[LocalData, LocalData]], test: LocalData, rounds: int) -> None:
+def _print_accuracy(
+    folder: Path, shares: list[tuple[LocalData, LocalData]], test: LocalData, options: argparse.Namespace
+) -> None:
     print("\n| | right on the test photos |\n| --- | --- |")
-    bundle = read_bundle(folder / "tail.bundle")
+    bundle = read_bundle(folder / f"{options.train[0]}.bundle")
     extractor, classes = Extractor(bundle, bundle.params), bundle.manifest.classes
     features = extractor.features(test.x)
     means = [own_means(extractor, train, classes=classes).classes for train, _ in shares]
@@ -128,8 +133,8 @@ def _print_accuracy(folder: Path, shares: list[tuple[LocalData, LocalData]], tes
         merged = merged.merge(each)
     print(f"| class means of the frozen features, each device alone | {alone:.1%} |")
     print(f"| class means of the frozen features, the fleet's | {_right(merged, features, test.y):.1%} |", flush=True)
-    for what in ("tail", "whole"):
-        _print_rounds(read_bundle(folder / f"{what}.bundle"), what, shares, test, rounds)
+    for what in options.train:
+        _print_rounds(read_bundle(folder / f"{what}.bundle"), what, shares, test, options.rounds)
 
 
 def _right(means: ClassMeans, features: np.ndarray, y: np.ndarray) -> float:
@@ -170,6 +175,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--train", nargs="+", choices=("tail", "whole"), default=["tail", "whole"])
     parser.add_argument("--folder", type=Path, help="keeps the two bundles, and takes them from there the next time")
     return parser.parse_args()
 

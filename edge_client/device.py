@@ -182,11 +182,12 @@ class Device:
         judged, before = self._caution.judge(global_state, self._longest), (self._trained, self._own_means)
         seed = round_seed(self._id, announcement.run, announcement.round)
         try:
-            warm = self._warm()
-            loss, steps = self._train({**self._params(), **warm}, judged.state, seed, on_step)
+            given = self._given(judged.state)
+            begun = self._begun(given)
+            loss, steps = self._train(begun, given, seed, on_step)
             check = self._check()
             if check is not None and check.is_worse:
-                self._trained, self._own_means = before if before[0] else (self._begun(warm), None)
+                self._trained, self._own_means = before if before[0] else (self._changed(begun), None)
             statistic = self._trained_statistic(found, announcement)
         except DivergedError:
             self._trained, self._own_means = before
@@ -283,17 +284,26 @@ class Device:
             raise MethodError("the announced method", expected=" or ".join(known), got=announcement.method)
         return method(announcement.method)
 
-    def _warm(self) -> dict[str, NDArray[np.float32]]:
-        """What the first round of a tail begins with instead of the bundle's weights."""
-        head = [t.name for t in self._manifest.state if t.role == "param" and t.name.startswith("head.")]
-        if self._trunk is None or self._trained or not head:
-            return {}
-        return class_mean_head(self._extractor("local"), self._data, self._means())
+    def _given(self, global_state: GlobalState | None) -> Weights:
+        """The training step's inputs that come of the global state, and of the device's labels."""
+        m, state = self._manifest, global_state or GlobalState(bytes(4), 0, 0)
+        counts = self._training_data.counts(m.classes)
+        given = self._method.inputs(counts, state, m.classes, m.features)
+        if self._trunk is not None and self._method.warm_prototypes:
+            return anchored(given, self._means())
+        return given
 
-    def _begun(self, warm: Weights) -> dict[str, NDArray[np.float32]]:
-        """A state in which nothing is trained but what was begun with."""
-        own = {**self._bundle.params, **warm}
-        return {name: own[name] for name in self._manifest.names("param", "buffer")} if warm else {}
+    def _begun(self, given: Weights) -> Weights:
+        """The weights that a round of training begins with."""
+        params, head = self._params(), "head.weight" in self._manifest.names("param")
+        if self._trunk is not None and head and not self._trained:
+            params = {**params, **class_mean_head(self._extractor("local"), self._data, self._means())}
+        return {**params, **self._method.start(params, given)}
+
+    def _changed(self, begun: Weights) -> dict[str, NDArray[np.float32]]:
+        """A state that goes on from these weights; empty where they are the bundle's own."""
+        names, own = self._manifest.names("param", "buffer"), self._bundle.params
+        return {name: begun[name] for name in names} if any(begun[name] is not own[name] for name in names) else {}
 
     def _check(self) -> Check | None:
         """What was just trained beside the frozen network, on the held-out photos."""
@@ -304,7 +314,11 @@ class Device:
             extractor = self._graphs.tail(self._bundle.params, self._trunk)
             means = own_means(extractor, self._data, classes=m.classes).classes
             self._frozen = right(extractor, nearest_answer(means.means, means.present), held)
-        return Check(self._frozen, right(self._extractor("local"), self._own_answer(), held), len(held))
+        try:
+            trained = right(self._extractor("local"), self._own_answer(), held)
+        except StatisticError:  # features that are no numbers name nothing
+            trained = 0
+        return Check(self._frozen, trained, len(held))
 
     def _own_answer(self) -> Answer:
         """How the device answers from what it has trained itself: by its head where the method answers by one that is
@@ -320,17 +334,10 @@ class Device:
         if self._trunk is not None:
             self._trunk.rest()
 
-    def _train(
-        self, params: Weights, global_state: GlobalState | None, seed: int, on_step: OnStep | None
-    ) -> tuple[float, int]:
-        m, data = self._manifest, self._training_data
+    def _train(self, begun: Weights, given: Weights, seed: int, on_step: OnStep | None) -> tuple[float, int]:
+        m, data, trainer = self._manifest, self._training_data, self._graphs.trainer()
         epochs, lr = int(m.hyper["epochs"]), float(m.hyper["lr"])
-        trainer = self._graphs.trainer()
-        state, counts = global_state or GlobalState(bytes(4), 0, 0), data.counts(m.classes)
-        given: Weights = self._method.inputs(counts, state, m.classes, m.features)
-        if self._trunk is not None and self._method.warm_prototypes:
-            given = anchored(given, self._means())
-        trainer.load_state({**params, **self._method.start(params, given)})
+        trainer.load_state(begun)
         loss = trainer.fit(data, epochs=epochs, lr=lr, given=given, seed=seed, trunk=self._trunk, on_step=on_step)
         self._trained, self._own_means = trainer.export_state(), None
         return loss, epochs * -(-len(data) // m.batch)

@@ -228,3 +228,21 @@ def test_ffc_sums_the_features_of_the_whole_graph(bundle: Bundle, data: LocalDat
     state = GlobalState(bytes.fromhex("0badcafe"), 1, 1)
     sums = [each.run_round(announcement(bundle, 2, "ffc"), state).contribution for each in (trained, fresh)]
     assert encode(sums[0], "f64") == encode(sums[1], "f64")
+
+
+def test_learned_prototypes_that_were_dropped_are_class_means(
+    mnist_like_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedHP sends prototypes that it has learned; of a first round that was left out, those that it began with."""
+    bundle = read_bundle(mnist_like_bundle("fedhp", trainable_blocks=1, hyper={"epochs": 1}))
+    train, held = hold_back(fashion(bundle, 40, (0, 1)), share=0.2)
+    device = Device(bundle, train, "pi-1", held=held)
+    given = iter([5, 4])
+    monkeypatch.setattr("edge_client.device.right", lambda *_: next(given))
+    result = device.run_round(announcement(bundle), None)
+    assert result.check is not None
+    assert result.check.facts() == {"held_photos": 8, "frozen_right": 5, "trained_right": 4, "left_out": True}
+    means = own_means(CompiledGraphs(bundle).extractor(bundle.params), train, classes=10).classes
+    assert np.allclose(result.contribution.body.dense(10, 128)[0], means.means, atol=1e-4)
+    trunk = [t.name for t in bundle.manifest.state if t.role == "param" and t.name.startswith("backbone.")]
+    assert all((device.state()[name] == bundle.params[name]).all() for name in trunk)

@@ -13,7 +13,7 @@ from contract.bundle import read_bundle
 from contract.errors import MethodError, UsageError
 from contract.methods import method
 from contract.methods.base import Update
-from hw_profiles.devices.schema import find_device
+from hw_profiles.devices.schema import find_device, load_devices
 from hw_profiles.reports.profile_report import Choice, profile_report
 from hw_profiles.reports.subject import bundle_subject
 from hw_profiles.workload.baselines import fedavg, published_spherefed, without_classifier
@@ -171,7 +171,7 @@ def test_a_tails_step_has_the_products_of_its_real_graph_and_the_trunk_is_paid_o
     assert convolution > 0
     updated = {layer.name.removesuffix(":update") for layer in derived.phase("update").layers}
     assert {name for name in updated if "." in name} >= set(bundle.manifest.names("param"))
-    report = profile_report(bundle, [find_device("raspberry-pi-4")], Choice(samples=50))
+    report = profile_report(bundle, [find_device("raspberry-pi-4", load_devices())], Choice(samples=50))
     told = report["devices"][0]["training_step"]
     assert told["trunk_once_s"] == pytest.approx(50 * told["trunk_ms"] / 1e3)
     assert told["round_s"] == pytest.approx(2 * 4 * told["latency_ms"] / 1e3)
