@@ -357,6 +357,8 @@ class Client:
             "step_ms": clock.step_ms,
             "payload_bytes": len(payload),
         }
+        if self._accountant is not None:
+            metrics["squared_counts"] = self._accountant.squared_counts
         self._journal.commit_round(
             key,
             weights=self._device.state(),
