@@ -22,9 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from contract.mechanism import Mechanism
 from contract.messages import Contribution
+from contract.methods import method as method_of
 from contract.plausible import usual_norm
 from contract.rules import Source
 from contract.statistics import Statistic
@@ -54,10 +56,13 @@ class Traits:
         samples = message.samples
         if message.triangle is not None:
             return cls(0.0, samples, 0.0)
-        longest = certain = float(message.norms.max(initial=0.0))
+        norms: NDArray[np.floating] = message.norms  # (K,) of means, or of sums
+        for field in method_of(message.method).statistic.row_fields()[:1]:
+            norms = field.means(norms[:, None], message.counts)[:, 0]
+        longest = certain = float(norms.max(initial=0.0))
         if noise is not None:
             on_mean = noise.on_mean(message.counts, message.body.rows.shape[1])  # (K,)
-            certain = float((message.norms - on_mean).max(initial=0.0))
+            certain = float((norms - on_mean).max(initial=0.0))
         return cls(longest, samples, certain)
 
 

@@ -3,9 +3,9 @@
 Every class has at least the announced `min_samples` examples, and the device no more than `max_samples` in all. What
 else is asked follows from the fields of the method's statistic (`contract/statistics.py`):
 
-- means of features: none is longer than is plausible (`contract/plausible.py`);
-- means of probabilities: from 0 to 1, and a row sums to 1, but for rounding and for the noise that the bundle declares;
-- a triangle and sums of unit features: as follows.
+- features: no mean is longer than is plausible (`contract/plausible.py`), also where sums travel;
+- probabilities: means from 0 to 1, and a row sums to 1, but for rounding and for the noise that the bundle declares;
+- a triangle and sums of unit features (FFC): as follows.
 
 Sums over unit features z with one-hot labels y. With u = (z, y), the matrix
 
@@ -85,7 +85,8 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
     if isinstance(statistic, FeatureGram):
         check_sums(statistic, _coarser(message, terms.encoding))
         return
-    for field, rows in zip(kind.row_fields(), (message.body.rows, *message.further), strict=False):
+    for field, sent in zip(kind.row_fields(), (message.body.rows, *message.further), strict=False):
+        rows = field.means(sent, message.counts)
         if field.holds == "probabilities":
             _check_probabilities(message, rows, terms)
         else:
@@ -137,10 +138,10 @@ def _check_counts(message: Contribution, terms: Terms) -> None:
         raise WireError("counts", expected=f"at most {terms.max_samples:,} samples of one device", got=f"{samples:,}")
 
 
-def _check_norms(message: Contribution, sent: NDArray[np.floating], terms: Terms, longest: float) -> None:
+def _check_norms(message: Contribution, means: NDArray[np.floating], terms: Terms, longest: float) -> None:
     """Lengths of class means (K, D), at most `longest`. int8 may lengthen a row by half a step in every coordinate."""
-    norms = message.norms if sent is message.body.rows else row_norms(sent)
-    width = sent.shape[1]
+    norms = message.norms if means is message.body.rows else row_norms(means)
+    width = means.shape[1]
     slack = 1.001 + math.sqrt(width) / INT8_STEPS
     if terms.noise is None:
         if norms.max(initial=0.0) <= longest * slack:

@@ -35,7 +35,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         return
     partial = target.with_name(target.name + ".partial")
     try:
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody laid there
+        with partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

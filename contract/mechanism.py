@@ -66,15 +66,15 @@ class Mechanism:
         held, counts = statistic.present[:, None], np.maximum(statistic.counts, 1)[:, None]
         noised = []
         for field in statistic.row_fields():
-            means = statistic.as_sent(field)
-            deviation = self._deviation(field)
+            rows, deviation = statistic.as_sent(field), self._deviation(field)
             if deviation:
-                means = means + held * rng.standard_normal(means.shape) * (deviation / counts)
-            noised.append(means)
+                over = counts if field.travels == "means" else 1
+                rows = rows + held * rng.standard_normal(rows.shape) * (deviation / over)
+            noised.append(rows)
         return type(statistic).travelled(noised, None, statistic.counts)
 
     def _deviation(self, field: Rows) -> float:
-        """Of the noise on a mean over one sample."""
+        """Of the noise on a sum, which is that on a mean over one sample."""
         if field.holds == "probabilities":
             return self.noise * math.sqrt(2.0) if self.predictions else 0.0
         return self.noise * 2.0 * self.clip

@@ -72,6 +72,10 @@ class Rows:
         """The length of a row for C classes and features of width D."""
         return width if self.width == "features" else classes
 
+    def means(self, sent: NDArray[np.floating], counts: NDArray[np.integer]) -> NDArray[np.floating]:
+        """Class means (K, …) of rows as they travel, over `counts` (K,) samples, 1 or more each."""
+        return np.asarray(sent / counts[:, None]) if self.travels == "sums" else sent
+
 
 @dataclass(frozen=True)
 class Triangle:

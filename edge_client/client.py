@@ -360,6 +360,8 @@ class Client:
             "payload_bytes": len(payload),
             **({} if result.check is None else result.check.facts()),
         }
+        if self._accountant is not None:
+            metrics["squared_counts"] = self._accountant.squared_counts
         self._journal.commit_round(
             key,
             weights=self._device.state(),

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from contract.accuracy import Accuracy
 from contract.answers import Answer, linear_answer, nearest_answer
 from contract.bundle import Bundle
-from contract.errors import BundleError, DivergedError, MethodError, StatisticError
+from contract.errors import DivergedError, MethodError, StatisticError
 from contract.messages import Announcement, Contribution
 from contract.methods import Method, method, runs_on
 from contract.methods.base import Extractor as ExtractorName
@@ -55,7 +55,7 @@ from edge_client.extractor import Extractor
 from edge_client.global_state_check import Caution, Judged
 from edge_client.local import LocalSamples, OwnMeans, own_means
 from edge_client.never_worse import Check, right
-from edge_client.trainer import OnStep, Weights, diverged
+from edge_client.trainer import OnStep, Weights, check_weights, diverged
 from edge_client.trunk import Trunk
 from edge_client.warm_start import anchored, class_mean_head
 
@@ -156,9 +156,7 @@ class Device:
         Raises:
             BundleError: when it is not of this bundle.
         """
-        shapes = {t.name: t.shape for t in self._manifest.state if t.role in ("param", "buffer")}
-        if state and {name: value.shape for name, value in state.items()} != shapes:
-            raise BundleError("device state", expected="the bundle's tensors", got="others", hint="another --state")
+        check_weights(state, self._manifest)
         self._trained, self._own_means = dict(state), None
 
     def run_round(
@@ -206,7 +204,7 @@ class Device:
         m, found = self._manifest, self._method_of(announcement)
         if found.mechanism(m.hyper) is not None:
             return self._untrained(found, announcement)
-        zero = found.statistic.zero(m.classes, m.features)
+        zero = found.statistic.zero(m.classes, found.row_width(found.settled_in(m.hyper), m.features))
         return RoundResult(self._wrapped(zero, announcement), None, 0, 0)
 
     def evaluate(self, global_state: GlobalState | None) -> Evaluation | None:
@@ -352,14 +350,33 @@ class Device:
             statistic = self._summarise(found, announcement)
         except StatisticError as error:
             raise diverged("finite features", str(error)) from None
-        means = [statistic.as_sent(field) for field in statistic.row_fields() if field.holds == "features"]
+        over = np.maximum(statistic.counts, 1)
+        fields = [field for field in statistic.row_fields() if field.holds == "features"]
+        means = [field.means(statistic.as_sent(field), over) for field in fields]
         longest = max(map(largest_norm, means), default=0.0)
         if longest > LARGEST_NORM:
             raise diverged(f"class means of norm {LARGEST_NORM:g} at most", f"{longest:.3g}")
         return statistic
 
     def _summarise(self, found: Method, announcement: Announcement) -> Statistic:
-        return found.summarise(self._local(found, announcement))
+        """What the method makes of the samples; only what it declares may leave the device.
+
+        Raises:
+            MethodError: when it gives another statistic than its own, or one of another size.
+        """
+        m, made = self._manifest, found.summarise(self._local(found, announcement))
+        size = (m.classes, found.row_width(found.settled_in(m.hyper), m.features))
+        declared = found.statistic.zero(*size)
+        if type(made) is not found.statistic or [a.shape for a in made.arrays()] != [
+            a.shape for a in declared.arrays()
+        ]:
+            got = getattr(made, "NAME", type(made).__name__)
+            raise MethodError(
+                f"{found.name} sums up what it does not declare",
+                expected=f"{found.statistic.NAME} of {size[0]} classes, width {size[1]}",
+                got=got if type(made) is not found.statistic else f"{made.classes} classes, width {made.width}",
+            )
+        return made
 
     def _untrained(self, found: Method, announcement: Announcement) -> RoundResult:
         """What the samples come to under the present weights."""

@@ -17,10 +17,11 @@ fleet, and one bundle. `contract/sqlite.py` opens it: a transaction that returne
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from contract.errors import StoreError
+from contract.errors import StatisticError, StoreError, WireError
 from contract.messages import GlobalPart, Receipt
 from contract.sqlite import Database, Kind, read_only
 from contract.state import GlobalCollector, GlobalState
@@ -172,8 +173,8 @@ class Journal:
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """The weights after the last round that was done; empty before the first."""
-        with self._guard():
-            return _tensors(self._db, "weights", self._path)
+        with self._guard(), _as_written(self._path):
+            return _tensors(self._db, "weights")
 
     def commit_round(
         self,
@@ -216,6 +217,12 @@ class Journal:
         row = self._row("SELECT count(*) FROM rounds WHERE method = ? OR ? IS NULL", method, method)
         return 0 if row is None else int(row[0])
 
+    def metrics(self, method: str) -> list[dict[str, Any]]:
+        """What was measured in each round of a method that was committed, of whatever run."""
+        with self._guard(), _as_written(self._path):
+            rows = self._db.execute("SELECT metrics FROM rounds WHERE method = ? ORDER BY rowid", (method,))
+            return [dict(json.loads(metrics)) for (metrics,) in rows]
+
     def secret(self) -> bytes:
         """32 random bytes that are this state directory's alone; the same on every start."""
         with self._transaction() as db:
@@ -252,7 +259,7 @@ class Journal:
 
     def kept_global(self) -> GlobalState | None:
         """The newest global state that was kept."""
-        with self._guard():
+        with self._guard(), _as_written(self._path):
             return _kept_global(self._db)
 
     def remember_bundle(self, path: Path) -> None:
@@ -349,28 +356,32 @@ def read_kept(directory: Path) -> Kept:
         UsageError: it is of another version.
     """
     path = directory / "journal.sqlite"
-    with read_only(path, KIND) as db:
+    with read_only(path, KIND) as db, _as_written(path):
         meta = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('bundle', 'bundle-path')").fetchall())
         (rounds,) = db.execute("SELECT count(*) FROM rounds").fetchone()
-        means = _tensors(db, "means", path)
+        means = _tensors(db, "means")
         return Kept(
             bundle=bytes.fromhex(meta["bundle"]),
             bundle_path=Path(meta["bundle-path"]) if "bundle-path" in meta else None,
-            weights=_tensors(db, "weights", path),
+            weights=_tensors(db, "weights"),
             means=_unpacked_means(means) if means else None,
             state=_kept_global(db),
             rounds=int(rounds),
         )
 
 
-def _tensors(db: sqlite3.Connection, table: str, path: Path) -> dict[str, NDArray[Any]]:
-    row = db.execute(f"SELECT safetensors FROM {table}").fetchone()
-    if row is None:
-        return {}
+@contextlib.contextmanager
+def _as_written(path: Path) -> Iterator[None]:
+    """What no device wrote, in a file that is a journal all the same, becomes a `StoreError`."""
     try:
-        return load(row[0])
-    except SafetensorError as error:
-        raise StoreError(f"{path}: {table}", expected="safetensors", got=error, hint="another --state") from None
+        yield
+    except (KeyError, TypeError, ValueError, SafetensorError, StatisticError, WireError) as error:
+        raise StoreError(f"journal {path}", expected="what a device wrote", got=error, hint="another --state") from None
+
+
+def _tensors(db: sqlite3.Connection, table: str) -> dict[str, NDArray[Any]]:
+    row = db.execute(f"SELECT safetensors FROM {table}").fetchone()
+    return {} if row is None else load(row[0])
 
 
 def _packed_means(means: OwnMeans) -> bytes:
@@ -387,6 +398,7 @@ def _kept_global(db: sqlite3.Connection) -> GlobalState | None:
     collector, state = GlobalCollector(), None
     for (payload,) in db.execute("SELECT payload FROM global ORDER BY part"):
         part = decode(payload)
-        assert isinstance(part, GlobalPart)
+        if not isinstance(part, GlobalPart):
+            raise WireError("global state", expected="its parts", got=type(part).__name__)
         state = collector.add(part)
     return state

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.bundle import Bundle, read_bundle
-from contract.errors import DataError, UsageError, near_names
+from contract.bundle import Bundle, Manifest, read_bundle
+from contract.errors import BundleError, DataError, UsageError, near_names
 from contract.methods import METHODS, closing_method, method
 from contract.state import GlobalState
 from edge_client.answering import Answering, known_answers
@@ -28,10 +28,10 @@ from edge_client.data.decode import Broken, check_channels, decode_all
 from edge_client.data.npz import pixels
 from edge_client.extractor import Extractor
 from edge_client.global_state_check import Caution
-from edge_client.journal import read_kept
+from edge_client.journal import Kept, read_kept
 from edge_client.local import OwnMeans, Remembered
 from edge_client.provider_trials import Providers
-from edge_client.trainer import Weights
+from edge_client.trainer import Weights, check_weights
 from edge_client.unknown import Novelty, novelty_of
 
 __all__ = ["Answers", "Knowledge", "Predictor"]
@@ -81,6 +81,7 @@ class Knowledge:
                 got=f"{found.sha256.hex()[:12]}…",
                 hint="the bundle that the device has",
             )
+        _check_kept(kept, found.manifest)
         return found, cls(kept.weights, kept.means, kept.state, kept.rounds), path
 
 
@@ -213,6 +214,16 @@ class Predictor:
             raise UsageError("calibration", expected="some images, and a share above 0 and up to 1", got=keep)
         self.threshold = float(np.quantile(self(images).novelty, keep))
         return self.threshold
+
+
+def _check_kept(kept: Kept, m: Manifest) -> None:
+    """That what a state directory says it keeps is of its bundle."""
+    check_weights(kept.weights, m)
+    means = kept.means
+    if means is not None and (means.classes.sums.shape, means.spread.shape) != ((m.classes, m.features), (m.classes,)):
+        raise BundleError(
+            "device state", expected="the bundle's classes and width", got="others", hint="another --state"
+        )
 
 
 def _one_by_one(answers: Answers) -> Iterator[Answers]:

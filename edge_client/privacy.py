@@ -5,8 +5,9 @@ never seen the samples, a replaced one would move one class mean by at most 2ζ/
 was trained on them, and one sample moves every feature of every class. All that then holds is that a mean has norm ζ at
 most: each of the class means moves by 2ζ at most, n/σ deviations. A round is a Gaussian release of noise multiplier
 σ/√(Σ n²) for the features, the sum over classes, and another for the soft predictions; k of them compose exactly to one
-of that over √k. Which class a sample is of, and how many each has, is not hidden. See docs/decisions/095. Source:
-FedHKD (Chen, Wang, Vikalo, ICLR 2023), section 3, which noises the features alone; Balle and Wang, ICML 2018, for ε(δ).
+of σ over the root of all their Σ n² together, each round with the samples that it had. Which class a sample is of, and
+how many each has, is not hidden. See docs/decisions/095. Source: FedHKD (Chen, Wang, Vikalo, ICLR 2023), section 3,
+which noises the features alone; Balle and Wang, ICML 2018, for ε(δ).
 
 The noise comes from a secret that never leaves the device (`edge_client/local.py`): a round that is repeated after a
 crash gives the same bytes, and who knows the device's name and the round cannot subtract it.
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from contract.errors import PrivacyError, UsageError
 from contract.mechanism import Mechanism
 
-__all__ = ["Accountant"]
+__all__ = ["Accountant", "squared_counts"]
 
 _ROUNDS_AT_ONCE = 200  # 2 ms each
 _TIMEOUT_S = 300.0
@@ -49,7 +50,11 @@ class Accountant:
         rounds: done before, with noise.
         method: the one whose rounds add noise.
         counts: (C,) samples of each class.
+        earlier: Σ n² of the noised rounds before, all together; None where they had these samples, too.
         bare: rounds done before without noise.
+
+    Attributes:
+        squared_counts: Σ n² of a round with these samples, for the journal.
 
     Raises:
         UsageError: `dp-accounting` is not installed, or there is a budget and the mechanism does not noise everything.
@@ -65,6 +70,7 @@ class Accountant:
         *,
         method: str,
         counts: NDArray[np.integer],
+        earlier: float | None = None,
         bare: int = 0,
     ) -> None:
         if budget is not None and not mechanism.predictions:
@@ -83,7 +89,8 @@ class Accountant:
             )
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
         self._rounds, self._method, self._bare = rounds, method, bare
-        self._multiplier = mechanism.noise / max(float(np.linalg.norm(counts.astype(np.float64))), 1.0)
+        self.squared_counts = squared_counts(counts)
+        self._done = rounds * self.squared_counts if earlier is None else earlier
         self._first, self._table = rounds, self._epsilons()
 
     def epsilon(self, more: int = 0) -> float:
@@ -136,6 +143,7 @@ class Accountant:
         """A round of `method` was done."""
         if method == self._method:
             self._rounds += 1
+            self._done += self.squared_counts
         else:
             self._bare += 1
 
@@ -150,11 +158,16 @@ class Accountant:
 
     def _epsilons(self) -> list[float]:
         """ε after the rounds so far, and after each further one."""
-        return _table([self._multiplier, self._mechanism.releases, self._delta, self._rounds])
+        return _table([self._mechanism.noise, self._mechanism.releases, self._delta, self._done, self.squared_counts])
+
+
+def squared_counts(counts: NDArray[np.integer]) -> float:
+    """Σ n² over classes (C,): what a round weighs in ε; 1 at least."""
+    return max(float((counts.astype(np.float64) ** 2).sum()), 1.0)
 
 
 def _table(numbers: list[float]) -> list[float]:
-    """What this module's own process answers to: multiplier, releases in a round, δ, rounds."""
+    """What this module's own process answers to: σ, releases in a round, δ, Σ n² so far, and of each further round."""
     command = [sys.executable, "-m", "edge_client.privacy", json.dumps(numbers)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
@@ -169,9 +182,9 @@ def _table(numbers: list[float]) -> list[float]:
 def _main(arguments: list[str]) -> int:
     from dp_accounting import get_epsilon_gaussian
 
-    noise, releases, delta, rounds = json.loads(arguments[0])
-    counts = range(rounds, rounds + _ROUNDS_AT_ONCE)
-    table = [get_epsilon_gaussian(noise / math.sqrt(k * releases), delta) if k else 0.0 for k in counts]
+    noise, releases, delta, done, each = json.loads(arguments[0])
+    sums = [done + further * each for further in range(_ROUNDS_AT_ONCE)]
+    table = [get_epsilon_gaussian(noise / math.sqrt(n * releases), delta) if n else 0.0 for n in sums]
     print(json.dumps(table))
     return 0
 

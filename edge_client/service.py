@@ -25,7 +25,7 @@ from edge_client.data.activations import ActivationStore
 from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
 from edge_client.device import Device
 from edge_client.journal import Journal
-from edge_client.privacy import Accountant
+from edge_client.privacy import Accountant, squared_counts
 from edge_client.profile_record import measured_metrics
 from edge_client.provider_trials import Providers, settle_providers
 
@@ -196,14 +196,16 @@ def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal, da
                 hint=f"export --method {_noised()} --set noise=…",
             )
         return None
-    done = journal.rounds_done(manifest.method)
+    done, counts = journal.rounds_done(manifest.method), data.counts(manifest.classes)
+    before = [metrics.get("squared_counts", squared_counts(counts)) for metrics in journal.metrics(manifest.method)]
     return Accountant(
         mechanism,
         float(manifest.hyper["delta"]),
         settings.epsilon,
         done,
         method=manifest.method,
-        counts=data.counts(manifest.classes),
+        counts=counts,
+        earlier=sum(before),
         bare=journal.rounds_done() - done,
     )
 

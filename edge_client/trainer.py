@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.bundle import STEP_INPUTS, Bundle
+from contract.bundle import STEP_INPUTS, Bundle, Manifest
 from contract.errors import BundleError, DivergedError
 from contract.plausible import LARGEST_NORM
 from contract.runtime import ort
@@ -32,7 +32,7 @@ from edge_client.data import LocalData
 from edge_client.data.samples import release_pages
 from edge_client.onnx_session import CPU, ORT_ERRORS, Provider, open_session
 
-__all__ = ["Activations", "OnStep", "Trainer", "Weights", "diverged"]
+__all__ = ["Activations", "OnStep", "Trainer", "Weights", "check_weights", "diverged"]
 
 Weights = Mapping[str, NDArray[np.float32]]
 OnStep = Callable[[int, int], None]
@@ -48,6 +48,18 @@ class Activations(Protocol):
 def diverged(expected: str, got: str) -> DivergedError:
     """The error of a round whose training came to nothing."""
     return DivergedError("training diverged", expected=expected, got=got, hint="a bundle exported with a smaller lr")
+
+
+def check_weights(weights: Weights, manifest: Manifest) -> None:
+    """That weights which were kept are those of a bundle, or none.
+
+    Raises:
+        BundleError: other names, other shapes, or numbers that are not float32 or not finite.
+    """
+    shapes = {t.name: t.shape for t in manifest.state if t.role in ("param", "buffer")}
+    fit = {name: value.shape for name, value in weights.items()} == shapes
+    if weights and not (fit and all(v.dtype == np.float32 and np.isfinite(v).all() for v in weights.values())):
+        raise BundleError("device state", expected="the bundle's tensors", got="others", hint="another --state")
 
 
 class Trainer:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.outliers import Traits
 from aggregator.validation import Terms, _slack, check_content, check_sums
 from contract.errors import StatisticError, WireError
 from contract.mechanism import Mechanism
 from contract.messages import ClassRows, Contribution, Encoding
+from contract.methods import METHODS
 from contract.methods import method as method_of
 from contract.methods.fedhkd import HyperKnowledge
+from contract.methods.fedproto import FedProto
 from contract.plausible import LARGEST_NORM, usual_norm
 from contract.sphere import projection, unit_rows
-from contract.statistics import ClassMeans, FeatureGram, Statistic
+from contract.statistics import ClassMeans, FeatureGram, Rows, Statistic
 from contract.wire import decode, encode
 
 RUN, BUNDLE = b"run1", bytes(32)
@@ -364,3 +368,53 @@ def test_what_a_statistic_asks_of_itself_is_asked_at_the_door(monkeypatch: pytes
             continue
         with pytest.raises(WireError, match="short means, expected sums of at most 100"):
             _check(_message(made, "fedproto"), made)
+
+
+# ── a statistic whose rows travel as sums, as any method may declare ──
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums(Statistic):
+    """Sums of features, of unit features and of probabilities, and no means."""
+
+    NAME: ClassVar[str] = "sums"
+    FIELDS: ClassVar = (
+        Rows("far", travels="sums"),
+        Rows("near", travels="sums", holds="unit-features"),
+        Rows("soft", "classes", travels="sums", holds="probabilities"),
+    )
+    far: np.ndarray
+    near: np.ndarray
+    soft: np.ndarray
+    counts: np.ndarray
+
+
+@pytest.fixture
+def summing(monkeypatch: pytest.MonkeyPatch) -> str:
+    method = type("Summing", (FedProto,), {"name": "summing", "statistic": _Sums})()
+    monkeypatch.setitem(METHODS._known, method.name, method)  # type: ignore[attr-defined]
+    return method.name
+
+
+def _sums(counts: list[int], *, far: float = 1e4, near: float = 1.0, soft: float = 1.0) -> _Sums:
+    """Sums over so many samples, each of these norms, or of that sum."""
+    rng, n = np.random.default_rng(0), np.array(counts)
+    rows = [unit_rows(rng.normal(size=(len(n), 6))) for _ in range(2)]
+    said = rng.dirichlet(np.ones(len(n)), len(n))
+    return _Sums(*(row * n[:, None] * size for row, size in zip((*rows, said), (far, near, soft), strict=True)), n)
+
+
+@pytest.mark.parametrize("encoding", ["f64", "f32", "int8"])
+def test_sums_over_many_samples_are_held_to_what_their_means_can_be(summing: str, encoding: Encoding) -> None:
+    honest = _sums([1, 90_000, 0, 300])
+    _check(_message(honest, summing, encoding), honest, Terms(encoding=encoding))
+    for lie in ({"far": 2 * LARGEST_NORM}, {"near": 1.5}, {"soft": 3.0}):
+        with pytest.raises(WireError):
+            _check(_message(_sums([1, 90_000, 0, 300], **lie), summing), honest)
+
+
+def test_devices_are_compared_by_their_means_where_sums_travel(summing: str) -> None:
+    few, many = (Traits.of(_message(_sums(counts), summing)) for counts in ([1, 2, 0, 3], [9_000, 1, 0, 7]))
+    assert few.longest == pytest.approx(1e4)
+    assert many.longest == pytest.approx(1e4)
+    assert many.certain == pytest.approx(1e4)

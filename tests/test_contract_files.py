@@ -115,3 +115,13 @@ def test_what_is_no_plain_file_cannot_be_locked_and_is_not_waited_for(tmp_path: 
         os.mkfifo(path)
     with pytest.raises(OSError, match=r"directory|regular"):
         lock(path)
+
+
+def test_a_link_where_the_half_written_file_would_be_is_not_followed(tmp_path: Path) -> None:
+    other, target = tmp_path / "other", tmp_path / "report.json"
+    other.write_bytes(b"mine")
+    (tmp_path / "report.json.partial").symlink_to(other)
+    with whole_file(target) as file:
+        file.write(b"report")
+    assert (other.read_bytes(), target.read_bytes()) == (b"mine", b"report")
+    assert not target.is_symlink()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from contract.mechanism import Mechanism
 from contract.methods import METHODS, method
 from contract.methods.fedhkd import HyperKnowledge
 from contract.plausible import improbable
+from contract.statistics import Rows, Statistic
 
 C, D = 48, 200
 CLIP, NOISE = 2.5, 0.7
@@ -34,6 +37,26 @@ def _noise(mechanism: Mechanism, seed: int = 1) -> tuple[np.ndarray, np.ndarray]
     counts = np.maximum(before.counts, 1)[:, None]
     features = (after.means - before.means) * counts / (2 * mechanism.clip)
     return features, (after.soft_means - before.soft_means) * counts / math.sqrt(2)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums(Statistic):
+    """Sums of features that travel as sums."""
+
+    NAME: ClassVar[str] = "sums"
+    FIELDS: ClassVar = (Rows("sums", travels="sums"),)
+    sums: np.ndarray
+    counts: np.ndarray
+
+
+def test_sums_get_the_noise_of_a_sum() -> None:
+    """One sample moves a sum by 2ζ at most, however many there are beside it."""
+    before = _knowledge()
+    after = Mechanism(CLIP, NOISE, True).released(_Sums(before.sums, before.counts), np.random.default_rng(1))
+    noise = (after.sums - before.sums) / (2 * CLIP)
+    assert not noise[-1].any()  # nobody holds the last class
+    assert noise[:3].std() == pytest.approx(NOISE, rel=0.1)
+    assert noise[-4:-1].std() == pytest.approx(NOISE, rel=0.1)
 
 
 @given(seed=st.integers(0, 10_000), clip=st.floats(1e-3, 1e3))

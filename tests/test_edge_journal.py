@@ -238,6 +238,36 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     assert done > 12
 
 
+@pytest.mark.parametrize(
+    "crafted",
+    [
+        "DELETE FROM meta WHERE name = 'bundle'",
+        "UPDATE meta SET value = 5 WHERE name = 'bundle'",
+        "UPDATE meta SET value = 'zz' WHERE name = 'bundle'",
+        "UPDATE meta SET value = x'00ff' WHERE name = 'bundle-path'",
+        "UPDATE meta SET value = 7 WHERE name = 'bundle-path'",
+        "INSERT INTO global VALUES (0, x'a0')",
+        "INSERT INTO global VALUES (0, 'text')",
+        "UPDATE weights SET safetensors = 'text'",
+        "UPDATE weights SET safetensors = x'00'",
+        "INSERT INTO means SELECT 1, safetensors FROM weights",
+    ],
+)
+def test_what_no_device_wrote_is_one_line(tmp_path: Path, crafted: str) -> None:
+    with opened(tmp_path) as journal:
+        commit(journal, 1)
+        journal.remember_bundle(tmp_path / "fleet.bundle")
+    with sqlite3.connect(tmp_path / "journal.sqlite") as db:
+        db.execute(crafted)
+    db.close()
+    with pytest.raises(StoreError, match="what a device wrote"):
+        read_kept(tmp_path)
+    table = crafted.split()[1 if crafted.startswith("UPDATE") else 2]
+    if table in ("global", "weights"):  # which its own client reads, too
+        with opened(tmp_path) as journal, pytest.raises(StoreError, match="what a device wrote"):
+            (journal.kept_global if table == "global" else journal.weights)()
+
+
 def test_what_was_made_first_waits_first(tmp_path: Path) -> None:
     with Journal(tmp_path, fleet="fleet", device="pi-1", bundle=bytes(32)) as journal:
         for number in (2, 3, 1):  # a new run may begin at 1 again

@@ -12,9 +12,11 @@ from edge_samples import RUN, announcement, fashion
 
 from aggregator.state import next_global
 from contract.bundle import Bundle, read_bundle
+from contract.errors import MethodError
 from contract.messages import ClassRows
-from contract.methods import method
+from contract.methods import METHODS, method
 from contract.methods.fedhkd import HyperKnowledge
+from contract.methods.fedproto import FedProto
 from contract.rules import merge
 from contract.sphere import projection
 from contract.state import GlobalState
@@ -132,3 +134,22 @@ def test_a_projection_of_all_columns_loses_nothing(mnist_like_bundle: Callable[.
             ).head.rows
         )
     np.testing.assert_allclose(heads[1] @ projection(width, width, SEED).T, heads[0], rtol=1e-5, atol=1e-8)
+
+
+def test_what_a_method_does_not_declare_stays_on_the_device(
+    mnist_like_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = read_bundle(mnist_like_bundle("fedproto", hyper={"epochs": 1}))
+    device = Device(bundle, fashion(bundle, 6, OWN), "pi-1")
+    more = type("More", (ClassMeans,), {})
+    for made, got in (
+        (FeatureGram.zero(CLASSES, 128), "feature-gram"),
+        (ClassMeans.zero(CLASSES, 9 * 128), "10 classes, width 1152"),
+        (ClassMeans.zero(9 * CLASSES, 128), "90 classes, width 128"),
+        (more.zero(CLASSES, 128), "class-means"),
+        (np.ones((CLASSES, 128)), "ndarray"),
+    ):
+        lying = type("Lying", (FedProto,), {"summarise": lambda self, local, made=made: made})()
+        monkeypatch.setitem(METHODS._known, "fedproto", lying)  # type: ignore[attr-defined]
+        with pytest.raises(MethodError, match=f"expected class-means of 10 classes, width 128, got {got}"):
+            device.run_round(announcement(bundle), None)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,12 +18,14 @@ import edge_client.privacy
 from contract.bundle import Bundle, read_bundle
 from contract.errors import PrivacyError, UsageError
 from contract.mechanism import Mechanism
+from contract.methods import method
 from contract.methods.fedhkd import HyperKnowledge
 from contract.wire import encode
 from edge_client.device import Device
 from edge_client.extractor import Extractor
 from edge_client.journal import Journal
 from edge_client.privacy import Accountant
+from edge_client.service import _accountant
 
 SECRET, OTHER = bytes(32), bytes([1]) * 32
 ONE = np.array([0, 1, 0])  # one sample, whose mean is itself
@@ -114,6 +117,36 @@ def test_epsilon_is_that_of_means_that_can_be_anywhere_in_the_clip() -> None:
     """Of 3 and 4 samples: 3/σ and 4/σ deviations, 5/σ together, and again for the soft predictions."""
     accountant = Accountant(Mechanism(1.0, 50.0, True), 1e-5, None, 0, method="fedhkd", counts=np.array([3, 0, 4]))
     assert accountant.epsilon(1) == pytest.approx(get_epsilon_gaussian(10.0 / math.sqrt(2), 1e-5))
+
+
+def test_rounds_are_counted_with_the_samples_that_they_had() -> None:
+    """Two rounds of 30 and 40 samples, then a start with 3 and 4: the first two do not become cheaper by that."""
+    few, many = np.array([3, 0, 4]), np.array([30, 0, 40])
+    mechanism = Mechanism(1.0, 500.0, True)
+    first = Accountant(mechanism, 1e-5, None, 0, method="fedhkd", counts=many)
+    for _ in range(2):
+        first.count("fedhkd")
+    earlier = 2 * first.squared_counts
+    then = Accountant(mechanism, 1e-5, None, 2, method="fedhkd", counts=few, earlier=earlier)
+    assert then.epsilon() == pytest.approx(first.epsilon())
+    assert then.epsilon(1) == pytest.approx(get_epsilon_gaussian(500.0 / math.sqrt(2 * (2 * 50**2 + 5**2)), 1e-5))
+    then.count("fedhkd")
+    assert then.epsilon() == then.epsilon(0) > first.epsilon()
+
+
+def test_a_device_that_has_fewer_samples_than_before_does_not_forget_what_it_told(tmp_path: Path) -> None:
+    """What the service makes of a journal with a round over many samples."""
+    manifest = SimpleNamespace(method="fedhkd", hyper=method("fedhkd").settle({"noise": 500.0}), classes=3)
+    many, few = (SimpleNamespace(counts=lambda classes, n=n: np.array([n, 0, n])) for n in (40, 3))
+    settings = SimpleNamespace(epsilon=None)
+    with _journal(tmp_path) as journal:
+        before = _accountant(settings, manifest, journal, many)
+        told = {"squared_counts": before.squared_counts}
+        journal.commit_round((b"run1", 1, "fedhkd"), weights={}, payload=b"x", limit_bytes=1000, metrics=told)
+        before.count("fedhkd")
+        now = _accountant(settings, manifest, journal, few)
+        assert now.epsilon() == pytest.approx(before.epsilon())
+        assert now.squared_counts == 18.0
 
 
 def test_a_round_that_diverged_is_not_told_without_noise(noisy: Bundle) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 from fleets import CLASSES, ENVIRONMENT, LABELS, bundle, error_line, fleet_in, run, share
 from PIL import Image
+from safetensors.numpy import load, save
 
 import protofleet
 from contract.bundle import read_bundle
@@ -185,6 +187,32 @@ def test_what_cannot_answer_says_so_in_one_line(trained: Finished, frozen: Finis
     shutil.copytree(trained.state(), tmp_path / "moved")
     with pytest.raises(error, match=r"store .*expected a store of version 2, got another file"):
         protofleet.Predictor(trained.bundle, store=tmp_path / "moved" / "journal.sqlite")
+
+
+def test_a_state_that_is_not_of_its_bundle_is_one_line(trained: Finished, tmp_path: Path) -> None:
+    kept = {"sums": np.zeros((2, 2)), "counts": np.zeros(2, np.int64), "spread": np.zeros(2)}
+    own = load(_blob(trained.state(), "weights"))
+    one = next(iter(own))
+    crafted = {
+        "means": save(kept),
+        "weights": save({**own, one: own[one][..., None]}),
+        "weights ": save({**own, one: own[one] * np.float32("nan")}),
+    }
+    for name, blob in crafted.items():
+        place = tmp_path / name
+        shutil.copytree(trained.state(), place)
+        with sqlite3.connect(place / "journal.sqlite") as db:
+            db.execute(f"UPDATE {name.strip()} SET safetensors = ?", (blob,))
+        db.close()
+        with pytest.raises(protofleet.ProtofleetError, match=r"device state, expected the bundle.s .*, got others"):
+            protofleet.Predictor(place)
+
+
+def _blob(state: Path, table: str) -> bytes:
+    with sqlite3.connect(state / "journal.sqlite") as db:
+        (blob,) = db.execute(f"SELECT safetensors FROM {table}").fetchone()
+    db.close()
+    return blob
 
 
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────────────

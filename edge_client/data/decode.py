@@ -10,9 +10,11 @@ An image goes this way:
    and turned as its EXIF orientation says.
 
 A camera that lost power leaves half a file: what cannot be read is skipped, counted and named (`Decoded`), and the rest
-is used. So is what is no picture of a camera, whatever it is called: Pillow would hand PostScript to another program,
-and wait for a pipe. Pillow works outside Python's lock, so threads decode side by side; only so many images are under
-way that a hundred thousand of them take no more memory than a hundred.
+is used. What is no picture of a camera is skipped, too, whatever it is called: Pillow would hand PostScript to another
+program, and wait for a pipe.
+
+Pillow works outside Python's lock, so threads decode side by side; only so many images are under way that a hundred
+thousand of them take no more memory than a hundred.
 """
 
 from __future__ import annotations
