@@ -15,7 +15,7 @@ A head answers arg max_c (W z + w)_c for features z (D,), μ_c being class c's m
    df / (1 − df/f) and v near δᵀ H S H δ / (1 − df/f)²: the correction that generalised cross-validation makes, here for
    the discriminant (Zollanvari and Dougherty, IEEE TSP 2015, for f and D large). The criterion is the mean over pairs.
    With fewer than `FEW` samples for each class the means are so uncertain that the estimate prefers whatever fits them:
-   it chooses badly, by up to five points (decision 101), and the head is the nearest mean instead. Sums that were
+   it chooses badly, by up to six points (decision 101), and the head is the nearest mean instead. Sums that were
    rounded on their way have eigenvalues that are off by ν (`contract/spectrum.py`): ridges with λ below 10 ν are not
    chosen.
 4. `within_ridge_head` is FedCOF's own form (Goswami et al., arXiv 2412.14326): ridge regression whose Gram is put
