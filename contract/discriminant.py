@@ -15,7 +15,7 @@ A head answers arg max_c (W z + w)_c for features z (D,), μ_c being class c's m
    df / (1 − df/f) and v near δᵀ H S H δ / (1 − df/f)²: the correction that generalised cross-validation makes, here for
    the discriminant (Zollanvari and Dougherty, IEEE TSP 2015, for f and D large). The criterion is the mean over pairs.
    With fewer than `FEW` samples for each class the means are so uncertain that the estimate prefers whatever fits them:
-   it chooses badly, by up to five points (decision 101), and the head is the nearest mean instead. Sums that were
+   it chooses badly, by up to six points (decision 101), and the head is the nearest mean instead. Sums that were
    rounded on their way have eigenvalues that are off by ν (`contract/spectrum.py`): ridges with λ below 10 ν are not
    chosen.
 4. `within_ridge_head` is FedCOF's own form (Goswami et al., arXiv 2412.14326): ridge regression whose Gram is put
@@ -169,9 +169,10 @@ def chosen_in_words(within: WithinClass, ridge: float | None = None) -> str:
 def without_bias(head: LinearHead, within: WithinClass) -> Float64:
     """Rows (C, D) whose W z answers nearly as `head` does on unit features, and as much on features of any norm.
 
-    a z is 1 on the average for a = W̄ / (W̄ μ̄), the means over classes, and no row with that property varies less by the
-    distance that the head measures: w_c a stands for w_c. All rows are then moved alike, so that some present class
-    scores about 1 or more, and zero rows of absent ones never win.
+    For W̄ and μ̄, the means over classes, a = W̄ / (W̄ μ̄) gives a z = 1 on the average, and no row with that property
+    varies less by the distance that the head measures. Times q² / (q² + W̄ Σ W̄ᵀ), q = W̄ μ̄, it is the multiple of W̄ with
+    the least squared error: where features have no mean in common there is nothing to build on, and a is 0. w_c a
+    stands for w_c. All rows are then moved alike, so that some present class scores about 1 or more where a is not 0.
     """
     present = within.present
     rows = np.zeros_like(head.weights)
@@ -179,7 +180,8 @@ def without_bias(head: LinearHead, within: WithinClass) -> Float64:
         return rows
     weights, bias = head.weights[present], head.bias[present]
     mean = weights.mean(axis=0)
-    one = mean / max(float(mean @ within.means[present].mean(axis=0)), np.finfo(np.float64).tiny)
+    q, varies = float(mean @ within.means[present].mean(axis=0)), float(mean @ within.covariance @ mean)
+    one = mean * (q / max(q**2 + varies, np.finfo(np.float64).tiny))
     rows[present] = weights - weights.mean(axis=0) + np.outer(bias - bias.mean() + 1.0, one)
     return rows
 

@@ -29,7 +29,7 @@ class Aggregator:
         patience_s: how long the broker may be absent at the start.
         take_over, new_run, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
             `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`, `ridge`,
-            `rule`, `encoding`, `sums_encoding`, `limit_bytes`.
+            `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`.
 
     Raises:
         ProtofleetError: a bundle that cannot be read, an option out of range; one line says what, and what to do.

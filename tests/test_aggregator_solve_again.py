@@ -103,6 +103,10 @@ def test_fedcofs_head_is_made_again_by_another_ridge(tmp_path: Path) -> None:
     }
     np.testing.assert_array_equal(again["auto"], read_state(tmp_path / "s")[1].rows["discriminant"].rows)
     assert not np.allclose(again[1e-3], again[10.0], rtol=0.1)
+    told = io.StringIO()
+    _run(tmp_path / "at once", "fedcof", {name: _groups(i) for i, name in enumerate("ab")}, told, hyper={"ridge": 10.0})
+    np.testing.assert_array_equal(again[10.0], read_state(tmp_path / "at once")[1].rows["discriminant"].rows)
+    assert "24 groups of 3 classes, discriminant, ridge 10, as given" in told.getvalue()
 
 
 def test_what_has_no_sums_is_said_in_a_line(tmp_path: Path) -> None:
@@ -152,7 +156,10 @@ def test_what_speaks_against_a_head_is_on_the_aggregators_terminal(tmp_path: Pat
         assert (words in told.getvalue()) if words else ("warning" not in told.getvalue()), name
     told = io.StringIO()
     _run(tmp_path / "nearest", "ffc", {"a": scarce}, told, hyper=method("ffc").settle({"form": "discriminant"}))
-    assert "nearest class mean, since 2.0 samples a class are too few for a discriminant" in told.getvalue()
+    labels = np.arange(6) % 3 * GroupMeans.GROUPS + np.arange(6) // 3
+    few = GroupMeans.of(z[:6, :WIDTH] / 2, labels, CLASSES * GroupMeans.GROUPS)
+    _run(tmp_path / "groups", "fedcof", {"a": few}, told)
+    assert told.getvalue().count("nearest class mean, since 2.0 samples a class are too few for a discriminant") == 2
 
 
 def test_what_is_not_asked_for_stays_as_the_bundle_has_it(tmp_path: Path) -> None:

@@ -278,6 +278,16 @@ def test_without_bias_the_answers_stay() -> None:
     assert not without_bias(head, MeanSpread.of(np.zeros((0, 40)), [], [], 5).within).any()
 
 
+def test_without_bias_and_without_a_common_mean_no_noise_takes_its_place() -> None:
+    """Where nothing stands in for a constant the biases are lost; dividing by what is nearly 0 would lose the head."""
+    z, y = _draw(2000, 40, 4, 0, apart=2.0)
+    z[y == 0] *= 0.1
+    z -= np.array([z[y == c].mean(0) for c in range(4)]).mean(0)
+    within = MeanSpread.of(z, np.ones(2000), y, 4).within
+    head = discriminant_head(within)
+    assert (head.scores(z).argmax(1) == (z @ without_bias(head, within).T).argmax(1)).mean() >= 0.8
+
+
 def test_what_does_not_fit_is_refused() -> None:
     ok = np.ones((2, 3))
     for means, counts, labels in (
