@@ -3,11 +3,16 @@
 A board makes its training session for a round and frees it afterwards, since it waits far longer than it trains.
 The lab, with hundreds of devices over one bundle in one process, keeps one and shares it: a trainer holds no more
 than the weights that were loaded last, and the bundle's own extractor is the same for everyone.
+
+That extractor's features are summed over devices. When it is made for the first time it computes the bundle's test
+vectors, and if they come out otherwise, nothing may be summed.
 """
 
 from __future__ import annotations
 
 from contract.bundle import Bundle
+from contract.errors import BundleError
+from contract.vectors import TOLERANCE, distance
 from edge_client.extractor import Extractor
 from edge_client.onnx_session import Provider
 from edge_client.provider_trials import Providers
@@ -31,6 +36,7 @@ class CompiledGraphs:
     ) -> None:
         self._bundle, self._threads, self._keep = bundle, threads, keep
         self._providers = providers or Providers()
+        self._unchecked = bundle.vectors
         self._trainer: Trainer | None = None
         self._shared: Extractor | None = None
         self._trunk: TrunkGraph | None = None
@@ -46,10 +52,29 @@ class CompiledGraphs:
         return Extractor(self._bundle, params, self._threads, self._on("own"))
 
     def shared_extractor(self) -> Extractor:
-        """The extractor of the bundle's own weights, which every device of the fleet has."""
+        """The extractor of the bundle's own weights, which every device of the fleet has.
+
+        Raises:
+            BundleError: what it computes here is not what it computed where the bundle was exported.
+        """
         shared = self._shared or Extractor(self._bundle, self._bundle.params, self._threads, self._on("shared"))
         self._shared = shared if self._keep else None
+        self._check(shared)
         return shared
+
+    def _check(self, shared: Extractor) -> None:
+        """Once, the bundle's test vectors."""
+        if self._unchecked is None:
+            return
+        error = distance(shared.features(self._unchecked.x), self._unchecked.z)
+        if not error <= TOLERANCE:
+            raise BundleError(
+                "features.onnx on this processor",
+                expected="the features of the bundle's test vectors",
+                got=f"others, off by {error:.1g}, so nothing may be summed",
+                hint="another version of onnxruntime",
+            )
+        self._unchecked = None
 
     def _on(self, use: str) -> Provider:
         return self._providers.of(getattr(self._providers.choice, use))

@@ -2,7 +2,8 @@
 
 `settle_providers` is the way in. It tries what this build of ONNX Runtime has and `providers.py` asks for, and writes
 what came of it to `providers.json` in the state directory; there it stays true as long as the same ONNX Runtime meets
-the same bundle with as many threads. Where the build has the CPU alone, one inference is all.
+the same bundle with as many threads. Where the build has the CPU alone, nothing is tried. Whatever was chosen, the
+bundle's test vectors are computed again before anything is summed (`compiled_graphs.py`).
 
 A provider other than the CPU is tried in a process of its own (`python -m edge_client.provider_trials`): a driver that
 does not fit may end the process that loads it, or never answer.
@@ -68,7 +69,6 @@ def settle_providers(
     wanted: str = "auto",
     threads: int = 1,
     state: Path | None = None,
-    summing: bool = True,
     log: Callable[[str], None] = lambda line: None,
     try_one: Try | None = None,
 ) -> Providers:
@@ -80,7 +80,6 @@ def settle_providers(
         threads: within an operator.
         state: the state directory; nothing is remembered when None, and TensorRT, which compiles for minutes, is tried
             only where it is named.
-        summing: whether features are to be summed; for answers alone the CPU need not be tried where it has no rival.
         log: takes a line when a provider fails later and the CPU takes over.
         try_one: tries a provider, for tests; by default here for the CPU, and in a process of its own for others.
 
@@ -92,12 +91,12 @@ def settle_providers(
     if state is None and wanted == "auto":
         names = tuple(name for name in names if name != "tensorrt")
     build = f"onnxruntime {ort.__version__}"
-    if not summing and names == ("cpu",):
-        return Providers(choose([Trial("cpu")], wanted, has_vectors=False, build=build))
+    if names == ("cpu",):  # nothing to choose; and a board that waits for its first round keeps its memory
+        return Providers(choose([Trial("cpu")], wanted, has_vectors=bundle.vectors is not None, build=build))
     engines = None if state is None else state / "engines" / (bundle.manifest.extractor or bundle.sha256.hex())[:16]
     known = {} if state is None else _remembered(state, bundle, threads)
-    first = try_one or (lambda name: _tried_here_or_apart(bundle, path, name, threads, engines, len(names) > 1))
-    fresh = {name: first(name) for name in names if not _counts(known.get(name), name, wanted, len(names) > 1)}
+    first = try_one or (lambda name: _tried_here_or_apart(bundle, path, name, threads, engines))
+    fresh = {name: first(name) for name in names if not _counts(known.get(name), name, wanted)}
     if fresh and state is not None:
         _remember(state, bundle, threads, known | fresh)
     found = known | fresh
@@ -110,24 +109,22 @@ def settle_providers(
     return Providers(choice, engines, log)
 
 
-def _counts(known: Trial | None, name: str, wanted: str, has_rivals: bool) -> bool:
+def _counts(known: Trial | None, name: str, wanted: str) -> bool:
     """Whether what is remembered is enough: a provider that is named gets another chance."""
-    if known is None or (name == wanted != "cpu" and known.failed):
-        return False
-    return name != "cpu" or not has_rivals or known.step_ms is not None or bool(known.step_failed)
+    return known is not None and not (name == wanted and known.failed)
 
 
 # ── a trial ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tried(bundle: Bundle, provider: Provider, threads: int = 1, *, with_step: bool = True) -> Trial:
+def tried(bundle: Bundle, provider: Provider, threads: int = 1) -> Trial:
     """An inference, and where the bundle trains a step, on a provider without fall-back, compared and timed."""
     x = probe_images(bundle.manifest.input_shape) if bundle.vectors is None else bundle.vectors.x
     try:
         found = _inference(bundle, provider, threads, x)
     except _FAILURES as error:
         return Trial(provider.name, failed=_said(error))
-    if not with_step or not bundle.manifest.trainable or provider.name == "tensorrt":
+    if not bundle.manifest.trainable or provider.name == "tensorrt":
         return found
     try:
         moved, step_ms = _step(bundle, provider, threads, x)
@@ -202,11 +199,9 @@ def _said(error: object) -> str:
 # ── in a process of its own ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _tried_here_or_apart(
-    bundle: Bundle, path: Path, name: str, threads: int, engines: Path | None, has_rivals: bool
-) -> Trial:
+def _tried_here_or_apart(bundle: Bundle, path: Path, name: str, threads: int, engines: Path | None) -> Trial:
     if name == "cpu":
-        return tried(bundle, CPU, threads, with_step=has_rivals)
+        return tried(bundle, CPU, threads)
     if engines is not None and name == "tensorrt":
         engines.mkdir(mode=0o700, parents=True, exist_ok=True)
     same_path = [] if sys.path[:1] == [os.getcwd()] else ["-P"]

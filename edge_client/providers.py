@@ -15,7 +15,7 @@ Pure: `provider_trials.py` runs the trials, and remembers them. How the choice i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from contract.errors import UsageError
 from contract.vectors import TOLERANCE
@@ -64,7 +64,6 @@ class Choice:
         training: training steps.
         answers, own_answers: features for answers, by the bundle's weights and by the device's own.
         words: one line for a person.
-        reproduces: whether `shared` reproduces the test vectors; True where there are none to compare with.
     """
 
     shared: str = "cpu"
@@ -73,7 +72,6 @@ class Choice:
     answers: str = "cpu"
     own_answers: str = "cpu"
     words: str = "runs on cpu"
-    reproduces: bool = True
 
 
 def check_provider(name: str) -> str:
@@ -129,9 +127,7 @@ def choose(trials: Sequence[Trial], wanted: str, *, has_vectors: bool, build: st
         answers=best(answers, lambda trial: trial.image_ms),
         own_answers=best(changing(answers), lambda trial: trial.image_ms),
     )
-    words = _in_words(found, trials, wanted, has_vectors, build)
-    reproduces = not has_vectors or _or_never(cpu.error) <= TOLERANCE or found.shared != "cpu"
-    return Choice(found.shared, found.own, found.training, found.answers, found.own_answers, words, reproduces)
+    return replace(found, words=_in_words(found, trials, wanted, has_vectors, build))
 
 
 def _trains(trial: Trial) -> bool:

@@ -67,7 +67,7 @@ class Predictor(predictor.Predictor):
         elif store is not None:
             known = replace(known, state=_state_of(store, found))
         state = Path(source) if Path(source).is_dir() else None
-        providers = settle_providers(found, path, wanted=provider, threads=threads, state=state, summing=False, log=log)
+        providers = settle_providers(found, path, wanted=provider, threads=threads, state=state, log=log)
         self.runs_on = providers.choice.words
         super().__init__(found, known, way=way, threads=threads, threshold=threshold, providers=providers)
 

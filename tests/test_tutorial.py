@@ -99,7 +99,7 @@ def test_the_errors_of_the_table_are_what_is_really_said(tmp_path: Path) -> None
         ("waiting for round 1 to open", "edge_client/rounds.py"),
         ("the fleet runs another bundle, expected", "edge_client/rounds.py"),
         ("is of another bundle than", "edge_client/predictor.py"),
-        ("expected the features of the bundle's test vectors, got others", "edge_client/service.py"),
+        ("expected the features of the bundle's test vectors, got others", "edge_client/compiled_graphs.py"),
     ],
 )
 def test_what_else_the_table_lists_is_in_the_programs(phrase: str, source: str) -> None:
