@@ -88,7 +88,14 @@ def test_ci_runs_the_test_command_of_the_readme_and_its_tests_come_last():
     found = [line for line in README.splitlines() if re.search(pattern.group(1), line)]
     assert len(found) == 1
     assert [line for line in script.splitlines() if line.strip()][-1] == 'bash -c "$tests"'
-    for step in ("ruff check .", "ruff format --check .", "bin/mypy", "lint-imports", 'bash -c "$install"'):
+    for step in (
+        "ruff check .",
+        "ruff format --check .",
+        "bin/mypy",
+        "lint-imports",
+        "protofleet demo",
+        'bash -c "$install"',
+    ):
         assert step in script
     assert "PROTOFLEET_CI=1" in script
 

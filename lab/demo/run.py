@@ -175,7 +175,7 @@ def _check_packages(demo: Demo) -> None:
     check_pages()
     _check_there("iotcore", "the demo's broker", "demo")
     for package in ("torch", "torchvision", "onnx", "onnxscript") if demo.from_scratch else ():
-        _check_there(package, "a bundle from scratch, which --from-scratch, --method, --data and others ask for", "all")
+        _check_there(package, "a bundle from scratch, which these options ask for", "all")
 
 
 def _check_there(package: str, what: str, extra: str) -> None:

@@ -46,7 +46,7 @@ def _rows(s: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if once is not None and not row.closes_runs:
         rows.append((f"fleet: {closing.title}, {closing.inference}", "closing", f"{nice_bytes(once)}, once"))
     if once is not None:
-        rows.append(("pooled ridge, FFC's ceiling", "pooled_ridge", "all images in one place"))
+        rows.append(("pooled ridge, the ceiling", "pooled_ridge", "all images in one place"))
     return rows
 
 
