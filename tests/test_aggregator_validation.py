@@ -374,7 +374,7 @@ def test_what_a_statistic_asks_of_itself_is_asked_at_the_door(monkeypatch: pytes
 
 
 @dataclass(frozen=True, eq=False)
-class _Sums(Statistic):
+class _Travelling(Statistic):
     """Sums of features, of unit features and of probabilities, and no means."""
 
     NAME: ClassVar[str] = "sums"
@@ -391,30 +391,32 @@ class _Sums(Statistic):
 
 @pytest.fixture
 def summing(monkeypatch: pytest.MonkeyPatch) -> str:
-    method = type("Summing", (FedProto,), {"name": "summing", "statistic": _Sums})()
+    method = type("Summing", (FedProto,), {"name": "summing", "statistic": _Travelling})()
     monkeypatch.setitem(METHODS._known, method.name, method)  # type: ignore[attr-defined]
     return method.name
 
 
-def _sums(counts: list[int], *, far: float = 1e4, near: float = 1.0, soft: float = 1.0) -> _Sums:
+def _travelling(counts: list[int], *, far: float = 1e4, near: float = 1.0, soft: float = 1.0) -> _Travelling:
     """Sums over so many samples, each of these norms, or of that sum."""
     rng, n = np.random.default_rng(0), np.array(counts)
     rows = [unit_rows(rng.normal(size=(len(n), 6))) for _ in range(2)]
     said = rng.dirichlet(np.ones(len(n)), len(n))
-    return _Sums(*(row * n[:, None] * size for row, size in zip((*rows, said), (far, near, soft), strict=True)), n)
+    return _Travelling(
+        *(row * n[:, None] * size for row, size in zip((*rows, said), (far, near, soft), strict=True)), n
+    )
 
 
 @pytest.mark.parametrize("encoding", ["f64", "f32", "int8"])
 def test_sums_over_many_samples_are_held_to_what_their_means_can_be(summing: str, encoding: Encoding) -> None:
-    honest = _sums([1, 90_000, 0, 300])
+    honest = _travelling([1, 90_000, 0, 300])
     _check(_message(honest, summing, encoding), honest, Terms(encoding=encoding))
     for lie in ({"far": 2 * LARGEST_NORM}, {"near": 1.5}, {"soft": 3.0}):
         with pytest.raises(WireError):
-            _check(_message(_sums([1, 90_000, 0, 300], **lie), summing), honest)
+            _check(_message(_travelling([1, 90_000, 0, 300], **lie), summing), honest)
 
 
 def test_devices_are_compared_by_their_means_where_sums_travel(summing: str) -> None:
-    few, many = (Traits.of(_message(_sums(counts), summing)) for counts in ([1, 2, 0, 3], [9_000, 1, 0, 7]))
+    few, many = (Traits.of(_message(_travelling(counts), summing)) for counts in ([1, 2, 0, 3], [9_000, 1, 0, 7]))
     assert few.longest == pytest.approx(1e4)
     assert many.longest == pytest.approx(1e4)
     assert many.certain == pytest.approx(1e4)
