@@ -161,14 +161,18 @@ def test_a_head_that_came_with_the_bundle_stands_beside(bundle: Bundle) -> None:
 
 def test_few_photos_are_warned_of(path: Path, photos: Path, tmp_path: Path) -> None:
     for number, place in enumerate(sorted(photos.iterdir())[:3]):
-        (tmp_path / place.name).mkdir()
+        (tmp_path / "photos" / place.name).mkdir(parents=True)
         for file in sorted(place.iterdir())[: 3 if number == 0 else 12]:
-            (tmp_path / place.name / file.name).write_bytes(file.read_bytes())
-    done = run("advise", "--bundle", path, "--data", tmp_path, "--devices", 2)
+            (tmp_path / "photos" / place.name / file.name).write_bytes(file.read_bytes())
+    labels = ("[red]none", *read_bundle(path).manifest.labels)  # a bundle's labels style no terminal
+    made = _written(tmp_path / "b.bundle", read_bundle(path), labels=labels)
+    done = run("advise", "--bundle", made, "--data", tmp_path / "photos", "--devices", 2)
+    assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     first = sorted(photos.iterdir())[0].name
     assert "only 5 held-out photos" in said
     assert f"{first}: fewer than 4 photos" in said
+    assert "[red]none" in said
     assert "no photo at all" in said
 
 

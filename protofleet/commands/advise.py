@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from contract.bundle import read_bundle
 from contract.interrupt import interruptible
@@ -95,8 +96,8 @@ def _show(advice: Advice, path: Path, console: Console) -> None:
         console.print(
             f"{name} trains: {size(up)} a round, not measured here; protofleet lab run measures it", style="dim"
         )
-    for line in advice.doubts:
-        console.print(f"[yellow]mind[/yellow]: {printable(line)}")
+    for line in (*advice.doubts, *filter(None, [chosen.doubt])):
+        console.print(f"[yellow]mind[/yellow]: {escape(printable(line))}")
     for line in _recommendation(advice, path):
         console.print(printable(line), markup=False)
 
