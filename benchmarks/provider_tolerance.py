@@ -1,7 +1,7 @@
 """How far features are from float64 in float32, and with inputs and weights of each product rounded as a GPU may round
 them: TF32 (10 bits of mantissa), half precision, bfloat16.
 
-    python benchmarks/provider_tolerance.py [BACKBONE:SIDE ...]
+    python benchmarks/provider_tolerance.py [BACKBONE@SIDE ...]
 
 The tolerance of a bundle's test vectors (decision 110) is to lie between the first column and the others. Networks as
 they are initialised, in inference mode; images of patches under noise; the largest distance of an image's features,
@@ -50,7 +50,7 @@ def features(net: nn.Module, x: Tensor, kind: str | None) -> Tensor:
 
 
 def main() -> None:
-    named = sys.argv[1:] or ["small_cnn@28", "resnet18@64", "mobilenet_v2@96", "efficientnet_b0@96", "vit_b_16@224"]
+    named = sys.argv[1:] or ["small_cnn@28", "resnet18@64", "torchvision:mobilenet_v2@96"]
     print(f"{'network, side':<34} {'float32':>9} {'TF32':>9} {'float16':>9} {'bfloat16':>9}")
     for name, _, side in (each.partition("@") for each in named):
         net = find_backbone(name, (int(side), int(side), 3), None, seed=0, weights=None).net.eval()
