@@ -19,7 +19,7 @@ from contract.methods import METHODS
 from contract.methods import method as method_of
 from contract.methods.fedhkd import HyperKnowledge
 from contract.methods.fedproto import FedProto
-from contract.plausible import LARGEST_NORM, usual_norm
+from contract.plausible import LARGEST_NORM, improbable, usual_norm
 from contract.sphere import projection, unit_rows
 from contract.statistics import ClassMeans, FeatureGram, Rows, Statistic
 from contract.wire import decode, encode
@@ -230,6 +230,11 @@ def test_noise_excuses_no_more_than_it_explains() -> None:
     features_only = Terms(noise=Mechanism(clip=1e3, noise=50.0, predictions=False))
     with pytest.raises(WireError, match="soft predictions"):
         _check(_message(loud, "fedhkd"), loud, features_only)
+
+
+@pytest.mark.parametrize("row", [[-0.5, 0.75, 0.75], [1.2, 0.0, 0.0], [0.4, 0.4, 0.4]])
+def test_below_zero_above_one_and_another_sum_are_each_improbable(row: list[float]) -> None:
+    assert improbable(np.array([[0.5, 0.25, 0.25], row]), np.zeros(2)).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("deviations", [4.0, 30.0])

@@ -68,6 +68,7 @@ def test_a_state_that_was_kept_starts_a_round_until_a_newer_one_comes_and_anothe
     for part in parts(3):
         fleet.part(part)
     assert fleet.newest_state.version == 3
+    assert fleet.task() is None, "the round starts from version 2"
     fleet.announced(announced(9, "finished", bundle=b"x" * 32))
     assert fleet.newest_state is None
 

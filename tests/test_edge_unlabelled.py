@@ -14,6 +14,7 @@ from test_edge_data import manifest, png, samples, write_folder, write_parquet
 from contract.bundle import Manifest, read_bundle
 from contract.errors import DataError
 from contract.methods import METHODS, method
+from contract.state import GlobalState
 from contract.wire import encode
 from edge_client.data import UNLABELLED, LocalData
 from edge_client.data.load import load_data
@@ -99,3 +100,8 @@ def test_a_device_trains_on_them_by_their_weight_and_never_counts_them(
     assert [result.steps for result in results] == ([2, 3] if weight else [2, 2])
     one, other = (encode(result.contribution, "f64") for result in results)
     assert (one == other) == (not weight)
+
+
+def test_class_priors_are_the_shares_of_the_labelled():
+    given = method("fedproto").inputs(np.array([1, 0, 3]), GlobalState(bytes(4), 0, 0), 3, 2)
+    np.testing.assert_array_equal(given["class_priors"], np.array([0.25, 0.0, 0.75], np.float32))
