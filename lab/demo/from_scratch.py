@@ -52,7 +52,7 @@ class Recipe:
     hyper: Mapping[str, Value] = field(default_factory=dict)
 
 
-_CROSS_ENTROPY = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.0, "epochs": 10, "lambda": 0.0}
+_CROSS_ENTROPY = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.0, "epochs": 20, "lambda": 0.0}
 _SQUARED_ERROR = {"lr": 0.5, "momentum": 0.9, "weight_decay": 1e-5, "epochs": 20}
 
 

@@ -27,7 +27,7 @@ from export.build import build_bundle
 from lab.algorithms import ALGORITHMS
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.data.partition import Partition, hold_back, partition, unlabel
-from lab.demo.recipes import channel_statistics
+from lab.demo.from_scratch import channel_statistics
 from lab.engine.checkpoint import Checkpoint
 from lab.engine.deployed import Course, OnDevice, RoundRecord, local_only, run_id, simulate
 from lab.engine.local_training import EagerModel, save_weights
