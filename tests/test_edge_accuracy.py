@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from edge_samples import FASHION_LABELS, announcement, fashion
 
-from contract.bundle import Bundle, read_bundle
+from contract.bundle import Activation, Bundle, read_bundle
 from contract.errors import UsageError
 from contract.methods import method
 from contract.state import GlobalState
@@ -127,13 +128,18 @@ def test_by_default_a_tenth_is_held_out_and_with_a_test_set_or_zero_nothing(
     arrays = data if in_memory else None
     sizes = {}
     for name, options in {"default": {}, "none": {"hold_out": 0.0}, "test": {"test": str(tmp_path / "t.npz")}}.items():
-        train, test = _service(tmp_path, arrays, **options)._samples(m, said.append, tmp_path / "images")
+        train, test, held = _service(tmp_path, arrays, **options)._samples(m, said.append, tmp_path / "images")
         sizes[name] = (len(train), None if test is None else len(test))
+        assert held is (test if name == "default" else None)
         if name == "default":
             assert test is not None
             images = {image.tobytes() for image in train.x}
             assert not images & {image.tobytes() for image in test.x}
     assert sizes == {"default": (81, 9), "none": (90, None), "test": (90, 7)}
+    tail = msgspec.structs.replace(m, cut=(Activation("a0", (2,)),))  # what it is checked by is never the test set
+    options = {"test": str(tmp_path / "t.npz")}
+    found = _service(tmp_path, arrays, **options)._samples(tail, said.append, tmp_path / "images")
+    assert [len(each or ()) for each in found] == [81, 7, 9]
     assert said == []
 
 
