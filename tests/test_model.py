@@ -83,7 +83,7 @@ def test_the_head_is_made_again_of_the_stores_sums(trained: Finished, tmp_path: 
         done = here("model", tmp_path / "m.onnx", *places, *options)
         assert done.returncode == 0, done.stderr
         assert words in done.stderr
-        assert "answers by linear" in done.stdout
+        assert "answers by the fleet's linear head" in done.stdout
         session, _ = open_session((tmp_path / "m.onnx").read_bytes(), "the file")
         (scores,) = session.run(["scores"], {"x": trained.x})
         solve = {options[0].removeprefix("--"): options[1]}
