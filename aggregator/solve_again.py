@@ -9,7 +9,7 @@ read; its aggregator may be running, and what the fleet has is not changed.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from aggregator.merging import merge_round, traits_of
@@ -17,10 +17,8 @@ from aggregator.state import next_global
 from aggregator.stored import StoredRun, stored_run
 from contract.bundle import Manifest
 from contract.errors import UsageError
-from contract.messages import Contribution
 from contract.methods import METHODS, Method, Value, closing_method
 from contract.state import GlobalState
-from contract.wire import decode
 
 __all__ = ["SolvedAgain", "solve_again"]
 
@@ -62,12 +60,7 @@ def solve_again(path: str | os.PathLike[str], manifest: Manifest, given: Mapping
         settled = {name: found.hyper[name].check(f"--{name}", value) for name, value in given.items()}
         hyper: dict[str, Value] = found.settled_in({**manifest.hyper, **settled})
 
-        def messages() -> Iterator[tuple[str, Contribution]]:
-            for device, payload in run.contributions(number, found.name):
-                message = decode(payload)
-                assert isinstance(message, Contribution)
-                yield device, message
-
+        messages = lambda: run.contributions(number, found.name)  # noqa: E731
         width, share = found.row_width(hyper, manifest.features), run.max_share(found.name)
         traits = traits_of(found, messages, hyper)
         result = merge_round(found, messages, traits, hyper, classes=manifest.classes, width=width, max_share=share)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from contract.errors import StatisticError
+from contract.errors import MethodError, StatisticError
+from contract.messages import ClassRows
 from contract.methods import Method, Value
 from contract.methods.base import Merged
 from contract.state import GlobalState
@@ -35,4 +36,11 @@ def next_global(
     new = found.next_rows(previous.rows, merged, hyper)
     if not new:
         return previous
+    for kind, rows in new.items():  # who wrote the method may not be who runs the fleet
+        if kind not in found.global_rows or not isinstance(rows, ClassRows):
+            raise MethodError(
+                f"next_rows of method {found.name}",
+                expected=f"class rows of {' and '.join(found.global_rows) or 'no kind'}",
+                got=f"{type(rows).__name__} as {kind}",
+            )
     return replace(previous, version=previous.version + 1, round=round, rows={**previous.rows, **new})

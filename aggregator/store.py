@@ -25,12 +25,13 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from aggregator.accuracy import Told
 from contract.accuracy import SHARES, Accuracy
-from contract.errors import UsageError
+from contract.errors import StoreError, UsageError
 from contract.messages import GlobalPart
 from contract.sqlite import Database, Kind
 from contract.state import GlobalCollector, GlobalState
@@ -43,6 +44,7 @@ __all__ = [
     "SqliteStore",
     "Store",
     "Tally",
+    "as_written",
     "contributions",
     "newest_state",
     "share_name",
@@ -167,7 +169,8 @@ class SqliteStore:
         self._file = Database(path, KIND)
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
-            self._claim({"bundle": bundle, "fleet": fleet.encode()})
+            with as_written(self._file.path):
+                self._claim({"bundle": bundle, "fleet": fleet.encode()})
         except BaseException:
             self._file.close()
             raise
@@ -300,7 +303,7 @@ class SqliteStore:
 
     def state(self) -> GlobalState:
         """The newest global state; version 0 and empty before the first round."""
-        with self._disk():
+        with self._disk(), as_written(self._file.path):
             return newest_state(self._db, self._run)
 
     def rounds(self, *, after: int = 0) -> list[RoundRecord]:
@@ -367,7 +370,7 @@ class SqliteStore:
             found = {"run": os.urandom(4), **owner}
             with self._transaction():
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", list(found.items()))
-        self._run = bytes(found["run"])
+        self._run = memoryview(found["run"]).tobytes()
         shown: dict[str, Callable[[bytes], str]] = {
             "bundle": lambda value: f"sha256 {value.hex()[:12]}…",
             "fleet": lambda value: f"fleet {value.decode()}",
@@ -380,6 +383,18 @@ class SqliteStore:
                     got=shown[name](given),
                     hint=f"the {name} it was made for, or another --store",
                 )
+
+
+@contextmanager
+def as_written(path: str | os.PathLike[str]) -> Iterator[None]:
+    """What no aggregator has written into a store's tables becomes a `StoreError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AssertionError) as error:  # one of these is `WireError`
+        raise StoreError(
+            f"store {os.fspath(path)}", expected="what an aggregator writes", got=f"{type(error).__name__}: {error}",
+            hint="another --store",
+        ) from None  # fmt: skip
 
 
 def contributions(db: sqlite3.Connection, round: int, method: str) -> Iterator[tuple[str, bytes]]:

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from aggregator.store import KIND, contributions, newest_state, share_name
+from aggregator.store import KIND, as_written, contributions, newest_state, share_name
+from contract.messages import Contribution
 from contract.sqlite import read_only
 from contract.state import GlobalState
+from contract.wire import decode
 
 __all__ = ["StoredRun", "read_state", "stored_run"]
 
@@ -29,10 +31,12 @@ class StoredRun:
     bundle: bytes
     _run: bytes
     _db: sqlite3.Connection
+    _path: str
 
     def state(self) -> GlobalState:
         """The newest global state; version 0 and empty before the first round."""
-        return newest_state(self._db, self._run)
+        with as_written(self._path):
+            return newest_state(self._db, self._run)
 
     def closed_rounds(self) -> list[tuple[int, str, bool]]:
         """Number and method of each closed round, in order, and whether its contributions are kept."""
@@ -40,16 +44,21 @@ class StoredRun:
             "SELECT number, method, EXISTS (SELECT 1 FROM payload p WHERE p.round = number) FROM round"
             " WHERE closed ORDER BY number"
         )
-        return [(number, method, bool(kept)) for number, method, kept in rows.fetchall()]
+        return [(int(number), str(method), bool(kept)) for number, method, kept in rows.fetchall()]
 
-    def contributions(self, round: int, method: str) -> Iterator[tuple[str, bytes]]:
-        """Devices and their encoded contributions to a round, ordered by device, one at a time."""
-        yield from contributions(self._db, round, method)
+    def contributions(self, round: int, method: str) -> Iterator[tuple[str, Contribution]]:
+        """Devices and their contributions to a round, ordered by device, one at a time."""
+        with as_written(self._path):
+            for device, payload in contributions(self._db, round, method):
+                message = decode(payload)
+                assert isinstance(message, Contribution)
+                yield device, message
 
     def max_share(self, method: str) -> float:
         """The largest share of a round that one device counted for, in the last closed round of a method."""
         row = self._db.execute("SELECT value FROM meta WHERE name = ?", (share_name(method),)).fetchone()
-        return 0.5 if row is None else float(row[0])
+        with as_written(self._path):
+            return 0.5 if row is None else float(row[0])
 
 
 @contextmanager
@@ -62,7 +71,9 @@ def stored_run(path: str | os.PathLike[str]) -> Iterator[StoredRun]:
     """
     with read_only(path, KIND) as db:
         meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
-        yield StoredRun(bytes(meta["bundle"]), bytes(meta["run"]), db)
+        with as_written(path):
+            bundle, run = (memoryview(meta[name]).tobytes() for name in ("bundle", "run"))
+        yield StoredRun(bundle, run, db, os.fspath(path))
 
 
 def read_state(path: str | os.PathLike[str]) -> tuple[bytes, GlobalState]:

@@ -26,8 +26,9 @@ import io
 import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,7 +140,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def activation_bytes(self) -> int:
         """What the trunk makes of one image; 0 where there is no trunk."""
-        return 4 * sum(int(np.prod(each.shape)) for each in self.cut)
+        return 4 * sum(prod(each.shape) for each in self.cut)
 
     @property
     def given_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -393,10 +394,20 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
             "none",
         ),
         (manifest.batch >= 1 and manifest.version >= 0, "a positive batch and version", manifest.batch),
-    )
+        (max(_sizes(manifest)) <= MAX_MEMBER_BYTES, "sizes of which a batch, or a row for each class, is under 2 GiB",
+            f"batch {manifest.batch}, images {manifest.input_shape}, width {manifest.features}"
+            + "".join(f", {each.name} {each.shape}" for each in manifest.cut)),
+    )  # fmt: skip
     for holds, expected, got in rules:
         if not holds:
             raise BundleError(f"{path}: manifest.json", expected=expected, got=got)
+
+
+def _sizes(manifest: Manifest) -> Iterator[int]:
+    """Bytes of what a device makes room for because the manifest says so, whatever the bundle itself holds."""
+    yield manifest.batch * prod(manifest.input_shape)
+    yield from (4 * manifest.batch * prod(each.shape) for each in manifest.cut)
+    yield 4 * manifest.features * max(manifest.batch, manifest.classes)
 
 
 def _optimizer_shape(name: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:

@@ -8,6 +8,7 @@ a large data set is never held as N × D floats.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from edge_client.data.samples import release_pages
 from edge_client.onnx_session import CPU, ORT_ERRORS, Provider, open_session
 from edge_client.trainer import Weights
 
-__all__ = ["Extractor"]
+__all__ = ["Extractor", "checked"]
 
 
 class Extractor:
@@ -65,4 +66,16 @@ class Extractor:
             (z,) = self._session.run(["z"], {"x": np.ascontiguousarray(x)})
         except ORT_ERRORS as error:
             raise BundleError("features.onnx", expected="input x and output z", got=error) from None
-        return np.asarray(z, dtype=np.float32)
+        return checked("features.onnx", z, (len(x), self.width))
+
+
+def checked(graph: str, found: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """What a graph gave, if it is what the manifest says of it.
+
+    Raises:
+        BundleError: another shape or type.
+    """
+    if not isinstance(found, np.ndarray) or found.shape != shape or found.dtype != np.float32:
+        got = f"{found.dtype} {found.shape}" if isinstance(found, np.ndarray) else type(found).__name__
+        raise BundleError(f"what {graph} gives", expected=f"float32 {shape}, as the manifest says", got=got)
+    return found

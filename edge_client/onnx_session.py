@@ -41,6 +41,7 @@ ORT_ERRORS: tuple[type[Exception], ...] = (
     ort_errors.NotImplemented,
     ort_errors.RuntimeException,
     RuntimeError,  # what binding an input or output raises
+    ValueError,  # the graph has an input that it is not given
 )
 _FATAL_ONLY = 4
 _NO_FOLDER = "/dev/null/no-folder"

@@ -63,6 +63,9 @@ def main(arguments: list[str]) -> int:
     except ProtofleetError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except MemoryError as error:
+        print(f"error: not enough memory ({error or 'Python says no more'})", file=sys.stderr)
+        return 1
 
 
 def run(settings: ClientConfig) -> int:

@@ -50,6 +50,10 @@ def diverged(expected: str, got: str) -> DivergedError:
     return DivergedError("training diverged", expected=expected, got=got, hint="a bundle exported with a smaller lr")
 
 
+def _other_step(error: Exception) -> BundleError:
+    return BundleError("train_step.onnx", expected="the manifest's inputs and outputs", got=error)
+
+
 def check_weights(weights: Weights, manifest: Manifest) -> None:
     """That weights which were kept are those of a bundle, or none.
 
@@ -100,7 +104,7 @@ class Trainer:
             if self._bound:
                 self._step, self._step_back = self._bind(self._now, self._next), self._bind(self._next, self._now)
         except ORT_ERRORS as error:
-            raise BundleError("train_step.onnx", expected="the manifest's inputs and outputs", got=error) from None
+            raise _other_step(error) from None
 
     def load_state(self, params: Weights) -> None:
         """Start from these weights (roles param, buffer, frozen), with the optimizer's state at zero."""
@@ -173,7 +177,10 @@ class Trainer:
             buffer[real:] = 0
         self._sample_weight[:real], self._sample_weight[real:] = 1.0, 0.0
         if self._bound:
-            self._session.run_with_iobinding(self._step)  # type: ignore[attr-defined]
+            try:
+                self._session.run_with_iobinding(self._step)  # type: ignore[attr-defined]
+            except ORT_ERRORS as error:  # shapes are compared only now
+                raise _other_step(error) from None
             self._step, self._step_back = self._step_back, self._step
         else:
             self._run_elsewhere()
@@ -186,7 +193,7 @@ class Trainer:
         try:
             loss, *state = self._session.run(outputs, self._inputs(self._now))
         except ORT_ERRORS as error:
-            raise BundleError("train_step.onnx", expected="the manifest's inputs and outputs", got=error) from None
+            raise _other_step(error) from None
         self._loss[...] = loss
         for name, value in zip(self._updated, state, strict=True):
             self._next[name][...] = value

@@ -21,7 +21,7 @@ from contract.onnx_external import external_weights
 from contract.runtime import ort
 from edge_client.data.activations import ActivationStore
 from edge_client.data.samples import release_pages
-from edge_client.extractor import Extractor
+from edge_client.extractor import Extractor, checked
 from edge_client.onnx_session import ORT_ERRORS, open_session
 from edge_client.trainer import Weights
 
@@ -46,6 +46,7 @@ class TrunkGraph:
         weights = {name: bundle.params[name] for name in external_weights(bundle.trunk)}
         self._session, self._weights = open_session(bundle.trunk, "trunk.onnx", threads=threads, weights=weights)
         self._names = [each.name for each in bundle.manifest.cut]
+        self._shapes = [each.shape for each in bundle.manifest.cut]
 
     def run(self, photo: NDArray[np.uint8]) -> Float32:
         """The activations of one photo (H, W, c), end to end: (F,)."""
@@ -53,7 +54,8 @@ class TrunkGraph:
             found = self._session.run(self._names, {"x": np.ascontiguousarray(photo[None])})
         except ORT_ERRORS as error:
             raise BundleError("trunk.onnx", expected="input x and the manifest's activations", got=error) from None
-        return np.concatenate([np.asarray(each, np.float32).reshape(-1) for each in found])
+        given = zip(found, self._shapes, strict=True)
+        return np.concatenate([checked("trunk.onnx", each, (1, *shape)).reshape(-1) for each, shape in given])
 
 
 class Trunk:
@@ -147,7 +149,7 @@ class TailExtractor(Extractor):
             (z,) = self._session.run(["z"], dict(zip(self._names, self._trunk.of(x), strict=True)))
         except ORT_ERRORS as error:
             raise BundleError("tail.onnx", expected="the manifest's activations and output z", got=error) from None
-        return np.asarray(z, dtype=np.float32)
+        return checked("tail.onnx", z, (len(x), self.width))
 
 
 def _identity(bundle: Bundle) -> bytes:

@@ -91,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(str(error), error.exit_code)
     except (KeyboardInterrupt, _Interrupted):
         return _refuse("interrupted", 130)
+    except MemoryError as error:
+        return _refuse(f"not enough memory ({error or 'Python says no more'})", 1)
     except BrokenPipeError:
         sys.stderr.close()
         return 1

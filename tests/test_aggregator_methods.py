@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.state import next_global
 from contract.chunks import split
-from contract.errors import StatisticError
+from contract.errors import MethodError, StatisticError
 from contract.messages import ClassRows, Contribution
 from contract.methods import METHODS, method
 from contract.methods.fedcof import GroupMeans
@@ -269,3 +269,11 @@ def test_chunks_that_promise_more_than_hyper_knowledge_can_take_are_refused() ->
     decision = Ingest(lambda *key: False).decide("d1", encode(first), view, now=0.0)
     assert decision.outcome == "rejected"
     assert f"at most {largest} for fedhkd" in decision.receipt.reason
+
+
+@pytest.mark.parametrize("rows", [{"means": 5}, {"secret": ClassRows.of(np.ones((3, 4)), np.ones(3, bool))}])
+def test_rows_that_a_method_does_not_declare_never_become_the_global_state(rows, monkeypatch):
+    found = method("ncm")
+    monkeypatch.setattr(type(found), "next_rows", lambda *_: rows)
+    with pytest.raises(MethodError, match="next_rows of method ncm, expected class rows of means, got "):
+        next_global(GlobalState(RUN, 0, 0), found, found.statistic.zero(3, 4), round=1, hyper={})

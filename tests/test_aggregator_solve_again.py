@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import sqlite3
 from pathlib import Path
 
 import msgspec
@@ -167,3 +169,32 @@ def test_what_is_not_asked_for_stays_as_the_bundle_has_it(tmp_path: Path) -> Non
     made = manifest(name="ffc")
     made = msgspec.structs.replace(made, hyper={**made.hyper, "ridge": 2.0})
     assert solve_again(tmp_path / "s", made, {"form": "ridge"}).told == "ridge 2, as given"
+
+
+FOREIGN = {
+    "no meta": "DELETE FROM meta",
+    "text for a run": "UPDATE meta SET value = 'abc' WHERE name = 'run'",
+    "a number for a bundle": "UPDATE meta SET value = 99999999999999 WHERE name = 'bundle'",
+    "a share in words": "UPDATE meta SET value = 'much' WHERE name LIKE 'max_share%'",
+    "text for a contribution": "UPDATE payload SET bytes = 'abc'",
+    "a number for a contribution": "UPDATE payload SET bytes = 5",
+    "no message": "UPDATE payload SET bytes = x'ffff'",
+    "a global state for a contribution": "UPDATE payload SET bytes = (SELECT payload FROM global)",
+    "a contribution for a global state": "UPDATE global SET payload = (SELECT bytes FROM payload)",
+    "a number for a global state": "UPDATE global SET payload = 3",
+}
+
+
+@pytest.mark.parametrize("change", FOREIGN)
+def test_a_store_that_somebody_else_wrote_into_is_one_line(tmp_path: Path, change: str) -> None:
+    _run(tmp_path / "s", "ffc", SENT)
+    with contextlib.closing(sqlite3.connect(tmp_path / "s")) as db, db:
+        db.execute(FOREIGN[change])
+    with pytest.raises(StoreError, match="/s, expected what an aggregator writes, got "):
+        solve_again(tmp_path / "s", manifest(name="ffc"), {"ridge": 1.0})
+    if change in ("text for a run", "a number for a global state"):  # its aggregator sees the same
+        with (
+            pytest.raises(StoreError, match="what an aggregator"),
+            SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store,
+        ):
+            store.state()

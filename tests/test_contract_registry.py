@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contract import methods
-from contract.errors import MethodError
+from contract.errors import DivergedError, MethodError
 from contract.methods import METHODS, load_method, method, runs_on
 
 COMPLETE = {
@@ -192,3 +192,33 @@ def test_what_is_no_class_of_a_method_is_refused_in_one_line(registry: None, pat
     with pytest.raises(MethodError, match=r"expected package.module:Class, a class over contract.methods.Method, got"):
         method(path)
     assert list(methods.METHODS) == list(METHODS)
+
+
+MISBEHAVED = {
+    "raises": ("raise RuntimeError('no such thing')", "expected a result, got RuntimeError: no such thing"),
+    "gives nothing": ("return None", "expected {}, got NoneType"),
+    "raises without a word": ("raise ZeroDivisionError", "expected a result, got ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize("broken", MISBEHAVED)
+@pytest.mark.parametrize(
+    "step", [("summarise", "local", "Statistic"), ("next_rows", "previous, merged, hyper", "dict")]
+)
+def test_what_a_strangers_method_raises_is_one_line_with_its_name(
+    install: Install, broken: str, step: tuple[str, str, str]
+) -> None:
+    name, takes, kind = step
+    body, line = MISBEHAVED[broken]
+    module = install(source() + f"    def {name}(self, {takes}):\n        {body}\n")
+    found = load_method(f"{module}:Mine")
+    with pytest.raises(MethodError) as raised:
+        getattr(found, name)(*takes.split(", "))
+    assert str(raised.value).startswith(f"{name} of method {module}:Mine, {line.format(kind)}")
+
+
+def test_what_protofleet_raises_on_purpose_goes_through_a_strangers_method(install: Install) -> None:
+    text = "from contract.errors import DivergedError\n" + source() + "    def summarise(self, local):\n"
+    found = load_method(install(text + "        raise DivergedError('training diverged')\n") + ":Mine")
+    with pytest.raises(DivergedError, match=r"^training diverged$"):
+        found.summarise(None)

@@ -12,6 +12,7 @@ import pytest
 from edge_samples import announcement, fashion
 
 from contract.bundle import Bundle, read_bundle
+from contract.errors import BundleError
 from contract.state import GlobalState
 from contract.wire import encode
 from edge_client.compiled_graphs import CompiledGraphs
@@ -246,3 +247,18 @@ def test_learned_prototypes_that_were_dropped_are_class_means(
     assert np.allclose(result.contribution.body.dense(10, 128)[0], means.means, atol=1e-4)
     trunk = [t.name for t in bundle.manifest.state if t.role == "param" and t.name.startswith("backbone.")]
     assert all((device.state()[name] == bundle.params[name]).all() for name in trunk)
+
+
+@pytest.mark.parametrize("part", ["shape", "trunk", "tail"])
+def test_a_cut_that_is_not_the_graphs_is_found_out(bundle: Bundle, data: LocalData, part: str) -> None:
+    """A manifest with another shape of the activations, or graphs that have changed places: one line says which."""
+    m = bundle.manifest
+    (cut,) = m.cut
+    changed = {
+        "shape": {"manifest": msgspec.structs.replace(m, cut=(msgspec.structs.replace(cut, shape=cut.shape[::-1]),))},
+        "trunk": {"trunk": bundle.tail},
+        "tail": {"tail": bundle.features},
+    }
+    device = Device(replace(bundle, **changed[part]), data, "pi-1")
+    with pytest.raises(BundleError, match=r"trunk\.onnx" if part != "tail" else r"tail\.onnx"):
+        device.run_round(announcement(bundle, 1), None)

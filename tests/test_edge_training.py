@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -174,8 +176,6 @@ def test_blocks_are_the_whole_in_order(bundle: Bundle, data: LocalData) -> None:
 
 
 def test_graphs_that_do_not_fit_are_refused(bundle: Bundle, mnist_like_bundle: Callable[..., Path]) -> None:
-    import dataclasses
-
     other = read_bundle(mnist_like_bundle("spherefed", hyper={"epochs": 1}))
     with pytest.raises(BundleError, match=r"cannot load train_step\.onnx, expected a graph"):
         Trainer(dataclasses.replace(bundle, train_step=b"not a graph"))
@@ -185,3 +185,23 @@ def test_graphs_that_do_not_fit_are_refused(bundle: Bundle, mnist_like_bundle: C
         Trainer(dataclasses.replace(bundle, train_step=other.train_step))
     with pytest.raises(BundleError, match=r"expected a bundle with train_step\.onnx, got one without"):
         Trainer(dataclasses.replace(bundle, train_step=None))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"batch": 7}, {"labels": ("a", "b")}, {"features": 129}, {"input_shape": (27, 28, 1)}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_manifest_that_says_otherwise_than_its_graphs_is_found_out(
+    bundle: Bundle, data: LocalData, changes: dict[str, object]
+) -> None:
+    """Hashes say nothing of it: the first run does, in one line that names the graph."""
+    other = dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, **changes), vectors=None)
+    images = np.zeros((9, *other.manifest.input_shape), np.uint8)
+    trainer = Trainer(other)
+    trainer.load_state(other.params)
+    with pytest.raises(BundleError, match=r"train_step\.onnx, expected the manifest's inputs and outputs"):
+        trainer.fit(LocalData(images, np.zeros(9, np.int64)), epochs=1, lr=0.1, given={}, seed=SEED)
+    if {"features", "input_shape"} & set(changes):
+        with pytest.raises(BundleError, match=r"features\.onnx"):
+            Extractor(other, other.params).features(images)

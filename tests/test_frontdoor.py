@@ -81,6 +81,15 @@ def test_an_unknown_command_is_one_line_with_the_nearest():
     assert near_names("agregate", cli.COMMANDS) in line
 
 
+def test_a_machine_with_too_little_memory_is_one_line(monkeypatch):
+    def command(name, rest):
+        raise MemoryError("Unable to allocate 80.0 GiB")
+
+    monkeypatch.setattr(cli, "_call", command)
+    done = run("predict")
+    assert (done.returncode, one_error_line(done)) == (1, "error: not enough memory (Unable to allocate 80.0 GiB)")
+
+
 def test_ctrl_c_is_one_line_and_exit_130(tmp_path):
     command = "export --backbone small_cnn --method fedproto --classes 3 --input 28x28x1"
     process = subprocess.Popen(

@@ -21,6 +21,7 @@ from types import ModuleType
 
 from contract.errors import MethodError, near_names
 from contract.methods.base import Head, Hyper, Local, Method, Value
+from contract.methods.guard import guarded
 from contract.statistics import Statistic
 
 __all__ = [
@@ -42,7 +43,7 @@ __all__ = [
 
 GROUP = "protofleet.methods"
 DEFAULT = "fedproto"  # where a person names none
-_NOT_METHODS = ("base",)
+_NOT_METHODS = ("base", "guard")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")  # as it stands in commands, manifests and messages
 
 
@@ -178,7 +179,7 @@ def _loaded(path: str) -> Method:
     if not (inspect.isclass(kind) and issubclass(kind, Statistic) and kind is not Statistic):
         raise MethodError(f"method {path}", expected="a statistic over contract.statistics.Statistic", got="another")
     try:
-        return found()
+        return guarded(found(), path)
     except Exception as error:
         raise MethodError(f"method {path}", expected=expected, got=f"{type(error).__name__}: {error}") from None
 
