@@ -92,7 +92,7 @@ def test_each_ridge_has_its_own_head_though_heads_are_kept() -> None:
     gram, found = FeatureGram.of(*_features(60, 6, 3), 3), method("ffc")
     for ridge in (1.0, "auto", 0.1, 1.0):
         expected = solve_head(gram, ridge)
-        np.testing.assert_array_equal(found.next_rows({}, gram, {"ridge": ridge})["head"].rows, expected)
+        np.testing.assert_array_equal(found.next_rows({}, gram, found.settle({"ridge": ridge}))["head"].rows, expected)
 
 
 def test_no_data_gives_a_zero_head() -> None:

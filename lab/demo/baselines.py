@@ -245,6 +245,6 @@ def _shown(bundle: Bundle, alone: Knowledge, state: Path, public: NDArray[np.int
     predict --state` asks, of what it has on its disk."""
     rows = np.array([int(np.flatnonzero(images.test.y == number)[0]) for number in np.unique(images.test.y)])
     own = Predictor(bundle, alone, way=method(bundle.manifest.method).alone_way(bundle.manifest.head))
-    _, kept = Knowledge.of_state(state)
+    _, kept, _ = Knowledge.of_state(state)
     x = images.test.x[rows]
     return Shown(rows, public[rows], own(x).classes, Predictor(bundle, kept, way=way)(x).classes)
