@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -129,10 +130,14 @@ def test_a_file_that_would_run_something_is_not_read(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_disk_that_refuses_leaves_the_file_before(tmp_path: Path) -> None:
+def _full(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_refuses_leaves_the_file_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.checkpoint"
     Checkpoint(path, "it").keep([], lambda: {"a": 1})
-    (tmp_path / "run.checkpoint.partial").symlink_to("/dev/full")
+    monkeypatch.setattr("contract.files.os.fsync", _full)
     with pytest.raises(StoreError, match=r"expected a file that can be written, got .*[Nn]o space left"):
         Checkpoint(path, "it").keep([], lambda: {"a": 2})
     kept = Checkpoint(path, "it").read()
