@@ -99,7 +99,8 @@ class Progress:
 
     @_show.register
     def _(self, event: events.Nobody) -> None:
-        here = f"; {event.online} devices are online and have nothing to send" if event.online else ""
+        here = f"; {event.online} devices are online and have nothing more to send" if event.online else ""
+        here += f"; {event.refused} were refused in this round" if event.refused else ""
         self._line(
             f"  [yellow]round {event.round} awaits nobody[/yellow] and has {event.committed} of {event.needed} "
             f"contributions: waiting for further devices{here}"

@@ -95,12 +95,14 @@ class Silent:
 
 @dataclass(frozen=True)
 class Nobody:
-    """The round lacks contributions and nobody is left to send one; `online` devices are here all the same."""
+    """The round lacks contributions and nobody is left to send one; `online` devices are here all the same. Of
+    `refused` devices the contribution was rejected for good: they are not asked again."""
 
     round: int
     committed: int
     needed: int
     online: int
+    refused: int
 
 
 @dataclass(frozen=True)

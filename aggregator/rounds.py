@@ -166,6 +166,11 @@ class Rounds:
         return len(self._awaited)
 
     @property
+    def refused_count(self) -> int:
+        """The devices whose contribution to the open round was rejected for good."""
+        return len(self._refused)
+
+    @property
     def nobody(self) -> bool:
         """Whether the open round needs more contributions and there is nobody to send one."""
         return self.phase == "open" and not self._awaited and len(self.contributions) < self.policy.min_clients

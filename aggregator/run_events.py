@@ -123,7 +123,7 @@ class Teller:
         self._waiting = waiting
         nobody = (rounds.number, here, online) if rounds.nobody and now >= rounds.settled_at else None
         if nobody is not None and nobody != self._nobody:
-            self._listener(events.Nobody(rounds.number, here, needed, online))
+            self._listener(events.Nobody(rounds.number, here, needed, online, rounds.refused_count))
         self._nobody = nobody
         self._remind(now)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,16 +11,19 @@ from pathlib import Path
 import cbor2
 import numpy as np
 import pytest
-from aggregator_samples import bundle_file, means
+from aggregator_samples import BUNDLE, bundle_file, contribution, manifest, means
 from aggregator_server_samples import FLEET, Listener, Running, wait
 from brokers import BROKERS, TestBroker, make_broker
+from rich.console import Console
 from talker import Talker
 
 import aggregator.run_events as events_module
 import aggregator.server as server_module
 from aggregator import events
-from aggregator.coordinator import Settings
+from aggregator.console import Progress
+from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import DEADLINE_S, Policy
+from aggregator.run_events import Teller
 from aggregator.store import SqliteStore
 from contract import topics
 from contract.messages import Announcement, Contribution, Receipt, Status
@@ -211,3 +215,19 @@ def test_a_contributor_that_is_offline_when_the_run_ends_is_waited_for(
         device.link.publish(topics.up(FLEET, "d"), sent)  # it lost the receipt, and is here again
         assert device.until(lambda m: isinstance(m, Receipt)).status == "duplicate"
         server.join(20)
+
+
+def test_a_round_whose_only_device_was_refused_says_so(tmp_path: Path) -> None:
+    """It waits for another device, for as long as it takes: then whoever runs the fleet must be told why."""
+    told, settings = io.StringIO(), dataclasses.replace(ONE, max_samples=5)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
+        teller = Teller(core, Progress(Console(file=told, width=400)))
+        core.status("a", encode(Status(True, b"instance", 1)), 0.0)
+        while core.advance(1.0, 1.0) is not None:
+            pass
+        sent = contribution(means(3), run=core.run)
+        assert core.take([("a", encode(sent))], 2.0)[0].outcome == "rejected"
+        teller.waits(2.0)
+    assert "round 1 awaits nobody and has 0 of 1 contributions" in told.getvalue()
+    assert "; 1 devices are online and have nothing more to send; 1 were refused in this round" in told.getvalue()
