@@ -1,4 +1,9 @@
 """`python -m protofleet`: the same as the command."""
+# ruff: noqa: E402  Ctrl-C is settled before anything else is loaded
+
+from contract.interrupt import leave_at_once
+
+leave_at_once()
 
 import sys
 

@@ -155,6 +155,19 @@ def test_from_the_start_ctrl_c_is_one_line_and_130() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
 
 
+def test_python_m_settles_ctrl_c_too() -> None:
+    code = """
+import runpy, signal, sys
+sys.argv = ["protofleet/__main__.py", "--version"]
+try:
+    runpy.run_module("protofleet", run_name="__main__")
+except SystemExit:
+    print(signal.getsignal(signal.SIGINT).__name__)
+"""
+    said = subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True)
+    assert said.split()[-1] == "_leave"
+
+
 def test_after_the_block_ctrl_c_means_what_it_did() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with interruptible(terminable=True):
