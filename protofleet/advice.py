@@ -129,7 +129,7 @@ class Advice:
     @property
     def best(self) -> Measured:
         """The way with the most right answers; of several the cheapest."""
-        return max(self.ways, key=lambda each: each.accuracy)
+        return _best(self.ways)
 
     @property
     def chosen(self) -> Measured:
@@ -217,9 +217,13 @@ def advise(
 
 def recommended(ways: tuple[Measured, ...]) -> Measured:
     """The first of `ways` that is behind the best by no more than a standard error; they come fewest bytes first."""
-    best = max(ways, key=lambda each: each.accuracy)
+    best = _best(ways)
     gaps = ((each, *each.behind(best.right)) for each in ways)
     return next(each for each, behind, error in gaps if behind <= error)
+
+
+def _best(ways: tuple[Measured, ...]) -> Measured:
+    return max(ways, key=lambda each: each.accuracy)
 
 
 def _read(bundle: Bundle, path: str | Path, plan: Plan, cache: Path | None, log: Log) -> tuple[LocalData, LocalData]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.outliers import Traits, screen
+from aggregator.merging import merge_round
+from aggregator.outliers import Traits
 from aggregator.state import next_global
 from contract.answers import Answer
 from contract.bundle import Bundle
@@ -157,22 +158,27 @@ class FrozenFleet:
             DataError: no class has as many photos on a device as may be told of.
         """
         bundle = _exported_for(self._bundle, rung)
+        m, largest, alone = bundle.manifest, 0, []
+        width = rung.method.row_width(rung.hyper, m.features)
         traits: dict[str, Traits] = {}
-        largest, alone = 0, []
         asked = ALONE if self._bundle.manifest.features < WIDE else ALONE_WIDE
         for number, payload in enumerate(self._payloads(bundle, rung)):
             message = _contribution(payload)
             traits[f"device-{number + 1}"] = Traits.of(message, rung.method.mechanism(rung.hyper))
             largest = max(largest, len(payload))
             if len(alone) < asked and message.samples:
-                alone.append(self._right(rung, self._merged(rung, lambda sent=payload: iter([sent]))))
+                one = message.statistic(rung.method.statistic, m.classes, width)
+                alone.append(self._right(rung, rung.method.merge(lambda sent=one: iter([sent]), "mean", rung.hyper)))
         if not any(found.samples for found in traits.values()):
             raise DataError("photos of a device", expected=f"{self._min_samples} of some class", got="fewer of each")
-        merged = self._merged(rung, lambda: self._payloads(bundle, rung), traits)
-        told, doubt = rung.method.told(merged, rung.hyper), rung.method.doubt(merged, rung.hyper)
+
+        def messages() -> Iterator[tuple[str, Contribution]]:
+            return zip(traits, map(_contribution, self._payloads(bundle, rung)), strict=True)
+
+        result = merge_round(rung.method, messages, traits, rung.hyper, classes=m.classes, width=width)
         return [
-            Outcome(way, right, np.mean([one[way] for one in alone], axis=0), largest, told, doubt)
-            for way, right in self._right(rung, merged).items()
+            Outcome(way, right, np.mean([one[way] for one in alone], axis=0), largest, result.told, result.doubt)
+            for way, right in self._right(rung, result.merged).items()
         ]
 
     def right(self, answer: Answer) -> Right:
@@ -194,19 +200,6 @@ class FrozenFleet:
         for number, (share, secret) in enumerate(zip(self._shares, self._secrets, strict=True)):
             device = Device(bundle, share, f"device-{number + 1}", graphs=_Kept(bundle), secret=secret)
             yield encode(device.run_round(announced, None).contribution, announced.encoding)
-
-    def _merged(
-        self, rung: Rung, payloads: Callable[[], Iterator[bytes]], traits: Mapping[str, Traits] | None = None
-    ) -> Merged:
-        """What the aggregator makes of contributions, screened where their traits are known."""
-        found, m = rung.method, self._bundle.manifest
-        width = found.row_width(rung.hyper, m.features)
-
-        def statistics() -> Iterator[Any]:
-            return (_contribution(each).statistic(found.statistic, m.classes, width) for each in payloads())
-
-        source = statistics if traits is None else screen(statistics, traits).source
-        return found.merge(source, "mean", rung.hyper)
 
     def _right(self, rung: Rung, merged: Merged) -> dict[str, Right]:
         """By way of answering: what devices would name right with what comes back."""
