@@ -39,8 +39,9 @@ from contract.statistics import ClassMeans
 from contract.wire import decode, encode
 from edge_client.local import OwnMeans
 
-__all__ = ["FINAL", "KEEP_BYTES", "Journal", "Kept", "Key", "Pending", "Report", "read_kept"]
+__all__ = ["FILE", "FINAL", "KEEP_BYTES", "Journal", "Kept", "Key", "Pending", "Report", "read_kept"]
 
+FILE = "journal.sqlite"  # of a state directory
 FINAL = ("committed", "duplicate", "late", "rejected")
 KEEP_BYTES = 16 << 20
 _INSTANCES_KEPT = 64
@@ -130,7 +131,7 @@ class Journal:
 
     def __init__(self, directory: Path, *, fleet: str, device: str, bundle: bytes) -> None:
         self.directory = directory
-        self._path = directory / "journal.sqlite"
+        self._path = directory / FILE
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -355,7 +356,7 @@ def read_kept(directory: Path) -> Kept:
         StoreError: there is no such directory, or its journal cannot be read.
         UsageError: it is of another version.
     """
-    path = directory / "journal.sqlite"
+    path = directory / FILE
     with read_only(path, KIND) as db, _as_written(path):
         meta = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('bundle', 'bundle-path')").fetchall())
         (rounds,) = db.execute("SELECT count(*) FROM rounds").fetchone()

@@ -1,7 +1,8 @@
 """`protofleet predict`: answers about photos, on a device or wherever a bundle and what the fleet has learned are.
 
 1. What is known is read: a state directory, whose client may be running, or a bundle, and a store beside either.
-2. Photos come from files, from folders, from folders that are watched (`--follow`), or from a camera.
+2. Photos come from files, from folders, from folders that are watched (`--follow`), or from a camera. While one of the
+   last two is asked for, what the client or the aggregator comes to know is taken up (`edge_client/predictor.py`).
 3. Each gets a line for a person, or a line of JSON; one that cannot be read gets a line, too, and the rest go on.
 """
 
@@ -72,6 +73,7 @@ def predict_command(
         threads=threads,
         threshold=unknown_above,
         provider=provider,
+        follow=follow or camera is not None,
         log=lambda line: typer.echo(line, err=True),
     )
     tell(predictor)
@@ -159,5 +161,6 @@ def _facts(name: str, answer: Answers | Broken, top: int) -> dict[str, Any]:
         "label": label,
         "unknown": bool(answer.unknown[0]),
         "novelty": float(answer.novelty[0]),
+        "global_version": answer.version,
         "top": best,
     }
