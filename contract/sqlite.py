@@ -97,7 +97,7 @@ class Watch:
     """Whether anything was committed to a file since the last look, whoever writes it; a look takes microseconds.
 
     It asks SQLite's own counter, which no commit leaves as it was. A file that is not there yet, or not any more, has
-    nothing new; one that takes another's place has.
+    nothing new; one that takes another's place has, and so has one that cannot be read: reading it will say why.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -113,8 +113,10 @@ class Watch:
                 self.close()
                 self._db, self._inode = _reader(self._path), (found.st_dev, found.st_ino)
             (seen,) = self._db.execute("PRAGMA data_version").fetchone()
-        except (OSError, sqlite3.DatabaseError):  # whoever reads it will be told what is wrong
+        except OSError:
             return False
+        except sqlite3.DatabaseError:
+            return True
         before, self._seen = self._seen, int(seen)
         return before != self._seen
 

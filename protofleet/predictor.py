@@ -8,10 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from contract.state import GlobalState
 from edge_client import predictor
+from edge_client.data.learned import LearnedFile, Outcome, example_of
 from edge_client.knowledge import Following, Knowledge, follow_state
 from edge_client.provider_trials import settle_providers
 
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Predictor"]
 
 Source = str | os.PathLike[str]
+Image = str | os.PathLike[str] | bytes | NDArray[Any]
 
 
 class Predictor(predictor.Predictor):
@@ -75,6 +79,39 @@ class Predictor(predictor.Predictor):
         newer = _newer(state, store, found, known) if follow and not solve else None
         options: dict[str, Any] = {"way": way, "threads": threads, "threshold": threshold, "providers": providers}
         super().__init__(found, known, newer=newer, log=log, **options)
+        self._state = state
+
+    def learn(self, image: Image, label: str) -> Outcome:
+        """Add an example to this device's own data: its next contribution holds it. It is on the disk on return.
+
+        Args:
+            image: a file by its path or bytes, or an array (H, W, c) uint8 of the bundle's shape.
+            label: a class of the bundle's.
+
+        Returns:
+            `learned`; `known`, where it was learned before; `corrected`, where it was, with another label.
+
+        Raises:
+            ProtofleetError: this is no predictor of a state directory, no such class, an image that cannot be read, or
+                a disk that refuses.
+        """
+        return self._learned_file().learn(example_of(image, self.bundle.manifest), label)
+
+    def unlearn(self, image: Image) -> str:
+        """Take an example out of this device's data again; gives the label that it had.
+
+        Raises:
+            ProtofleetError: as `learn`, and where it was not learned.
+        """
+        return self._learned_file().unlearn(example_of(image, self.bundle.manifest))
+
+    def _learned_file(self) -> LearnedFile:
+        if self._state is None:
+            raise UsageError(
+                "learning", expected="a predictor of a device's state directory", got="one of a bundle alone",
+                hint='Predictor("state/")',
+            )  # fmt: skip
+        return LearnedFile(self._state, self.labels)
 
 
 def _read(source: Path, bundle: Path | None) -> tuple[Bundle, Knowledge, Path]:

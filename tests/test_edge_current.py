@@ -210,7 +210,7 @@ def test_a_watch_sees_each_commit_once_also_of_a_file_that_comes_later_or_again(
     watch.close()
 
 
-class sqlite_note:  # noqa: N801
+class sqlite_note:
     """A file of ours, closed at the end."""
 
     def __init__(self, path: Path) -> None:
