@@ -72,12 +72,13 @@ class Connection:
         number: of the connection that is up or being made, from 1.
         limit_bytes: the largest payload that the broker takes, while up.
         dropped: messages at QoS 0 that found no room.
+        delivered: how many publications the broker has acknowledged on this connection, the first ones first.
     """
 
     def __init__(self, limits: Limits, rng: random.Random) -> None:
         self._limits, self._rng = limits, rng
         self.phase: Literal["waiting", "dialling", "subscribing", "up", "over"] = "waiting"
-        self.number, self.dropped = 0, 0
+        self.number, self.dropped, self.delivered = 0, 0, 0
         self._actions: deque[Action] = deque()
         self._tickets, self._attempt, self._denials = 0, 0, 0
         self._retry_at = float("-inf")
@@ -154,7 +155,10 @@ class Connection:
             self.phase, self._answer_by = "subscribing", now + ANSWER_S
             self.limit_bytes = terms.packet_bytes - PACKET_OVERHEAD_BYTES
             self._window = min(WINDOW_COUNT, terms.receive_maximum)
-            self._actions.append(Subscribe(self._limits.subscriptions))
+            if self._limits.subscriptions:
+                self._actions.append(Subscribe(self._limits.subscriptions))
+            else:
+                self.subscribed((), now)
 
     def refused(self, code: int, reason: str, now: float) -> None:
         """CONNACK with a reason why not."""
@@ -205,6 +209,7 @@ class Connection:
         topic, length = self._sent.pop(ticket)
         self._sent_bytes -= length
         self._progress_at = now
+        self.delivered += refusal is None
         if refusal is not None:
             self.ended(f"publish refused on {topic}: {refusal}", now, code=_NOT_AUTHORIZED if denied else None)
 
@@ -266,7 +271,7 @@ class Connection:
             self.phase = "over"
         elif self.phase == "waiting":
             if now >= self._retry_at:
-                self.number += 1
+                self.number, self.delivered = self.number + 1, 0
                 self.phase, self._answer_by = "dialling", now + ANSWER_S
                 self._actions.append(Dial(self.number))
         elif self.phase != "up":

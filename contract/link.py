@@ -43,6 +43,7 @@ from contract.link_actions import (
     Tell,
 )
 from contract.transport import Transport
+from contract.wire import CONTENT_TYPE
 
 __all__ = ["Address", "Connected", "Disconnected", "Event", "Failed", "Link", "Received"]
 
@@ -55,7 +56,7 @@ class Link:
     Args:
         address: where the broker is.
         client_id: unique at the broker; a second client of that id takes over and ends this link with `Failed`.
-        subscriptions: topic filters, at QoS 1. What is retained there comes after every `Connected`.
+        subscriptions: topic filters, at QoS 1; there may be none. What is retained there comes after every `Connected`.
         will: topic and payload that the broker publishes, retained, when we vanish.
         keepalive_s: an idle link sends two bytes in that time.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
@@ -63,6 +64,7 @@ class Link:
             window full of them could take all memory. No bound when None.
         echo_topic: a topic that is published to and listened to: a broker that does not send back what was published
             there delivers nothing at all, and is left for a new connection.
+        content_type: of what is published; a fleet's messages unless it says otherwise.
     """
 
     def __init__(
@@ -76,9 +78,11 @@ class Link:
         receive_maximum: int = 64,
         largest_bytes: int | None = None,
         echo_topic: str | None = None,
+        content_type: str = CONTENT_TYPE,
     ) -> None:
         self._address, self._client_id = address, client_id
         self._will, self._keepalive_s, self._receive_maximum = will, keepalive_s, receive_maximum
+        self._content_type = content_type
         self._packet_bytes = None if largest_bytes is None else largest_bytes + PACKET_OVERHEAD_BYTES
         limits = Limits(str(address), client_id, tuple(subscriptions), echo_topic)
         self._core = Connection(limits, random.Random(os.urandom(8)))
@@ -107,17 +111,18 @@ class Link:
                 self._core.taken(event)
         return event
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
-        """Hand a QoS 1 message to the network thread; False when there is no connection, and then nothing is kept.
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> int:
+        """Hand a QoS 1 message to the network thread; 0 when there is no connection, and then nothing is kept, else the
+        connection's number.
 
         Raises:
             LinkError: when the broker would not take a message of that size.
         """
         with self._lock:
             if not self._core.publish(topic, payload, retain, time.monotonic()):
-                return False
+                return 0
             self._wake()
-        return True
+            return self._core.number
 
     def acknowledge(self, received: Received) -> None:
         """Tell the broker that `received` is dealt with. Of no effect at QoS 0, or when its connection is gone.
@@ -133,6 +138,12 @@ class Link:
         """Whether the broker has acknowledged everything that was handed over on this connection."""
         with self._lock:
             return self._core.idle
+
+    @property
+    def delivered(self) -> tuple[int, int]:
+        """The newest connection's number, and how many publications, the first ones, were acknowledged on it."""
+        with self._lock:
+            return self._core.number, self._core.delivered
 
     @property
     def dropped(self) -> int:
@@ -223,6 +234,7 @@ class Link:
                 keepalive_s=self._keepalive_s,
                 receive_maximum=self._receive_maximum,
                 packet_bytes=self._packet_bytes,
+                content_type=self._content_type,
             )
             self._transport.dial()
         elif self._transport is None:

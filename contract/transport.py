@@ -41,6 +41,7 @@ class Transport:
         will: topic and payload that the broker publishes, retained, when we vanish.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
         packet_bytes: the largest packet that the broker may deliver; it drops what is larger. No bound when None.
+        content_type: of what is published; messages of a fleet say their wire version, too.
 
     Raises:
         UsageError: when a certificate file cannot be used.
@@ -57,6 +58,7 @@ class Transport:
         keepalive_s: int,
         receive_maximum: int,
         packet_bytes: int | None = None,
+        content_type: str = CONTENT_TYPE,
     ) -> None:
         self._core, self._lock, self._address = core, lock, address
         self._keepalive_s, self._receive_maximum, self._packet_bytes = keepalive_s, receive_maximum, packet_bytes
@@ -64,8 +66,9 @@ class Transport:
         self._properties = Properties(
             PacketTypes.PUBLISH
         )  # once: making them takes as long as all else about a message
-        self._properties.ContentType = CONTENT_TYPE
-        self._properties.UserProperty = ("pf", str(WIRE_VERSION))
+        self._properties.ContentType = content_type
+        if content_type == CONTENT_TYPE:
+            self._properties.UserProperty = ("pf", str(WIRE_VERSION))
         client = self._client = mqtt.Client(
             mqtt.CallbackAPIVersion.VERSION2,
             client_id=client_id,

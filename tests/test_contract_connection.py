@@ -101,6 +101,24 @@ def test_a_broker_that_cannot_carry_us_is_given_up_in_one_line(terms, said):
     assert core.phase == "over"
 
 
+def test_without_subscriptions_it_is_up_once_the_broker_accepts_and_counts_what_was_delivered_on_each_connection():
+    core = Connection(Limits("mqtt://b", "d", ()), random.Random(0))
+    for now in (0.0, 60.0):
+        actions(core, now)
+        core.accepted(Terms(), now)
+        assert [type(a) for a in actions(core, now)] == [Tell]
+        assert (core.phase, core.delivered) == ("up", 0)
+        for _ in range(3):
+            core.publish("t", b"x", False, now)
+        sent = actions(core, now)
+        for each in sent[:2]:
+            core.published(each.ticket, None, False, now)
+        assert core.delivered == 2
+        core.published(sent[2].ticket, "quota exceeded", False, now)
+        assert core.delivered == 2  # what is refused has not arrived, and ends the connection
+        core.ended("gone", now)
+
+
 def test_a_payload_above_the_limit_is_refused_and_what_is_behind_it_goes():
     core = up(machine(), terms=Terms(packet_bytes=2000))
     with pytest.raises(LinkError, match="expected at most 1744 bytes, got 1745 bytes"):

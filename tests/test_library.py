@@ -26,6 +26,7 @@ NAMES = {
     "Event",
     "Predictor",
     "ProtofleetError",
+    "Publisher",
     "RoundRecord",
     "__version__",
     "load_bundle",

@@ -18,12 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from brokers import Embedded
 from fleets import CLASSES, ENVIRONMENT, LABELS, bundle, error_line, fleet_in, run, share
 from PIL import Image
 from safetensors.numpy import load, save
 
 import protofleet
 from contract.bundle import read_bundle
+from contract.link import Address, Link, Received
 from contract.sphere import unit_rows
 from edge_client.extractor import Extractor
 from edge_client.journal import read_kept
@@ -258,6 +260,25 @@ def test_photos_of_known_classes_set_the_threshold(frozen: Finished, tmp_path: P
     assert said.count("unknown, nearest class-") == 2
 
 
+def test_published_answers_are_the_lines_of_json(frozen: Finished, tmp_path: Path) -> None:
+    broker = Embedded()
+    broker.start()
+    listener = Link(Address.parse(broker.url), "listener", subscriptions=["kitchen/answers", "pf/#"]).open()
+    listener.wait_connected(10)
+    url, out = f"{broker.url}/kitchen/answers", tmp_path / "a.jsonl"
+    code, said = run("predict", frozen.photos, "--state", frozen.state(), "--publish", url, "--json", out)
+    assert code == 0, said
+    heard: list[Received] = []
+    while len(heard) < 40 and (event := listener.receive(10)) is not None:
+        heard += [event] if isinstance(event, Received) else []
+        listener.acknowledge(heard[-1])
+    assert [json.loads(event.payload) for event in heard] == _lines(out)
+    assert {event.topic for event in heard} == {"kitchen/answers"}
+    assert {line["global_version"] for line in _lines(out)} == {1}
+    listener.close()
+    broker.stop()
+
+
 @pytest.fixture
 def watcher(frozen: Finished, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """A folder, and the file that a `predict --follow` on it writes."""
@@ -339,6 +360,8 @@ def test_a_camera_is_asked_through_opencv_and_its_absence_is_one_line(frozen: Fi
         ([], "expected photos or --camera, got none"),
         (["nowhere.png", "--bundle", "B"], "no photo at nowhere.png"),
         (["F", "--follow", "--bundle", "B"], "--follow, expected a folder to watch, got photos only"),
+        (["F", "--bundle", "B", "--publish", "mqtt://h/pf/x"], "--publish, expected a topic that is no fleet's"),
+        (["F", "--bundle", "B", "--ca", "ca.pem"], "a certificate file, expected --publish mqtts://BROKER/TOPIC"),
     ],
 )
 def test_wrong_use_is_one_line(trained: Finished, words: list[str], wanted: str) -> None:
