@@ -71,6 +71,7 @@ class Client:
         accountant: of noise, where the bundle says that its method adds it.
         photos: what the device tests with, in words.
         tells_accuracy: whether its accuracy goes into its status.
+        before_round: called before each round, so that the device trains on what it has by then.
         log: takes one line for a person.
         stopping: ends `run`, once it is set and nothing is being done.
         detail: takes a line for each message, and the link's counts at the end.
@@ -90,6 +91,7 @@ class Client:
         accountant: Accountant | None = None,
         photos: str = "test photos",
         tells_accuracy: bool = False,
+        before_round: Callable[[], None] = lambda: None,
         log: Callable[[str], None] = lambda line: None,
         stopping: threading.Event | None = None,
         detail: Callable[[str], None] | None = None,
@@ -99,7 +101,7 @@ class Client:
         self._patience_s, self._log, self._detail = patience_s, log, detail or (lambda line: None)
         self._stopping = stopping or threading.Event()
         self._profiled, self._accountant = dict(measured or {}), accountant
-        self._photos, self._tells_accuracy = photos, tells_accuracy
+        self._photos, self._tells_accuracy, self._before_round = photos, tells_accuracy, before_round
         self._instance = os.urandom(8)
         self._boot = journal.begin(self._instance)
         self._outbox = Outbox(random.Random())
@@ -334,6 +336,7 @@ class Client:
 
     def _take_part(self, task: Task) -> None:
         a, key = task.announcement, task.key
+        self._before_round()
         if self._accountant is not None:
             self._accountant.check(a.method)
         clock, began_s = process_metrics.StepClock(), time.monotonic()

@@ -123,20 +123,26 @@ class Device:
     ) -> None:
         self._bundle, self._manifest = bundle, bundle.manifest
         self._method = method(bundle.manifest.method)
-        self._data, self._test = data.labelled, test
-        self._training_data = data if self._method.uses_unlabelled(bundle.manifest.hyper) else self._data
         self._secret = secret or os.urandom(32)
         self._id = check_device(device_id, "device id")
         self._graphs = graphs or CompiledGraphs(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
+        self._caution = Caution(self._method, bundle.manifest.hyper)
+        self._trunk = Trunk(bundle, self._graphs.trunk, activations) if bundle.manifest.cut else None
+        self.hold(data, test=test, held=held)
+
+    def hold(self, data: LocalData, *, test: LocalData | None = None, held: LocalData | None = None) -> None:
+        """From now on the device has these samples; arguments as of the class."""
+        hyper = self._manifest.hyper
+        self._data, self._test = data.labelled, test
+        self._training_data = data if self._method.uses_unlabelled(hyper) else self._data
         self._own_means: OwnMeans | None = None
         self._frozen: int | None = None  # see `_check`
         self._alone: dict[str, Mapping[str, float]] = {}  # see `_without_the_fleet`
-        self._caution = Caution(self._method, bundle.manifest.hyper)
-        self._trunk = Trunk(bundle, self._graphs.trunk, activations) if bundle.manifest.cut else None
-        noised = self._method.mechanism(bundle.manifest.hyper) is not None  # what is held out would be told unnoised
+        noised = self._method.mechanism(hyper) is not None  # what is held out would be told unnoised
         self._held = held if self._trunk is not None and held is not None and len(held) and not noised else None
         if self._trunk is not None:
+            self._trunk.forget()
             for name, samples in (("train", self._training_data), ("held", held), ("test", test)):
                 if samples is not None:
                     self._trunk.keep(name, samples.x)

@@ -22,6 +22,7 @@ from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.config import ClientConfig, read_public_key
 from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
+from edge_client.data.learned import Learned
 from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
 from edge_client.device import Device
 from edge_client.journal import Journal
@@ -69,7 +70,9 @@ class Service:
         bundle = read_bundle(settings.bundle, public_key=trusted)
         m = bundle.manifest
         state = Path(settings.state)
-        data, test, held = self._samples(m, log, state / "images")
+        learned = Learned(state)
+        learned.look()
+        data, test, held = self._samples(m, log, state / "images", learned)
         with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
             graphs = CompiledGraphs(bundle, settings.threads, providers=_providers(settings, bundle, log))
             device = Device(
@@ -85,14 +88,25 @@ class Service:
             device.restore(journal.weights())
             journal.remember_bundle(Path(settings.bundle).resolve())
             beside = f", {len(test):,} {self._photos}" if test is not None else ""
+            beside += f", {len(learned):,} of them learned" if len(learned) else ""
             log(
                 f"{len(data):,} samples of {int(device.own_classes.sum())} classes{beside}, "
                 f"bundle {bundle.sha256.hex()[:12]}"
             )
             accountant = _accountant(settings, m, journal, data.labelled)
             tells = test is not None and _tells_accuracy(settings, accountant, log)
+
+            def before_round() -> None:
+                if learned.look():
+                    fresh, test, held = self._samples(m, log, state / "images", learned)
+                    device.hold(fresh, test=test, held=held)
+                    if accountant is not None:
+                        accountant.hold(fresh.labelled.counts(m.classes))
+                    log(f"{len(fresh):,} samples now, {len(learned):,} of them learned")
+
             client = Client(
                 device=device,
+                before_round=before_round,
                 journal=journal,
                 bundle=bundle,
                 address=address,
@@ -121,7 +135,9 @@ class Service:
         """What the device tests with, in words."""
         return "held-out photos" if self._settings.test is None else "test photos"
 
-    def _samples(self, m: Manifest, log: Log, cache: Path) -> tuple[LocalData, LocalData | None, LocalData | None]:
+    def _samples(
+        self, m: Manifest, log: Log, cache: Path, learned: Learned
+    ) -> tuple[LocalData, LocalData | None, LocalData | None]:
         """What to train on; what to test with, `--test`, or else a share of `--data`, or nothing; and what is held out,
         which a trained tail has to stand on: the same share, that no test set may stand for."""
         settings = self._settings
@@ -130,14 +146,17 @@ class Service:
             share = HOLD_OUT if settings.test is None or m.cut else 0.0
         test = None
         if settings.test is not None:
-            test = load_data(settings.test, m, purpose="test", log=log, cache=cache)
-        if not share:
-            data = load_data(settings.data, m, log=log, cache=cache) if self._arrays is None else self._given(m)
-            return data, test, None
-        if self._arrays is None:
-            data, held = load_held_out(settings.data, m, share=share, least=LEAST, log=log, cache=cache)
+            test = load_data(settings.test, m, purpose="test", log=log, cache=cache, learned=learned)
+            test = test if len(test) else None
+        options: Any = {"log": log, "cache": cache, "learned": learned}
+        if self._arrays is not None:
+            data, held = learned.added(*hold_back(self._given(m), share=share, least=LEAST), m)
+        elif share:
+            data, held = load_held_out(settings.data, m, share=share, least=LEAST, **options)
         else:
-            data, held = hold_back(self._given(m), share=share, least=LEAST)
+            data = load_data(settings.data, m, **options)
+        if not share:
+            return data, test, None
         if not len(held):
             lost = "accuracy stays unknown; --test" if test is None else "nothing shows whether training helps"
             log(f"too few photos to hold {share:.0%} out of classes of {LEAST} or more: {lost}")

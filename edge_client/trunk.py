@@ -80,6 +80,11 @@ class Trunk:
         if len(x) and x.flags.c_contiguous and all(known is not x for _, known in self._named):
             self._named.append((name, x))
 
+    def forget(self) -> None:
+        """No photos are known any more; what is on the disk of them stays until others take its place."""
+        self._named.clear()
+        self._kept.clear()
+
     def rest(self) -> None:
         """Let go of the graph until it is needed again."""
         self._graph = None

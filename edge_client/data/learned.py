@@ -281,6 +281,8 @@ class Learned:
 
     def added(self, data: LocalData, held: LocalData, manifest: Manifest) -> tuple[LocalData, LocalData]:
         """Samples in memory to train on, with the examples before them, and those held back; none of both twice."""
+        if not len(self):
+            return data, held
         own, rest = self.decoded(manifest), self._without(data)
         whole = LocalData(np.concatenate([own.x, rest.x]), np.concatenate([own.y, rest.y]))
         return whole, self._without(held)
