@@ -4,9 +4,8 @@ What happens, in order:
 
 1. Connect, listen to the fleet's round, its global state, this device's receipts and its own status; say that we are
    here (a retained birth, with a death as last will). Contributions that an earlier process left are sent first.
-2. When a round is open, we are sampled and its global state is here: run the round (`device.Device`), then commit
-   weights, contribution and the round's mark in one transaction, and only then send. A round whose training diverges
-   is left out: the weights stay, and what is sent says only that we took part.
+2. When a round is open, we are sampled and its global state is here: do the round (`round_work.py`), which is durable
+   before anything of it is sent.
 3. Send again after a reconnection, or when no receipt comes, until one does. Receipts are written to the journal
    before the MQTT message that carried them is acknowledged.
 4. A new global state is put on the disk, so that answers need no broker. When the round's has come back, test the
@@ -32,20 +31,20 @@ from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
-from contract.errors import DivergedError, LinkError, WireError
+from contract.errors import LinkError, WireError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
 from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
 from contract.methods import METHODS, method
 from contract.wire import decode, encode
 from edge_client import process_metrics
 from edge_client.device import Device
-from edge_client.evaluate import in_words
-from edge_client.history import append_line, history_line
-from edge_client.journal import FINAL, Journal, Pending, Report
-from edge_client.outbox import Outbox, fitting
+from edge_client.health import Health
+from edge_client.journal import FINAL, Journal
+from edge_client.outbox import Outbox
 from edge_client.presence import Presence
 from edge_client.privacy import Accountant
-from edge_client.rounds import Follower, Task
+from edge_client.round_work import RoundWork
+from edge_client.rounds import Follower
 from edge_client.waiting_notice import Waits
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
@@ -54,7 +53,6 @@ SUMMARY_SCHEMA = "protofleet.client/1"
 _QUIET_S = 0.05  # no message for so long: what has arrived is all there is for now
 _IDLE_S = 1.0
 _LAST_STATE_S = 5.0  # how long a finished run's last global state may take to arrive
-_KEEPALIVE_S = 90  # an idle minute is then under 100 bytes, TCP and IP included
 
 
 class Client:
@@ -98,16 +96,24 @@ class Client:
         self._address, self._fleet, self._id = address, fleet, device_id
         self._patience_s, self._log, self._detail = patience_s, log, detail or (lambda line: None)
         self._stopping = stopping or threading.Event()
-        self._profiled, self._accountant = dict(measured or {}), accountant
-        self._photos, self._tells_accuracy = photos, tells_accuracy
-        self._instance = os.urandom(8)
-        self._boot = journal.begin(self._instance)
+        self._accountant, self._tells_accuracy = accountant, tells_accuracy
+        instance = os.urandom(8)
+        self._boot = journal.begin(instance)
+        self._health = Health(instance, self._boot, measured or {})
         self._outbox = Outbox(random.Random())
         self._follower = Follower(device_id, bundle, is_done=journal.is_done, took_part=journal.took_part)
-        self._presence = Presence(device_id, self._instance, is_own=journal.is_own_instance)
-        self._unreported = journal.unreported()
-        self._step_ms: float | None = None
-        self._told: dict[str, float] = {}  # the newest round's accuracy, where the fleet is told
+        self._presence = Presence(device_id, instance, is_own=journal.is_own_instance)
+        self._rounds = RoundWork(
+            device,
+            journal,
+            self._outbox,
+            self._follower,
+            device_id=device_id,
+            boot=self._boot,
+            accountant=accountant,
+            photos=photos,
+            log=log,
+        )
         self._malformed = 0
         self._connections = 0
         self._note = ""
@@ -128,14 +134,14 @@ class Client:
         }
         self._link = Link(
             address,
-            f"pf-{fleet}-{device_id}-{self._instance.hex()}",
+            f"pf-{fleet}-{device_id}-{instance.hex()}",
             subscriptions=[
                 topics.round_(fleet),
                 topics.global_all(fleet),
                 topics.down(fleet, device_id),
                 self._status,
             ],
-            will=(self._status, encode(self._state_of_health(online=False))),
+            will=(self._status, encode(self._health.death())),
             echo_topic=self._status,
         )
 
@@ -159,7 +165,7 @@ class Client:
             raise
         finally:
             if polite:
-                self._link.publish(self._status, encode(self._state_of_health(online=False)), retain=True)
+                self._link.publish(self._status, encode(self._health.death()), retain=True)
             self._link.close()
             self._detail(
                 f"link closed: {self._connections} connections, {self._malformed} messages skipped, "
@@ -177,7 +183,7 @@ class Client:
             "contributions": self._journal.outcomes(),
             "malformed": self._malformed,
             "connections": self._connections,
-            "step_ms": self._step_ms,
+            "step_ms": self._health.step_ms,
             "privacy": None if self._accountant is None else self._accountant.facts(),
             **process_metrics.facts(),
         }
@@ -217,12 +223,19 @@ class Client:
             return True
         task = self._follower.task()
         last = self._follower.finished and self._last_state_is_here() and not len(self._outbox)
-        report = next(iter(self._unreported), None)
-        if report is not None and (task is not None or last or self._is_complete(report)):
-            self._report(report)
+        report = self._rounds.unreported
+        if report is not None and (task is not None or last or self._rounds.is_complete(report)):
+            accuracy = self._rounds.report(report)
+            if accuracy is not None and self._tells_accuracy:
+                run, number, _ = report.key
+                self._health.accuracy = accuracy.metrics(run, number)
+                self._publish_birth()
             return True
         if task is not None:
-            self._take_part(task)
+            step_ms = self._rounds.take_part(task)
+            if step_ms is not None and self._health.step_ms is None:  # the aggregator's side reads it
+                self._health.step_ms = step_ms
+                self._publish_birth()
             return True
         return False
 
@@ -240,7 +253,7 @@ class Client:
         return True
 
     def _over(self) -> bool:
-        return self._follower.finished and not len(self._outbox) and not self._unreported
+        return self._follower.finished and not len(self._outbox) and self._rounds.unreported is None
 
     def _check_patience(self) -> None:
         if self._connections and not self._follower.finished:
@@ -332,90 +345,6 @@ class Client:
 
     # ── what is done ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _take_part(self, task: Task) -> None:
-        a, key = task.announcement, task.key
-        if self._accountant is not None:
-            self._accountant.check(a.method)
-        clock, began_s = process_metrics.StepClock(), time.monotonic()
-        what = f"round {a.round} ({a.method})"
-        try:
-            result = self._device.run_round(a, task.state, on_step=lambda done, steps: clock.tick(time.perf_counter()))
-        except DivergedError as error:
-            self._log(f"{what}: {error}; weights as before the round, which is left out")
-            result = self._device.sit_out(a)
-        if result.refused:
-            self._log(f"{what}: {result.refused}")
-        if result.check is not None and result.check.is_worse:
-            self._log(f"{what}: {result.check.in_words()}")
-        seconds = time.monotonic() - began_s
-        payload = fitting(result.contribution, a.encoding)
-        metrics = {
-            "device": self._id,
-            "boot": self._boot,
-            "loss": result.loss,
-            "seconds": round(seconds, 3),
-            "samples": result.samples,
-            "steps": result.steps,
-            "step_ms": clock.step_ms,
-            "payload_bytes": len(payload),
-            **({} if result.check is None else result.check.facts()),
-        }
-        if self._accountant is not None:
-            metrics["squared_counts"] = self._accountant.squared_counts
-        self._journal.commit_round(
-            key,
-            weights=self._device.state(),
-            means=self._device.own_means(),
-            payload=payload,
-            limit_bytes=a.limit_bytes,
-            metrics=metrics,
-        )
-        self._outbox.add(Pending(key, payload, a.limit_bytes))
-        self._unreported.append(Report(key, metrics))
-        process_metrics.release_memory()
-        loss = "" if result.loss is None else f"loss {result.loss:.3f}, "
-        cost = ""
-        if self._accountant is not None:
-            self._accountant.count(a.method)
-            cost = f", {self._accountant.told()}"
-        sent = f"{len(payload):,} bytes to send"
-        self._log(f"{what}: {loss}{result.samples:,} samples, {seconds:.1f} s, {sent}{cost}")
-        self._measured(clock.step_ms)
-
-    def _is_complete(self, report: Report) -> bool:
-        """Whether the round's outcome and the global state that came out of it are here."""
-        run, number, _ = report.key
-        state = self._follower.state(run)
-        settled = not report.metrics["payload_bytes"] or self._journal.outcome(report.key) is not None
-        return settled and state is not None and state.round >= number
-
-    def _report(self, report: Report) -> None:
-        run, number, name = report.key
-        state = self._follower.state(run)
-        evaluation = self._device.evaluate(state)
-        told = None if evaluation is None else self._device.accuracy(evaluation, name)
-        process_metrics.release_memory()
-        outcome = self._journal.outcome(report.key)
-        line = history_line(
-            report.key,
-            report.metrics,
-            outcome=None if outcome is None else outcome[0],
-            uplink_bytes=self._outbox.sent_bytes(report.key) if outcome is None else outcome[1],
-            global_version=0 if state is None else state.version,
-            evaluation=evaluation,
-            told=told,
-            peak_rss_bytes=process_metrics.peak_rss_bytes(),
-        )
-        append_line(self._journal.directory / "history.jsonl", line)
-        self._journal.mark_reported(report.key)
-        self._unreported.remove(report)
-        if told is not None:
-            personal = None if evaluation is None else evaluation.all_classes.get("personal")
-            self._log(f"round {number}: {in_words(told, self._photos, personal)}")
-            if self._tells_accuracy and (state is None or state.round <= number):  # else it is of a later round
-                self._told = told.metrics(run, number)
-                self._publish_birth()
-
     def _last_state_is_here(self) -> bool:
         a = self._follower.announcement
         if a is None:
@@ -424,29 +353,9 @@ class Client:
         here = a.global_version == 0 or (state is not None and state.version >= a.global_version)
         return here or time.monotonic() - self._last_progress_s > _LAST_STATE_S
 
-    def _measured(self, step_ms: float | None) -> None:
-        """The first training step times of this process go into its status, which the aggregator's side reads."""
-        if step_ms is not None and self._step_ms is None:
-            self._step_ms = step_ms
-            self._publish_birth()
-
     def _publish_birth(self) -> None:
-        if self._link.publish(self._status, encode(self._state_of_health(online=True)), retain=True):
+        if self._link.publish(self._status, encode(self._health.birth()), retain=True):
             self._presence.born()
-
-    def _state_of_health(self, *, online: bool) -> Status:
-        if not online:
-            return Status(False, self._instance, self._boot)
-        metrics: dict[str, float] = {**self._profiled, **self._told}
-        metrics |= {
-            "peak_rss_bytes": float(process_metrics.peak_rss_bytes()),
-            "rss_bytes": float(process_metrics.rss_bytes()),
-        }
-        if self._step_ms is not None:
-            metrics["train_step_ms"] = self._step_ms
-        return Status(
-            True, self._instance, self._boot, process_metrics.board_name(), process_metrics.versions(), metrics
-        )
 
     def _tell_what_is_waited_for(self) -> None:
         waited_for = self._follower.waits_for() if self._connections and not self._outbox else self._outbox.waits_for()
