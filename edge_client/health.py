@@ -21,12 +21,14 @@ class Health:
     Attributes:
         accuracy: what the fleet is told of the newest round's accuracy; empty where it is told nothing.
         step_ms: the time of a training step; None before the first round that trains.
+        samples_new: how many photos came or went since the last contribution; None where that is not told.
     """
 
     def __init__(self, instance: bytes, boot: int, profiled: Mapping[str, float]) -> None:
         self._instance, self._boot, self._profiled = instance, boot, dict(profiled)
         self.accuracy: Mapping[str, float] = {}
         self.step_ms: float | None = None
+        self.samples_new: int | None = None
 
     def death(self) -> Status:
         """This process is gone."""
@@ -41,6 +43,8 @@ class Health:
         }
         if self.step_ms is not None:
             metrics["train_step_ms"] = self.step_ms
+        if self.samples_new is not None:
+            metrics["samples_new"] = float(self.samples_new)
         return Status(
             True, self._instance, self._boot, process_metrics.board_name(), process_metrics.versions(), metrics
         )
