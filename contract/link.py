@@ -47,7 +47,7 @@ from contract.wire import CONTENT_TYPE
 
 __all__ = ["Address", "Connected", "Disconnected", "Event", "Failed", "Link", "Received"]
 
-_LOOK_S = 1.0  # how long the network thread sleeps at most: keepalives are sent between
+_LOOKS = 4  # of the network thread in one keepalive, which it sends between
 
 
 class Link:
@@ -87,7 +87,8 @@ class Link:
         limits = Limits(str(address), client_id, tuple(subscriptions), echo_topic)
         self._core = Connection(limits, random.Random(os.urandom(8)))
         self._lock = threading.RLock()  # around every use of the core, and of what follows
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._turned_at = time.monotonic()
         self._wake_in, self._wake_out = socket.socketpair()
         self._woken = False
         self._transport: Transport | None = None
@@ -101,7 +102,7 @@ class Link:
         return self
 
     def receive(self, timeout_s: float) -> Event | None:
-        """The next event, or None after `timeout_s`."""
+        """The next event, or None after `timeout_s`, or once `wake` is called."""
         try:
             event = self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
         except queue.Empty:
@@ -110,6 +111,15 @@ class Link:
             with self._lock:
                 self._core.taken(event)
         return event
+
+    def wake(self) -> None:
+        """Make `receive` return, from any thread."""
+        self._events.put(None)
+
+    @property
+    def still_s(self) -> float:
+        """How long ago the network thread last went round; much more than its keepalive, and it hangs."""
+        return time.monotonic() - self._turned_at
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> int:
         """Hand a QoS 1 message to the network thread; 0 when there is no connection, and then nothing is kept, else the
@@ -204,6 +214,7 @@ class Link:
     def _turn(self) -> bool:
         """Do the next thing that is due, or wait for one; False when there will be none."""
         due_s: float | None = None
+        self._turned_at = time.monotonic()
         with self._lock:
             action = self._core.advance(time.monotonic())
             if action is None:
@@ -214,7 +225,8 @@ class Link:
             if action is not None:
                 self._perform(action)
             else:
-                self._wait(_LOOK_S if due_s is None else min(_LOOK_S, due_s))
+                look_s = self._keepalive_s if self._transport is None else self._transport.keepalive_s
+                self._wait(look_s / _LOOKS if due_s is None else min(look_s / _LOOKS, due_s))
         except Exception as error:  # paho raises any class at a malformed packet; the connection is what is lost
             known = isinstance(error, (OSError, ValueError, ProtofleetError)) and str(error)
             with self._lock:

@@ -94,9 +94,10 @@ class Accountant:
         self._first, self._table = rounds, self._epsilons()
 
     def hold(self, counts: NDArray[np.integer]) -> None:
-        """From now on a round has so many samples of each class (C,)."""
-        if squared_counts(counts) != self.squared_counts:
-            self.squared_counts = squared_counts(counts)
+        """From now on the device has these many samples of each class (C,)."""
+        found = squared_counts(counts)
+        if found != self.squared_counts:
+            self.squared_counts = found
             self._first, self._table = self._rounds, self._epsilons()
 
     def epsilon(self, more: int = 0) -> float:

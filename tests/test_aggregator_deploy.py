@@ -206,7 +206,19 @@ def test_a_client_whose_certificate_does_not_fit_its_id_gives_up_in_one_line(
     bundle = mnist_like_bundle()
     data = fashion(read_bundle(bundle), 20, (0, 1))
     np.savez(tmp_path / "train.npz", x=data.x, y=data.y)
-    command = [sys.executable, "-m", "protofleet", "client", "--broker", url, "--id", "d1", "--bundle", str(bundle)]
+    command = [
+        sys.executable,
+        "-m",
+        "protofleet",
+        "client",
+        "--until-finished",
+        "--broker",
+        url,
+        "--id",
+        "d1",
+        "--bundle",
+        str(bundle),
+    ]
     command += ["--data", str(tmp_path / "train.npz"), "--state", str(tmp_path / "state")]
     command += ["--ca", f"{folder}/ca.pem", "--cert", f"{folder}/d2.pem", "--key", f"{folder}/d2.key"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

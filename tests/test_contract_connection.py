@@ -312,6 +312,21 @@ def test_waits_grow_and_start_over_after_a_connection_that_held():
     assert waits[8] <= 0.25
 
 
+def test_a_broker_that_is_away_for_weeks_is_looked_for_every_five_minutes_at_most():
+    core, now, waits = machine(), 0.0, []
+    while now < 86_400.0:
+        assert [type(a) for a in actions(core, now)] == [Dial]
+        core.ended("refused", now)
+        waits += [event.retry_s for event in told(actions(core, now), Disconnected)]
+        now += waits[-1]
+    assert max(waits[:29]) <= 30.0
+    assert all(75.0 < wait_s <= 300.0 for wait_s in waits[40:])
+    assert len(waits) < 600  # 2,900 at 30 s
+    up(core, now)
+    core.ended("gone", now + rules.STEADY_S + 1)
+    assert told(actions(core, now + rules.STEADY_S + 1), Disconnected)[0].retry_s <= 0.25
+
+
 def test_closing_sends_what_is_queued_says_goodbye_and_ends():
     core = up(machine())
     core.publish("t", b"last", False, 0.0)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,11 +18,12 @@ import pytest
 from PIL import Image
 from test_edge_data import manifest, png, samples, sorted_rows, write_folder
 
-from contract.errors import DataError, ProtofleetError, StoreError
+from contract.errors import DataError, ProtofleetError
+from edge_client.config import settle_config
 from edge_client.data import LocalData
-from edge_client.data.learned import Example, Learned, LearnedFile, example_of
+from edge_client.data.learned import Example, ExampleGoneError, Learned, LearnedFile, example_of
 from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
-from edge_client.data.samples import pixel_hash
+from edge_client.own_samples import OwnSamples
 
 LABELS = manifest().labels
 X, Y = samples(60)
@@ -149,7 +150,7 @@ def test_what_is_no_file_of_ours_is_left_alone(taught: LearnedFile, tmp_path: Pa
     (tmp_path / "state" / "learned.sqlite").write_bytes(b"something else" * 20)
     with pytest.raises(ProtofleetError, match="expected a file of learned examples of version 2, got another file"):
         taught.learn(example(MORE[0]), "ant")
-    with pytest.raises(StoreError, match=r"file of learned examples .*that can be read"):
+    with pytest.raises(DataError, match=r"file of learned examples .*that can be read"):
         seen(tmp_path).look()
 
 
@@ -312,13 +313,38 @@ def test_one_more_example_decodes_no_photo_again(
     assert (1, MORE[0].tobytes()) in rows(train)
 
 
-def test_one_that_is_unlearned_while_it_is_read_is_skipped(taught: LearnedFile, tmp_path: Path) -> None:
+def test_one_that_is_unlearned_while_it_is_read_is_told_and_looked_at_again(
+    taught: LearnedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "photos", X, Y, LABELS)
     for x in MORE[:2]:
         taught.learn(example(x), "ant")
     learned = seen(tmp_path)
     taught.unlearn(example(MORE[0]))
-    said: list[str] = []
-    write_folder(tmp_path / "photos", X, Y, LABELS)
-    train, _ = load_held_out(tmp_path / "photos", manifest(), learned=learned, log=said.append)
-    assert MORE[1].tobytes() in {pixels for _, pixels in rows(train)}
-    assert f"learned/{pixel_hash(MORE[0]).hex()[:12]} (an empty file)" in said[0]
+    with pytest.raises(ExampleGoneError):
+        load_held_out(tmp_path / "photos", manifest(), learned=learned)
+    taught.learn(example(MORE[0]), "ant")
+    given = {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": str(tmp_path / "photos"), "state": "s"}
+    own = OwnSamples(settle_config(None, given), manifest(), tmp_path / "state", lambda line: None)
+    reads = Learned.images
+
+    def meddled(self: Learned, wanted: np.ndarray) -> Iterator[bytes]:
+        if len(self) == 2:
+            taught.unlearn(example(MORE[0]))
+        return reads(self, wanted)
+
+    monkeypatch.setattr(Learned, "images", meddled)
+    found = own.read()
+    assert {MORE[0].tobytes(), MORE[1].tobytes()} & {pixels for _, pixels in rows(found.data)} == {MORE[1].tobytes()}
+    assert own.newer() is None
+    taught.learn(example(MORE[1]), "bee")
+    own.look()
+    assert own.new == 62 - 1  # nothing was sent yet: all photos, one of them learned
+    again = own.newer()
+    assert again is not None
+    assert (1, MORE[1].tobytes()) in rows(again.data)
+    own.sent()
+    assert own.new == 0
+    taught.learn(example(MORE[2]), "bee")
+    own.look()
+    assert own.new == 1

@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import io
 import os
+import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,13 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.bundle import Manifest
-from contract.errors import DataError, StoreError, near_names
+from contract.errors import DataError, StoreError, UsageError, near_names
 from contract.sqlite import Database, Kind, Watch, read_only
 from edge_client.data.listing import Images, Listing
 from edge_client.data.npz import pixels
 from edge_client.data.samples import LocalData, pixel_hash
 
-__all__ = ["FILE", "Example", "Learned", "LearnedFile", "Outcome", "example_of"]
+__all__ = ["FILE", "Example", "ExampleGoneError", "Learned", "LearnedFile", "Outcome", "example_of"]
 
 FILE = "learned.sqlite"
 KIND = Kind(
@@ -47,6 +48,11 @@ KIND = Kind(
     pragmas={"cache_size": -1024, "secure_delete": 1},
 )
 _WAIT_S = 20.0  # for another process that writes: it does so for milliseconds
+
+
+class ExampleGoneError(DataError):
+    """An example was unlearned between two looks: what is wanted is to be looked at again."""
+
 
 Outcome = Literal["learned", "known", "corrected"]
 """What `learn` found: nothing of this photo, the same example, or the photo with another label."""
@@ -206,15 +212,25 @@ class Learned:
         """See what there is now; whether it is something else than before. Of no cost where nothing was written.
 
         Raises:
-            StoreError, UsageError: there is a file that cannot be read.
+            DataError: there is a file that cannot be read.
         """
         before = self.hashes, self.labels
         if not self._path.exists():
             self._take([])
         elif self._watch.changed():
-            with read_only(self._path, KIND) as db:
+            with self._reading() as db:
                 self._take(db.execute("SELECT pixels, label FROM examples ORDER BY pixels").fetchall())
         return before != (self.hashes, self.labels)
+
+    @property
+    def mark(self) -> bytes:
+        """What changes when an example comes, goes or gets another label."""
+        return b"".join(self.ids()) if len(self) else b""
+
+    def ids(self) -> list[bytes]:
+        """8 bytes for each example and its label."""
+        named = zip(self.hashes, self.labels, strict=True)
+        return [hashlib.blake2b(key + label.encode(), digest_size=8).digest() for key, label in named]
 
     def close(self) -> None:
         """Let go of the file."""
@@ -232,11 +248,26 @@ class Learned:
         return np.array([manifest.labels.index(label) for label in self.labels], np.int64)
 
     def images(self, rows: NDArray[np.int64]) -> Iterator[bytes]:
-        """The encoded images of these examples; empty for one that has been unlearned meanwhile."""
-        with read_only(self._path, KIND) as db:
+        """The encoded images of these examples.
+
+        Raises:
+            ExampleGoneError: one has been unlearned since the last `look`.
+            DataError: the file cannot be read.
+        """
+        with self._reading() as db:
             for row in rows:
                 found = db.execute("SELECT png FROM examples WHERE pixels = ?", (self.hashes[row],)).fetchone()
-                yield b"" if found is None else bytes(found[0])
+                if found is None:
+                    raise ExampleGoneError(f"{self._path}", expected="the examples of a moment ago", got="others")
+                yield bytes(found[0])
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with read_only(self._path, KIND) as db:
+                yield db
+        except (StoreError, UsageError) as error:
+            raise DataError(error.message, expected=error.expected, got=error.got, hint="another --state") from None
 
     def is_duplicate(self, hashed: bytes) -> bool:
         """Whether an image of this hash was learned."""
@@ -247,8 +278,7 @@ class Learned:
         count, numbers = len(listing), self.numbers(manifest)
         pictures: Images | NDArray[np.uint8]
         if isinstance(listing.images, np.ndarray):
-            own = self.decoded(manifest)
-            pictures, numbers = np.concatenate([listing.images, own.x]), own.y
+            pictures = np.concatenate([listing.images, self.decoded(manifest).x])
         else:
             pictures = _Joined(listing.images, self, count)
         ids = None
@@ -271,13 +301,15 @@ class Learned:
         return hashlib.sha256(of + b"".join(self.hashes)).digest()
 
     def decoded(self, manifest: Manifest) -> LocalData:
-        """All examples, in memory, without any that has been unlearned meanwhile."""
+        """All examples, in memory.
+
+        Raises:
+            DataError: as `images` and `numbers`.
+        """
         from edge_client.data.decode import decode_image
 
-        found = list(self.images(np.arange(len(self))))
-        there = np.array([bool(png) for png in found], bool)
-        x = [decode_image(png, manifest.input_shape) for png in found if png]
-        return LocalData(np.array(x, np.uint8).reshape(-1, *manifest.input_shape), self.numbers(manifest)[there])
+        x = [decode_image(png, manifest.input_shape) for png in self.images(np.arange(len(self)))]
+        return LocalData(np.array(x, np.uint8).reshape(-1, *manifest.input_shape), self.numbers(manifest))
 
     def added(self, data: LocalData, held: LocalData, manifest: Manifest) -> tuple[LocalData, LocalData]:
         """Samples in memory to train on, with the examples before them, and those held back; none of both twice."""
