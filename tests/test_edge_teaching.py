@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from PIL import Image
 import protofleet
 from contract.bundle import Bundle, read_bundle
 from contract.messages import Contribution
+from edge_client.journal import read_kept
 
 OWN = (0, 3, 8)
 TESTS = Path(__file__).parent
@@ -108,6 +110,57 @@ def test_the_next_contribution_holds_what_was_learned_and_no_longer_what_was_unl
         assert predictor.unlearn(new.x[1]) == "Sneaker"
         assert sent_in(peer, 4) == plain
     assert "the photos have changed: 54 samples now" in (tmp_path / "client.log").read_text()
+
+
+def test_predict_follows_the_client_that_runs_and_outlives_it(
+    broker: TestBroker, bundle: Bundle, start: Callable[..., subprocess.Popen], tmp_path: Path
+) -> None:
+    """A watched folder: each photo is answered from the newest global state, and nothing is started again."""
+    folder, out = tmp_path / "new", tmp_path / "answers.jsonl"
+    folder.mkdir()
+
+    def answered(name: str) -> int:
+        Image.fromarray(fashion(bundle, 1, (5,)).x[0][..., 0]).save(folder / name)
+        deadline = time.monotonic() + 40
+        while not out.exists() or name not in out.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        (line,) = [json.loads(line) for line in out.read_text().splitlines() if name in line]
+        return int(line["global_version"])
+
+    with Peer(broker.url, bundle) as peer:
+        client = start()
+        sent_in(peer, 1)
+        wait_for_version(tmp_path / "state", 1)
+        words = ["predict", folder, "--follow", "--every", "0.05", "--state", tmp_path / "state", "--json", out]
+        with (tmp_path / "said").open("w") as said:
+            command = [sys.executable, "-m", "protofleet", *map(str, words)]
+            follower = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said)
+        try:
+            assert answered("first.png") == 1
+            sent_in(peer, 2)
+            wait_for_version(tmp_path / "state", 2)
+            assert answered("second.png") == 2
+            client.kill()
+            client.wait()
+            assert answered("third.png") == 2
+            start()
+            sent_in(peer, 3)
+            wait_for_version(tmp_path / "state", 3)
+            assert answered("fourth.png") == 3
+        finally:
+            follower.kill()
+            follower.wait()
+    taken_up = [line for line in (tmp_path / "said").read_text().splitlines() if line.startswith("taken up")]
+    assert [line.split("global version ")[1][0] for line in taken_up] == ["2", "3"]
+
+
+def wait_for_version(state: Path, version: int) -> None:
+    """Until the client has written it."""
+    deadline = time.monotonic() + 40
+    while (kept := read_kept(state).state) is None or kept.version < version:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_what_cannot_be_taught_is_one_line(path: Path, tmp_path: Path) -> None:

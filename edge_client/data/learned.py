@@ -150,7 +150,7 @@ class LearnedFile:
             StoreError: as `learn`.
         """
         found = None
-        if self._path.exists():
+        if os.path.exists(self._path):
             with self._changing() as db:
                 query = "DELETE FROM examples WHERE pixels = ? OR source = ? RETURNING label"
                 found = db.execute(query, _hashes(example)).fetchone()
@@ -160,7 +160,7 @@ class LearnedFile:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[Any]:
-        if not self._path.parent.is_dir():
+        if not os.path.isdir(self._path.parent):
             raise StoreError(f"{self._path.parent}", expected="a device's state directory", got="no such folder")
         file = Database(self._path, KIND, wait_s=_WAIT_S)
         try:
@@ -215,7 +215,7 @@ class Learned:
             DataError: there is a file that cannot be read.
         """
         before = self.hashes, self.labels
-        if not self._path.exists():
+        if not os.path.exists(self._path):
             self._take([])
         elif self._watch.changed():
             with self._reading() as db:
