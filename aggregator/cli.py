@@ -51,7 +51,26 @@ def aggregate_command(
             help="End with one FFC round.  [default: where there is one bundle]",
         ),
     ] = None,
-    min_clients: Annotated[int, typer.Option(help="Devices that open a round, contributions that close it.")] = 1,
+    min_clients: Annotated[int, typer.Option(help="Contributions that close a round, and devices that open it.")] = 1,
+    every: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Stay, and open a round so often: 30m, 6h, 1d.  [default: never]"),
+    ] = None,
+    when_new: Annotated[
+        int,
+        typer.Option(help="Stay, and open a round when --min-clients devices have so many new photos each; 0: never."),
+    ] = 0,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="How long each of these rounds is open, whoever sleeps meanwhile.  [default: 1h]"
+        ),
+    ] = None,
+    open_clients: Annotated[
+        int | None,
+        typer.Option(help="Devices online that open a round.  [default: --min-clients; 1 with --every or --when-new]"),
+    ] = None,
+    max_clients: Annotated[int, typer.Option(help="Contributions that close a window before its end; 0: none do.")] = 0,
     deadline: Annotated[
         float, typer.Option(help="Seconds a round waits for devices that say nothing; 0 for as long as it takes.")
     ] = DEADLINE_S,
@@ -93,7 +112,7 @@ def aggregate_command(
         typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("what became of each message, and counts at the end")),
     ] = False,
 ) -> int:
-    """Run rounds: announce, receive, commit, merge."""
+    """Run rounds: announce, receive, commit, merge. With --every or --when-new, until it is stopped."""
     check_loudness(quiet, verbose)
     settings = settle(
         method=method,
@@ -112,6 +131,11 @@ def aggregate_command(
         encoding=encoding,
         sums_encoding=sums_encoding,
         limit_bytes=limit_bytes,
+        every=every or 0,
+        when_new=when_new,
+        window=window,
+        open_clients=open_clients,
+        max_clients=max_clients,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
     service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run)

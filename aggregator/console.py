@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from aggregator import events
+from contract.durations import in_words
 from contract.terminal import printable
 
 __all__ = ["Progress"]
@@ -65,15 +66,21 @@ class Progress:
         why = (
             ", but no sample of them has so many: --fraction is too small for --min-clients" if event.unsampled else ""
         )
-        self._line(f"waiting for devices: {event.online}/{event.needed} online{why}")
+        if event.opens_in_s is not None:
+            self._line(f"round {event.round} is due in {in_words(event.opens_in_s)}; {event.online} devices online")
+        else:
+            self._line(f"waiting for devices: {event.online}/{event.needed} online{why}")
 
     @_show.register
     def _(self, event: events.RoundOpened) -> None:
         self._refused.clear()
         resumed = f", {event.resumed} contributions already here" if event.resumed else ""
+        lasts = f" for {in_words(event.window_s)}" if event.window_s else ""
+        of = "" if event.window_s else f"/{event.rounds}"
+        awaited = "online" if event.window_s else "awaited"
         self._line(
-            f"[bold]round {event.round}/{event.rounds}[/bold] open: {event.method}, "
-            f"{event.awaited} devices awaited{resumed}"
+            f"[bold]round {event.round}{of}[/bold] open{lasts}: {event.method}, "
+            f"{event.awaited} devices {awaited}{resumed}"
         )
 
     @_show.register

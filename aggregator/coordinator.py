@@ -82,6 +82,7 @@ class Coordinator:
         manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
         others: sha256 of further bundles, which `contract.fleet` has found to agree with it.
         now: seconds of a steady clock, as in `take` and `advance`.
+        wall: seconds since the epoch, for how long ago a round was opened; as if just now when None.
 
     Raises:
         UsageError: when the settings do not fit the bundle.
@@ -96,6 +97,7 @@ class Coordinator:
         *,
         now: float,
         others: tuple[bytes, ...] = (),
+        wall: float | None = None,
     ) -> None:
         own = method_of(_own_method(manifest, settings))
         rounds = own.rounds if settings.rounds is None else settings.rounds
@@ -121,7 +123,7 @@ class Coordinator:
         self._uncounted: Counter[tuple[int, str]] = Counter()
         self._told_accuracy: dict[tuple[int, str], Told] = {}  # not durable yet
         self.accuracy_batches = 0
-        self._resume(now)
+        self._resume(now, wall)
 
     @property
     def run(self) -> bytes:
@@ -152,7 +154,7 @@ class Coordinator:
     @property
     def is_finished(self) -> bool:
         """Whether the store already holds all that is planned."""
-        return self.rounds.phase == "waiting" and self.rounds.number >= len(self.rounds.plan)
+        return self.rounds.phase == "waiting" and self.rounds.is_done
 
     def record(self, round: int) -> RoundRecord:
         """What the store knows of a round that was opened."""
@@ -187,7 +189,7 @@ class Coordinator:
             phase="closed" if rounds.phase == "waiting" else rounds.phase,
             method=rounds.method,
             bundle=self._bundle,
-            deadline_s=settings.policy.deadline_s,
+            deadline_s=settings.policy.limit_s,
             fraction=settings.policy.fraction,
             seed=rounds.seed,
             global_version=self.state.version,
@@ -208,6 +210,7 @@ class Coordinator:
             self.malformed()
             return False
         self._hear_accuracy(device, message)
+        self.rounds.schedule.heard(device, message.metrics.get("samples_new", 0.0))
         if message.online:
             return self.rounds.birth(device, message.instance, now)
         return self.rounds.death(device, message.instance)
@@ -305,7 +308,7 @@ class Coordinator:
             return device in rounds.contributions
         return self._store.holds(round, method, device)
 
-    def _resume(self, now: float) -> None:
+    def _resume(self, now: float, wall: float | None) -> None:
         records = self._store.rounds()
         if not records:
             return
@@ -318,6 +321,7 @@ class Coordinator:
             refused=self._store.refusals(last.number),
             now=now,
             settle_s=SETTLE_S,
+            age_s=0.0 if wall is None else wall - last.opened_at,
         )
 
     def _view(self) -> View:

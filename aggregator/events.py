@@ -47,12 +47,14 @@ class LinkDown:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Between rounds: `online` of `needed` devices are here; with `unsampled`, no sample that was tried has so many."""
+    """Between rounds: `online` of `needed` devices are here; with `unsampled`, no sample that was tried has so many.
+    `opens_in_s` is None where only devices are missing, or news of them."""
 
     round: int
     online: int
     needed: int
     unsampled: bool = False
+    opens_in_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class RoundOpened:
     method: str
     awaited: int
     resumed: int = 0
+    window_s: float = 0.0
 
 
 @dataclass(frozen=True)

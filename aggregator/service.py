@@ -22,6 +22,7 @@ from aggregator.server import Server
 from aggregator.store import SqliteStore
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import read_bundle
+from contract.durations import in_words, seconds
 from contract.errors import UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
@@ -33,6 +34,8 @@ from contract.statistics import ClassMeans
 from contract.topics import check_id
 
 __all__ = ["Service", "settle"]
+
+WINDOW_S = 3600.0  # a device that is awake some minutes of each hour meets every window
 
 OnSummary = Callable[[dict[str, Any], bool], None]
 """Takes a run's summary so far, and whether it is the last one of a finished run."""
@@ -78,7 +81,15 @@ class Service:
             if self.new_run:
                 store.begin_new_run()
             first, *others = self._hashes
-            core = Coordinator(store, self._manifest, first, self.settings, now=time.monotonic(), others=tuple(others))
+            core = Coordinator(
+                store,
+                self._manifest,
+                first,
+                self.settings,
+                now=time.monotonic(),
+                others=tuple(others),
+                wall=time.time(),
+            )
             summary = Summary(store, self.fleet, first)
 
             is_finished = False
@@ -135,6 +146,11 @@ def settle(
     encoding: str = "f32",
     sums_encoding: str = "f64",
     limit_bytes: int = 65_536,
+    every: str | float = 0,
+    when_new: int = 0,
+    window: str | float | None = None,
+    open_clients: int | None = None,
+    max_clients: int = 0,
 ) -> Settings:
     """What `protofleet aggregate` takes by these names, checked.
 
@@ -145,7 +161,7 @@ def settle(
         method=None if method is None else find_method(method).name,
         rounds=rounds,
         calibrate=calibrate,
-        policy=_policy(min_clients, deadline, fraction, seed),
+        policy=_policy(min_clients, deadline, fraction, seed, open_clients, every, when_new, window, max_clients),
         rule=check_rule(rule, ClassMeans),
         encoding=_encoding("--encoding", encoding, get_args(Encoding)),
         sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "f32", "f16")),
@@ -168,7 +184,17 @@ def _together(hashes: tuple[bytes, ...]) -> bytes:
     return hashes[0] if len(hashes) == 1 else hashlib.sha256(b"".join(sorted(hashes))).digest()
 
 
-def _policy(min_clients: int, deadline_s: float, fraction: float, seed: int) -> Policy:
+def _policy(
+    min_clients: int,
+    deadline_s: float,
+    fraction: float,
+    seed: int,
+    open_clients: int | None,
+    every: str | float,
+    when_new: int,
+    window: str | float | None,
+    max_clients: int,
+) -> Policy:
     _at_least("--min-clients", min_clients, 1)
     if not 0 <= deadline_s < 10**9:
         raise UsageError("--deadline", expected="seconds, 0 or more", got=deadline_s)
@@ -176,7 +202,23 @@ def _policy(min_clients: int, deadline_s: float, fraction: float, seed: int) -> 
         raise UsageError("--fraction", expected="above 0, up to 1", got=fraction)
     if not 0 <= seed < 2**32:
         raise UsageError("--seed", expected="0 to 4294967295", got=seed)
-    return Policy(min_clients, deadline_s, fraction, seed)
+    every_s = seconds("--every", every)
+    stays = every_s > 0 or _at_least("--when-new", when_new, 0) > 0
+    for option, given in (("--window", window), ("--max-clients", max_clients or None)):
+        if given is not None and not stays:
+            raise UsageError(option, expected="--every or --when-new beside it", got="neither")
+    if open_clients is not None:
+        _at_least("--open-clients", open_clients, 1)
+    if max_clients:
+        _at_least("--max-clients", max_clients, min_clients)
+    longest = every_s or WINDOW_S
+    window_s = min(WINDOW_S, longest) if window is None else seconds("--window", window)
+    if stays and not 0 < window_s <= (every_s or window_s):
+        raise UsageError("--window", expected=f"above 0, up to --every ({in_words(every_s)})", got=in_words(window_s))
+    if not stays:
+        return Policy(min_clients, deadline_s, fraction, seed, open_clients)
+    opens = 1 if open_clients is None else open_clients
+    return Policy(min_clients, deadline_s, fraction, seed, opens, every_s, when_new, window_s, max_clients)
 
 
 def _at_least(option: str, value: int, lowest: int) -> int:

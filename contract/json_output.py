@@ -19,7 +19,7 @@ from contract.files import whole_file
 if TYPE_CHECKING:  # a device loads no rich
     from rich.console import Console
 
-__all__ = ["JSON_HELP", "add_json_line", "beside", "is_stdout", "write_json", "write_text"]
+__all__ = ["JSON_HELP", "add_json_line", "beside", "is_stdout", "json_line", "write_json", "write_text"]
 
 JSON_HELP = "Write {} as JSON; - for standard output."
 
@@ -54,7 +54,7 @@ def add_json_line(target: str | os.PathLike[str] | None, content: Any) -> None:
     """
     if target is None:
         return
-    line = _json(content, indent=-1)
+    line = json_line(content)
     if is_stdout(target):
         _print(line)
         return
@@ -84,6 +84,11 @@ def write_text(target: str | os.PathLike[str], text: str, *, option: str = "--js
 def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
+
+
+def json_line(content: Any) -> str:
+    """One line of JSON, with its end."""
+    return _json(content, indent=-1)
 
 
 def _json(content: Any, *, indent: int) -> str:

@@ -93,6 +93,13 @@ class Accountant:
         self._done = rounds * self.squared_counts if earlier is None else earlier
         self._first, self._table = rounds, self._epsilons()
 
+    def hold(self, counts: NDArray[np.integer]) -> None:
+        """From now on the device has these many samples of each class (C,)."""
+        found = squared_counts(counts)
+        if found != self.squared_counts:
+            self.squared_counts = found
+            self._first, self._table = self._rounds, self._epsilons()
+
     def epsilon(self, more: int = 0) -> float:
         """ε at δ of the noised rounds done so far and `more`; 0 before the first. Holds only where `holds` says so."""
         index = self._rounds + more - self._first

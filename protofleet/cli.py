@@ -63,6 +63,8 @@ COMMANDS = {
     "predict": Command(
         "protofleet.commands.predict:predict_command", None, "Answer about photos, a folder or a camera."
     ),
+    "learn": Command("protofleet.commands.learn:learn_command", None, "Teach a device a photo and its label."),
+    "unlearn": Command("protofleet.commands.learn:unlearn_command", None, "Take a learned photo out again."),
     "model": Command(
         "protofleet.commands.model:model_command", "export", "Write what was learned as one plain ONNX file."
     ),

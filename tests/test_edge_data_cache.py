@@ -101,7 +101,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_has_changed_is_decoded_again_and_the_old_file_goes(
+def test_only_what_has_changed_is_decoded_again_and_the_old_file_goes(
     change: str, photos: Path, tmp_path: Path, opened: list[int]
 ) -> None:
     place = tmp_path / "images"
@@ -111,10 +111,37 @@ def test_what_has_changed_is_decoded_again_and_the_old_file_goes(
     fresh = load_data(photos, manifest())
     opened.clear()
     data = load_data(photos, manifest(), cache=place)
-    assert len(opened) == len(data)
+    assert len(opened) == (0 if change == "removed" else 1)
     assert rows(data) == rows(fresh)
     (after,) = place.glob("*.images")
     assert before != after
+
+
+def test_without_room_for_both_the_old_file_goes_first_and_all_is_decoded_again(
+    photos: Path, tmp_path: Path, opened: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "images"
+    load_data(photos, manifest(), cache=place)
+    _add(photos)
+    opened.clear()
+    real = cache.shutil.disk_usage(tmp_path)
+
+    def usage(_: object) -> object:
+        free = cache._LEFT_FREE_BYTES + X.nbytes if list(place.glob("*.images")) else real.free
+        return real._replace(free=free)
+
+    monkeypatch.setattr(cache.shutil, "disk_usage", usage)
+    assert len(load_data(photos, manifest(), cache=place)) == 13
+    assert len(opened) == 13
+
+
+def test_rows_of_parquet_are_found_again_beside_other_files(tmp_path: Path, opened: list[int]) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for count, name in ((12, "a"), (5, "b")):
+        write_parquet(folder / f"{name}.parquet", X[:count], Y[:count], LABELS)
+        data = load_data(folder, manifest(), cache=tmp_path / "images")
+    assert (len(opened), rows(data)) == (17, sorted_rows(np.concatenate([X, X[:5]]), np.concatenate([Y, Y[:5]])))
 
 
 def test_another_shape_is_another_file(photos: Path, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Fleet(Processes):
         if not data.exists():
             np.savez(data, x=self.data[index][0], y=self.data[index][1])
         told = ("--data", str(data), "--state", str(state), "--hold-out", "0")  # every sample is counted below
-        self._join(name, "client", "--id", f"d{index}", *told)
+        self._join(name, "client", "--until-finished", "--id", f"d{index}", *told)
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)

@@ -50,7 +50,16 @@ def test_a_device_and_an_aggregator_call_nobody_but_the_broker(bundle_path: Path
             tmp_path / "a", "aggregate", *common, "--store", store / "run.sqlite", "--rounds", 1, "--json", told
         ).start()
         device = Watched.protofleet(
-            tmp_path / "d", "client", *common, "--id", "d", "--data", tmp_path / "data.npz", "--state", state
+            tmp_path / "d",
+            "client",
+            "--until-finished",
+            *common,
+            "--id",
+            "d",
+            "--data",
+            tmp_path / "data.npz",
+            "--state",
+            state,
         ).start()
         assert (device.finish(), aggregator.finish()) == (0, 0), device.said + aggregator.said
     finally:

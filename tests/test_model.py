@@ -139,7 +139,7 @@ def test_a_projected_head_and_a_class_that_nobody_holds(frozen: Finished) -> Non
     )
     session, _ = open_session(classifier(predictor.bundle, answer, {}), "it")
     scores, found = session.run(["scores", "class"], {"x": frozen.x})
-    wanted = answer.scores(predictor._extractor.features(frozen.x))
+    wanted = answer.scores(predictor._ready.extractor.features(frozen.x))
     np.testing.assert_allclose(scores[:, present], wanted[:, present], rtol=1e-4, atol=1e-4)
     assert found.tolist() == wanted.argmax(axis=1).tolist()
     assert (scores[:, 1] < -1e38).all()

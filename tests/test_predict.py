@@ -18,12 +18,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from brokers import Embedded
 from fleets import CLASSES, ENVIRONMENT, LABELS, bundle, error_line, fleet_in, run, share
 from PIL import Image
 from safetensors.numpy import load, save
 
 import protofleet
 from contract.bundle import read_bundle
+from contract.link import Address, Link, Received
 from contract.sphere import unit_rows
 from edge_client.extractor import Extractor
 from edge_client.journal import read_kept
@@ -180,6 +182,10 @@ def test_what_cannot_answer_says_so_in_one_line(trained: Finished, frozen: Finis
         protofleet.Predictor(frozen.bundle, store=trained.store)
     with pytest.raises(error, match="nothing to answer with, expected a device that has done a round"):
         protofleet.Predictor(frozen.bundle)
+    with pytest.raises(
+        error, match="learning, expected a predictor of a device.s state directory, got one"
+    ):
+        protofleet.Predictor(trained.bundle, store=trained.store).learn(trained.x[0], LABELS[0])
     with pytest.raises(error, match=r"the images, expected \(N, 14, 14, 1\), got"):
         protofleet.Predictor(frozen.state())(np.zeros((2, 9, 9, 1), np.uint8))
     with pytest.raises(error, match=r"journal .*expected a journal, got no such file"):
@@ -256,6 +262,25 @@ def test_photos_of_known_classes_set_the_threshold(frozen: Finished, tmp_path: P
     assert code == 0, said
     assert sum(bool(line["unknown"]) for line in _lines(tmp_path / "a.jsonl")) == 2  # 5 % of 40
     assert said.count("unknown, nearest class-") == 2
+
+
+def test_published_answers_are_the_lines_of_json(frozen: Finished, tmp_path: Path) -> None:
+    broker = Embedded()
+    broker.start()
+    listener = Link(Address.parse(broker.url), "listener", subscriptions=["kitchen/answers", "pf/#"]).open()
+    listener.wait_connected(10)
+    url, out = f"{broker.url}/kitchen/answers", tmp_path / "a.jsonl"
+    code, said = run("predict", frozen.photos, "--state", frozen.state(), "--publish", url, "--json", out)
+    assert code == 0, said
+    heard: list[Received] = []
+    while len(heard) < 40 and (event := listener.receive(10)) is not None:
+        heard += [event] if isinstance(event, Received) else []
+        listener.acknowledge(heard[-1])
+    assert [json.loads(event.payload) for event in heard] == _lines(out)
+    assert {event.topic for event in heard} == {"kitchen/answers"}
+    assert {line["global_version"] for line in _lines(out)} == {1}
+    listener.close()
+    broker.stop()
 
 
 @pytest.fixture
@@ -339,6 +364,8 @@ def test_a_camera_is_asked_through_opencv_and_its_absence_is_one_line(frozen: Fi
         ([], "expected photos or --camera, got none"),
         (["nowhere.png", "--bundle", "B"], "no photo at nowhere.png"),
         (["F", "--follow", "--bundle", "B"], "--follow, expected a folder to watch, got photos only"),
+        (["F", "--bundle", "B", "--publish", "mqtt://h/pf/x"], "--publish, expected a topic that is no fleet's"),
+        (["F", "--bundle", "B", "--ca", "ca.pem"], "a certificate file, expected --publish mqtts://BROKER/TOPIC"),
     ],
 )
 def test_wrong_use_is_one_line(trained: Finished, words: list[str], wanted: str) -> None:

@@ -98,7 +98,7 @@ def test_the_errors_of_the_table_are_what_is_really_said(tmp_path: Path) -> None
         ("waiting for devices: 2/3 online", "aggregator/console.py"),
         ("waiting for round 1 to open", "edge_client/rounds.py"),
         ("the fleet runs another bundle, expected", "edge_client/rounds.py"),
-        ("is of another bundle than", "edge_client/predictor.py"),
+        ("is of another bundle than", "edge_client/knowledge.py"),
         ("expected the features of the bundle's test vectors, got others", "edge_client/compiled_graphs.py"),
     ],
 )

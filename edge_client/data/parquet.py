@@ -111,7 +111,13 @@ def list_parquet(source: Path, paths: list[Path]) -> Listing:
         names=names.pop(),
         own_numbers=True,
         stamp=stamp.digest(),
+        ids=np.concatenate([_ids(number, file.rows) for number, file in zip(stamp.ids(), files, strict=True)]),
     )
+
+
+def _ids(file: int, rows: int) -> NDArray[np.uint64]:
+    """A number for each row of a file: far from those of other files, which are hashes."""
+    return np.uint64(file) + np.arange(rows, dtype=np.uint64)
 
 
 @contextlib.contextmanager

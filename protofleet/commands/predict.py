@@ -1,15 +1,18 @@
 """`protofleet predict`: answers about photos, on a device or wherever a bundle and what the fleet has learned are.
 
 1. What is known is read: a state directory, whose client may be running, or a bundle, and a store beside either.
-2. Photos come from files, from folders, from folders that are watched (`--follow`), or from a camera.
-3. Each gets a line for a person, or a line of JSON; one that cannot be read gets a line, too, and the rest go on.
+2. Photos come from files, from folders, from folders that are watched (`--follow`), or from a camera. While one of the
+   last two is asked for, what the client or the aggregator comes to know is taken up (`edge_client/predictor.py`).
+3. Each gets a line for a person, or a line of JSON, and one on a topic of a broker where `--publish` names one; a photo
+   that cannot be read gets a line, too, and the rest go on.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -26,11 +29,11 @@ from edge_client.predictor import Answers
 from edge_client.providers import PROVIDER_HELP
 from edge_client.watch import camera_pictures, new_files
 from protofleet.predictor import Predictor
+from protofleet.publisher import Publisher, facts
 from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, tell
 
 __all__ = ["predict_command"]
 
-SCHEMA = "protofleet.predict/1"
 _CALIBRATED = 2_000  # photos of known classes that are looked at, at most
 
 
@@ -53,6 +56,12 @@ def predict_command(
     form: Annotated[str | None, typer.Option(help=FORM_HELP)] = None,
     provider: Annotated[str, typer.Option(help=PROVIDER_HELP, show_default=False)] = "auto",
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
+    publish: Annotated[
+        str | None, typer.Option(help="Publish each answer: mqtt://[user:password@]BROKER/TOPIC, or mqtts://.")
+    ] = None,
+    ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signs that broker.")] = None,
+    cert: Annotated[str | None, typer.Option(help="PEM file of a certificate to publish with.")] = None,
+    key: Annotated[str | None, typer.Option(help="PEM file of its private key.")] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("a line for each photo"))] = None,
 ) -> None:
     """Answer about photos, a folder or a camera, with what a device or its fleet has learned."""
@@ -63,6 +72,11 @@ def predict_command(
     source = state or bundle
     if source is None:
         raise UsageError("protofleet predict", expected="--state or --bundle", got="neither", hint="--help")
+    log = lambda line: typer.echo(line, err=True)  # noqa: E731
+    publishing = {"top": top, "ca": ca, "cert": cert, "key": key, "log": log}
+    if publish is None and (ca or cert or key):
+        raise UsageError("a certificate file", expected="--publish mqtts://BROKER/TOPIC", got="none")
+    publisher = contextlib.nullcontext() if publish is None else Publisher(publish, **publishing)
     predictor = Predictor(
         source,
         bundle=bundle if state else None,
@@ -72,7 +86,8 @@ def predict_command(
         threads=threads,
         threshold=unknown_above,
         provider=provider,
-        log=lambda line: typer.echo(line, err=True),
+        follow=follow or camera is not None,
+        log=log,
     )
     tell(predictor)
     if known is not None:
@@ -87,10 +102,13 @@ def predict_command(
         files = _files(photos or [], follow, every)
         found = predictor.photos(files, together=1) if follow else predictor.photos(files)
     read = 0
-    for name, answer in found:
-        console.print(printable(_line(name, answer, top)), markup=False)
-        add_json_line(json, _facts(name, answer, top))
-        read += isinstance(answer, Answers)
+    with publisher as taking:
+        for name, answer in found:
+            console.print(printable(_line(name, answer, top)), markup=False)
+            add_json_line(json, facts(name, answer, top))
+            if taking is not None:
+                taking.put(name, answer)
+            read += isinstance(answer, Answers)
     if not read:
         raise DataError("protofleet predict", expected="at least one photo that can be read", got="none")
 
@@ -147,17 +165,3 @@ def _line(name: str, answer: Answers | Broken, top: int) -> str:
         return f"{name}: cannot be read ({answer.why})"
     best = "  ".join(f"{label} {score:.3f}" for label, score in answer.top(0, top))
     return f"{name}: {'unknown, nearest ' if answer.unknown[0] else ''}{best}"
-
-
-def _facts(name: str, answer: Answers | Broken, top: int) -> dict[str, Any]:
-    about: dict[str, Any] = {"schema": SCHEMA, "photo": name}
-    if isinstance(answer, Broken):
-        return about | {"error": answer.why}
-    best = [{"label": label, "score": score} for label, score in answer.top(0, top)]
-    label = None if answer.unknown[0] else answer.labels[0]
-    return about | {
-        "label": label,
-        "unknown": bool(answer.unknown[0]),
-        "novelty": float(answer.novelty[0]),
-        "top": best,
-    }
