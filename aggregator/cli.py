@@ -13,9 +13,9 @@ from rich.console import Console
 from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
 from aggregator.console import Progress
 from aggregator.rounds import DEADLINE_S
-from aggregator.service import Service, settle
+from aggregator.service import STANDING_EVERY_S, Service, settle
 from aggregator.validation import MAX_SAMPLES
-from contract.errors import LinkError
+from contract.errors import LinkError, UsageError
 from contract.interrupt import Terminated, interruptible
 from contract.json_output import JSON_HELP, is_stdout, write_json
 from contract.link import Address
@@ -80,6 +80,16 @@ def aggregate_command(
     ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the broker.")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of our certificate.")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of our key.")] = None,
+    standing: Annotated[
+        bool,
+        typer.Option(
+            "--standing",
+            help="No rounds: a device's newest sums stand until it replaces or withdraws them (ncm, ffc).",
+        ),
+    ] = False,
+    every: Annotated[
+        str | None, typer.Option(help="With --standing: how long a head stays at least, 15m say.  [default: 60s]")
+    ] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another aggregator that serves this fleet, instead of refusing.")
     ] = False,
@@ -95,6 +105,10 @@ def aggregate_command(
 ) -> int:
     """Run rounds: announce, receive, commit, merge."""
     check_loudness(quiet, verbose)
+    if calibrate and standing:
+        raise UsageError("--calibrate with --standing", expected="one of them", got="both: there are no rounds")
+    if every is not None and not standing:
+        raise UsageError("--every", expected="--standing beside it", got="rounds")
     settings = settle(
         method=method,
         rounds=rounds,
@@ -112,6 +126,8 @@ def aggregate_command(
         encoding=encoding,
         sums_encoding=sums_encoding,
         limit_bytes=limit_bytes,
+        standing=standing,
+        every=STANDING_EVERY_S if every is None else every,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
     service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run)

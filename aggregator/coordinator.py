@@ -34,7 +34,7 @@ from contract.rules import Rule, check_rule
 from contract.state import GlobalState, least_limit_bytes
 from contract.wire import decode
 
-__all__ = ["Coordinator", "Settings"]
+__all__ = ["Coordinator", "Settings", "check_limit", "least_limit_of", "own_method"]
 
 SETTLE_S = 2.0  # retained births arrive right after the subscription; devices that must reconnect take longer
 
@@ -53,6 +53,7 @@ class Settings:
         max_share: see `outliers.screen`.
         hyper: hyper-parameters of the rounds' methods that are taken instead of the bundle's: FFC's `ridge`, say.
         limit_bytes: the largest message taken and sent.
+        standing_every_s: where sums stand, how long a head stays at least before the next is made; None for rounds.
     """
 
     method: str | None = None
@@ -67,6 +68,7 @@ class Settings:
     max_share: float = 0.5
     hyper: Mapping[str, Value] = field(default_factory=dict)
     limit_bytes: int = 65_536
+    standing_every_s: float | None = None
 
 
 class Coordinator:
@@ -97,7 +99,12 @@ class Coordinator:
         now: float,
         others: tuple[bytes, ...] = (),
     ) -> None:
-        own = method_of(_own_method(manifest, settings))
+        mode = store.standing.meta("standing")
+        if mode is not None:
+            raise UsageError(
+                "this store", expected="one of rounds, or a new one", got=f"standing sums of {mode}", hint="--standing"
+            )
+        own = method_of(own_method(manifest, settings))
         rounds = own.rounds if settings.rounds is None else settings.rounds
         methods = plan(own.name, rounds, settings.calibrate)
         shared = next((m for m in map(method_of, methods) if m.extractor == "bundle"), None)
@@ -109,7 +116,7 @@ class Coordinator:
                 hint="--no-calibrate",
             )
         check_rule(settings.rule, method_of(methods[0]).statistic)
-        _check_limit(manifest, settings)
+        check_limit(manifest, settings)
         self._store, self._manifest, self._bundle, self._settings = store, manifest, bundle, settings
         self._others = others
         self.rounds = Rounds(methods, settings.policy)
@@ -142,7 +149,7 @@ class Coordinator:
     @property
     def least_limit_bytes(self) -> int:
         """The smallest message limit that leaves room for a class row."""
-        return _least_limit_bytes(self._manifest)
+        return least_limit_of(self._manifest)
 
     @property
     def method(self) -> Method:
@@ -355,7 +362,7 @@ class Coordinator:
             yield message
 
 
-def _own_method(manifest: Manifest, settings: Settings) -> str:
+def own_method(manifest: Manifest, settings: Settings) -> str:
     """Of the rounds before the closing one."""
     known, wanted = runs_on(manifest.method), settings.method or manifest.method
     if wanted not in known:
@@ -372,14 +379,14 @@ def _answers(decision: Decision, view: View) -> bool:
     return view.open and decision.round == view.round and receipt is not None and receipt.method == view.method
 
 
-def _least_limit_bytes(manifest: Manifest) -> int:
+def least_limit_of(manifest: Manifest) -> int:
     """One class row of whatever comes back must fit a message, since rows are not cut."""
     found = method_of(manifest.method)
     back = found.row_kinds(found.settled_in(manifest.hyper), manifest.classes, manifest.features)
     return least_limit_bytes(max([manifest.features, *back.values()]))
 
 
-def _check_limit(manifest: Manifest, settings: Settings) -> None:
-    least = _least_limit_bytes(manifest)
+def check_limit(manifest: Manifest, settings: Settings) -> None:
+    least = least_limit_of(manifest)
     if not least <= settings.limit_bytes <= 1 << 28:
         raise UsageError("--limit-bytes", expected=f"at least {least} for class rows", got=settings.limit_bytes)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from aggregator import events
 from aggregator.coordinator import Coordinator
 from aggregator.rounds import Closed, Extended, Opened, Step
+from aggregator.standing_coordinator import Obeyed, Solved
+from aggregator.standing_events import obeyed
 
 __all__ = ["Teller"]
 
@@ -46,10 +48,12 @@ class Teller:
         rounds = self._core.rounds
         self._listener(events.ContributionsIn(rounds.number, len(rounds.contributions), rounds.awaited_count))
 
-    def step(self, step: Step) -> None:
+    def step(self, step: Step | Solved | Obeyed) -> None:
         """A step was done and is durable; the end of the run is told by who writes its summary."""
         rounds, policy = self._core.rounds, self._core.rounds.policy
-        if isinstance(step, Opened):
+        if isinstance(step, Obeyed):
+            self._listener(obeyed(step))
+        elif isinstance(step, Opened):
             total = max(len(rounds.plan), step.round)
             self._listener(events.RoundOpened(step.round, total, step.method, rounds.awaited_count))
         elif isinstance(step, Extended):

@@ -36,6 +36,8 @@ from aggregator.retained import Retained
 from aggregator.rounds import Closed, Finished
 from aggregator.run_events import Teller
 from aggregator.sole_aggregator import Seat
+from aggregator.standing_coordinator import Obeyed, Solved, StandingCoordinator
+from aggregator.standing_events import StandingTeller
 from contract import topics
 from contract.errors import LinkError, StoreError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
@@ -83,7 +85,7 @@ class Server:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: Coordinator | StandingCoordinator,
         address: Address,
         fleet: str,
         *,
@@ -96,7 +98,11 @@ class Server:
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round, self._patience_s = listener, on_round, patience_s
         self._stopping = stopping or threading.Event()
-        self._teller = Teller(coordinator, listener)
+        self._teller = (
+            StandingTeller(coordinator, listener)
+            if isinstance(coordinator, StandingCoordinator)
+            else Teller(coordinator, listener)
+        )
         self._seat = Seat(fleet, coordinator.run, started=int(time.time()), take_over=take_over)
         self._pace = Pace()
         self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, topics.AGGREGATOR)
@@ -329,11 +335,11 @@ class Server:
 
     def _advance(self) -> None:
         while (step := self._core.advance(time.monotonic(), time.time())) is not None:
-            if isinstance(step, Closed):
+            if isinstance(step, Closed | Solved | Obeyed):
                 self._publish_state()
             self._teller.step(step)
             self._announce()
-            if isinstance(step, Closed):
+            if isinstance(step, Closed | Solved | Obeyed):
                 self._on_round(False)
             elif isinstance(step, Finished):
                 self._on_round(True)

@@ -19,9 +19,12 @@ from aggregator.events import Listener, RunFinished
 from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
+from aggregator.standing_coordinator import StandingCoordinator
+from aggregator.standing_report import StandingSummary
 from aggregator.store import SqliteStore
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import read_bundle
+from contract.durations import seconds
 from contract.errors import UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
@@ -33,6 +36,8 @@ from contract.statistics import ClassMeans
 from contract.topics import check_id
 
 __all__ = ["Service", "settle"]
+
+STANDING_EVERY_S = 60.0
 
 OnSummary = Callable[[dict[str, Any], bool], None]
 """Takes a run's summary so far, and whether it is the last one of a finished run."""
@@ -78,8 +83,9 @@ class Service:
             if self.new_run:
                 store.begin_new_run()
             first, *others = self._hashes
-            core = Coordinator(store, self._manifest, first, self.settings, now=time.monotonic(), others=tuple(others))
-            summary = Summary(store, self.fleet, first)
+            core = self._core(store, first, tuple(others))
+            standing = isinstance(core, StandingCoordinator)
+            summary = StandingSummary(store, self.fleet, first) if standing else Summary(store, self.fleet, first)
 
             is_finished = False
 
@@ -112,6 +118,14 @@ class Service:
                 on_summary(content(), is_finished)
             return content()
 
+    def _core(self, store: SqliteStore, first: bytes, others: tuple[bytes, ...]) -> Coordinator | StandingCoordinator:
+        """Of rounds, or of sums that stand."""
+        if self.settings.standing_every_s is None:
+            return Coordinator(store, self._manifest, first, self.settings, now=time.monotonic(), others=others)
+        if others:
+            raise UsageError("--standing", expected="one bundle", got=f"{1 + len(others)}", hint="one fleet for each")
+        return StandingCoordinator(store, self._manifest, first, self.settings, now=time.monotonic())
+
     def stop(self) -> None:
         """End `run` within about a second, from any thread. The run goes on with the same store."""
         self._stopping.set()
@@ -135,12 +149,19 @@ def settle(
     encoding: str = "f32",
     sums_encoding: str = "f64",
     limit_bytes: int = 65_536,
+    standing: bool = False,
+    every: float | str = STANDING_EVERY_S,
 ) -> Settings:
     """What `protofleet aggregate` takes by these names, checked.
 
     Raises:
-        UsageError: for a value out of range, or a name that is none.
+        UsageError: for a value out of range, or a name that is none; and for what only rounds have where sums stand.
     """
+    if standing:
+        of_rounds = {"--rounds": rounds is not None, "--rule": rule != "mean", "--fraction": fraction != 1.0}
+        of_rounds |= {"--max-share": max_share != 0.5, "--min-clients": min_clients != 1}
+        for option in (name for name, given in of_rounds.items() if given):
+            raise UsageError(f"{option} with --standing", expected="one of them", got="both: there are no rounds")
     return Settings(
         method=None if method is None else find_method(method).name,
         rounds=rounds,
@@ -154,6 +175,7 @@ def settle(
         max_share=_between("--max-share", max_share, 0.5, 1.0),
         hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
+        standing_every_s=_between("--every", seconds("--every", every), 0.0, 1e7) if standing else None,
     )
 
 

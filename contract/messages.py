@@ -6,7 +6,7 @@ of them a method sends is declared by its statistic (`contract/statistics.py`).
 
     Announcement   aggregator → all       a round is open, closed, or the run is finished; or sums stand, without rounds
     GlobalPart     aggregator → all       some class rows of the prototypes or of the head
-    Contribution   device → aggregator    a statistic for a round, or one that stands until the device's next replaces it
+    Contribution   device → aggregator    a statistic for a round, or one that stands until it is replaced
     Chunk          device → aggregator    a slice of an encoded Contribution that is too large for one message
     Receipt        aggregator → device    what became of a contribution
     Status         device → aggregator    birth, death, and what the device measured of itself

@@ -32,7 +32,7 @@ from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
-from contract.errors import DivergedError, LinkError, WireError
+from contract.errors import DivergedError, LinkError, PrivacyError, WireError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
 from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
 from contract.methods import METHODS, method
@@ -46,6 +46,7 @@ from edge_client.outbox import Outbox, fitting
 from edge_client.presence import Presence
 from edge_client.privacy import Accountant
 from edge_client.rounds import Follower, Task
+from edge_client.standing_sums import StandingSums, is_complete
 from edge_client.waiting_notice import Waits
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
@@ -105,6 +106,7 @@ class Client:
         self._outbox = Outbox(random.Random())
         self._follower = Follower(device_id, bundle, is_done=journal.is_done, took_part=journal.took_part)
         self._presence = Presence(device_id, self._instance, is_own=journal.is_own_instance)
+        self._standing = StandingSums(device, journal, device_id)
         self._unreported = journal.unreported()
         self._step_ms: float | None = None
         self._told: dict[str, float] = {}  # the newest round's accuracy, where the fleet is told
@@ -213,7 +215,7 @@ class Client:
 
     def _work(self) -> bool:
         """Do one thing that is to be done; False when there is nothing."""
-        if self._keep_state():
+        if self._keep_state() or self._stand():
             return True
         task = self._follower.task()
         last = self._follower.finished and self._last_state_is_here() and not len(self._outbox)
@@ -225,6 +227,24 @@ class Client:
             self._take_part(task)
             return True
         return False
+
+    def _stand(self) -> bool:
+        """Where sums stand: send those of what is here, if enough has changed; False when nothing is to be sent."""
+        a = self._follower.standing
+        if a is not None and self._accountant is not None:
+            raise PrivacyError(
+                "the fleet's sums stand", expected="rounds, each of which costs ε", got="sums without noise, sent anew"
+            )
+        made = None if a is None else self._standing.make(a, self._boot, time.monotonic())
+        if a is None or made is None:
+            return False
+        for older in made.older:
+            self._outbox.settled(older)
+        self._unreported = [report for report in self._unreported if report.key[0] != a.run] + [made.report]
+        self._outbox.add(Pending(made.report.key, made.payload, a.limit_bytes))
+        process_metrics.release_memory()
+        self._log(made.words)
+        return True
 
     def _keep_state(self) -> bool:
         """Put a new global state on the disk, so that answers need no broker; False when there is none.
@@ -329,6 +349,7 @@ class Client:
             reason = f" ({receipt.reason})" if receipt.reason else ""
             self._log(f"round {receipt.round} ({receipt.method}): {receipt.status}{reason}")
         self._outbox.settled(key)
+        self._standing.told(receipt, time.monotonic())
 
     # ── what is done ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -386,6 +407,8 @@ class Client:
         """Whether the round's outcome and the global state that came out of it are here."""
         run, number, _ = report.key
         state = self._follower.state(run)
+        if "standing" in report.metrics:
+            return is_complete(report, self._journal.outcome(report.key), state)
         settled = not report.metrics["payload_bytes"] or self._journal.outcome(report.key) is not None
         return settled and state is not None and state.round >= number
 
@@ -412,7 +435,8 @@ class Client:
         if told is not None:
             personal = None if evaluation is None else evaluation.all_classes.get("personal")
             self._log(f"round {number}: {in_words(told, self._photos, personal)}")
-            if self._tells_accuracy and (state is None or state.round <= number):  # else it is of a later round
+            in_round = "standing" not in report.metrics
+            if self._tells_accuracy and in_round and (state is None or state.round <= number):  # else of a later round
                 self._told = told.metrics(run, number)
                 self._publish_birth()
 

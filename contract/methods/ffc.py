@@ -81,6 +81,7 @@ class FFC(Method):
     solved_with: ClassVar[tuple[str, ...]] = ("ridge", "form")
     closes_runs = True
     rounds = 1
+    stands = True
     hyper: ClassVar[Mapping[str, Hyper]] = CALIBRATION
 
     def check(self, hyper: Mapping[str, Value], classes: int, width: int) -> None:

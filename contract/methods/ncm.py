@@ -50,6 +50,7 @@ class NCM(Method):
     global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({"means": "features"})
     privacy = "the mean frozen feature of each class, without noise: of a class with one sample, that sample's feature"
     rounds = 1
+    stands = True
 
     def summarise(self, local: Local) -> Statistic:
         total = UnitMeans.zero(local.classes, local.width)
