@@ -209,7 +209,7 @@ class Ingest:
             return _decision(device, message, "rejected", reason=reason, round=0)
         refusal = view.refusal(device)
         if refusal and (view.held is None or message.round != view.held(device)):  # that it withdrew is answered again
-            return _decision(device, message, "rejected", reason=refusal, round=0)
+            return _decision(device, message, "rejected", reason=refusal, round=None if view.held is None else 0)
         if view.held is not None:
             return self._by_generation(device, message, view, view.held(device))
         if message.round > view.round:

@@ -13,19 +13,57 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from aggregator.standing_store import Order, orders
+from aggregator.standing_store import Order, StandingTables, orders
 from aggregator.store_schema import KIND
 from contract.errors import StoreError
 from contract.sqlite import Database, beside, is_taken, read_only
 from contract.topics import check_device
 
-__all__ = ["FORGOTTEN", "OF_A_DEVICE", "REMOVED", "await_done", "give"]
+__all__ = ["FORGOTTEN", "LOOK_S", "OF_A_DEVICE", "REMOVED", "Obeyed", "await_done", "give", "refusal", "settle"]
 
 OF_A_DEVICE = ("forget", "remove", "admit")
 FORGOTTEN = "it was forgotten"
 REMOVED = "it was removed"
-_LOOK_S = 0.1
+LOOK_S = 0.5  # between an aggregator's two looks for orders
+_ASK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Obeyed:
+    """An order has taken effect, or cannot; publish what there is now."""
+
+    order: Order
+    outcome: str
+    version: int
+
+
+def settle(order: Order, tables: StandingTables, refused: dict[str, str], at: float) -> str | None:
+    """Do what an order asks for that is the same with and without rounds; what became of it, None for another order.
+
+    Args:
+        refused: why, by device; changed as the store is.
+        at: seconds since the epoch.
+    """
+    if order.what == "admit":
+        refused.pop(order.device, None)
+        return "done" if tables.admit(order.device) else "done: it was not refused"
+    if order.what == "remove":
+        tables.refuse(order.device, at, REMOVED)
+        refused[order.device] = REMOVED
+        return "done"
+    if order.what in ("pause", "resume"):
+        tables.set_meta("paused", "yes" if order.what == "pause" else "no")
+        return "done"
+    return None
+
+
+def refusal(device: str, refused: Mapping[str, str]) -> str:
+    """Why nothing of a device is taken, and what helps; empty where it is."""
+    why = refused.get(device, "")
+    return f"{why}; fleet admit {device} lets it in again" if why else ""
 
 
 def give(path: str | os.PathLike[str], what: str, device: str, who: str) -> tuple[Order, bool]:
@@ -63,4 +101,4 @@ def await_done(path: str | os.PathLike[str], order: Order, timeout_s: float) -> 
             (found,) = orders(db, "WHERE id = ?", (order.id,))
         if found.done_at is not None or time.monotonic() >= deadline:
             return found
-        time.sleep(_LOOK_S)
+        time.sleep(_ASK_S)

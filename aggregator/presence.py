@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aggregator.rounds import MAX_DEVICES
 
-__all__ = ["Presence"]
+__all__ = ["NoRounds", "Presence"]
 
 
 @dataclass
@@ -36,3 +37,28 @@ class Presence:
             return False
         del self._online[device]
         return True
+
+
+@dataclass(frozen=True)
+class NoRounds:
+    """What `aggregator/server.py` asks the rounds of a fleet, where there are none: who is online, when to look again.
+
+    Attributes:
+        due_in_s: seconds until something is due, at this time.
+    """
+
+    presence: Presence
+    due_in_s: Callable[[float], float]
+    contributions: frozenset[str] = frozenset()
+    number: int = 0
+
+    @property
+    def online(self) -> int:
+        return self.presence.online
+
+    def is_online(self, device: str) -> bool:
+        return self.presence.is_online(device)
+
+    def take_lost(self) -> list[tuple[str, bytes]]:
+        """Nobody is awaited."""
+        return []

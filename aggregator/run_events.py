@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 
 from aggregator import events
 from aggregator.coordinator import Coordinator
+from aggregator.orders import Obeyed
 from aggregator.rounds import Closed, Extended, Opened, Step
-from aggregator.standing_coordinator import Obeyed, Solved
+from aggregator.standing_coordinator import Solved
 from aggregator.standing_events import obeyed
 
 __all__ = ["Teller"]

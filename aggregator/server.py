@@ -31,12 +31,13 @@ from dataclasses import dataclass, field
 from aggregator import events
 from aggregator.coordinator import Coordinator
 from aggregator.ingest import Decision
+from aggregator.orders import Obeyed
 from aggregator.refusal_rate import Pace
 from aggregator.retained import Retained
 from aggregator.rounds import Closed, Finished
 from aggregator.run_events import Teller
 from aggregator.sole_aggregator import Seat
-from aggregator.standing_coordinator import Obeyed, Solved, StandingCoordinator
+from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.standing_events import StandingTeller
 from contract import topics
 from contract.errors import LinkError, StoreError, WireError

@@ -19,28 +19,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from aggregator.coordinator import Settings, check_limit, least_limit_of, own_method
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
-from aggregator.orders import FORGOTTEN, REMOVED
-from aggregator.presence import Presence
+from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
+from aggregator.presence import NoRounds, Presence
+from aggregator.settings import Settings, check_limit, least_limit_of, standing_method
 from aggregator.standing import ExactSum, Standing
 from aggregator.standing_store import WITHDREW, Order, Stands
 from aggregator.state import next_global
-from aggregator.store import OUTCOMES, SqliteStore
+from aggregator.store import OUTCOMES, SqliteStore, global_parts
 from aggregator.validation import Terms
 from contract.bundle import Manifest, extractor_of
 from contract.errors import UsageError, WireError
 from contract.messages import Announcement, Contribution, Encoding, Status
-from contract.methods import METHODS, Method, Value
-from contract.methods import method as method_of
+from contract.methods import Value
 from contract.state import GlobalState
-from contract.wire import decode, encode
+from contract.wire import decode
 
-__all__ = ["MAX_SAMPLES", "Obeyed", "Solved", "StandingCoordinator", "standing_method"]
+__all__ = ["MAX_SAMPLES", "Solved", "StandingCoordinator"]
 
 MAX_SAMPLES = 10_000_000  # of one device: its sums stay far below `contract.fixed_point.LARGEST`
-_ORDERS_S = 0.5  # between two looks for orders
-_PART_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -51,39 +48,6 @@ class Solved:
     devices: int
     samples: int
     classes: int
-
-
-@dataclass(frozen=True)
-class Obeyed:
-    """An order has taken effect, or cannot; publish what there is now."""
-
-    order: Order
-    outcome: str
-    version: int
-
-
-def standing_method(manifest: Manifest, settings: Settings) -> Method:
-    """Whose sums stand.
-
-    Raises:
-        UsageError: they cannot: the method has rounds, or the bundle's adds noise.
-    """
-    found, able = method_of(own_method(manifest, settings)), [m.name for m in METHODS.values() if m.stands]
-    if not found.stands:
-        raise UsageError(
-            "--standing",
-            expected=f"a method whose sums add up over the bundle's extractor: {' or '.join(able)}",
-            got=found.name,
-            hint=f"--method {able[-1]}",
-        )
-    if any(each.mechanism(manifest.hyper) is not None for each in (method_of(manifest.method), found)):
-        raise UsageError(
-            "--standing",
-            expected="a bundle without noise",
-            got=f"{manifest.method} with noise, which every new sum would spend ε of",
-            hint="rounds, without --standing",
-        )
-    return found
 
 
 class StandingCoordinator:
@@ -136,7 +100,7 @@ class StandingCoordinator:
         self.told = self.doubt = ""
         self.standing = Standing(self._zero(), settings.standing_every_s)
         self._resume(now)
-        self.rounds = _Due(self._presence, self.standing, self)
+        self.rounds = NoRounds(self._presence, self._due_in_s)
 
     def _settled(self) -> dict[str, Value]:
         told = {name: value for name, value in self._settings.hyper.items() if name in self.method.hyper}
@@ -297,8 +261,7 @@ class StandingCoordinator:
         )
 
     def _refusal(self, device: str) -> str:
-        why = self._refused.get(device, "")
-        return f"{why}; fleet admit {device} lets it in again" if why else ""
+        return refusal(device, self._refused)
 
     # ── what is due ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -312,17 +275,18 @@ class StandingCoordinator:
             order = next(iter(self._tables.open_orders()), None)
             if order is not None:
                 return self._obey(order, now, wall)
-            self._orders_at = now + _ORDERS_S
+            self._orders_at = now + LOOK_S
             self._tables.erase()
         return self._solve(now) if self.standing.due(now) else None
 
-    def orders_due_in_s(self, now: float) -> float:
-        """Seconds until the next look for orders."""
-        return max(0.0, self._orders_at - now)
+    def _due_in_s(self, now: float) -> float:
+        """Seconds until a head is due, or the next look for orders."""
+        wait_s, orders_s = self.standing.due_in_s(now), max(0.0, self._orders_at - now)
+        return orders_s if wait_s is None else min(wait_s, orders_s)
 
     def _solve(self, now: float) -> Solved:
         state = self._next()
-        self._tables.solved(_parts(state), self._digest())
+        self._tables.solved(global_parts(state), self._digest())
         self.state = state
         self.standing.solved(now)
         counts = self.standing.total.counts
@@ -354,31 +318,29 @@ class StandingCoordinator:
         changed = self._tables.meta("standing solved") != self._digest() and (before or self.standing.present)
         state = self._next() if changed else self.state
         reason = WITHDREW if order.what == "withdraw" else FORGOTTEN
+        outcome = "done" if known else "done: nothing was held of it"
         digest, after = self._digest(), state.version
         self._tables.take_out(
-            order, _parts(state) if changed else [], digest, at=wall, before=before, after=after, reason=reason
+            order,
+            global_parts(state) if changed else [],
+            digest,
+            at=wall,
+            before=before,
+            after=after,
+            reason=reason,
+            outcome=outcome,
         )
         self.state = state
         self.standing.solved(now)
         self._refused[device] = reason
         self._orders_at = now  # there may be more, and what the log holds of it is to be overwritten
-        return "done" if known else "done: nothing was held of it"
+        return outcome
 
     def _settle(self, order: Order, wall: float) -> str:
         """The orders that change no sum."""
-        device = order.device
-        if order.what == "admit":
-            self._refused.pop(device, None)
-            return "done" if self._tables.admit(device) else "done: it was not refused"
-        if order.what == "remove":
-            self._tables.refuse(device, wall, REMOVED)
-            self._refused[device] = REMOVED
-            return "done"
-        if order.what in ("pause", "resume"):
-            self.standing.paused = order.what == "pause"
-            self._tables.set_meta("paused", "yes" if self.standing.paused else "no")
-            return "done"
-        return f"refused: {order.what} is for rounds, and sums stand here"
+        outcome = settle(order, self._tables, self._refused, wall)
+        self.standing.paused = self._tables.meta("paused") == "yes"
+        return outcome or f"refused: {order.what} is for rounds, and sums stand here"
 
     # ── sums ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -394,33 +356,3 @@ class StandingCoordinator:
         """Of what a global state is made of: what stands, and the settings that it is solved with."""
         settings = repr(sorted(self._hyper.items()))
         return hashlib.sha256(f"{self.standing.total.digest()} {settings}".encode()).hexdigest()
-
-
-@dataclass(frozen=True)
-class _Due:
-    """What the server asks rounds: who is online, and when to look again."""
-
-    presence: Presence
-    standing: Standing
-    core: StandingCoordinator
-    contributions: frozenset[str] = frozenset()
-    number: int = 0
-
-    @property
-    def online(self) -> int:
-        return self.presence.online
-
-    def is_online(self, device: str) -> bool:
-        return self.presence.is_online(device)
-
-    def take_lost(self) -> list[tuple[str, bytes]]:
-        return []
-
-    def due_in_s(self, now: float) -> float | None:
-        wait_s = self.standing.due_in_s(now)
-        orders_s = self.core.orders_due_in_s(now)
-        return orders_s if wait_s is None else min(wait_s, orders_s)
-
-
-def _parts(state: GlobalState) -> list[tuple[int, int, bytes]]:
-    return [(state.version, part.part, encode(part, "f64")) for part in state.parts(_PART_BYTES)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aggregator import events
+from aggregator.orders import Obeyed
 from aggregator.rounds import Step
-from aggregator.standing_coordinator import Obeyed, Solved, StandingCoordinator
+from aggregator.standing_coordinator import Solved, StandingCoordinator
 
 __all__ = ["StandingTeller", "obeyed"]
 

@@ -81,6 +81,7 @@ class StandingTables:
     def __init__(self, file: Database) -> None:
         self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
         self._to_erase = False
+        self.taken_out = 0  # how often a device was, since this was opened
 
     def meta(self, name: str) -> str | None:
         """A setting that is kept; None where it was never set."""
@@ -163,6 +164,7 @@ class StandingTables:
         before: int,
         after: int,
         reason: str,
+        outcome: str,
     ) -> None:
         """Remove all that is held of an order's device, and refuse it, together with the global state of what remains
         and the record that it is done: all of it, or nothing.
@@ -170,6 +172,7 @@ class StandingTables:
         Args:
             digest: of what that was made of, where sums stand.
             reason: why the device is refused from now on.
+            outcome: for the record.
         """
         device = order.device
         with self._transaction() as db:
@@ -181,8 +184,9 @@ class StandingTables:
             self._put_global(db, parts)
             if digest is not None:
                 _put_meta(db, "standing solved", digest)
-            _done(db, order, at, "done", before, after)
+            _done(db, order, at, outcome, before, after)
         self._to_erase = True
+        self.taken_out += 1
 
     def erase(self) -> bool:
         """Overwrite what the write-ahead log still holds of what was taken out; False while a reader is in the way."""

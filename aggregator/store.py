@@ -48,6 +48,7 @@ __all__ = [
     "Tally",
     "as_written",
     "contributions",
+    "global_parts",
     "newest_state",
     "share_name",
 ]
@@ -262,7 +263,7 @@ class SqliteStore:
         Args:
             max_share: the largest share that one device counted for, so that the result can be made again.
         """
-        parts = [(state.version, p.part, encode(p, "f64")) for p in state.parts(_PART_BYTES)]
+        parts = global_parts(state)
         with self._transaction():
             self._db.execute(
                 "UPDATE round SET closed = 1, seconds = max(0, ? - opened_at), classes_merged = ? WHERE number = ?",
@@ -377,6 +378,11 @@ def contributions(db: sqlite3.Connection, round: int, method: str) -> Iterator[t
         " WHERE c.round = ? AND c.method = ? ORDER BY c.device",
         (round, method),
     )
+
+
+def global_parts(state: GlobalState) -> list[tuple[int, int, bytes]]:
+    """A global state as the store keeps it: version, number and bytes of each part."""
+    return [(state.version, part.part, encode(part, "f64")) for part in state.parts(_PART_BYTES)]
 
 
 def share_name(method: str) -> str:

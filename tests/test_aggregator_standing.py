@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from aggregator.coordinator import Coordinator, Settings
-from aggregator.orders import give
+from aggregator.orders import Obeyed, give
 from aggregator.service import settle
 from aggregator.standing import ExactSum, Standing
-from aggregator.standing_coordinator import MAX_SAMPLES, Obeyed, Solved, StandingCoordinator
+from aggregator.standing_coordinator import MAX_SAMPLES, Solved, StandingCoordinator
 from aggregator.store import SqliteStore
 from contract.chunks import split
 from contract.errors import ProtofleetError, StoreError, UsageError
