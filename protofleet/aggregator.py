@@ -17,7 +17,7 @@ Source = str | os.PathLike[str]
 
 
 class Aggregator:
-    """Runs the rounds of one fleet.
+    """Runs the rounds of one fleet, or keeps its standing sums.
 
     Args:
         bundle: the fleet's bundle; a list where devices have several backbones.
@@ -29,7 +29,7 @@ class Aggregator:
         patience_s: how long the broker may be absent at the start.
         take_over, new_run, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
             `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`, `ridge`,
-            `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`.
+            `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `standing`, `every`.
 
     Raises:
         ProtofleetError: a bundle that cannot be read, an option out of range; one line says what, and what to do.

@@ -128,7 +128,7 @@ class FFC(Method):
         self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
     ) -> dict[str, Answer]:
         """`linear`: the closed-form head on unit features of the bundle's extractor (eq. 12)."""
-        if state.head is None:
+        if state.head is None or not len(state.head.classes):  # nobody is left who sent any sums
             return {}
         head, present = state.head.dense(classes, self.row_width(hyper, width))
         return {"linear": linear_answer(head, present=present, unit=True, project=_agreed(width, hyper))}
