@@ -15,7 +15,7 @@ from aggregator.console import Progress
 from aggregator.rounds import DEADLINE_S
 from aggregator.service import Service, settle
 from aggregator.validation import MAX_SAMPLES
-from contract.errors import LinkError
+from contract.errors import LinkError, UsageError
 from contract.interrupt import Terminated, interruptible
 from contract.json_output import JSON_HELP, is_stdout, write_json
 from contract.link import Address
@@ -54,7 +54,11 @@ def aggregate_command(
     min_clients: Annotated[int, typer.Option(help="Contributions that close a round, and devices that open it.")] = 1,
     every: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Stay, and open a round so often: 30m, 6h, 1d.  [default: never]"),
+        typer.Option(
+            metavar="DURATION",
+            help="Stay, and open a round so often: 30m, 6h, 1d.  [default: never]  With --standing: how long a head "
+            "stays at least.  [default: 60s]",
+        ),
     ] = None,
     when_new: Annotated[
         int,
@@ -99,6 +103,13 @@ def aggregate_command(
     ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the broker.")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of our certificate.")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of our key.")] = None,
+    standing: Annotated[
+        bool,
+        typer.Option(
+            "--standing",
+            help="No rounds: a device's newest sums stand until it replaces or withdraws them (ncm, ffc).",
+        ),
+    ] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another aggregator that serves this fleet, instead of refusing.")
     ] = False,
@@ -114,6 +125,8 @@ def aggregate_command(
 ) -> int:
     """Run rounds: announce, receive, commit, merge. With --every or --when-new, until it is stopped."""
     check_loudness(quiet, verbose)
+    if calibrate and standing:
+        raise UsageError("--calibrate with --standing", expected="one of them", got="both: there are no rounds")
     settings = settle(
         method=method,
         rounds=rounds,
@@ -131,11 +144,12 @@ def aggregate_command(
         encoding=encoding,
         sums_encoding=sums_encoding,
         limit_bytes=limit_bytes,
-        every=every or 0,
+        every=every,
         when_new=when_new,
         window=window,
         open_clients=open_clients,
         max_clients=max_clients,
+        standing=standing,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
     service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run)

@@ -191,6 +191,30 @@ class Progress:
         )
 
     @_show.register
+    def _(self, event: events.HeadMade) -> None:
+        told = f"; {escape(event.told)}" if event.told else ""
+        self._line(
+            f"[green]global version {event.global_version}[/green]: {event.samples:,} samples of "
+            f"{event.devices} devices, {event.classes} classes{told}"
+        )
+        if event.doubt:
+            self._line(f"  [yellow]warning[/yellow]: {escape(event.doubt)}")
+
+    @_show.register
+    def _(self, event: events.SumsStand) -> None:
+        if event.devices and self._often(events.SumsStand):
+            return
+        self._line(f"sums of {event.devices} devices stand, {event.online} online")
+
+    @_show.register
+    def _(self, event: events.OrderDone) -> None:
+        of = f" {escape(event.device)}" if event.device else ""
+        self._line(
+            f"[bold]{escape(event.what)}{of}[/bold], asked by {escape(event.who)}: {escape(event.outcome)}, "
+            f"global version {event.global_version}"
+        )
+
+    @_show.register
     def _(self, event: events.RunFinished) -> None:
         self._line(
             f"[bold green]finished[/bold green]: {event.rounds} rounds, {event.committed} contributions committed, "

@@ -12,61 +12,35 @@ contributions it was promised, and nothing is counted a second time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
+from aggregator.forgetting import state_without
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
+from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
 from aggregator.outliers import Finding, Traits
-from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
+from aggregator.rounds import Closed, Opened, Rounds, Step, plan
+from aggregator.settings import Settings, check_limit, least_limit_of, own_method
+from aggregator.standing_store import Order
 from aggregator.state import next_global
-from aggregator.store import OUTCOMES, RoundRecord, Store
-from aggregator.validation import MAX_SAMPLES, Terms
+from aggregator.store import OUTCOMES, RoundRecord, Store, global_parts
+from aggregator.validation import Terms
 from contract.accuracy import read_accuracy
 from contract.bundle import Manifest, extractor_of
-from contract.errors import UsageError, WireError, near_names
+from contract.errors import UsageError, WireError
 from contract.messages import Announcement, Contribution, Encoding, Status
-from contract.methods import Method, Value, runs_on
+from contract.methods import Method, Value
 from contract.methods import method as method_of
 from contract.methods.base import Merged
-from contract.rules import Rule, check_rule
-from contract.state import GlobalState, least_limit_bytes
+from contract.rules import check_rule
+from contract.state import GlobalState
 from contract.wire import decode
 
 __all__ = ["Coordinator", "Settings"]
 
 SETTLE_S = 2.0  # retained births arrive right after the subscription; devices that must reconnect take longer
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the aggregator was asked to do.
-
-    Attributes:
-        method: of the rounds; the bundle's own when None. Another is one that trains nothing.
-        rounds, calibrate: see `rounds.plan`; as many as the method usually has when None.
-        rule: how class means merge; other sums always add up.
-        encoding, sums_encoding: how tensors travel up in rounds of class rows and of triangles.
-        min_samples: classes with fewer local examples are withheld by the devices, and refused.
-        max_samples: the most that one device may say it has.
-        max_share: see `outliers.screen`.
-        hyper: hyper-parameters of the rounds' methods that are taken instead of the bundle's: FFC's `ridge`, say.
-        limit_bytes: the largest message taken and sent.
-    """
-
-    method: str | None = None
-    rounds: int | None = None
-    calibrate: bool = True
-    policy: Policy = field(default_factory=Policy)
-    rule: Rule = "mean"
-    encoding: Encoding = "f32"
-    sums_encoding: Encoding = "f64"
-    min_samples: int = 1
-    max_samples: int = MAX_SAMPLES
-    max_share: float = 0.5
-    hyper: Mapping[str, Value] = field(default_factory=dict)
-    limit_bytes: int = 65_536
 
 
 class Coordinator:
@@ -99,7 +73,12 @@ class Coordinator:
         others: tuple[bytes, ...] = (),
         wall: float | None = None,
     ) -> None:
-        own = method_of(_own_method(manifest, settings))
+        mode = store.standing.meta("standing")
+        if mode is not None:
+            raise UsageError(
+                "this store", expected="one of rounds, or a new one", got=f"standing sums of {mode}", hint="--standing"
+            )
+        own = method_of(own_method(manifest, settings))
         rounds = own.rounds if settings.rounds is None else settings.rounds
         methods = plan(own.name, rounds, settings.calibrate)
         shared = next((m for m in map(method_of, methods) if m.extractor == "bundle"), None)
@@ -111,7 +90,7 @@ class Coordinator:
                 hint="--no-calibrate",
             )
         check_rule(settings.rule, method_of(methods[0]).statistic)
-        _check_limit(manifest, settings)
+        check_limit(manifest, settings)
         self._store, self._manifest, self._bundle, self._settings = store, manifest, bundle, settings
         self._others = others
         self.rounds = Rounds(methods, settings.policy)
@@ -123,6 +102,9 @@ class Coordinator:
         self._uncounted: Counter[tuple[int, str]] = Counter()
         self._told_accuracy: dict[tuple[int, str], Told] = {}  # not durable yet
         self.accuracy_batches = 0
+        self._refused = store.standing.refused()
+        self._paused = store.standing.meta("paused") == "yes"
+        self._orders_at = now
         self._resume(now, wall)
 
     @property
@@ -144,7 +126,7 @@ class Coordinator:
     @property
     def least_limit_bytes(self) -> int:
         """The smallest message limit that leaves room for a class row."""
-        return _least_limit_bytes(self._manifest)
+        return least_limit_of(self._manifest)
 
     @property
     def method(self) -> Method:
@@ -262,12 +244,17 @@ class Coordinator:
         """What to ask devices for whose chunks have stopped coming."""
         return self._ingest.stalled(now, self._view(), self.rounds.is_online)
 
-    def advance(self, now: float, wall: float) -> Step | None:
-        """The next step that is due, done and durable; None when nothing is.
+    def advance(self, now: float, wall: float) -> Step | Obeyed | None:
+        """The next step that is due, or an operator's order, done and durable; None when nothing is.
 
         Args:
             wall: seconds since the epoch, for the record.
         """
+        order = self._order(now)
+        if order is not None:
+            return self._obey(order, wall)
+        if self._paused and self.rounds.phase == "waiting" and not self.is_finished:
+            return None
         step = self.rounds.advance(now)
         if isinstance(step, Opened):
             self._store.open_round(step.round, step.method, step.seed, wall)
@@ -279,6 +266,54 @@ class Coordinator:
             self._store.close_round(step.round, wall, int(merged.present.sum()), state, self._settings.max_share)
             self.state = state
         return step
+
+    def _order(self, now: float) -> Order | None:
+        """What an operator asked for and nobody has done yet, looked for now and then."""
+        if now < self._orders_at:
+            return None
+        order = next(iter(self._store.standing.open_orders()), None)
+        if order is None:
+            self._orders_at = now + LOOK_S
+            self._store.standing.erase()
+        return order
+
+    def _obey(self, order: Order, wall: float) -> Obeyed:
+        tables, before = self._store.standing, self.state.version
+        if order.what == "forget":
+            outcome = self._forget(order, wall)
+        else:
+            outcome = settle(order, tables, self._refused, wall) or f"refused: {order.what} is not for rounds"
+            self._paused = tables.meta("paused") == "yes"
+            tables.done(order, wall, outcome, before, before)
+        return Obeyed(order, outcome, self.state.version)
+
+    def _forget(self, order: Order, wall: float) -> str:
+        """Remove all that is held of a device, and make anew what it may be in."""
+        device, records = order.device, self._store.rounds()
+        state = state_without(
+            device,
+            self.state,
+            records,
+            self._messages,
+            hyper=self._hyper,
+            classes=self._manifest.classes,
+            width=self._width,
+            rule=self._settings.rule,
+            max_share=self._settings.max_share,
+        )
+        parts = [] if state is self.state else global_parts(state)
+        before, after = self.state.version, state.version
+        trained = sorted({r.method for r in records if device in r.uplink_bytes and method_of(r.method).trains})
+        outcome = f"done, but for what devices trained in rounds of {', '.join(trained)}" if trained else "done"
+        self._store.standing.take_out(
+            order, parts, None, at=wall, before=before, after=after, reason=FORGOTTEN, outcome=outcome
+        )
+        self.state = state
+        self._refused[device] = FORGOTTEN
+        self._traits.pop(device, None)
+        self.rounds.contributions.discard(device)
+        self.rounds.refused(device)
+        return outcome
 
     def _merged(self, step: Closed) -> Merged:
         """The round's result; `findings`, `doubt` and `told` then say what a person should know of it."""
@@ -345,6 +380,7 @@ class Coordinator:
                 noise=self.method.mechanism(self._hyper(self.method)),
                 extractor=self._extractor,
             ),
+            refusal=lambda device: refusal(device, self._refused),
         )
 
     def _width(self, found: Method) -> int:
@@ -359,31 +395,7 @@ class Coordinator:
             yield message
 
 
-def _own_method(manifest: Manifest, settings: Settings) -> str:
-    """Of the rounds before the closing one."""
-    known, wanted = runs_on(manifest.method), settings.method or manifest.method
-    if wanted not in known:
-        raise UsageError(
-            "--method", expected=f"{manifest.method}, as the bundle, or one that trains nothing", got=wanted,
-            hint=near_names(wanted, known),
-        )  # fmt: skip
-    return wanted
-
-
 def _answers(decision: Decision, view: View) -> bool:
     """Whether a refusal was of the very contribution that the open round waits for."""
     receipt = decision.receipt
     return view.open and decision.round == view.round and receipt is not None and receipt.method == view.method
-
-
-def _least_limit_bytes(manifest: Manifest) -> int:
-    """One class row of whatever comes back must fit a message, since rows are not cut."""
-    found = method_of(manifest.method)
-    back = found.row_kinds(found.settled_in(manifest.hyper), manifest.classes, manifest.features)
-    return least_limit_bytes(max([manifest.features, *back.values()]))
-
-
-def _check_limit(manifest: Manifest, settings: Settings) -> None:
-    least = _least_limit_bytes(manifest)
-    if not least <= settings.limit_bytes <= 1 << 28:
-        raise UsageError("--limit-bytes", expected=f"at least {least} for class rows", got=settings.limit_bytes)

@@ -12,10 +12,12 @@ __all__ = [
     "Decided",
     "Ended",
     "Event",
+    "HeadMade",
     "LinkDown",
     "LinkUp",
     "Listener",
     "Nobody",
+    "OrderDone",
     "Refused",
     "RoundClosed",
     "RoundExtended",
@@ -24,6 +26,7 @@ __all__ = [
     "Screened",
     "Silent",
     "StillAwaited",
+    "SumsStand",
     "Waiting",
     "Warned",
 ]
@@ -216,6 +219,43 @@ class RunFinished:
     uplink_bytes: int
 
 
+@dataclass(frozen=True)
+class HeadMade:
+    """Where sums stand: what comes back was made of them.
+
+    Attributes:
+        devices, samples, classes: that they are of.
+        told: what was chosen in its making, in words.
+        doubt: why it may be bad; empty where nothing speaks against it.
+    """
+
+    global_version: int
+    devices: int
+    samples: int
+    classes: int
+    told: str = ""
+    doubt: str = ""
+
+
+@dataclass(frozen=True)
+class SumsStand:
+    """Where sums stand: how many devices are in them, and how many are online."""
+
+    devices: int
+    online: int
+
+
+@dataclass(frozen=True)
+class OrderDone:
+    """What an operator, or a device of itself, asked for has taken effect, or cannot."""
+
+    what: str
+    device: str
+    who: str
+    outcome: str
+    global_version: int
+
+
 Event = (
     AccuracyTold
     | LinkUp
@@ -235,5 +275,8 @@ Event = (
     | Warned
     | RoundClosed
     | RunFinished
+    | HeadMade
+    | SumsStand
+    | OrderDone
 )
 Listener = Callable[[Event], None]

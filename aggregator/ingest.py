@@ -5,7 +5,9 @@ For each message on an `up` topic, in this order:
 1. decode: not a message of this wire, or not one that goes up → rejected, with the key that can still be read of it
    (`tie`), or malformed when there is none;
 2. standing, which the key (run, round, method, device) alone decides: of another run, of a round or method that is not
-   open, or from a device that was not sampled → rejected; already held → duplicate; of a round that is over → late;
+   open, or from a device that was not sampled or is refused → rejected; already held → duplicate; of a round that is
+   over → late. Where sums stand there are no rounds, and the round's place has the device's own generation: older than
+   what is held of it → late;
 3. chunks are put together; when the last of them is here and others are not, or nothing came for a while, the device
    is told which are missing. It is asked less and less often, only while it is online, and only for the open round:
    chunks of other rounds are dropped. Chunks that do not hash to what they say are asked for once more, then rejected;
@@ -50,6 +52,10 @@ MAX_QUESTIONS = 6  # in 5 minutes; then the device must speak first, as it does 
 _MIN_CHUNK_BYTES = 512  # the smallest limit that can be announced leaves more than that for data
 
 
+def _nobody(device: str) -> str:
+    return ""
+
+
 @dataclass(frozen=True)
 class View:
     """What the round machine and the bundle say at this moment.
@@ -61,6 +67,8 @@ class View:
         limit_bytes: the largest message taken.
         bundle, others: sha256 of the fleet's bundles.
         terms: what its contributions are held to.
+        refusal: why nothing of a device is taken; empty where it is.
+        held: where sums stand, the generation that is held of a device; None in rounds.
     """
 
     run: bytes
@@ -75,6 +83,8 @@ class View:
     limit_bytes: int = 65_536
     others: tuple[bytes, ...] = ()
     terms: Terms = field(default_factory=Terms)
+    refusal: Callable[[str], str] = _nobody
+    held: Callable[[str], int] | None = None
 
     @functools.cached_property
     def largest_bytes(self) -> int:
@@ -124,6 +134,7 @@ class Ingest:
     holds: Callable[[int, str, str], bool]
     assembler: Assembler = field(default_factory=Assembler)
     _accepted: set[tuple[int, str, str]] = field(default_factory=set)
+    _newest: dict[str, int] = field(default_factory=dict)  # generations accepted in this batch, where sums stand
     _in_progress: OrderedDict[tuple[str, str], _InProgress] = field(default_factory=OrderedDict)
     _damaged: OrderedDict[tuple[str, str, bytes], None] = field(default_factory=OrderedDict)
 
@@ -169,6 +180,7 @@ class Ingest:
     def forget_accepted(self) -> None:
         """The store has committed what was accepted, and `holds` knows of it."""
         self._accepted.clear()
+        self._newest.clear()
 
     def _answer(self, device: str, payload: bytes, reason: str, view: View) -> Decision:
         """For what cannot be decoded: a rejection of what it speaks of, or of whatever it was for the open round."""
@@ -185,7 +197,8 @@ class Ingest:
     def _forget_others(self, view: View) -> None:
         """Drop chunks of rounds that are not open: they can only be late."""
         for (device, method), pending in list(self._in_progress.items()):
-            if not view.open or (pending.chunk.round, method) != (view.round, view.method):
+            known = method == view.method and (view.held is not None or pending.chunk.round == view.round)
+            if not (view.open and known):
                 del self._in_progress[(device, method)]
                 self.assembler.forget(device, method)
 
@@ -194,6 +207,11 @@ class Ingest:
         if message.run != view.run:
             reason = f"of run {message.run.hex()}, this aggregator's is {view.run.hex()}"
             return _decision(device, message, "rejected", reason=reason, round=0)
+        refusal = view.refusal(device)
+        if refusal and (view.held is None or message.round != view.held(device)):  # that it withdrew is answered again
+            return _decision(device, message, "rejected", reason=refusal, round=None if view.held is None else 0)
+        if view.held is not None:
+            return self._by_generation(device, message, view, view.held(device))
         if message.round > view.round:
             reason = f"round {message.round} is not open, the last was {view.round}"
             return _decision(device, message, "rejected", reason=reason, round=0)
@@ -208,6 +226,22 @@ class Ingest:
         if not sampled(device, view.round, view.seed, view.fraction):
             return _decision(device, message, "rejected", reason=f"not sampled for round {view.round}")
         return None
+
+    def _by_generation(
+        self, device: str, message: Contribution | Chunk | Tie, view: View, held: int
+    ) -> Decision | None:
+        """Where sums stand: what a device's generation says beside the one that is held of it."""
+        if message.method != view.method:
+            reason = f"sums of {view.method} stand here, not of {message.method}"
+            return _decision(device, message, "rejected", reason=reason, round=0)
+        held = max(held, self._newest.get(device, 0))
+        if message.round > held:
+            return None
+        outcome: ReceiptStatus = "duplicate" if message.round == held else "late"
+        made = _decision(device, message, outcome, round=0)
+        if made.receipt is None or outcome == "duplicate":
+            return made
+        return replace(made, receipt=replace(made.receipt, held=held))
 
     def _take_chunk(self, device: str, chunk: Chunk, received_bytes: int, view: View, now: float) -> Decision:
         largest = min(largest_contribution_bytes(view), self.assembler.max_contribution_bytes)
@@ -268,6 +302,7 @@ class Ingest:
         except WireError as error:
             return _decision(device, message, "rejected", reason=str(error))
         self._accepted.add((message.round, message.method, device))
+        self._newest[device] = message.round
         accepted = Accepted(message.round, message.method, device, payload, received_bytes)
         return _decision(device, message, "committed", accepted=accepted, traits=Traits.of(message, view.terms.noise))
 

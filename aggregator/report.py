@@ -30,6 +30,10 @@ class Summary:
 
     def __init__(self, store: Store, fleet: str, bundle: bytes) -> None:
         self._store, self._head = store, {"fleet": fleet, "run": store.run.hex(), "bundle": bundle.hex()}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._taken_out = self._store.standing.taken_out
         self._closed: list[dict[str, Any]] = []  # without what may still change
         self._totals = {"committed": 0, "uplink_bytes": 0}  # of those
         self._accuracy: dict[int, msgspec.Raw] = {}  # by round, encoded
@@ -37,6 +41,8 @@ class Summary:
 
     def content(self, *, finished: bool, global_version: int) -> dict[str, Any]:
         """Every closed round and the totals over all rounds, the open one included. Bytes are payload bytes."""
+        if self._taken_out != self._store.standing.taken_out:
+            self._begin()  # a device was forgotten: it is in no closed round any more
         totals = dict(self._totals)
         for record in self._store.rounds(after=self._closed[-1]["round"] if self._closed else 0):
             for counted in (totals, self._totals) if record.closed else (totals,):

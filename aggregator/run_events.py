@@ -7,7 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from aggregator import events
 from aggregator.coordinator import Coordinator
+from aggregator.orders import Obeyed
 from aggregator.rounds import Closed, Extended, Opened, Step
+from aggregator.standing_coordinator import Solved
+from aggregator.standing_events import obeyed
 
 __all__ = ["Teller"]
 
@@ -52,10 +55,12 @@ class Teller:
         rounds = self._core.rounds
         self._listener(events.ContributionsIn(rounds.number, len(rounds.contributions), rounds.awaited_count))
 
-    def step(self, step: Step) -> None:
+    def step(self, step: Step | Solved | Obeyed) -> None:
         """A step was done and is durable; the end of the run is told by who writes its summary."""
         rounds, policy = self._core.rounds, self._core.rounds.policy
-        if isinstance(step, Opened):
+        if isinstance(step, Obeyed):
+            self._listener(obeyed(step))
+        elif isinstance(step, Opened):
             total = max(len(rounds.plan), step.round)
             self._opened(total, 0)
         elif isinstance(step, Extended):

@@ -31,11 +31,14 @@ from dataclasses import dataclass, field
 from aggregator import events
 from aggregator.coordinator import Coordinator
 from aggregator.ingest import Decision
+from aggregator.orders import Obeyed
 from aggregator.refusal_rate import Pace
 from aggregator.retained import Retained
 from aggregator.rounds import Closed, Finished
 from aggregator.run_events import Teller
 from aggregator.sole_aggregator import Seat
+from aggregator.standing_coordinator import Solved, StandingCoordinator
+from aggregator.standing_events import StandingTeller
 from contract import topics
 from contract.errors import LinkError, StoreError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
@@ -86,7 +89,7 @@ class Server:
 
     def __init__(
         self,
-        coordinator: Coordinator,
+        coordinator: Coordinator | StandingCoordinator,
         address: Address,
         fleet: str,
         *,
@@ -100,7 +103,11 @@ class Server:
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round, self._patience_s = listener, on_round, patience_s
         self._stopping, self._manager = stopping or threading.Event(), manager or ServiceManager({})
-        self._teller = Teller(coordinator, listener)
+        self._teller = (
+            StandingTeller(coordinator, listener)
+            if isinstance(coordinator, StandingCoordinator)
+            else Teller(coordinator, listener)
+        )
         self._seat = Seat(fleet, coordinator.run, started=int(time.time()), take_over=take_over)
         self._pace = Pace()
         self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, topics.AGGREGATOR)
@@ -338,11 +345,11 @@ class Server:
 
     def _advance(self) -> None:
         while (step := self._core.advance(time.monotonic(), time.time())) is not None:
-            if isinstance(step, Closed):
+            if isinstance(step, Closed | Solved | Obeyed):
                 self._publish_state()
             self._teller.step(step)
             self._announce()
-            if isinstance(step, Closed):
+            if isinstance(step, Closed | Solved | Obeyed):
                 self._on_round(False)
             elif isinstance(step, Finished):
                 self._on_round(True)

@@ -19,6 +19,8 @@ from aggregator.events import Listener, RunFinished
 from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
+from aggregator.standing_coordinator import StandingCoordinator
+from aggregator.standing_report import StandingSummary
 from aggregator.store import SqliteStore
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import read_bundle
@@ -37,6 +39,7 @@ from contract.topics import check_id
 __all__ = ["Service", "settle"]
 
 WINDOW_S = 3600.0  # a device that is awake some minutes of each hour meets every window
+STANDING_EVERY_S = 60.0
 
 OnSummary = Callable[[dict[str, Any], bool], None]
 """Takes a run's summary so far, and whether it is the last one of a finished run."""
@@ -82,16 +85,9 @@ class Service:
             if self.new_run:
                 store.begin_new_run()
             first, *others = self._hashes
-            core = Coordinator(
-                store,
-                self._manifest,
-                first,
-                self.settings,
-                now=time.monotonic(),
-                others=tuple(others),
-                wall=time.time(),
-            )
-            summary = Summary(store, self.fleet, first)
+            core = self._core(store, first, tuple(others))
+            standing = isinstance(core, StandingCoordinator)
+            summary = StandingSummary(store, self.fleet, first) if standing else Summary(store, self.fleet, first)
 
             is_finished = False
 
@@ -126,6 +122,22 @@ class Service:
                 on_summary(content(), is_finished)
             return content()
 
+    def _core(self, store: SqliteStore, first: bytes, others: tuple[bytes, ...]) -> Coordinator | StandingCoordinator:
+        """Of rounds, or of sums that stand."""
+        if self.settings.standing_every_s is None:
+            return Coordinator(
+                store,
+                self._manifest,
+                first,
+                self.settings,
+                now=time.monotonic(),
+                others=others,
+                wall=time.time(),
+            )
+        if others:
+            raise UsageError("--standing", expected="one bundle", got=f"{1 + len(others)}", hint="one fleet for each")
+        return StandingCoordinator(store, self._manifest, first, self.settings, now=time.monotonic())
+
     def stop(self) -> None:
         """End `run` within about a second, from any thread. The run goes on with the same store."""
         self._stopping.set()
@@ -149,22 +161,40 @@ def settle(
     encoding: str = "f32",
     sums_encoding: str = "f64",
     limit_bytes: int = 65_536,
-    every: str | float = 0,
+    every: str | float | None = None,
     when_new: int = 0,
     window: str | float | None = None,
     open_clients: int | None = None,
     max_clients: int = 0,
+    standing: bool = False,
 ) -> Settings:
     """What `protofleet aggregate` takes by these names, checked.
 
     Raises:
-        UsageError: for a value out of range, or a name that is none.
+        UsageError: for a value out of range, or a name that is none; and for what only rounds have where sums stand.
     """
+    if standing:
+        of_rounds = {"--rounds": rounds is not None, "--rule": rule != "mean", "--fraction": fraction != 1.0}
+        of_rounds |= {"--max-share": max_share != 0.5, "--min-clients": min_clients != 1}
+        of_rounds |= {"--when-new": when_new != 0, "--window": window is not None}
+        of_rounds |= {"--open-clients": open_clients is not None, "--max-clients": max_clients != 0}
+        for option in (name for name, given in of_rounds.items() if given):
+            raise UsageError(f"{option} with --standing", expected="one of them", got="both: there are no rounds")
     return Settings(
         method=None if method is None else find_method(method).name,
         rounds=rounds,
         calibrate=calibrate,
-        policy=_policy(min_clients, deadline, fraction, seed, open_clients, every, when_new, window, max_clients),
+        policy=_policy(
+            min_clients,
+            deadline,
+            fraction,
+            seed,
+            open_clients,
+            0 if standing else every or 0,
+            when_new,
+            window,
+            max_clients,
+        ),
         rule=check_rule(rule, ClassMeans),
         encoding=_encoding("--encoding", encoding, get_args(Encoding)),
         sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "f32", "f16")),
@@ -173,6 +203,7 @@ def settle(
         max_share=_between("--max-share", max_share, 0.5, 1.0),
         hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
+        standing_every_s=seconds("--every", STANDING_EVERY_S if every is None else every) if standing else None,
     )
 
 

@@ -30,10 +30,12 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from aggregator.accuracy import Told
+from aggregator.standing_store import StandingTables
+from aggregator.store_schema import KIND
 from contract.accuracy import SHARES, Accuracy
 from contract.errors import StoreError, UsageError
 from contract.messages import GlobalPart
-from contract.sqlite import Database, Kind
+from contract.sqlite import Database
 from contract.state import GlobalCollector, GlobalState
 from contract.wire import decode, encode
 
@@ -46,45 +48,14 @@ __all__ = [
     "Tally",
     "as_written",
     "contributions",
+    "global_parts",
     "newest_state",
     "share_name",
 ]
 
 OUTCOMES = ("duplicate", "late", "rejected", "malformed")
-PAGE_BYTES = 16_384  # of a new store; see docs/decisions/030, and benchmarks/ingest.py --page-bytes
 KEEP_BYTES = 256 << 20
 _PART_BYTES = 1 << 26
-
-_VERSION_2 = """
-CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL);
-CREATE TABLE round (
-    number INTEGER PRIMARY KEY, method TEXT NOT NULL, seed INTEGER NOT NULL, opened_at REAL NOT NULL,
-    closed INTEGER NOT NULL DEFAULT 0, seconds REAL, classes_merged INTEGER,
-    kept_bytes INTEGER NOT NULL DEFAULT 0
-);
-CREATE TABLE contribution (
-    round INTEGER NOT NULL, method TEXT NOT NULL, device TEXT NOT NULL, received_bytes INTEGER NOT NULL,
-    payload INTEGER NOT NULL, PRIMARY KEY (round, method, device)
-) WITHOUT ROWID;
-CREATE TABLE payload (id INTEGER PRIMARY KEY, round INTEGER NOT NULL, bytes BLOB NOT NULL);
-CREATE INDEX payload_of_round ON payload (round);
-CREATE TABLE refusal (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device)) WITHOUT ROWID;
-CREATE TABLE tally (round INTEGER NOT NULL, outcome TEXT NOT NULL, messages INTEGER NOT NULL,
-    PRIMARY KEY (round, outcome)) WITHOUT ROWID;
-CREATE TABLE accuracy (
-    id INTEGER PRIMARY KEY, round INTEGER NOT NULL, device TEXT NOT NULL, samples INTEGER NOT NULL,
-    all_classes REAL NOT NULL, own_classes REAL, shipped REAL, alone REAL, UNIQUE (round, device)
-);
-CREATE TABLE global (version INTEGER NOT NULL, part INTEGER NOT NULL, payload BLOB NOT NULL,
-    PRIMARY KEY (version, part))
-"""
-KIND = Kind(
-    "store",
-    "--store",
-    application_id=0x50464147,  # "PFAG"
-    steps=(_VERSION_2,),
-    pragmas={"page_size": PAGE_BYTES, "journal_size_limit": 64 << 20},
-)
 
 
 @dataclass(frozen=True)
@@ -127,6 +98,8 @@ class RoundRecord:
 class Store(Protocol):
     """What the server needs of a store."""
 
+    standing: StandingTables
+
     @property
     def run(self) -> bytes: ...
     def holds(self, round: int, method: str, device: str) -> bool: ...
@@ -167,6 +140,7 @@ class SqliteStore:
     ) -> None:
         self._keep_bytes = keep_bytes
         self._file = Database(path, KIND)
+        self.standing = StandingTables(self._file)
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
             with as_written(self._file.path):
@@ -289,7 +263,7 @@ class SqliteStore:
         Args:
             max_share: the largest share that one device counted for, so that the result can be made again.
         """
-        parts = [(state.version, p.part, encode(p, "f64")) for p in state.parts(_PART_BYTES)]
+        parts = global_parts(state)
         with self._transaction():
             self._db.execute(
                 "UPDATE round SET closed = 1, seconds = max(0, ? - opened_at), classes_merged = ? WHERE number = ?",
@@ -404,6 +378,11 @@ def contributions(db: sqlite3.Connection, round: int, method: str) -> Iterator[t
         " WHERE c.round = ? AND c.method = ? ORDER BY c.device",
         (round, method),
     )
+
+
+def global_parts(state: GlobalState) -> list[tuple[int, int, bytes]]:
+    """A global state as the store keeps it: version, number and bytes of each part."""
+    return [(state.version, part.part, encode(part, "f64")) for part in state.parts(_PART_BYTES)]
 
 
 def share_name(method: str) -> str:

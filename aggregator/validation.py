@@ -56,6 +56,7 @@ class Terms:
         max_samples: the most samples that a device may say it has.
         noise: what the bundle declares; None for none.
         extractor: sha256 of the extractor whose features are summed; empty where each device has its own.
+        standing: whether sums stand, and there are no rounds.
     """
 
     encoding: Encoding = "f64"
@@ -63,6 +64,7 @@ class Terms:
     max_samples: int = MAX_SAMPLES
     noise: Mechanism | None = None
     extractor: bytes = b""
+    standing: bool = False
 
 
 def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, ...], classes: int, width: int) -> None:
@@ -76,6 +78,13 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         WireError: when it was made with another bundle, is not the method's, or cannot be what it says it is.
     """
     _check_origin(message, terms, bundles)
+    if (message.standing is not None) != terms.standing:
+        expected, other = (
+            ("one that stands", "one of a round") if terms.standing else ("one of a round", "one that stands")
+        )
+        raise WireError("contribution", expected=expected, got=other)
+    if message.standing == "withdrawn":
+        return
     kind = method_of(message.method).statistic
     if issubclass(kind, Participation) and len(message.body.classes):
         raise WireError(f"round of {message.method}", expected="no class rows", got="class rows")

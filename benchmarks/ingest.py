@@ -11,6 +11,7 @@ target of 5,000/s, and the peak RSS of this process beside 150 MB.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import resource
@@ -27,6 +28,7 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import Closed, Opened, Policy
 from aggregator.server import BATCH
 from aggregator.store import SqliteStore
+from aggregator.store_schema import PAGE_BYTES
 from contract.bundle import SCHEMA, Manifest
 from contract.messages import Contribution, Status
 from contract.methods import method
@@ -105,12 +107,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--devices", type=int, default=10_000)
     parser.add_argument("--dir", default=".", help="where the store is made: the disk that is measured")
-    parser.add_argument("--page-bytes", type=int, default=store_module.PAGE_BYTES, help="SQLite's page, of a new store")
+    parser.add_argument("--page-bytes", type=int, default=PAGE_BYTES, help="SQLite's page, of a new store")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    store_module.PAGE_BYTES = options.page_bytes
+    pragmas = {**store_module.KIND.pragmas, "page_size": options.page_bytes}
+    store_module.KIND = dataclasses.replace(store_module.KIND, pragmas=pragmas)
     result = run_once(options.devices, options.dir)
     result["peak_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     result["ratio_to_target"] = result["per_s"] / TARGET_PER_S

@@ -4,9 +4,9 @@ There are six, and what they can hold is the uplink policy: no message has room 
 The only arrays are class rows (rows of numbers for each class present) and the triangle of one symmetric matrix. Which
 of them a method sends is declared by its statistic (`contract/statistics.py`).
 
-    Announcement   aggregator → all       a round is open, closed, or the run is finished
+    Announcement   aggregator → all       a round is open, closed, or the run is finished; or sums stand, without rounds
     GlobalPart     aggregator → all       some class rows of the prototypes or of the head
-    Contribution   device → aggregator    a statistic for a round
+    Contribution   device → aggregator    a statistic for a round, or one that stands until it is replaced
     Chunk          device → aggregator    a slice of an encoded Contribution that is too large for one message
     Receipt        aggregator → device    what became of a contribution
     Status         device → aggregator    birth, death, and what the device measured of itself
@@ -39,11 +39,13 @@ __all__ = [
     "Message",
     "Receipt",
     "ReceiptStatus",
+    "Standing",
     "Status",
 ]
 
 Encoding = Literal["f64", "f32", "f16", "int8"]
-Phase = Literal["open", "closed", "finished"]
+Phase = Literal["open", "closed", "finished", "standing"]
+Standing = Literal["withdrawn", "present"]
 ReceiptStatus = Literal["committed", "duplicate", "late", "rejected", "need-chunks"]
 
 MAX_ROUND = 2**32 - 1
@@ -112,7 +114,8 @@ class Announcement:
     Attributes:
         run: 4 bytes, drawn when the aggregator's store was made: rounds of another run never mix with this one's.
         round: 1, 2, …; 0 before the first.
-        phase: `open` for contributions, `closed` between rounds, `finished` for good.
+        phase: `open` for contributions, `closed` between rounds, `finished` for good; `standing` where there are no
+            rounds, and what a device sends stands until it sends anew.
         method: the method of this round: the bundle's own, or one that trains nothing.
         bundle: sha256 of the bundle, 32 bytes.
         others: sha256 of further bundles of the fleet, where devices have several backbones.
@@ -145,7 +148,8 @@ class Announcement:
         _run_and_round(self.run, self.round, lowest=0)
         _require(len(self.extractor) in (0, 32), "extractor", "32 bytes or none", len(self.extractor))
         _text(self.method, "method", 32)
-        _require(self.phase in ("open", "closed", "finished"), "phase", "open, closed or finished", self.phase)
+        phases = ("open", "closed", "finished", "standing")
+        _require(self.phase in phases, "phase", ", ".join(phases), self.phase)
         hashes = (self.bundle, *self.others)
         _require(len(hashes) <= MAX_BUNDLES, "bundles", f"at most {MAX_BUNDLES}", len(hashes))
         _require(all(len(sha256) == 32 for sha256 in hashes), "bundle", "32 bytes", "another length")
@@ -201,6 +205,9 @@ class Contribution:
         further: (K, …) the other fields of class rows, in order, each with a row for each row of `body`.
         extractor: the first 4 bytes of the extractor's sha256, where the statistic is over the features of the one that
             devices share; empty where it is over the device's own.
+        standing: `present` where it takes the place of what the aggregator holds of this device, `withdrawn` where that
+            is to leave the sums, and nothing is sent; `round` is then the device's own generation, which rises with
+            each. None in rounds.
     """
 
     run: bytes
@@ -212,10 +219,15 @@ class Contribution:
     triangle: NDArray[np.floating] | None = None
     further: tuple[NDArray[np.floating], ...] = ()
     extractor: bytes = b""
+    standing: Standing | None = None
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round)
         _text(self.method, "method", 32)
+        _require(self.standing in (None, "withdrawn", "present"), "standing", "withdrawn or present", self.standing)
+        if self.standing == "withdrawn":
+            empty = not (len(self.counts) or self.body.rows.size or self.further or self.triangle is not None)
+            _require(empty, "a withdrawal", "no class and no number", "some")
         _require(len(self.bundle) == 4, "bundle", "4 bytes", len(self.bundle))
         _require(len(self.extractor) in (0, 4), "extractor", "4 bytes or none", len(self.extractor))
         _require(self.counts.shape == self.body.classes.shape, "counts", f"{len(self.body.classes)}", len(self.counts))
@@ -248,8 +260,23 @@ class Contribution:
         return int(self.counts.sum())
 
     @classmethod
+    def withdrawal(cls, *, run: bytes, round: int, method: str, bundle: bytes, extractor: bytes = b"") -> Contribution:
+        """What a device says when its sums are to be taken out; `bundle` and `extractor` are whole sha256."""
+        nothing = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 0)))
+        none = np.zeros(0, np.uint64)
+        return cls(run, round, method, bundle[:4], nothing, none, extractor=extractor[:4], standing="withdrawn")
+
+    @classmethod
     def of(
-        cls, statistic: Statistic, *, run: bytes, round: int, method: str, bundle: bytes, extractor: bytes = b""
+        cls,
+        statistic: Statistic,
+        *,
+        run: bytes,
+        round: int,
+        method: str,
+        bundle: bytes,
+        extractor: bytes = b"",
+        standing: Standing | None = None,
     ) -> Contribution:
         """The contribution that carries `statistic`; `bundle` and `extractor` are whole sha256."""
         present = statistic.present
@@ -265,6 +292,7 @@ class Contribution:
             triangle=statistic.triangle,
             further=tuple(rows[1:]),
             extractor=extractor[:4],
+            standing=standing,
         )
 
     def check(self, kind: type[Statistic], classes: int, width: int) -> None:
@@ -338,6 +366,8 @@ class Receipt:
         missing: for `need-chunks`, a bitmap of the chunks not yet here, lowest bit first.
         digest: for `rejected`, the first 8 bytes of the SHA-256 of the encoded contribution that it speaks of, else
             empty: a device whose contribution has another digest sent that one in vain, but not this one.
+        held: for `late` where sums stand, the generation that is held of this device, so that one which has lost its
+            state can go on above it; 0 otherwise.
     """
 
     run: bytes
@@ -347,10 +377,12 @@ class Receipt:
     reason: str = ""
     missing: bytes = b""
     digest: bytes = b""
+    held: int = 0
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round)
         _text(self.method, "method", 32)
+        _require(0 <= self.held <= MAX_ROUND, "held", f"0 to {MAX_ROUND}", self.held)
         _require(len(self.digest) in (0, 8), "digest", "8 bytes or none", len(self.digest))
         known = ("committed", "duplicate", "late", "rejected", "need-chunks")
         _require(self.status in known, "status", ", ".join(known), self.status)

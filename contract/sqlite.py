@@ -10,6 +10,7 @@ What opening does, in this order:
    further one takes it to the next version; those that are missing run in one transaction.
 
 `read_only` opens a file beside the process that has it, and changes nothing; `Watch` tells whether it is worth while.
+`beside` adds to it in one transaction, where the process that has it looks for what others left there.
 
 `application_id` says whose a file is and never changes; `user_version` counts up. A transaction ends with a look at
 the disk: a file that was deleted or replaced meanwhile took what was written with it, and that is an error.
@@ -28,7 +29,7 @@ from urllib.parse import quote
 from contract.errors import StoreError, UsageError
 from contract.files import lock
 
-__all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "read_only"]
+__all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "is_taken", "read_only"]
 
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
 _HEADER = b"SQLite format 3\x00"
@@ -125,6 +126,44 @@ class Watch:
         if self._db is not None:
             self._db.close()
         self._db, self._seen = None, -1
+
+
+def is_taken(path: str | os.PathLike[str]) -> bool:
+    """Whether another process runs on this file at this moment."""
+    try:
+        os.close(lock(os.path.realpath(path)))
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # whoever opens it next says why
+    return False
+
+
+@contextlib.contextmanager
+def beside(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connection]:
+    """One transaction in a file that another process may have: durable when the block ends, or nothing of it.
+
+    Raises:
+        StoreError: there is no such file, or the disk refuses.
+        UsageError: it is another kind of file, or of another version than this program writes.
+    """
+    with read_only(path, kind):
+        pass  # it is what it should be
+    what = f"{kind.name} {os.fspath(path)}"
+    db = sqlite3.connect(f"file:{quote(os.path.realpath(path))}?mode=rw", uri=True, isolation_level=None, timeout=30.0)
+    try:
+        for name, value in kind.pragmas.items():
+            db.execute(f"PRAGMA {name} = {value}")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN IMMEDIATE")
+        yield db
+        db.execute("COMMIT")
+    except sqlite3.DatabaseError as error:
+        raise StoreError(
+            what, expected="a disk that takes it", got=error, hint="freeing space; nothing was kept"
+        ) from None
+    finally:
+        db.close()
 
 
 class Database:

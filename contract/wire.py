@@ -35,6 +35,7 @@ from contract.messages import (
     Phase,
     Receipt,
     ReceiptStatus,
+    Standing,
     Status,
 )
 
@@ -46,6 +47,7 @@ MAX_MESSAGE_BYTES: Final = 1 << 28
 
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
+_STANDINGS: tuple[Standing, ...] = get_args(Standing)
 _STATUSES: tuple[ReceiptStatus, ...] = get_args(ReceiptStatus)
 
 _FURTHER = (10, 11, 12)  # keys of a contribution's fields of class rows after the first
@@ -120,6 +122,8 @@ def _encode_contribution(m: Contribution, encoding: Encoding) -> dict[int, Any]:
     body |= {key: _rows(rows, encoding) for key, rows in zip(_FURTHER, m.further, strict=False)}
     if m.extractor:
         body[13] = m.extractor
+    if m.standing is not None:
+        body[15] = _STANDINGS.index(m.standing)
     return body
 
 
@@ -129,7 +133,7 @@ def _encode_chunk(m: Chunk, encoding: Encoding) -> dict[int, Any]:
 
 def _encode_receipt(m: Receipt, encoding: Encoding) -> dict[int, Any]:
     told = {2: m.run, 3: m.round, 4: m.method, 5: _STATUSES.index(m.status), 6: m.reason, 7: m.missing}
-    return told | ({8: m.digest} if m.digest else {})
+    return told | ({8: m.digest} if m.digest else {}) | ({9: m.held} if m.held else {})
 
 
 def _encode_status(m: Status, encoding: Encoding) -> dict[int, Any]:
@@ -427,6 +431,7 @@ def _decode_contribution(f: _Fields) -> Contribution:
         triangle=f.reals(9, 1) if f.has(9) else None,
         further=tuple(f.reals(key, 2) for key in itertools.takewhile(f.has, _FURTHER)),
         extractor=f.binary(13) if f.has(13) else b"",
+        standing=f.one_of(15, _STANDINGS) if f.has(15) else None,
     )
 
 
@@ -452,6 +457,7 @@ def _decode_receipt(f: _Fields) -> Receipt:
         reason=f.text(6),
         missing=f.binary(7),
         digest=f.binary(8) if f.has(8) else b"",
+        held=f.integer(9) if f.has(9) else 0,
     )
 
 

@@ -17,7 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from protofleet.cli import COMMANDS, main
 
 PAGE = Path(__file__).parent / "commands.md"
-SUBCOMMANDS = {"lab": ("list", "run", "table")}
+SUBCOMMANDS = {
+    "fleet": ("list", "show", "log", "admit", "remove", "pause", "resume"),
+    "lab": ("list", "run", "table"),
+}
 _HEAD = """# Commands
 
 Every command and option, as `--help` prints them; written by `python docs/write_commands.py`.

@@ -77,6 +77,10 @@ def client_command(
         typer.Option(help="Privacy budget: no round after which ε would be larger.  [default: none]"),
     ] = None,
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
+    withdraw: Annotated[
+        bool | None,
+        typer.Option("--withdraw", help="Take this device's sums out of the standing ones, and end; no --data."),
+    ] = None,
     config: Annotated[str | None, typer.Option(help="TOML file with any of these options by name.")] = None,
     json: Annotated[str | None, typer.Option(help=JSON_HELP.format("a summary at the end"))] = None,
     quiet: Annotated[bool | None, typer.Option("--quiet", "-q", help=QUIET_HELP)] = None,

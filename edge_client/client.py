@@ -156,6 +156,7 @@ class Client:
             fleet=fleet,
             device_id=device_id,
             stays=not until_finished,
+            on_settled=self._rounds.settled,
             log=log,
             say=self._say,
             detail=self._detail,
@@ -264,6 +265,11 @@ class Client:
         if self._keep_state():
             return True
         self._look_for_photos()
+        standing = self._follower.standing
+        if standing is not None and self._rounds.stand(standing):
+            if self._count_new_photos():
+                self._publish_birth()
+            return True
         task = self._follower.task()
         last = self._follower.finished and self._last_state_is_here() and not len(self._outbox)
         report = self._rounds.unreported

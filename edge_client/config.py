@@ -35,8 +35,8 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     bundle: str
     broker: str
     id: str
-    data: str
     state: str
+    data: str = ""
     fleet: str = "fleet"
     test: str | None = None
     hold_out: float | None = None
@@ -53,6 +53,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     trust: str | None = None
     epsilon: float | None = None
     method: str | None = None
+    withdraw: bool = False
     json: str | None = None
     quiet: bool = False
     verbose: bool = False
@@ -67,7 +68,10 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     values: dict[str, Any] = {} if file is None else _read_toml(file)
     values |= {name: value for name, value in options.items() if value is not None}
     where = "protofleet client" if file is None else f"protofleet client with {file}"
-    missing = [name for name in ("bundle", "broker", "id", "data", "state") if name not in values]
+    needed = (
+        ("bundle", "broker", "id", "state") if values.get("withdraw") else ("bundle", "broker", "id", "data", "state")
+    )
+    missing = [name for name in needed if name not in values]
     if missing:
         raise UsageError(where, expected=" and ".join(f"--{name}" for name in missing), got="none", hint="--help")
     try:

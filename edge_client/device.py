@@ -209,6 +209,25 @@ class Device:
         samples = int(statistic.counts.sum())
         return RoundResult(self._wrapped(statistic, announcement), loss, samples, steps, judged.refused, check)
 
+    @property
+    def samples(self) -> LocalData:
+        """The labelled samples that it would sum."""
+        return self._data
+
+    def stand(self, announcement: Announcement, generation: int, chosen: NDArray[np.bool_]) -> RoundResult:
+        """What stands of this device: the sums of the chosen samples (N,), as its contribution number `generation`.
+
+        Raises:
+            MethodError: for a method whose sums cannot stand.
+        """
+        found = self._method_of(announcement)
+        if not found.stands:
+            raise MethodError("the announced method", expected="one whose sums can stand", got=found.name)
+        numbered = replace(announcement, round=generation)
+        statistic = self._summarise(found, numbered, chosen)
+        made = replace(self._wrapped(statistic, numbered), standing="present")
+        return RoundResult(made, None, int(statistic.counts.sum()), 0)
+
     def sit_out(self, announcement: Announcement) -> RoundResult:
         """What may be sent for a round without a result: that the device took part, and no class rows.
 
@@ -372,13 +391,15 @@ class Device:
             raise diverged(f"class means of norm {LARGEST_NORM:g} at most", f"{longest:.3g}")
         return statistic
 
-    def _summarise(self, found: Method, announcement: Announcement) -> Statistic:
+    def _summarise(
+        self, found: Method, announcement: Announcement, chosen: NDArray[np.bool_] | None = None
+    ) -> Statistic:
         """What the method makes of the samples; only what it declares may leave the device.
 
         Raises:
             MethodError: when it gives another statistic than its own, or one of another size.
         """
-        m, made = self._manifest, found.summarise(self._local(found, announcement))
+        m, made = self._manifest, found.summarise(self._local(found, announcement, chosen))
         size = (m.classes, found.row_width(found.settled_in(m.hyper), m.features))
         declared = found.statistic.zero(*size)
         if type(made) is not found.statistic or [a.shape for a in made.arrays()] != [
@@ -408,7 +429,12 @@ class Device:
             extractor=self._bundle.extractor(found),
         )
 
-    def _local(self, found: Method, announcement: Announcement | None = None) -> LocalSamples:
+    def _local(
+        self,
+        found: Method,
+        announcement: Announcement | None = None,
+        chosen: NDArray[np.bool_] | None = None,
+    ) -> LocalSamples:
         """What a method sees of this device: for a round, or, without one, for itself with nothing withheld."""
         m, a = self._manifest, announcement
         return LocalSamples(
@@ -420,6 +446,7 @@ class Device:
             extractor=self._extractor,
             own_means=self._means,
             min_samples=1 if a is None else a.min_samples,
+            chosen=chosen,
             secret=self._secret,
             what=b"" if a is None else a.run + a.round.to_bytes(8, "big"),
         )

@@ -29,6 +29,7 @@ class Inbox:
 
     Args:
         stays: whether a run of another bundle is told of, instead of being an error.
+        on_settled: is told of each receipt that ends a contribution.
         log: takes one line for a person; `say` the same, unless it is what was said last.
         detail: takes a line for each message.
 
@@ -47,12 +48,14 @@ class Inbox:
         fleet: str,
         device_id: str,
         stays: bool,
+        on_settled: Callable[[Receipt], None],
         log: Callable[[str], None],
         say: Callable[[str], None],
         detail: Callable[[str], None],
     ) -> None:
         self._follower, self._outbox, self._journal, self._bundle = follower, outbox, journal, bundle
-        self._stays, self._log, self._say, self._detail = stays, log, say, detail
+        self._stays, self._on_settled = stays, on_settled
+        self._log, self._say, self._detail = log, say, detail
         self.malformed = 0
         self._handlers: dict[type[Message], tuple[str, Callable[[Any], None]]] = {
             Announcement: (topics.round_(fleet), self._on_announcement),
@@ -117,3 +120,4 @@ class Inbox:
             reason = f" ({receipt.reason})" if receipt.reason else ""
             self._log(f"round {receipt.round} ({receipt.method}): {receipt.status}{reason}")
         self._outbox.settled(key)
+        self._on_settled(receipt)

@@ -40,6 +40,7 @@ from contract.statistics import ClassMeans
 from contract.wire import decode, encode
 from edge_client.local import OwnMeans
 from edge_client.retention import drop_old_rounds, dropped
+from edge_client.standing_journal import StandingMarks
 
 __all__ = ["FILE", "FINAL", "KEEP_BYTES", "Journal", "Kept", "Key", "Pending", "Report", "read_kept"]
 
@@ -63,11 +64,14 @@ CREATE TABLE contributions (
     outcome TEXT, reason TEXT, uplink_bytes INTEGER,
     UNIQUE (run, round, method))
 """
+_VERSION_3 = """
+CREATE TABLE standing (run BLOB PRIMARY KEY, generation INTEGER NOT NULL, samples BLOB) WITHOUT ROWID
+"""
 KIND = Kind(
     "journal",
     "--state",
     application_id=0x5046444A,  # "PFDJ"
-    steps=(_VERSION_2,),
+    steps=(_VERSION_2, _VERSION_3),
     pragmas={"cache_size": -1024},  # 1 MiB: the page cache is memory that training needs
 )
 
@@ -142,6 +146,7 @@ class Journal:
             ) from None
         self._file = Database(self._path, KIND)
         self._db, self._guard, self._transaction = self._file.connection, self._file.guard, self._file.transaction
+        self.standing = StandingMarks(self._file)
         try:
             self._claim({"fleet": fleet, "device": device, "bundle": bundle.hex()})
         except BaseException:

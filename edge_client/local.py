@@ -49,6 +49,7 @@ class LocalSamples:
         params: the device's present weights by state-tensor name.
         extractor: makes an extractor of those weights, or of the bundle's.
         min_samples: classes with fewer examples are left out; 1 leaves none out.
+        chosen: (N,) the samples that are summed, where not all of them are.
         own_means: gives what is known of all samples under the present weights.
         secret, what: what noise is drawn from: a secret of the device, and the run and round.
     """
@@ -64,6 +65,7 @@ class LocalSamples:
         extractor: Callable[[ExtractorName], Extractor],
         own_means: Callable[[], OwnMeans],
         min_samples: int = 1,
+        chosen: NDArray[np.bool_] | None = None,
         secret: bytes = b"",
         what: bytes = b"",
     ) -> None:
@@ -71,7 +73,7 @@ class LocalSamples:
         self._data, self._extractor, self._own_means = data, extractor, own_means
         self._secret, self._what = secret, what
         self.min_samples = min_samples
-        self._kept = shareable(data.y, classes, min_samples)  # (N,)
+        self._kept = shareable(data.y, classes, min_samples) if chosen is None else chosen  # (N,)
         self.counts: NDArray[np.int64] = np.bincount(data.y[self._kept], minlength=classes)
 
     def features(self, extractor: ExtractorName) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:

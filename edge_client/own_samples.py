@@ -122,6 +122,11 @@ class OwnSamples:
             self._read, self._unreadable = self._there, error
             raise
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether the last look found something else than what was read, or what was read last could not be."""
+        return self._there[0] != self._read[0] or self._unreadable is not None
+
     def sent(self) -> None:
         """A contribution was made of what was read last. A disk that does not take this only counts some twice."""
         ranks = self._read[1]

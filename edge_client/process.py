@@ -93,6 +93,11 @@ def run(settings: ClientConfig) -> int:
 
 
 def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
+    if settings.withdraw:
+        from edge_client.withdrawal import withdraw
+
+        withdraw(settings, log)
+        return
     from edge_client.service import Service
 
     def on_summary(content: dict[str, Any], finished: bool) -> None:

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable
 
 from contract.accuracy import Accuracy
-from contract.errors import DataError, DivergedError, UsageError
+from contract.errors import DataError, DivergedError, PrivacyError, UsageError
+from contract.messages import Announcement, Receipt
 from contract.service_manager import ServiceManager
 from edge_client import process_metrics
 from edge_client.device import Device, RoundResult
@@ -26,6 +27,7 @@ from edge_client.outbox import Outbox, fitting
 from edge_client.own_samples import OwnSamples
 from edge_client.privacy import Accountant
 from edge_client.rounds import Follower, Task
+from edge_client.standing_sums import StandingSums, is_complete
 
 __all__ = ["RoundWork"]
 
@@ -64,6 +66,8 @@ class RoundWork:
         self._samples, self._manager = samples, manager
         self._photos, self._log = photos, log
         self._unreported = journal.unreported()
+        self._standing = StandingSums(device, journal, device_id)
+        self._note = ""  # what was said last where sums stand
 
     @property
     def unreported(self) -> Report | None:
@@ -82,7 +86,7 @@ class RoundWork:
         """
         a, key = task.announcement, task.key
         what = f"round {a.round} ({a.method})"
-        readable = self._take_in_photos(what)
+        readable = self._take_in_photos(what, "the round is left out", self._log)
         if self._accountant is not None:
             self._accountant.check(a.method)
         clock, began_s = process_metrics.StepClock(), time.monotonic()
@@ -124,7 +128,43 @@ class RoundWork:
         self._log(f"{what}: {loss}{result.samples:,} samples, {seconds:.1f} s, {sent}{cost}")
         return clock.step_ms
 
-    def _take_in_photos(self, what: str) -> bool:
+    def stand(self, a: Announcement) -> bool:
+        """Where sums stand: send those of what is here, if enough has changed; False when nothing is to be sent.
+
+        Raises:
+            PrivacyError: noise is asked for, and sums that stand have none.
+            StoreError: the disk refused; nothing is sent.
+        """
+        if self._accountant is not None:
+            raise PrivacyError(
+                "the fleet's sums stand", expected="rounds, each of which costs ε", got="sums without noise, sent anew"
+            )
+        changed = self._samples is not None and self._samples.has_changed
+        if changed and not self._take_in_photos("the sums", "what was sent stands", self._log_once):
+            return False
+        made = self._standing.make(a, self._boot, time.monotonic())
+        if made is None:
+            return False
+        for older in made.older:
+            self._outbox.settled(older)
+        self._unreported = [report for report in self._unreported if report.key[0] != a.run] + [made.report]
+        self._outbox.add(Pending(made.report.key, made.payload, a.limit_bytes))
+        if self._samples is not None:
+            self._samples.sent()
+        process_metrics.release_memory()
+        self._log(made.words)
+        return True
+
+    def settled(self, receipt: Receipt) -> None:
+        """A receipt that ends a contribution came."""
+        self._standing.told(receipt, time.monotonic())
+
+    def _log_once(self, line: str) -> None:
+        if line != self._note:
+            self._log(line)
+        self._note = line
+
+    def _take_in_photos(self, what: str, otherwise: str, log: Callable[[str], None]) -> bool:
         """See to it that the device has the photos that are there now; False when they cannot be read."""
         if self._samples is None:
             return True
@@ -132,7 +172,7 @@ class RoundWork:
             with self._manager.patient(_DECODING_S):
                 found = self._samples.newer()
         except (DataError, UsageError) as error:
-            self._log(f"{what}: {error}; the round is left out")
+            log(f"{what}: {error}; {otherwise}")
             return False
         if found is not None:
             self._device.hold(found.data, test=found.test, held=found.held)
@@ -163,6 +203,8 @@ class RoundWork:
         """Whether the round's outcome and the global state that came out of it are here."""
         run, number, _ = report.key
         state = self._follower.state(run)
+        if "standing" in report.metrics:
+            return is_complete(report, self._journal.outcome(report.key), state)
         settled = not report.metrics["payload_bytes"] or self._journal.outcome(report.key) is not None
         return settled and state is not None and state.round >= number
 
@@ -196,7 +238,10 @@ class RoundWork:
         self._unreported.remove(report)
         if told is not None:
             personal = None if evaluation is None else evaluation.all_classes.get("personal")
-            self._log(f"round {number}: {in_words(told, self._photos, personal)}")
-        if told is None or (state is not None and state.round > number):  # then it is of a later round
+            what = "sums" if "standing" in report.metrics else "round"
+            self._log(f"{what} {number}: {in_words(told, self._photos, personal)}")
+        if (
+            told is None or "standing" in report.metrics or (state is not None and state.round > number)
+        ):  # then it is of a later round
             return None
         return told

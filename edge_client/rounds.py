@@ -157,6 +157,12 @@ class Follower:
             return False
         return sampled(self._device_id, a.round, a.seed, a.fraction)
 
+    @property
+    def standing(self) -> Announcement | None:
+        """The announcement under which sums stand, where there are no rounds."""
+        a = self._announcement
+        return a if a is not None and a.phase == "standing" else None
+
     def task(self) -> Task | None:
         """What to do now, if anything."""
         a = self._announcement
@@ -175,6 +181,8 @@ class Follower:
         if a is None:
             return "waiting for an aggregator: no round has been announced"
         what = f"round {a.round} ({a.method})"
+        if a.phase == "standing":
+            return ""
         if a.phase == "finished":
             return "waiting for the next run" if self._stays else ""
         if a.phase == "closed" or a.round < 1:

@@ -17,7 +17,7 @@ Source = str | os.PathLike[str]
 
 
 class Aggregator:
-    """Runs the rounds of one fleet.
+    """Runs the rounds of one fleet, or keeps its standing sums.
 
     Args:
         bundle: the fleet's bundle; a list where devices have several backbones.
@@ -30,7 +30,7 @@ class Aggregator:
         take_over, new_run, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
             `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`, `ridge`,
             `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `every`, `when_new`, `window`, `open_clients`,
-            `max_clients`; with `every` or `when_new` it runs until `stop`.
+            `max_clients`, `standing`; with `every`, `when_new` or `standing` it runs until `stop`.
 
     Raises:
         ProtofleetError: a bundle that cannot be read, an option out of range; one line says what, and what to do.

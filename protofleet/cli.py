@@ -59,6 +59,10 @@ COMMANDS = {
     "cost": Command("hw_profiles.cli:cost_command", "export", "Cycles and memory on a systolic array."),
     "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
     "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
+    "forget": Command(
+        "aggregator.fleet_cli:forget_command", None, "Take a device out of what the fleet has learned, exactly."
+    ),
+    "fleet": Command("aggregator.fleet_cli:fleet_app", None, "See a fleet's devices; admit, remove, pause, resume."),
     "client": Command("edge_client.cli:client_command", None, "Run one device: train, summarise, publish."),
     "predict": Command(
         "protofleet.commands.predict:predict_command", None, "Answer about photos, a folder or a camera."

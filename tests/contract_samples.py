@@ -49,8 +49,9 @@ def contributions(draw: st.DrawFn) -> Contribution:
     widths = draw(st.lists(st.integers(1, 6), max_size=MAX_FIELDS - 1))
     further = tuple(draw(hnp.arrays(np.float64, (len(body.classes), w), elements=floats())) for w in widths)
     extractor = draw(st.just(b"") | RUN)
+    standing = draw(st.sampled_from([None, "present"]))
     return Contribution(
-        draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, triangle, further, extractor=extractor
+        draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, triangle, further, extractor, standing
     )
 
 
@@ -75,7 +76,7 @@ announcements = st.builds(
     Announcement,
     run=RUN,
     round=st.integers(0, 2**32 - 1),
-    phase=st.sampled_from(["open", "closed", "finished"]),
+    phase=st.sampled_from(["open", "closed", "finished", "standing"]),
     method=METHOD,
     bundle=st.binary(min_size=32, max_size=32).filter(lambda sha256: sha256[0] < 255),
     others=st.sets(st.binary(min_size=31, max_size=31), max_size=4).map(
@@ -99,6 +100,7 @@ receipts = st.builds(
     reason=st.text(max_size=200),
     missing=st.binary(max_size=64),
     digest=st.just(b"") | st.binary(min_size=8, max_size=8),
+    held=st.integers(0, 2**32 - 1),
 )
 statuses = st.builds(
     Status,
@@ -129,6 +131,9 @@ def readable_messages() -> dict[str, Message]:
         ),
         "announcement-bundles": Announcement(run, 1, "open", "fedproto", bundle, others=(bundle[::-1], bytes(32))),
         "announcement-extractor": Announcement(run, 8, "open", "ffc", bundle, encoding="f64", extractor=bundle[::-1]),
+        "announcement-standing": Announcement(
+            run, 0, "standing", "ncm", bundle, global_version=6, min_samples=5, extractor=bundle[::-1]
+        ),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,
@@ -137,10 +142,17 @@ def readable_messages() -> dict[str, Message]:
         ),
         "contribution-empty": Contribution(run, 7, "spherefed", bundle[:4], nothing, np.zeros(0, np.uint64)),
         "contribution-groups": Contribution(run, 7, "fedcof", bundle[:4], groups, counts, extractor=bundle[::-1][:4]),
+        "contribution-standing": Contribution(
+            run, 9, "ncm", bundle[:4], rows, counts, extractor=bundle[::-1][:4], standing="present"
+        ),
+        "contribution-withdrawn": Contribution.withdrawal(
+            run=run, round=10, method="ncm", bundle=bundle, extractor=bundle[::-1]
+        ),
         "chunk": Chunk(run, 8, "ffc", 1, 3, 20, bytes.fromhex("0123456789abcdef"), b"slice"),
         "receipt": Receipt(run, 7, "fedproto", "committed"),
         "receipt-chunks": Receipt(run, 8, "ffc", "need-chunks", missing=bytes([0b00000110])),
         "receipt-rejected": Receipt(run, 7, "fedproto", "rejected", "no, 4 expected", digest=bytes(range(8))),
+        "receipt-late": Receipt(run, 3, "ncm", "late", held=9),
         "status": Status(
             True, bytes(range(8)), 3, "Raspberry Pi Zero 2 W", {"protofleet": "0.1.0"}, {"peak_rss_bytes": 98e6}
         ),

@@ -68,6 +68,12 @@ OPTIONAL = {
     ("contribution-gram", 13),
     ("contribution-groups", 13),
     ("receipt-rejected", 8),
+    ("receipt-late", 9),
+    ("announcement-standing", 15),
+    ("contribution-standing", 13),
+    ("contribution-standing", 15),
+    ("contribution-withdrawn", 13),
+    ("contribution-withdrawn", 15),
     ("contribution-soft", 10),
 }
 

@@ -148,7 +148,7 @@ def test_a_directory_of_another_owner_is_refused(tmp_path: Path, change: dict[st
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"not a database, " * 100)
-    with pytest.raises(UsageError, match=r"expected a journal of version 2, got another file"):
+    with pytest.raises(UsageError, match=r"expected a journal of versions 2 to 3, got another file"):
         opened(tmp_path)
 
 

@@ -13,7 +13,7 @@ import pytest
 import version_files
 from contract_samples import readable_messages, small_parts
 from test_contract_bundle import forge, keys
-from version_files import BUNDLE, PRIVATE, ROWS, RUN
+from version_files import BUNDLE, PRIVATE, ROWS, RUN, STOOD
 
 from aggregator.store import SqliteStore
 from contract import topics
@@ -41,7 +41,7 @@ def journal_of(folder: Path) -> Journal:
 
 
 def test_there_are_files_of_every_version_since_0_2_and_no_others() -> None:
-    assert VERSIONS == ["v2"]
+    assert VERSIONS == ["v2", "v3"]
     for version in VERSIONS:
         names = {path.name for path in (FILES / version).iterdir()}
         assert names == {"small.bundle", "store.sqlite", "journal.sqlite", "messages.json"}
@@ -81,6 +81,18 @@ def test_a_journal_of_that_version_goes_on(files: Path) -> None:
             weights = {"backbone.weight": np.full((2, 3), number, np.float32)}
             key = (RUN, number, "fedproto")
             journal.commit_round(key, weights=weights, payload=b"more", limit_bytes=1024, metrics={})
+
+
+@versions
+def test_what_stands_goes_on_from_every_version(files: Path, version: str) -> None:
+    """Version 2 had none of it: its store and journal have the tables now, and they are empty."""
+    none = version == "v2"
+    with SqliteStore(files / "store.sqlite", BUNDLE, "fleet") as store, journal_of(files) as journal:
+        assert store.standing.generations() == ({} if none else {"a": 3, "b": 2})
+        assert store.standing.payload("a") == (None if none else b"sums of a")
+        assert store.standing.payload("b") is None
+        assert set(store.standing.refused()) == (set() if none else {"b"})
+        assert journal.standing.newest(STOOD) == ((0, None) if none else (3, b"k" * 36))
 
 
 @versions
@@ -126,11 +138,11 @@ def test_what_0_1_wrote_is_refused_in_one_line_each(tmp_path: Path) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.close()
     with pytest.raises(
-        UsageError, match=r"expected a store of version 2, got one of Protofleet 0.1, try another --store"
+        UsageError, match=r"expected a store of versions 2 to 3, got one of Protofleet 0.1, try another --store"
     ):
         SqliteStore(tmp_path / "store.sqlite", BUNDLE, "fleet")
     with pytest.raises(
-        UsageError, match=r"expected a journal of version 2, got another file, or one of Protofleet 0.1"
+        UsageError, match=r"expected a journal of versions 2 to 3, got another file, or one of Protofleet 0.1"
     ):
         journal_of(tmp_path)
     with pytest.raises(WireError, match="expected wire version 2, got 1, try the same release on both ends"):

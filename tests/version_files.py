@@ -1,4 +1,4 @@
-"""Sample files of the present version, as `tests/files/v2` holds them: `python tests/version_files.py FOLDER`.
+"""Sample files of the present version, as `tests/files/v3` holds them: `python tests/version_files.py FOLDER`.
 
 Run it only for a version that is not released yet; a released version's files are never written again.
 """
@@ -14,6 +14,7 @@ import cbor2
 import numpy as np
 from contract_samples import readable_messages, small_parts
 
+from aggregator.standing_store import Stands
 from aggregator.store import Accepted, SqliteStore
 from contract.bundle import read_bundle, write_bundle
 from contract.messages import ClassRows, Receipt
@@ -21,7 +22,7 @@ from contract.state import GlobalState
 from contract.wire import encode
 from edge_client.journal import Journal
 
-BUNDLE, RUN, PRIVATE = bytes(range(32)), b"run1", b"k" * 32
+BUNDLE, RUN, STOOD, PRIVATE = bytes(range(32)), b"run1", b"run2", b"k" * 32
 ROWS = ClassRows(np.array([0, 2], np.uint16), np.array([[0.5, -1.0], [3.0, 4.0]]))
 LATER = {40: "a field of later", 41: [1.5, {"a": b"b"}]}
 
@@ -48,6 +49,8 @@ def _store(path: Path) -> None:
         store.close_round(1, 107.5, 2, GlobalState(store.run, 1, 1, {"prototypes": ROWS}))
         store.open_round(2, "ffc", 43, 108.0)
         store.commit([Accepted(2, "ffc", "a", b"sums", 4)], {})
+        store.standing.commit([Stands("a", 3, b"sums of a", 9), Stands("b", 2, None, 0)], {}, 109.0)
+        store.standing.done(store.standing.open_orders()[0], 110.0, "done", 4, 5)
 
 
 def _journal(state: Path) -> None:
@@ -59,6 +62,7 @@ def _journal(state: Path) -> None:
             key, payload = (RUN, number, "fedproto"), b"payload %d" % number
             journal.commit_round(key, weights=weights, payload=payload, limit_bytes=1024, metrics={"loss": 0.5})
         journal.settle(Receipt(RUN, 1, "fedproto", "committed"), 9)
+        journal.standing.commit((STOOD, 3, "ncm"), samples=b"k" * 36, payload=b"sums", limit_bytes=1024, metrics={})
 
 
 def _messages() -> dict[str, dict[str, str]]:

@@ -239,6 +239,8 @@ class Method(ABC):
         has_personal_head: whether a device makes itself a head of its own samples that it can answer with, too.
         closes_runs: whether a run of another method may end with one round of it.
         rounds: how many a run has when a person names none.
+        stands: whether its sums can stand without rounds: they are over the bundle's extractor, add up and can be taken
+            out again, and what comes back follows from them alone (`aggregator/standing.py`).
         first_run: hyper-parameters for a first short run on a small data set.
     """
 
@@ -268,6 +270,7 @@ class Method(ABC):
     closes_runs: ClassVar[bool] = False
     first_run: ClassVar[Mapping[str, Value]] = MappingProxyType({})
     rounds: ClassVar[int] = 5
+    stands: ClassVar[bool] = False
 
     # ── settings ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -129,7 +129,7 @@ class FedCOF(Method):
         self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
     ) -> dict[str, Answer]:
         """`discriminant`: the linear discriminant on unit features of the bundle's extractor."""
-        if _HEAD not in state.rows or _BIAS not in state.rows:
+        if _HEAD not in state.rows or _BIAS not in state.rows or not len(state.rows[_HEAD].classes):
             return {}
         head, present = state.rows[_HEAD].dense(classes, width)
         bias, _ = state.rows[_BIAS].dense(classes, 1)

@@ -81,6 +81,7 @@ class FFC(Method):
     solved_with: ClassVar[tuple[str, ...]] = ("ridge", "form")
     closes_runs = True
     rounds = 1
+    stands = True
     hyper: ClassVar[Mapping[str, Hyper]] = CALIBRATION
 
     def check(self, hyper: Mapping[str, Value], classes: int, width: int) -> None:
@@ -127,7 +128,7 @@ class FFC(Method):
         self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
     ) -> dict[str, Answer]:
         """`linear`: the closed-form head on unit features of the bundle's extractor (eq. 12)."""
-        if state.head is None:
+        if state.head is None or not len(state.head.classes):  # nobody is left who sent any sums
             return {}
         head, present = state.head.dense(classes, self.row_width(hyper, width))
         return {"linear": linear_answer(head, present=present, unit=True, project=_agreed(width, hyper))}

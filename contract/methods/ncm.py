@@ -50,6 +50,7 @@ class NCM(Method):
     global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({"means": "features"})
     privacy = "the mean frozen feature of each class, without noise: of a class with one sample, that sample's feature"
     rounds = 1
+    stands = True
 
     def summarise(self, local: Local) -> Statistic:
         total = UnitMeans.zero(local.classes, local.width)
@@ -68,7 +69,7 @@ class NCM(Method):
         self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]
     ) -> dict[str, Answer]:
         """`class_mean`: the nearest class mean of unit features of the bundle's extractor."""
-        if "means" not in state.rows:
+        if "means" not in state.rows or not len(state.rows["means"].classes):  # nobody is left who sent any
             return {}
         means, present = state.rows["means"].dense(classes, width)
         return {self.way: nearest_answer(means, present, unit=True)}

@@ -1,0 +1,161 @@
+"""The commands `protofleet forget` and `protofleet fleet …`: what an operator sees in a store, and asks of a fleet.
+
+Looking (`list`, `show`, `log`) reads the store and changes nothing. Everything else is an order
+(`aggregator/orders.py`): it is in the store when the command returns 0, and a running aggregator takes it up within
+about a second; where none runs, the next one does, and the command says so.
+"""
+
+from __future__ import annotations
+
+import getpass
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from aggregator.orders import await_done, give
+from aggregator.standing_store import Order, Record, fleet_records, orders
+from aggregator.store_schema import KIND
+from contract.errors import UsageError, near_names
+from contract.json_output import JSON_HELP, beside, write_json
+from contract.sqlite import read_only
+from contract.tables import show_table
+
+__all__ = ["fleet_app", "forget_command"]
+
+SCHEMA = "protofleet.fleet/1"
+fleet_app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="See the devices of a store, and tell its aggregator what to do.",
+)
+
+_Store = Annotated[Path, typer.Option(help="The aggregator's store; it may be running.")]
+_Device = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id.")]
+_Wait = Annotated[float, typer.Option(help="Seconds to wait for a running aggregator to have done it.")]
+_Json = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was found or done"))]
+WAIT_S = 15.0
+
+
+def forget_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+    """Take all that came from a device out of the fleet, make anew what comes back, and refuse it from now on."""
+    return _order("forget", store, device, wait, json, known=True)
+
+
+@fleet_app.command("list")
+def list_command(store: _Store, json: _Json = None) -> int:
+    """The devices that a store knows."""
+    found, _ = _read(store)
+    write_json(json, {"schema": SCHEMA, "devices": [asdict(record) for record in found.values()]})
+    rows = [(r.device, _standing(r), str(r.rounds), r.refused or "") for r in found.values()]
+    show_table(beside(json), ("device", "standing", "rounds", "refused, since it"), rows, words=(0, 1, 3))
+    return 0
+
+
+@fleet_app.command("show")
+def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
+    """What a store knows of one device, and what was asked about it."""
+    found, asked = _read(store)
+    record = found.get(device)
+    log = [order for order in asked if order.device == device]
+    if record is None and not log:
+        raise _unknown(store, device, found)
+    record = record or Record(device)
+    write_json(json, {"schema": SCHEMA, **asdict(record), "orders": [asdict(order) for order in log]})
+    console = beside(json)
+    lines = [f"{device}: {_standing(record)}, {record.rounds} rounds"]
+    lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
+    lines += [f"refused: {record.refused}"] if record.refused else []
+    for line in (*lines, *map(_line, log)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+@fleet_app.command("log")
+def log_command(store: _Store, json: _Json = None) -> int:
+    """Who asked for what, when, and between which global versions it took effect."""
+    _, asked = _read(store)
+    write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
+    for order in asked:
+        beside(json).print(_line(order), highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+@fleet_app.command("admit")
+def admit_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+    """Let a device in again that was forgotten, removed or has withdrawn."""
+    return _order("admit", store, device, wait, json, known=True)
+
+
+@fleet_app.command("remove")
+def remove_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+    """Take nothing more from a device; what it gave stays, unlike with forget."""
+    return _order("remove", store, device, wait, json)
+
+
+@fleet_app.command("pause")
+def pause_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+    """Make nothing new of what devices send, which is taken and kept, until it is resumed."""
+    return _order("pause", store, "", wait, json)
+
+
+@fleet_app.command("resume")
+def resume_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+    """Go on after a pause."""
+    return _order("resume", store, "", wait, json)
+
+
+def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None, *, known: bool = False) -> int:
+    """Record an order and wait until it is done, where somebody does it; 1 when it cannot be done.
+
+    Args:
+        known: whether it makes sense only of a device that the store knows.
+    """
+    if known:
+        found, _ = _read(store)
+        if device not in found:
+            raise _unknown(store, device, found)
+    order, running = give(store, what, device, getpass.getuser())
+    if running:
+        order = await_done(store, order, wait_s)
+    write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running})
+    line = _line(order)
+    if not running:
+        line += ": no aggregator runs on this store, its next start takes it up"
+    beside(json).print(line, highlight=False, markup=False, soft_wrap=True)
+    return int((order.outcome or "").startswith("refused"))
+
+
+def _read(store: Path) -> tuple[dict[str, Record], list[Order]]:
+    with read_only(store, KIND) as db:
+        return dict(fleet_records(db)), orders(db)
+
+
+def _unknown(store: Path, device: str, found: dict[str, Any]) -> UsageError:
+    hint = near_names(device, found) if found else "protofleet fleet list"
+    return UsageError(f"DEVICE in {store}", expected="a device that the store knows", got=device, hint=hint)
+
+
+def _standing(record: Record) -> str:
+    if record.present:
+        return f"sums {record.generation}"
+    return f"none since sums {record.generation}" if record.generation else "none"
+
+
+def _line(order: Order) -> str:
+    of = f" {order.device}" if order.device else ""
+    asked = f"{order.what}{of}, asked by {order.who} at {_when(order.given_at)}"
+    if order.done_at is None:
+        return f"{asked}: recorded"
+    between = f", global version {order.version_before}"
+    between += f" → {order.version_after}" if order.version_after != order.version_before else ""
+    return f"{asked}: {order.outcome}{between}"
+
+
+def _when(at: float | None) -> str:
+    return "never" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -1,0 +1,104 @@
+"""What an operator asks of the aggregator that has a store: written into the store, taken up by whoever runs on it.
+
+    forget DEVICE    all that is held of it goes, what comes back is made again of what remains, and it is refused
+    remove DEVICE    it is refused from now on; what it gave stays
+    admit DEVICE     it is refused no longer
+    pause, resume    nothing new is made of what devices send, until it goes on
+
+An order is durable when `give` returns. An aggregator that runs takes it up within about a second, otherwise the next
+one that is started on the store does. `withdraw` is an order that a device gives by itself, in a contribution.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aggregator.standing_store import Order, StandingTables, orders
+from aggregator.store_schema import KIND
+from contract.errors import StoreError
+from contract.sqlite import Database, beside, is_taken, read_only
+from contract.topics import check_device
+
+__all__ = ["FORGOTTEN", "LOOK_S", "OF_A_DEVICE", "REMOVED", "Obeyed", "await_done", "give", "refusal", "settle"]
+
+OF_A_DEVICE = ("forget", "remove", "admit")
+FORGOTTEN = "it was forgotten"
+REMOVED = "it was removed"
+LOOK_S = 0.5  # between an aggregator's two looks for orders
+_ASK_S = 0.1
+
+
+@dataclass(frozen=True)
+class Obeyed:
+    """An order has taken effect, or cannot; publish what there is now."""
+
+    order: Order
+    outcome: str
+    version: int
+
+
+def settle(order: Order, tables: StandingTables, refused: dict[str, str], at: float) -> str | None:
+    """Do what an order asks for that is the same with and without rounds; what became of it, None for another order.
+
+    Args:
+        refused: why, by device; changed as the store is.
+        at: seconds since the epoch.
+    """
+    if order.what == "admit":
+        refused.pop(order.device, None)
+        return "done" if tables.admit(order.device) else "done: it was not refused"
+    if order.what == "remove":
+        tables.refuse(order.device, at, REMOVED)
+        refused[order.device] = REMOVED
+        return "done"
+    if order.what in ("pause", "resume"):
+        tables.set_meta("paused", "yes" if order.what == "pause" else "no")
+        return "done"
+    return None
+
+
+def refusal(device: str, refused: Mapping[str, str]) -> str:
+    """Why nothing of a device is taken, and what helps; empty where it is."""
+    why = refused.get(device, "")
+    return f"{why}; fleet admit {device} lets it in again" if why else ""
+
+
+def give(path: str | os.PathLike[str], what: str, device: str, who: str) -> tuple[Order, bool]:
+    """Record an order; what was recorded, and whether an aggregator runs that will take it up.
+
+    Args:
+        device: of the orders `OF_A_DEVICE`, else empty.
+        who: asks for it, for the record.
+
+    Raises:
+        StoreError: there is no such store, or the disk refuses; then nothing was recorded.
+        UsageError: it is no store, of a newer version, or the id is none.
+    """
+    if what in OF_A_DEVICE:
+        check_device(device, "DEVICE")
+    if not os.path.isfile(path):
+        raise StoreError(f"store {os.fspath(path)}", expected="a store", got="no such file", hint="another --store")
+    running = is_taken(path)
+    if not running:
+        Database(path, KIND).close()  # brings an older one to the present version
+    with beside(path, KIND) as db:
+        found = db.execute(
+            "INSERT INTO fleet_order (what, device, who, given_at) VALUES (?, ?, ?, ?)",
+            (what, device, who, time.time()),
+        )
+        (made,) = orders(db, "WHERE id = ?", (found.lastrowid,))
+    return made, running
+
+
+def await_done(path: str | os.PathLike[str], order: Order, timeout_s: float) -> Order:
+    """The order as it stands once it has taken effect, or after so many seconds."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with read_only(path, KIND) as db:
+            (found,) = orders(db, "WHERE id = ?", (order.id,))
+        if found.done_at is not None or time.monotonic() >= deadline:
+            return found
+        time.sleep(_ASK_S)

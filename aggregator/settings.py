@@ -1,0 +1,98 @@
+"""What an aggregator was asked to do, and whether it fits the fleet's bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aggregator.rounds import Policy
+from aggregator.validation import MAX_SAMPLES
+from contract.bundle import Manifest
+from contract.errors import UsageError, near_names
+from contract.messages import Encoding
+from contract.methods import METHODS, Method, Value, runs_on
+from contract.methods import method as method_of
+from contract.rules import Rule
+from contract.state import least_limit_bytes
+
+__all__ = ["Settings", "check_limit", "least_limit_of", "own_method", "standing_method"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the aggregator was asked to do.
+
+    Attributes:
+        method: of the rounds; the bundle's own when None. Another is one that trains nothing.
+        rounds, calibrate: see `rounds.plan`; as many as the method usually has when None.
+        rule: how class means merge; other sums always add up.
+        encoding, sums_encoding: how tensors travel up in rounds of class rows and of triangles.
+        min_samples: classes with fewer local examples are withheld by the devices, and refused.
+        max_samples: the most that one device may say it has.
+        max_share: see `outliers.screen`.
+        hyper: hyper-parameters of the rounds' methods that are taken instead of the bundle's: FFC's `ridge`, say.
+        limit_bytes: the largest message taken and sent.
+        standing_every_s: where sums stand, how long a head stays at least before the next is made; None for rounds.
+    """
+
+    method: str | None = None
+    rounds: int | None = None
+    calibrate: bool = True
+    policy: Policy = field(default_factory=Policy)
+    rule: Rule = "mean"
+    encoding: Encoding = "f32"
+    sums_encoding: Encoding = "f64"
+    min_samples: int = 1
+    max_samples: int = MAX_SAMPLES
+    max_share: float = 0.5
+    hyper: Mapping[str, Value] = field(default_factory=dict)
+    limit_bytes: int = 65_536
+    standing_every_s: float | None = None
+
+
+def own_method(manifest: Manifest, settings: Settings) -> str:
+    """Of the rounds before the closing one."""
+    known, wanted = runs_on(manifest.method), settings.method or manifest.method
+    if wanted not in known:
+        raise UsageError(
+            "--method", expected=f"{manifest.method}, as the bundle, or one that trains nothing", got=wanted,
+            hint=near_names(wanted, known),
+        )  # fmt: skip
+    return wanted
+
+
+def standing_method(manifest: Manifest, settings: Settings) -> Method:
+    """Whose sums stand.
+
+    Raises:
+        UsageError: they cannot: the method has rounds, or the bundle's adds noise.
+    """
+    found, able = method_of(own_method(manifest, settings)), [m.name for m in METHODS.values() if m.stands]
+    if not found.stands:
+        raise UsageError(
+            "--standing",
+            expected=f"a method whose sums add up over the bundle's extractor: {' or '.join(able)}",
+            got=found.name,
+            hint=f"--method {able[-1]}",
+        )
+    if any(each.mechanism(manifest.hyper) is not None for each in (method_of(manifest.method), found)):
+        raise UsageError(
+            "--standing",
+            expected="a bundle without noise",
+            got=f"{manifest.method} with noise, which every new sum would spend ε of",
+            hint="rounds, without --standing",
+        )
+    return found
+
+
+def least_limit_of(manifest: Manifest) -> int:
+    """One class row of whatever comes back must fit a message, since rows are not cut."""
+    found = method_of(manifest.method)
+    back = found.row_kinds(found.settled_in(manifest.hyper), manifest.classes, manifest.features)
+    return least_limit_bytes(max([manifest.features, *back.values()]))
+
+
+def check_limit(manifest: Manifest, settings: Settings) -> None:
+    least = least_limit_of(manifest)
+    if not least <= settings.limit_bytes <= 1 << 28:
+        raise UsageError("--limit-bytes", expected=f"at least {least} for class rows", got=settings.limit_bytes)

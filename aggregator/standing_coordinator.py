@@ -1,0 +1,358 @@
+"""The aggregator of a fleet without rounds, without its network: sums that stand, ingest and the store.
+
+    take:     a batch of messages → decide each → what takes whose place, and counters, in one transaction → decisions
+    advance:  what is due: an operator's order, or a new head of all that stands, durable before it is returned
+
+What it returns, its owner publishes, as with `aggregator/coordinator.py`. If the process dies anywhere, a new one on
+the same store adds up what stands there: the same integers, whatever the order (`aggregator/standing.py`). Whether the
+head in the store is of these is known by their digest, so a head that was due is made after the restart.
+
+Nobody is left out of these sums or counts for less, as in rounds: they are exactly what all present devices sent.
+`--max-samples` bounds what one may say, and FFC's sums must be those of unit features (`aggregator/validation.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
+from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
+from aggregator.presence import NoRounds, Presence
+from aggregator.settings import Settings, check_limit, least_limit_of, standing_method
+from aggregator.standing import ExactSum, Standing
+from aggregator.standing_store import WITHDREW, Order, Stands
+from aggregator.state import next_global
+from aggregator.store import OUTCOMES, SqliteStore, global_parts
+from aggregator.validation import Terms
+from contract.bundle import Manifest, extractor_of
+from contract.errors import UsageError, WireError
+from contract.messages import Announcement, Contribution, Encoding, Status
+from contract.methods import Value
+from contract.state import GlobalState
+from contract.wire import decode
+
+__all__ = ["MAX_SAMPLES", "Solved", "StandingCoordinator"]
+
+MAX_SAMPLES = 10_000_000  # of one device: its sums stay far below `contract.fixed_point.LARGEST`
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A new head was made of what stands; publish it."""
+
+    version: int
+    devices: int
+    samples: int
+    classes: int
+
+
+class StandingCoordinator:
+    """One run of one fleet without rounds.
+
+    Attributes:
+        rounds: which devices are online, and when something is due: what `aggregator/server.py` asks rounds.
+        told, doubt: what was chosen in the making of the last head, and why it may be bad; empty for nothing.
+
+    Args:
+        store: a store of this mode, or a new one.
+        manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
+        settings: with `standing_every_s`.
+        now: seconds of a steady clock, as in `take` and `advance`.
+        wall: gives seconds since the epoch, for the record of when something came.
+
+    Raises:
+        UsageError: when the settings do not fit the bundle, or the store is of rounds or of another method.
+        StoreError: when the store holds what no aggregator wrote.
+    """
+
+    def __init__(
+        self,
+        store: SqliteStore,
+        manifest: Manifest,
+        bundle: bytes,
+        settings: Settings,
+        *,
+        now: float,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        assert settings.standing_every_s is not None
+        self.method = standing_method(manifest, settings)
+        check_limit(manifest, settings)
+        if settings.max_samples > MAX_SAMPLES:
+            raise UsageError(
+                "--max-samples", expected=f"at most {MAX_SAMPLES:,} with --standing", got=settings.max_samples
+            )
+        self._store, self._tables, self._wall = store, store.standing, wall
+        self._manifest, self._bundle, self._settings = manifest, bundle, settings
+        self._hyper: dict[str, Value] = self._settled()
+        self._width = self.method.row_width(self._hyper, manifest.features)
+        self._claim()
+        self._presence = Presence()
+        self._ingest = Ingest(lambda round, method, device: False)
+        self._uncounted: Counter[tuple[int, str]] = Counter()
+        self._refused = self._tables.refused()
+        self._orders_at = now
+        self.state: GlobalState = store.state()
+        self.told = self.doubt = ""
+        self.standing = Standing(self._zero(), settings.standing_every_s)
+        self._resume(now)
+        self.rounds = NoRounds(self._presence, self._due_in_s)
+
+    def _settled(self) -> dict[str, Value]:
+        told = {name: value for name, value in self._settings.hyper.items() if name in self.method.hyper}
+        return self.method.settled_in({**self._manifest.hyper, **told})
+
+    def _claim(self) -> None:
+        """A store has rounds or standing sums, of one method, and never both."""
+        known = self._tables.meta("standing")
+        rounds = self._store.rounds()
+        if known != self.method.name and (known is not None or rounds):
+            raise UsageError(
+                "--standing",
+                expected=f"a store of standing sums of {self.method.name}, or a new one",
+                got=f"one of {known}" if known else f"one with {len(rounds)} rounds",
+                hint="another --store",
+            )
+        if known is None:
+            self._tables.set_meta("standing", self.method.name)
+
+    def _resume(self, now: float) -> None:
+        """Add up what stands."""
+        self.standing.generations = self._tables.generations()
+        self.standing.paused = self._tables.meta("paused") == "yes"
+        for device, payload in self._tables.payloads():
+            self.standing.total = self.standing.total.add(self._exact(payload))
+            self.standing.present.add(device)
+        if self._tables.meta("standing solved") != self._digest() and (self.standing.present or self.state.version):
+            self.standing.changed(now)
+
+    # ── what the server asks ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def run(self) -> bytes:
+        return self._store.run
+
+    @property
+    def limit_bytes(self) -> int:
+        """The largest message taken and sent."""
+        return self._settings.limit_bytes
+
+    @property
+    def largest_message_bytes(self) -> int:
+        """The largest message that is of any use."""
+        return max(self.limit_bytes, largest_contribution_bytes(self._view()))
+
+    @property
+    def least_limit_bytes(self) -> int:
+        """The smallest message limit that leaves room for a class row."""
+        return least_limit_of(self._manifest)
+
+    @property
+    def is_finished(self) -> bool:
+        """Never: what stands has no end."""
+        return False
+
+    @property
+    def _encoding(self) -> Encoding:
+        triangle = self.method.statistic.has_triangle()
+        return self._settings.sums_encoding if triangle else self._settings.encoding
+
+    @property
+    def _extractor(self) -> bytes:
+        return extractor_of(self._manifest, self._bundle, self.method)
+
+    def announcement(self, limit_bytes: int | None = None) -> Announcement:
+        """What every device should know now; see `Coordinator.announcement`."""
+        return Announcement(
+            run=self.run,
+            round=0,
+            phase="standing",
+            method=self.method.name,
+            bundle=self._bundle,
+            global_version=self.state.version,
+            encoding=self._encoding,
+            min_samples=self._settings.min_samples,
+            limit_bytes=self.limit_bytes if limit_bytes is None else limit_bytes,
+            extractor=self._extractor,
+        )
+
+    def status(self, device: str, payload: bytes, now: float) -> bool:
+        """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
+        try:
+            message = decode(payload, limit_bytes=self._settings.limit_bytes)
+            if not isinstance(message, Status):
+                raise WireError("message", expected="a status", got=type(message).__name__.lower())
+        except WireError:
+            self.malformed()
+            return False
+        told = self._presence.birth if message.online else self._presence.death
+        return told(device, message.instance)
+
+    def malformed(self) -> None:
+        """A message that is none of ours came on another topic; counted with the next batch."""
+        self._uncounted[(0, "malformed")] += 1
+
+    def stalled(self, now: float) -> list[Decision]:
+        """What to ask devices for whose chunks have stopped coming."""
+        return self._ingest.stalled(now, self._view(), self._presence.is_online)
+
+    # ── what comes ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, batch: Sequence[tuple[str, bytes]], now: float) -> list[Decision]:
+        """Decide on (device, payload) messages and make durable what was accepted. Receipts may be sent on return.
+
+        Raises:
+            StoreError: when the disk refuses; then nothing was committed, nothing must be acknowledged, and this
+                object is of no use any more.
+        """
+        view = self._view()
+        made = [self._ingest.decide(device, payload, view, now) for device, payload in batch]
+        newer: dict[str, Stands] = {}
+        for found in (decision.accepted for decision in made if decision.accepted is not None):
+            message = decode(found.payload)
+            assert isinstance(message, Contribution)
+            gone = message.standing == "withdrawn"
+            newer[found.device] = Stands(
+                found.device, found.round, None if gone else found.payload, 0 if gone else found.received_bytes
+            )
+        tally = self._uncounted + Counter((0, d.outcome) for d in made if d.outcome in OUTCOMES)
+        for device, stands in newer.items():
+            self._replace(device, stands, now)
+        if newer or tally:
+            self._tables.commit(list(newer.values()), tally, self._wall())
+        self._refused |= {device: WITHDREW for device, stands in newer.items() if stands.payload is None}
+        self._uncounted.clear()
+        self._ingest.forget_accepted()
+        return made
+
+    def _replace(self, device: str, stands: Stands, now: float) -> None:
+        before = self._tables.payload(device)
+        self.standing.replace(
+            device,
+            stands.generation,
+            None if before is None else self._exact(before),
+            None if stands.payload is None else self._exact(stands.payload),
+            now,
+        )
+
+    def _view(self) -> View:
+        return View(
+            run=self.run,
+            bundle=self._bundle,
+            classes=self._manifest.classes,
+            width=self._width,
+            round=0,
+            method=self.method.name,
+            open=True,
+            limit_bytes=self._settings.limit_bytes,
+            terms=Terms(
+                encoding=self._encoding,
+                min_samples=self._settings.min_samples,
+                max_samples=self._settings.max_samples,
+                extractor=self._extractor,
+                standing=True,
+            ),
+            refusal=self._refusal,
+            held=self.standing.held,
+        )
+
+    def _refusal(self, device: str) -> str:
+        return refusal(device, self._refused)
+
+    # ── what is due ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def advance(self, now: float, wall: float) -> Solved | Obeyed | None:
+        """The next thing that is due, done and durable; None when nothing is.
+
+        Args:
+            wall: seconds since the epoch, for the record.
+        """
+        if now >= self._orders_at:
+            order = next(iter(self._tables.open_orders()), None)
+            if order is not None:
+                return self._obey(order, now, wall)
+            self._orders_at = now + LOOK_S
+            self._tables.erase()
+        return self._solve(now) if self.standing.due(now) else None
+
+    def _due_in_s(self, now: float) -> float:
+        """Seconds until a head is due, or the next look for orders."""
+        wait_s, orders_s = self.standing.due_in_s(now), max(0.0, self._orders_at - now)
+        return orders_s if wait_s is None else min(wait_s, orders_s)
+
+    def _solve(self, now: float) -> Solved:
+        state = self._next()
+        self._tables.solved(global_parts(state), self._digest())
+        self.state = state
+        self.standing.solved(now)
+        counts = self.standing.total.counts
+        return Solved(state.version, len(self.standing.present), int(counts.sum()), int((counts > 0).sum()))
+
+    def _next(self) -> GlobalState:
+        """The global state of what stands now; nothing of the one before stays in it."""
+        found, merged = self.method, self.standing.total.statistic(self.method.statistic, self._width)
+        empty = replace(self.state, rows={})
+        self.told, self.doubt = found.told(merged, self._hyper), found.doubt(merged, self._hyper)
+        return next_global(empty, found, merged, round=self.state.version + 1, hyper=self._hyper)
+
+    def _obey(self, order: Order, now: float, wall: float) -> Obeyed:
+        before = self.state.version
+        if order.what in ("forget", "withdraw"):
+            outcome = self._take_out(order, now, wall)
+        else:
+            outcome = self._settle(order, wall)
+            self._tables.done(order, wall, outcome, before, before)
+        return Obeyed(order, outcome, self.state.version)
+
+    def _take_out(self, order: Order, now: float, wall: float) -> str:
+        """Remove all that is held of a device; what comes back is of what remains, at once and also while paused."""
+        device, before = order.device, self.state.version
+        known = device in self.standing.generations
+        payload = self._tables.payload(device)
+        if payload is not None:
+            self.standing.replace(device, self.standing.held(device), self._exact(payload), None, now)
+        changed = self._tables.meta("standing solved") != self._digest() and (before or self.standing.present)
+        state = self._next() if changed else self.state
+        reason = WITHDREW if order.what == "withdraw" else FORGOTTEN
+        outcome = "done" if known else "done: nothing was held of it"
+        digest, after = self._digest(), state.version
+        self._tables.take_out(
+            order,
+            global_parts(state) if changed else [],
+            digest,
+            at=wall,
+            before=before,
+            after=after,
+            reason=reason,
+            outcome=outcome,
+        )
+        self.state = state
+        self.standing.solved(now)
+        self._refused[device] = reason
+        self._orders_at = now  # there may be more, and what the log holds of it is to be overwritten
+        return outcome
+
+    def _settle(self, order: Order, wall: float) -> str:
+        """The orders that change no sum."""
+        outcome = settle(order, self._tables, self._refused, wall)
+        self.standing.paused = self._tables.meta("paused") == "yes"
+        return outcome or f"refused: {order.what} is for rounds, and sums stand here"
+
+    # ── sums ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _zero(self) -> ExactSum:
+        return ExactSum.zero(self.method.statistic, self._manifest.classes, self._width)
+
+    def _exact(self, payload: bytes) -> ExactSum:
+        message = decode(payload)
+        assert isinstance(message, Contribution)
+        return ExactSum.of(message.statistic(self.method.statistic, self._manifest.classes, self._width))
+
+    def _digest(self) -> str:
+        """Of what a global state is made of: what stands, and the settings that it is solved with."""
+        settings = repr(sorted(self._hyper.items()))
+        return hashlib.sha256(f"{self.standing.total.digest()} {settings}".encode()).hexdigest()

@@ -1,0 +1,270 @@
+"""What stands, in the store: of each device the newest contribution, who is refused, and what operators asked for.
+
+One row for each device; a newer contribution takes the place of the one before in the transaction that commits it, and
+SQLite overwrites what it gives up with zeros (`secure_delete`). A device that was withdrawn or forgotten keeps its name
+and its generation, so that nothing older comes in again, and no number of its data.
+
+Orders are how an operator's command reaches the aggregator that has the store (`aggregator/orders.py`); they stay as
+the record of who asked for what, when, and between which versions of the global state it took effect.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from contract.sqlite import Database
+
+if TYPE_CHECKING:
+    from aggregator.store import Tally
+
+__all__ = ["WITHDREW", "Order", "Record", "StandingTables", "Stands", "fleet_records", "orders"]
+
+WITHDREW = "it withdrew what it had sent"
+
+
+@dataclass(frozen=True)
+class Stands:
+    """What takes the place of what is held of a device.
+
+    Attributes:
+        payload: None where it is withdrawn.
+    """
+
+    device: str
+    generation: int
+    payload: bytes | None
+    received_bytes: int
+
+
+@dataclass(frozen=True)
+class Order:
+    """What somebody asked for; `done_at` and what follows are None until it has taken effect."""
+
+    id: int
+    what: str
+    device: str
+    who: str
+    given_at: float
+    done_at: float | None = None
+    outcome: str | None = None
+    version_before: int | None = None
+    version_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a store knows of one device.
+
+    Attributes:
+        generation: of its standing sums, 0 for none.
+        present: whether it is in the standing sums.
+        received_bytes, received_at: of these, and when they came, seconds since the epoch.
+        rounds: the rounds that it contributed to.
+        refused: why it is refused; empty when it is not.
+    """
+
+    device: str
+    generation: int = 0
+    present: bool = False
+    received_bytes: int = 0
+    received_at: float | None = None
+    rounds: int = 0
+    refused: str = ""
+
+
+class StandingTables:
+    """These tables of an open store."""
+
+    def __init__(self, file: Database) -> None:
+        self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
+        self._to_erase = False
+        self.taken_out = 0  # how often a device was, since this was opened
+
+    def meta(self, name: str) -> str | None:
+        """A setting that is kept; None where it was never set."""
+        with self._disk():
+            row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
+        return None if row is None else bytes(row[0]).decode()
+
+    def set_meta(self, name: str, value: str) -> None:
+        with self._transaction() as db:
+            _put_meta(db, name, value)
+
+    def generations(self) -> dict[str, int]:
+        """By device, also of those that were taken out."""
+        with self._disk():
+            return dict(self._db.execute("SELECT device, generation FROM standing").fetchall())
+
+    def payloads(self) -> Iterator[tuple[str, bytes]]:
+        """What stands, ordered by device, one at a time."""
+        with self._disk():
+            yield from self._db.execute(
+                "SELECT device, payload FROM standing WHERE payload IS NOT NULL ORDER BY device"
+            )
+
+    def records(self) -> Mapping[str, Record]:
+        """What is known of each device, by name."""
+        with self._disk():
+            return fleet_records(self._db)
+
+    def payload(self, device: str) -> bytes | None:
+        """What stands of a device."""
+        with self._disk():
+            row = self._db.execute("SELECT payload FROM standing WHERE device = ?", (device,)).fetchone()
+        return None if row is None or row[0] is None else bytes(row[0])
+
+    def commit(self, newer: Sequence[Stands], tally: Tally, at: float) -> None:
+        """Make a batch durable: what takes the place of what, and counters; or none of it. A device that is withdrawn
+        is refused from now on, and that the rest is to be done is an order like any other.
+
+        Args:
+            at: seconds since the epoch.
+        """
+        with self._transaction() as db:
+            db.executemany(
+                "INSERT OR REPLACE INTO standing VALUES (?, ?, ?, ?, ?)",
+                [(s.device, s.generation, s.received_bytes, at, s.payload) for s in newer],
+            )
+            for gone in (s.device for s in newer if s.payload is None):
+                _refuse(db, gone, at, WITHDREW)
+                db.execute(
+                    "INSERT INTO fleet_order (what, device, who, given_at) VALUES ('withdraw', ?, 'the device', ?)",
+                    (gone, at),
+                )
+            db.executemany(
+                "INSERT INTO tally VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET messages = messages + excluded.messages",
+                [(round, outcome, messages) for (round, outcome), messages in tally.items()],
+            )
+
+    def solved(self, parts: Sequence[tuple[int, int, bytes]], digest: str) -> None:
+        """A global state was made of what stands; older versions go.
+
+        Args:
+            parts: version, number and bytes of each part.
+            digest: of what it was made of.
+        """
+        with self._transaction() as db:
+            self._put_global(db, parts)
+            _put_meta(db, "standing solved", digest)
+
+    def _put_global(self, db: sqlite3.Connection, parts: Sequence[tuple[int, int, bytes]]) -> None:
+        db.executemany("INSERT OR REPLACE INTO global VALUES (?, ?, ?)", parts)
+        db.execute("DELETE FROM global WHERE version < (SELECT max(version) FROM global)")
+
+    def take_out(
+        self,
+        order: Order,
+        parts: Sequence[tuple[int, int, bytes]],
+        digest: str | None,
+        *,
+        at: float,
+        before: int,
+        after: int,
+        reason: str,
+        outcome: str,
+    ) -> None:
+        """Remove all that is held of an order's device, and refuse it, together with the global state of what remains
+        and the record that it is done: all of it, or nothing.
+
+        Args:
+            digest: of what that was made of, where sums stand.
+            reason: why the device is refused from now on.
+            outcome: for the record.
+        """
+        device = order.device
+        with self._transaction() as db:
+            db.execute("UPDATE standing SET payload = NULL, received_bytes = 0 WHERE device = ?", (device,))
+            db.execute("DELETE FROM payload WHERE id IN (SELECT payload FROM contribution WHERE device = ?)", (device,))
+            for table in ("contribution", "accuracy", "refusal"):
+                db.execute(f"DELETE FROM {table} WHERE device = ?", (device,))
+            _refuse(db, device, at, reason)
+            self._put_global(db, parts)
+            if digest is not None:
+                _put_meta(db, "standing solved", digest)
+            _done(db, order, at, outcome, before, after)
+        self._to_erase = True
+        self.taken_out += 1
+
+    def erase(self) -> bool:
+        """Overwrite what the write-ahead log still holds of what was taken out; False while a reader is in the way."""
+        if not self._to_erase:
+            return True
+        with self._disk():
+            busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        self._to_erase = bool(busy)
+        return not busy
+
+    # ── who is refused ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def refused(self) -> dict[str, str]:
+        """Why, by device."""
+        with self._disk():
+            return dict(self._db.execute("SELECT device, reason FROM refused").fetchall())
+
+    def refuse(self, device: str, at: float, reason: str) -> None:
+        with self._transaction() as db:
+            _refuse(db, device, at, reason)
+
+    def admit(self, device: str) -> bool:
+        """Whether it was refused until now."""
+        with self._transaction() as db:
+            return db.execute("DELETE FROM refused WHERE device = ?", (device,)).rowcount == 1
+
+    # ── orders ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open_orders(self) -> list[Order]:
+        """What was asked for and has not taken effect, oldest first."""
+        with self._disk():
+            return orders(self._db, "WHERE done_at IS NULL")
+
+    def done(self, order: Order, at: float, outcome: str, before: int, after: int) -> None:
+        """An order has taken effect, or cannot; `outcome` says which, and the versions of the global state."""
+        with self._transaction() as db:
+            _done(db, order, at, outcome, before, after)
+
+
+def orders(db: sqlite3.Connection, where: str = "", values: Sequence[object] = ()) -> list[Order]:
+    """The orders of a store, oldest first."""
+    rows = db.execute(
+        "SELECT id, what, device, who, given_at, done_at, outcome, version_before, version_after FROM fleet_order"
+        f" {where} ORDER BY id",
+        tuple(values),
+    )
+    return [Order(*row) for row in rows.fetchall()]
+
+
+def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
+    """What a store knows of each device, by name."""
+    refused = dict(db.execute("SELECT device, reason FROM refused").fetchall())
+    rounds = dict(db.execute("SELECT device, count(*) FROM contribution GROUP BY device").fetchall())
+    stands = {
+        device: (generation, present, received_bytes, received_at)
+        for device, generation, present, received_bytes, received_at in db.execute(
+            "SELECT device, generation, payload IS NOT NULL, received_bytes, received_at FROM standing"
+        )
+    }
+    found = {}
+    for device in sorted({*refused, *rounds, *stands}):
+        generation, present, received_bytes, at = stands.get(device, (0, 0, 0, None))
+        found[device] = Record(
+            device, generation, bool(present), received_bytes, at, rounds.get(device, 0), refused.get(device, "")
+        )
+    return found
+
+
+def _done(db: sqlite3.Connection, order: Order, at: float, outcome: str, before: int, after: int) -> None:
+    db.execute(
+        "UPDATE fleet_order SET done_at = ?, outcome = ?, version_before = ?, version_after = ? WHERE id = ?",
+        (at, outcome, before, after, order.id),
+    )
+
+
+def _put_meta(db: sqlite3.Connection, name: str, value: str) -> None:
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value.encode()))
+
+
+def _refuse(db: sqlite3.Connection, device: str, at: float, reason: str) -> None:
+    db.execute("INSERT OR REPLACE INTO refused VALUES (?, ?, ?)", (device, at, reason))

@@ -1,0 +1,55 @@
+"""The tables of the aggregator's store, version by version, and how its file is opened.
+
+No step is ever changed once it is released (docs/decisions/084); `tests/files` holds a store of each version.
+"""
+
+from __future__ import annotations
+
+from contract.sqlite import Kind
+
+__all__ = ["KIND", "PAGE_BYTES"]
+
+PAGE_BYTES = 16_384  # of a new store; see docs/decisions/030, and benchmarks/ingest.py --page-bytes
+
+_VERSION_2 = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE round (
+    number INTEGER PRIMARY KEY, method TEXT NOT NULL, seed INTEGER NOT NULL, opened_at REAL NOT NULL,
+    closed INTEGER NOT NULL DEFAULT 0, seconds REAL, classes_merged INTEGER,
+    kept_bytes INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE contribution (
+    round INTEGER NOT NULL, method TEXT NOT NULL, device TEXT NOT NULL, received_bytes INTEGER NOT NULL,
+    payload INTEGER NOT NULL, PRIMARY KEY (round, method, device)
+) WITHOUT ROWID;
+CREATE TABLE payload (id INTEGER PRIMARY KEY, round INTEGER NOT NULL, bytes BLOB NOT NULL);
+CREATE INDEX payload_of_round ON payload (round);
+CREATE TABLE refusal (round INTEGER NOT NULL, device TEXT NOT NULL, PRIMARY KEY (round, device)) WITHOUT ROWID;
+CREATE TABLE tally (round INTEGER NOT NULL, outcome TEXT NOT NULL, messages INTEGER NOT NULL,
+    PRIMARY KEY (round, outcome)) WITHOUT ROWID;
+CREATE TABLE accuracy (
+    id INTEGER PRIMARY KEY, round INTEGER NOT NULL, device TEXT NOT NULL, samples INTEGER NOT NULL,
+    all_classes REAL NOT NULL, own_classes REAL, shipped REAL, alone REAL, UNIQUE (round, device)
+);
+CREATE TABLE global (version INTEGER NOT NULL, part INTEGER NOT NULL, payload BLOB NOT NULL,
+    PRIMARY KEY (version, part))
+"""
+_VERSION_3 = """
+CREATE TABLE standing (
+    device TEXT PRIMARY KEY, generation INTEGER NOT NULL, received_bytes INTEGER NOT NULL, received_at REAL NOT NULL,
+    payload BLOB
+);
+CREATE TABLE refused (device TEXT PRIMARY KEY, since REAL NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE fleet_order (
+    id INTEGER PRIMARY KEY, what TEXT NOT NULL, device TEXT NOT NULL, who TEXT NOT NULL, given_at REAL NOT NULL,
+    done_at REAL, outcome TEXT, version_before INTEGER, version_after INTEGER
+);
+CREATE INDEX fleet_order_open ON fleet_order (id) WHERE done_at IS NULL
+"""
+KIND = Kind(
+    "store",
+    "--store",
+    application_id=0x50464147,  # "PFAG"
+    steps=(_VERSION_2, _VERSION_3),
+    pragmas={"page_size": PAGE_BYTES, "journal_size_limit": 64 << 20, "secure_delete": 1},  # see docs/decisions/118
+)

@@ -1,0 +1,102 @@
+"""Sums that are exact: whole numbers of 2⁻⁴⁰, so that adding and subtracting leaves nothing behind, in any order.
+
+Floating-point sums depend on the order they were made in, and what was added cannot be taken out again without a trace.
+So where devices' sums stand for years and any of them may be replaced or withdrawn (docs/decisions/116), each number x
+is held as the integer
+
+    n = round(x · 2⁴⁰), half to even,    in two words: n = hi · 2³² + lo,  hi int64,  lo in 0 … 2³² − 1.
+
+It is a function of x alone, equal on every machine, since scaling by a power of two is exact in float64. Integers add
+and subtract exactly as long as they fit: `LARGEST` bounds one summand so that 2³⁰ of them do.
+
+What is rounded away is at most 2⁻⁴¹ ≈ 4.5e-13 of each number of each device, once, and never adds up by replacing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from contract.errors import StatisticError
+
+__all__ = ["FRACTION_BITS", "LARGEST", "FixedPoint"]
+
+FRACTION_BITS = 40
+LARGEST = 2.0**24
+"""The largest magnitude of a number that is taken: sums of features of length 1 over as many samples come to that."""
+
+_WORD_BITS = 32
+_WORD = 2.0**_WORD_BITS
+_LOW = (1 << _WORD_BITS) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class FixedPoint:
+    """A vector of exact numbers; `add` and `subtract` give new ones.
+
+    Attributes:
+        high: (N,) int64.
+        low: (N,) int64, each in 0 … 2³² − 1.
+    """
+
+    high: NDArray[np.int64]
+    low: NDArray[np.int64]
+
+    @classmethod
+    def zero(cls, size: int) -> FixedPoint:
+        """As many zeros."""
+        return cls(np.zeros(size, np.int64), np.zeros(size, np.int64))
+
+    @classmethod
+    def of(cls, values: ArrayLike) -> FixedPoint:
+        """The nearest exact numbers of float64 values (N,).
+
+        Raises:
+            StatisticError: on another shape, a number that is not finite, or one beyond `LARGEST`.
+        """
+        given = np.asarray(values, dtype=np.float64)
+        if given.ndim != 1:
+            raise StatisticError("exact sums", expected="numbers in one dimension", got=given.shape)
+        largest = float(np.abs(given).max(initial=0.0))
+        if not largest <= LARGEST:  # NaN is not
+            raise StatisticError("exact sums", expected=f"finite numbers up to {LARGEST:g}", got=f"{largest:g}")
+        scaled = np.rint(np.ldexp(given, FRACTION_BITS))  # below 2⁶⁴, a whole number, exact
+        high = np.floor(scaled / _WORD)
+        return cls(high.astype(np.int64), (scaled - high * _WORD).astype(np.int64))
+
+    def __len__(self) -> int:
+        return len(self.high)
+
+    def add(self, other: FixedPoint) -> FixedPoint:
+        """Both together, number by number."""
+        return self._carried(self.high + other.high, self.low + other.low)
+
+    def subtract(self, other: FixedPoint) -> FixedPoint:
+        """This without the other, number by number."""
+        return self._carried(self.high - other.high, self.low - other.low)
+
+    def equal(self, other: FixedPoint) -> bool:
+        """Whether every number is the same integer."""
+        return np.array_equal(self.high, other.high) and np.array_equal(self.low, other.low)
+
+    def to_float(self) -> NDArray[np.float64]:
+        """(N,) the nearest float64 of each number below 2⁴⁵, and within one rounding more of larger ones."""
+        return np.ldexp(self.high.astype(np.float64), _WORD_BITS - FRACTION_BITS) + np.ldexp(
+            self.low.astype(np.float64), -FRACTION_BITS
+        )
+
+    def integers(self) -> list[int]:
+        """The numbers in units of 2⁻⁴⁰, as Python's integers."""
+        return [(high << _WORD_BITS) + low for high, low in zip(self.high.tolist(), self.low.tolist(), strict=True)]
+
+    def digest(self) -> str:
+        """SHA-256 of the words, little-endian, in hex: equal where the integers are."""
+        words = np.stack([self.high, self.low]).astype("<i8")
+        return hashlib.sha256(words.tobytes()).hexdigest()
+
+    @staticmethod
+    def _carried(high: NDArray[np.int64], low: NDArray[np.int64]) -> FixedPoint:
+        return FixedPoint(high + (low >> _WORD_BITS), low & _LOW)

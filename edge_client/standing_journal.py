@@ -1,0 +1,76 @@
+"""What a device must not forget where sums stand: its generation, and of which samples the sums are that it sent last.
+
+A generation ends in one transaction, like a round: its mark, its contribution and its samples are written together or
+not at all. Contributions of older generations that still wait for a receipt are over with it, since the newer one takes
+their place; of what is settled, the newest `GENERATIONS_KEPT` lines stay.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from contract.sqlite import Database
+
+__all__ = ["StandingMarks"]
+
+GENERATIONS_KEPT = 64
+_Key = tuple[bytes, int, str]
+
+
+class StandingMarks:
+    """This part of an open journal."""
+
+    def __init__(self, file: Database) -> None:
+        self._db, self._guard, self._transaction = file.connection, file.guard, file.transaction
+
+    def newest(self, run: bytes) -> tuple[int, bytes | None]:
+        """The generation that was sent last, 0 for none, and the samples of its sums, where they are known to count."""
+        with self._guard():
+            row = self._db.execute("SELECT generation, samples FROM standing WHERE run = ?", (run,)).fetchone()
+        return (0, None) if row is None else (int(row[0]), None if row[1] is None else bytes(row[1]))
+
+    def pending(self, run: bytes) -> list[_Key]:
+        """What was sent in this run and has no receipt yet."""
+        with self._guard():
+            rows = self._db.execute(
+                "SELECT run, round, method FROM contributions WHERE run = ? AND outcome IS NULL", (run,)
+            )
+            return [(bytes(found), number, method) for found, number, method in rows.fetchall()]
+
+    def commit(
+        self, key: _Key, *, samples: bytes | None, payload: bytes, limit_bytes: int, metrics: Mapping[str, Any]
+    ) -> None:
+        """Generation `key[1]` is made: it takes the place of what is on its way.
+
+        Args:
+            samples: of its sums (`standing.joined`); None for a withdrawal.
+
+        Raises:
+            StoreError: nothing was written.
+        """
+        run, generation, _ = key
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE contributions SET outcome = 'late', reason = 'a newer one took its place', uplink_bytes = 0,"
+                " payload = NULL WHERE run = ? AND outcome IS NULL",
+                (run,),
+            )
+            db.execute("UPDATE rounds SET reported = 1 WHERE run = ?", (run,))
+            for table in ("contributions", "rounds"):
+                db.execute(f"DELETE FROM {table} WHERE run = ? AND round <= ?", (run, generation - GENERATIONS_KEPT))
+            db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?)", (*key, json.dumps(metrics), samples is None))
+            db.execute(
+                "INSERT INTO contributions (run, round, method, payload, payload_bytes, limit_bytes)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (*key, payload, len(payload), limit_bytes),
+            )
+            db.execute("INSERT OR REPLACE INTO standing VALUES (?, ?, ?)", (run, generation, samples))
+
+    def unsent(self, run: bytes, generation: int) -> None:
+        """What was sent last does not count, and what comes next is numbered above `generation`."""
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE standing SET samples = NULL, generation = max(generation, ?) WHERE run = ?", (generation, run)
+            )

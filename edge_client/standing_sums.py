@@ -1,0 +1,130 @@
+"""A device's standing sums on their way: what is here becomes the next generation, and receipts say what counts.
+
+What goes out, and when, is decided in `edge_client/standing.py`; here the device's core makes the sums, and the journal
+keeps them. What a receipt says:
+
+    committed, duplicate    they stand
+    late                    the aggregator holds a newer generation of this device, which has lost its state: it sends
+                            again, numbered above that
+    rejected                nothing of this device counts; it tries again after `REFUSED_WAIT_S`, or when it starts anew
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.messages import Announcement, Receipt
+from contract.state import GlobalState
+from edge_client.data import LocalData
+from edge_client.device import Device
+from edge_client.journal import Journal, Key, Report
+from edge_client.outbox import fitting
+from edge_client.standing import choose, joined, sample_keys, separated
+
+__all__ = ["REFUSED_WAIT_S", "Made", "StandingSums", "is_complete"]
+
+REFUSED_WAIT_S = 3600.0
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A generation that is in the journal.
+
+    Attributes:
+        words: what was done, for a person.
+        older: what it takes the place of, and had no receipt.
+    """
+
+    report: Report
+    payload: bytes
+    words: str
+    older: list[Key]
+
+
+class StandingSums:
+    """The standing sums of one device.
+
+    Args:
+        device: its core.
+        journal: its open state directory.
+        device_id: as in the topics.
+    """
+
+    def __init__(self, device: Device, journal: Journal, device_id: str) -> None:
+        self._device, self._journal, self._id = device, journal, device_id
+        self._known: tuple[LocalData, list[bytes]] | None = None
+        self._nothing_at: tuple[object, ...] | None = None  # where the last look found nothing to send
+        self._again_at_s = float("-inf")
+
+    def make(self, a: Announcement, boot: int, now_s: float) -> Made | None:
+        """The next generation, if enough has changed since the one that was sent last; None when not.
+
+        Args:
+            a: the announcement under which sums stand.
+            boot: how often the device has started.
+        """
+        if now_s < self._again_at_s:
+            return None
+        generation, sent = self._journal.standing.newest(a.run)
+        keys = self._keys()
+        looked = (self._known, a.run, a.method, a.min_samples, generation, sent is None)
+        if looked == self._nothing_at:
+            return None
+        choice = choose(keys, None if sent is None else separated(sent), a.min_samples)
+        if choice.rows is None:
+            self._nothing_at = looked
+            return None
+        return self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
+
+    def told(self, receipt: Receipt, now_s: float) -> None:
+        """A receipt came; of no effect unless it speaks of the newest generation."""
+        generation, sent = self._journal.standing.newest(receipt.run)
+        if sent is None or receipt.round != generation:
+            return
+        if receipt.status == "late":
+            self._journal.standing.unsent(receipt.run, receipt.held)
+        elif receipt.status == "rejected":
+            self._journal.standing.unsent(receipt.run, generation)
+            self._again_at_s = now_s + REFUSED_WAIT_S
+
+    def _keys(self) -> list[bytes]:
+        """Of the samples that are here, computed once for them."""
+        data = self._device.samples
+        if self._known is None or self._known[0] is not data:
+            self._known = (data, sample_keys(data))
+        return self._known[1]
+
+    def _made(
+        self, a: Announcement, generation: int, rows: NDArray[np.bool_], samples: bytes, waiting: int, boot: int
+    ) -> Made:
+        began_s = time.monotonic()
+        result = self._device.stand(a, generation, rows)
+        payload = fitting(result.contribution, a.encoding)
+        key, older = (a.run, generation, a.method), self._journal.standing.pending(a.run)
+        metrics = {
+            "device": self._id,
+            "boot": boot,
+            "standing": generation,
+            "global_version": a.global_version,
+            "loss": None,
+            "seconds": round(time.monotonic() - began_s, 3),
+            "samples": result.samples,
+            "steps": 0,
+            "step_ms": None,
+            "payload_bytes": len(payload),
+        }
+        self._journal.standing.commit(key, samples=samples, payload=payload, limit_bytes=a.limit_bytes, metrics=metrics)
+        wait = f", {waiting:,} wait until there are {a.min_samples} of a class" if waiting else ""
+        words = f"sums {generation} ({a.method}): {result.samples:,} samples, {len(payload):,} bytes to send{wait}"
+        return Made(Report(key, metrics), payload, words, older)
+
+
+def is_complete(report: Report, outcome: tuple[str, int] | None, state: GlobalState | None) -> bool:
+    """Whether a generation's outcome is here, and, where it counts, a global state that it is in."""
+    if outcome is None or outcome[0] not in ("committed", "duplicate"):
+        return outcome is not None
+    return state is not None and state.version > report.metrics["global_version"]

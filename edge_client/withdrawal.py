@@ -1,0 +1,142 @@
+"""A device takes out what it has in the fleet's standing sums: `protofleet client --withdraw`.
+
+Neither samples nor a network are needed, only the state directory, in which the next generation is numbered and kept:
+
+1. Wait for the announcement under which sums stand.
+2. Write the withdrawal into the journal, in place of what is still on its way, then send it, again after each
+   reconnection and every few seconds, until the aggregator's receipt is in the journal, too.
+
+The aggregator removes what it holds of this device, makes anew what comes back, and refuses the device until an
+operator admits it again. Who may speak for a device is for the broker's access rules to say (its certificate, deploy/).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from contract import topics
+from contract.bundle import read_bundle
+from contract.errors import LinkError, UsageError, WireError
+from contract.link import Address, Connected, Disconnected, Failed, Link, Received
+from contract.messages import Announcement, Contribution, Message, Receipt
+from contract.methods import load_method
+from contract.wire import decode, encode
+from edge_client.config import ClientConfig, read_public_key
+from edge_client.journal import Journal, Key
+
+__all__ = ["withdraw"]
+
+_AGAIN_S = 5.0
+
+
+def withdraw(settings: ClientConfig, log: Callable[[str], None]) -> None:
+    """Withdraw this device's sums; returns once the aggregator has confirmed it.
+
+    Raises:
+        LinkError: no broker, no aggregator or no receipt within the patience; what was begun goes on the next time.
+        UsageError: the fleet has rounds, and no standing sums.
+        StoreError: the state directory cannot be used.
+    """
+    address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
+    if settings.method is not None:
+        load_method(settings.method)
+    trusted = None if settings.trust is None else read_public_key(settings.trust)
+    sha256 = read_bundle(settings.bundle, public_key=trusted).sha256
+    with Journal(Path(settings.state), fleet=settings.fleet, device=settings.id, bundle=sha256) as journal:
+        _Withdrawal(settings, journal, address, log).run()
+
+
+class _Withdrawal:
+    def __init__(self, settings: ClientConfig, journal: Journal, address: Address, log: Callable[[str], None]) -> None:
+        self._settings, self._journal, self._address, self._log = settings, journal, address, log
+        self._key: Key | None = None
+        self._payload = b""
+        self._done = False
+        fleet, device = settings.fleet, settings.id
+        self._up, self._down, self._round = topics.up(fleet, device), topics.down(fleet, device), topics.round_(fleet)
+        self._link = Link(
+            address, f"pf-{fleet}-{device}-{os.urandom(8).hex()}", subscriptions=[self._round, self._down]
+        )
+
+    def run(self) -> None:
+        self._link.open()
+        try:
+            self._link.wait_connected(self._settings.patience)
+            deadline_s, again_s = time.monotonic() + self._settings.patience, float("-inf")
+            while not self._done:
+                now_s = time.monotonic()
+                if now_s >= deadline_s:
+                    raise self._too_late()
+                if self._key is not None and now_s >= again_s and self._link.publish(self._up, self._payload):
+                    again_s = now_s + _AGAIN_S
+                known = self._key
+                self._handle(self._link.receive(0.2))
+                if self._key != known or known is None:
+                    again_s = float("-inf")
+        finally:
+            self._link.close()
+        self._log("withdrawn: nothing of this device is in the fleet's sums any more, and it is refused until admitted")
+
+    def _handle(self, event: object) -> None:
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Connected | Disconnected) or not isinstance(event, Received):
+            return
+        try:
+            message: Message | None = decode(event.payload) if event.payload else None
+        except WireError as error:
+            self._log(f"skipped a message on {event.topic}: {error}")
+            message = None
+        if isinstance(message, Announcement) and event.topic == self._round:
+            self._announced(message)
+        elif isinstance(message, Receipt) and event.topic == self._down:
+            self._received(message)
+        self._link.acknowledge(event)
+
+    def _announced(self, a: Announcement) -> None:
+        if a.phase != "standing":
+            raise UsageError(
+                "--withdraw",
+                expected="a fleet whose sums stand",
+                got=f"one with rounds ({a.method})",
+                hint="protofleet forget, where its aggregator's store is",
+            )
+        if self._key is None or self._key[0] != a.run:
+            self._begin(a.run, a.method, a.bundle, a.extractor, a.limit_bytes)
+
+    def _begin(self, run: bytes, method: str, bundle: bytes, extractor: bytes, limit_bytes: int) -> None:
+        """Number the withdrawal above all that was sent, and keep it."""
+        generation, _ = self._journal.standing.newest(run)
+        self._key = key = (run, generation + 1, method)
+        made = Contribution.withdrawal(run=run, round=key[1], method=method, bundle=bundle, extractor=extractor)
+        self._payload = encode(made)
+        self._again = (method, bundle, extractor, limit_bytes)
+        metrics = {"standing": key[1], "withdrawn": True, "payload_bytes": len(self._payload)}
+        self._journal.standing.commit(
+            key, samples=None, payload=self._payload, limit_bytes=limit_bytes, metrics=metrics
+        )
+        self._log(f"withdrawing this device's sums from run {run.hex()}")
+
+    def _received(self, receipt: Receipt) -> None:
+        if self._key is None or (receipt.run, receipt.round, receipt.method) != self._key:
+            return
+        self._journal.settle(receipt, len(self._payload))
+        if receipt.status == "late":  # the aggregator holds a newer generation: this state directory is an old one
+            self._journal.standing.unsent(receipt.run, receipt.held)
+            self._begin(receipt.run, *self._again)
+        elif receipt.status == "rejected":
+            raise LinkError("--withdraw", expected="the aggregator to take it", got=f"refused: {receipt.reason}")
+        elif receipt.status in ("committed", "duplicate"):
+            self._done = True
+
+    def _too_late(self) -> LinkError:
+        patience_s = self._settings.patience
+        if self._key is None:
+            got, hint = "no announcement", "starting its aggregator"
+        else:
+            got, hint = "no receipt", "the same command again: the withdrawal is kept"
+        expected = f"an answer of the fleet's aggregator within {patience_s:g} s"
+        return LinkError(f"--withdraw at {self._address}", expected=expected, got=got, hint=hint)

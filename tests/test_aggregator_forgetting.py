@@ -1,0 +1,119 @@
+"""Forgetting in a fleet of rounds: what comes back is what the others alone would have made; who is gone stays out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aggregator_samples import BUNDLE, contribution, extractor, gram, manifest, means
+
+from aggregator.coordinator import Coordinator, Settings
+from aggregator.orders import Obeyed, give
+from aggregator.report import Summary
+from aggregator.rounds import Closed, Finished, Opened, Policy, Step
+from aggregator.store import SqliteStore
+from contract.messages import Status
+from contract.methods import method
+from contract.ridge import solve_head
+from contract.wire import encode
+
+RIDGE = method("ffc").hyper["ridge"].default
+DEVICES = ("a", "b", "c")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as made:
+        yield made
+
+
+def core_of(store: SqliteStore, min_clients: int = 3) -> Coordinator:
+    settings = Settings(rounds=1, policy=Policy(min_clients=min_clients))
+    core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
+    for device in DEVICES:
+        core.status(device, encode(Status(True, b"instance", 1)), 0.0)
+    return core
+
+
+def steps(core: Coordinator, now: float) -> list[Step | Obeyed]:
+    found = []
+    while (step := core.advance(now, 1000.0 + now)) is not None:
+        found.append(step)
+    return found
+
+
+def send(core: Coordinator, device: str, now: float) -> str:
+    number, name = core.rounds.number, core.rounds.method
+    seed = DEVICES.index(device) + 10 * number
+    made = gram(seed) if name == "ffc" else means(seed)
+    given = contribution(made, run=core.run, round=number, method=name, extractor=extractor(name))
+    (decision,) = core.take([(device, encode(given, "f64"))], now)
+    return decision.outcome if decision.outcome != "rejected" else decision.reason
+
+
+def test_what_comes_back_is_made_again_of_what_the_others_sent(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store)
+    for now in (0.0, 1.0):
+        steps(core, now)
+        assert [send(core, device, now) for device in DEVICES] == ["committed"] * 3
+    assert steps(core, 2.0) == [Closed(2, "ffc"), Finished(2)]
+    summary = Summary(store, "fleet", BUNDLE)
+    assert summary.content(finished=True, global_version=2)["totals"]["committed"] == 6
+    give(tmp_path / "s", "forget", "a", "me")
+    (done,) = steps(core, 3.0)
+    assert (done.outcome, done.version) == ("done, but for what devices trained in rounds of fedproto", 3)
+    expected = gram(21).merge(gram(22))
+    np.testing.assert_allclose(core.state.head.rows, solve_head(expected, RIDGE), rtol=1e-12)
+    np.testing.assert_allclose(core.state.prototypes.rows, means(11).merge(means(12)).means[:2], rtol=1e-12)
+    assert summary.content(finished=True, global_version=3)["totals"]["committed"] == 4
+    assert store.state().version == 3
+    again = core_of(store)
+    assert send(again, "a", 4.0) == "it was forgotten; fleet admit a lets it in again"
+    assert "a" not in again.record(2).uplink_bytes
+    assert store.standing.records()["a"].refused == "it was forgotten"
+
+
+def test_in_an_open_round_it_is_awaited_no_more(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store, min_clients=2)
+    assert steps(core, 0.0) == [Opened(1, "fedproto", 0)]
+    assert [send(core, device, 0.0) for device in "ab"] == ["committed"] * 2
+    give(tmp_path / "s", "forget", "a", "me")
+    give(tmp_path / "s", "remove", "c", "me")
+    found = steps(core, 1.0)
+    assert [step.outcome for step in found if isinstance(step, Obeyed)] == [
+        "done, but for what devices trained in rounds of fedproto",
+        "done",
+    ]
+    assert core.rounds.contributions == {"b"}
+    assert core.state.version == 0
+    assert send(core, "c", 1.0) == "it was removed; fleet admit c lets it in again"
+    give(tmp_path / "s", "admit", "a", "me")
+    steps(core, 2.0)
+    assert send(core, "a", 2.0) == "committed"
+    assert Closed(1, "fedproto") in steps(core, 2.0)
+
+
+def test_what_nobody_is_left_to_make_is_told_to_be_gone(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store, min_clients=1)
+    steps(core, 0.0)
+    send(core, "a", 0.0)
+    core.rounds.death("b", b"instance")
+    core.rounds.death("c", b"instance")
+    assert Closed(1, "fedproto") in steps(core, 1.0)
+    assert len(core.state.prototypes.classes) == 2
+    give(tmp_path / "s", "forget", "a", "me")
+    steps(core, 2.0)
+    assert core.state.prototypes.rows.shape == (0, 4)
+    assert core.state.version == 2
+
+
+def test_no_round_opens_while_it_is_paused(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store)
+    give(tmp_path / "s", "pause", "", "me")
+    assert [type(step) for step in steps(core, 0.0)] == [Obeyed]
+    core = core_of(store)
+    assert steps(core, 1.0) == []
+    give(tmp_path / "s", "resume", "", "me")
+    assert [type(step) for step in steps(core, 2.0)] == [Obeyed, Opened]

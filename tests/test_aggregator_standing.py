@@ -1,0 +1,356 @@
+"""Sums that stand: always those of who is there, as integers; a head in time; and what was taken out is gone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aggregator_samples import BUNDLE, CLASSES, WIDTH, extractor, gram, manifest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from aggregator.coordinator import Coordinator, Settings
+from aggregator.orders import Obeyed, give
+from aggregator.service import settle
+from aggregator.standing import ExactSum, Standing
+from aggregator.standing_coordinator import MAX_SAMPLES, Solved, StandingCoordinator
+from aggregator.store import SqliteStore
+from contract.chunks import split
+from contract.errors import ProtofleetError, StoreError, UsageError
+from contract.fixed_point import FRACTION_BITS
+from contract.messages import Contribution
+from contract.methods.ncm import UnitMeans
+from contract.sphere import unit_rows
+from contract.statistics import FeatureGram, Statistic
+from contract.wire import encode
+
+EVERY_S = 60.0
+DEVICES = ("a", "b", "c", "d")
+
+
+def means(seed: int, samples: int = 12) -> UnitMeans:
+    rng = np.random.default_rng(seed)
+    return UnitMeans.of(unit_rows(rng.normal(size=(samples, WIDTH))), rng.integers(0, CLASSES, samples), CLASSES)
+
+
+SUMS = [ExactSum.of(means(seed)) for seed in range(24)]
+
+
+def integers(value: ExactSum) -> list[int]:
+    return [*value.numbers.integers(), *value.counts.tolist()]
+
+
+# ── the core ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Fleet(RuleBasedStateMachine):
+    """Whatever comes in whatever order, and whenever the process dies: the core beside a plain dictionary."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.core = self._core()
+        self.kept: dict[str, tuple[int, int | None]] = {}  # device → generation, which sum; what a store would hold
+        self.now, self.changed_at = 0.0, None
+
+    def _core(self) -> Standing:
+        return Standing(ExactSum.zero(UnitMeans, CLASSES, WIDTH), EVERY_S)
+
+    @rule(device=st.sampled_from(DEVICES), generation=st.integers(1, 9), which=st.none() | st.integers(0, 23))
+    def comes(self, device: str, generation: int, which: int | None) -> None:
+        """A contribution, or a withdrawal: new, for the second time, or overtaken by a newer one."""
+        held, before = self.kept.get(device, (0, None))
+        expected = None if generation > held else "duplicate" if generation == held else "late"
+        assert self.core.judge(device, generation) == expected
+        if expected is None:
+            former = None if before is None else SUMS[before]
+            self.core.replace(device, generation, former, None if which is None else SUMS[which], self.now)
+            self.kept[device] = (generation, which)
+            if (before, which) != (None, None) and self.changed_at is None:
+                self.changed_at = self.now
+
+    @rule()
+    def dies_and_starts_again(self) -> None:
+        """A new process adds up what is kept, and cannot know when the last head was made."""
+        self.core = self._core()
+        for device, (generation, which) in self.kept.items():
+            self.core.replace(device, generation, None, None if which is None else SUMS[which], self.now)
+        if self.changed_at is None:
+            self.core.solved(self.now)  # its digest says that the head is of these
+
+    @rule(seconds=st.floats(0.0, 2 * EVERY_S))
+    def time_goes_by(self, seconds: float) -> None:
+        """A head is made as soon as the core says so; it may not say so later than `every_s` after a change."""
+        end = self.now + seconds
+        while (wait_s := self.core.due_in_s(self.now)) is not None and self.now + wait_s <= end:
+            assert self.changed_at is not None
+            self.now += wait_s
+            assert self.now <= self.changed_at + EVERY_S + 1e-6
+            self.core.solved(self.now)
+            self.changed_at = None
+        self.now = end
+        assert self.changed_at is None or self.now < self.changed_at + EVERY_S + 1e-6
+
+    @invariant()
+    def the_total_is_that_of_who_is_there(self) -> None:
+        present = [SUMS[which] for _, which in self.kept.values() if which is not None]
+        expected = [sum(column) for column in zip(*map(integers, present), strict=True)] or [0] * (
+            CLASSES * WIDTH + CLASSES
+        )
+        assert integers(self.core.total) == expected
+        assert len(self.core.present) == len(present)
+
+
+TestFleet = Fleet.TestCase
+TestFleet.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.parametrize("statistic", [means(1), gram(1)], ids=["ncm", "ffc"])
+def test_exact_sums_are_the_statistic_within_half_a_unit(statistic: Statistic) -> None:
+    back = ExactSum.of(statistic).statistic(type(statistic), WIDTH)
+    np.testing.assert_array_equal(back.counts, statistic.counts)
+    for one, other in zip(back.arrays(), statistic.arrays(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2.0 ** -(FRACTION_BITS + 1))
+
+
+# ── with a store ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+SETTINGS = Settings(method="ncm", standing_every_s=EVERY_S, encoding="f64")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as made:
+        yield made
+
+
+def core_of(store: SqliteStore, settings: Settings = SETTINGS, now: float = 0.0) -> StandingCoordinator:
+    return StandingCoordinator(store, manifest(), BUNDLE, settings, now=now, wall=lambda: 1000.0)
+
+
+def message(core: StandingCoordinator, device: str, generation: int, seed: int | None) -> tuple[str, bytes]:
+    """Sums of what seed `seed` draws, or a withdrawal."""
+    key = {"run": core.run, "round": generation, "method": core.method.name, "bundle": BUNDLE}
+    key["extractor"] = extractor(core.method.name)
+    if seed is None:
+        return device, encode(Contribution.withdrawal(**key))
+    statistic = gram(seed) if core.method.name == "ffc" else means(seed)
+    return device, encode(Contribution.of(statistic, **key, standing="present"), "f64")
+
+
+def outcomes(core: StandingCoordinator, *given: tuple[str, bytes], now: float = 0.0) -> list[str]:
+    return [decision.outcome for decision in core.take(given, now)]
+
+
+def steps(core: StandingCoordinator, now: float) -> list[Solved | Obeyed]:
+    found = []
+    while (step := core.advance(now, 1000.0 + now)) is not None:
+        found.append(step)
+    return found
+
+
+def expect_head_of(core: StandingCoordinator, *seeds: int) -> None:
+    """The global state is of these and of nothing else, as a fleet that never had another has it."""
+    total = ExactSum.zero(core.method.statistic, CLASSES, WIDTH)
+    for seed in seeds:
+        total = total.add(ExactSum.of(gram(seed) if core.method.name == "ffc" else means(seed)))
+    assert core.standing.total.equal(total)
+    hyper = core.method.settle({})
+    ((kind, expected),) = core.method.next_rows({}, total.statistic(core.method.statistic, WIDTH), hyper).items()
+    np.testing.assert_array_equal(core.state.rows[kind].rows, expected.rows)
+    np.testing.assert_array_equal(core.state.rows[kind].classes, expected.classes)
+
+
+@pytest.mark.parametrize("name", ["ncm", "ffc"])
+def test_a_day_in_the_life_of_standing_sums(store: SqliteStore, tmp_path: Path, name: str) -> None:
+    chosen = dataclasses.replace(SETTINGS, method=name)
+    core = core_of(store, chosen)
+    assert outcomes(core, message(core, "a", 1, 1), message(core, "b", 4, 2), message(core, "a", 1, 1)) == [
+        "committed",
+        "committed",
+        "duplicate",
+    ]
+    assert steps(core, 0.0) == [Solved(1, 2, core.standing.total.counts.sum(), 3)]
+    expect_head_of(core, 1, 2)
+    told = core.announcement()
+    assert (told.phase, told.round, told.global_version) == ("standing", 0, 1)
+    late, newer = core.take([message(core, "b", 3, 5), message(core, "a", 2, 3)], 1.0)
+    assert (late.outcome, late.receipt.held, newer.outcome) == ("late", 4, "committed")
+    assert steps(core, 30.0) == []
+    core = core_of(store, chosen, now=30.0)  # it died with a head due
+    assert [type(step) for step in steps(core, 30.0)] == [Solved]
+    expect_head_of(core, 2, 3)
+    core = core_of(store, chosen, now=31.0)  # and now without
+    assert steps(core, 100.0) == []
+    assert outcomes(core, message(core, "b", 5, None), now=101.0) == ["committed"]
+    (withdrawn,) = steps(core, 101.0)
+    assert (withdrawn.order.what, withdrawn.order.device, withdrawn.version) == ("withdraw", "b", 3)
+    expect_head_of(core, 3)
+    refused, again = core.take([message(core, "b", 6, 2), message(core, "b", 5, None)], 102.0)
+    assert (refused.outcome, again.outcome) == ("rejected", "duplicate")
+    assert "fleet admit b" in refused.reason
+    give(tmp_path / "s", "admit", "b", "me")
+    give(tmp_path / "s", "forget", "a", "me")
+    assert [step.order.what for step in steps(core, 110.0)] == ["admit", "forget"]
+    assert [len(rows.classes) for rows in core.state.rows.values()] == [0]
+    assert outcomes(core, message(core, "b", 6, 9), now=111.0) == ["committed"]
+    assert [type(step) for step in steps(core, 200.0)] == [Solved]
+    expect_head_of(core, 9)
+
+
+def test_what_two_generations_in_one_batch_come_to(store: SqliteStore) -> None:
+    core = core_of(store)
+    given = [message(core, "a", 1, 1), message(core, "a", 3, 2), message(core, "a", 2, 3)]
+    assert outcomes(core, *given) == ["committed", "committed", "late"]
+    steps(core, 0.0)
+    expect_head_of(core, 2)
+
+
+def test_a_chunk_of_a_newer_generation_is_not_dropped_for_the_round(store: SqliteStore) -> None:
+    rng, shape = np.random.default_rng(1), {"width": 16}
+    core = StandingCoordinator(store, manifest(**shape), BUNDLE, dataclasses.replace(SETTINGS, method="ffc"), now=0.0)
+    sums = FeatureGram.of(unit_rows(rng.normal(size=(30, 16))), rng.integers(0, CLASSES, 30), CLASSES)
+    key = {"run": core.run, "round": 7, "method": "ffc", "bundle": BUNDLE, "extractor": extractor("ffc")}
+    first, *others = split(
+        encode(Contribution.of(sums, **key, standing="present"), "f64"), 1024, run=core.run, round=7, method="ffc"
+    )
+    assert others
+    assert outcomes(core, ("a", encode(first))) == ["partial"]
+    assert core.stalled(1.0) == []
+    assert outcomes(core, *(("a", encode(chunk)) for chunk in others))[-1] == "committed"
+    assert core.standing.held("a") == 7
+
+
+def test_what_was_forgotten_is_in_no_byte_of_the_store(store: SqliteStore, tmp_path: Path) -> None:
+    """Neither in the file nor in its log: older generations are overwritten when they are replaced."""
+    core = core_of(store)
+    given = {seed: message(core, "a", seed, seed) for seed in (1, 2)}
+    marks = {seed: means(seed).means.astype("<f8").tobytes() for seed in given}
+    core.take([message(core, "b", 1, 7), given[1]], 0.0)
+    steps(core, 0.0)
+    core.take([given[2]], 100.0)
+    steps(core, 100.0)
+    assert marks[2] in _bytes_of(tmp_path)
+    give(tmp_path / "s", "forget", "a", "me")
+    (done,) = steps(core, 110.0)
+    assert done.outcome == "done"
+    steps(core, 111.0)  # the log is overwritten when nobody reads it
+    for mark in marks.values():
+        assert mark not in _bytes_of(tmp_path)
+        assert mark[: 8 * WIDTH] not in _bytes_of(tmp_path)
+    assert means(7).means.astype("<f8").tobytes() in _bytes_of(tmp_path)
+
+
+def _bytes_of(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(folder.iterdir()))
+
+
+def test_an_order_that_nobody_takes_up_is_done_at_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with SqliteStore(path, BUNDLE, "fleet") as store:
+        core = core_of(store)
+        core.take([message(core, "a", 1, 1), message(core, "b", 1, 2)], 0.0)
+        steps(core, 0.0)
+    order, running = give(path, "forget", "a", "me")
+    assert not running
+    with SqliteStore(path, BUNDLE, "fleet") as store:
+        core = core_of(store, now=5.0)
+        (done,) = steps(core, 5.0)
+        assert (done.order.id, done.version) == (order.id, 2)
+        expect_head_of(core, 2)
+        assert give(path, "pause", "", "me")[1]
+
+
+def test_a_pause_takes_and_keeps_and_makes_nothing(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store)
+    give(tmp_path / "s", "pause", "", "me")
+    give(tmp_path / "s", "remove", "z", "me")
+    assert [step.outcome for step in steps(core, 1.0)] == ["done", "done"]
+    assert outcomes(core, message(core, "a", 1, 1), message(core, "z", 1, 2), now=1.0) == ["committed", "rejected"]
+    core = core_of(store, now=2.0)
+    assert steps(core, 1000.0) == []
+    give(tmp_path / "s", "resume", "", "me")
+    assert [type(step) for step in steps(core, 2000.0)] == [Obeyed, Solved]
+    give(tmp_path / "s", "close-round", "", "me")
+    (refused,) = steps(core, 3000.0)
+    assert refused.outcome == "refused: close-round is for rounds, and sums stand here"
+
+
+# ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_contribution_of_a_round_and_one_that_stands_are_not_each_other(store: SqliteStore) -> None:
+    core = core_of(store)
+    key = {"run": core.run, "round": 1, "method": "ncm", "bundle": BUNDLE, "extractor": extractor("ncm")}
+    of_a_round = encode(Contribution.of(means(1), **key), "f64")
+    (found,) = core.take([("a", of_a_round)], 0.0)
+    assert found.reason == "contribution, expected one that stands, got one of a round"
+    (found,) = core.take([("a", message(core, "a", 1, 1)[1].replace(b"cncm", b"cffc"))], 0.0)
+    assert found.reason == "sums of ncm stand here, not of ffc"
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"method": "fedproto"}, "--standing, expected a method whose sums add up .*: ffc or ncm, got fedproto"),
+        ({"max_samples": MAX_SAMPLES + 1}, "--max-samples, expected at most 10,000,000 with --standing"),
+    ],
+)
+def test_settings_that_cannot_stand(store: SqliteStore, changed: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        core_of(store, dataclasses.replace(SETTINGS, **changed))
+
+
+def test_noise_does_not_stand(store: SqliteStore) -> None:
+    noised = dataclasses.replace(SETTINGS, method="ffc")
+    made = manifest(name="fedhkd")
+    made = type(made)(**{f: getattr(made, f) for f in made.__struct_fields__} | {"hyper": {**made.hyper, "noise": 1.0}})
+    with pytest.raises(UsageError, match=r"expected a bundle without noise, got fedhkd with noise.*try rounds"):
+        StandingCoordinator(store, made, BUNDLE, noised, now=0.0)
+
+
+def test_a_store_is_of_rounds_or_stands_and_of_one_method(store: SqliteStore) -> None:
+    core_of(store)
+    with pytest.raises(UsageError, match="expected one of rounds, or a new one, got standing sums of ncm"):
+        Coordinator(store, manifest(), BUNDLE, Settings(), now=0.0)
+    with pytest.raises(UsageError, match="of ffc, or a new one, got one of ncm, try another --store"):
+        core_of(store, dataclasses.replace(SETTINGS, method="ffc"))
+
+
+def test_a_store_with_rounds_does_not_stand(store: SqliteStore) -> None:
+    store.open_round(1, "ncm", 0, 0.0)
+    with pytest.raises(UsageError, match="got one with 1 rounds"):
+        core_of(store)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"rounds": 2}, "--rounds with --standing, expected one of them"),
+        ({"rule": "median"}, "--rule with --standing"),
+        ({"every": "soon"}, "--every, expected a length of time: 60s, 15m, 6h or 1d, got soon"),
+    ],
+)
+def test_options_that_do_not_go_with_standing_sums(given: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        settle(standing=True, **given)
+    assert settle(standing=True, every="15m").standing_every_s == 900.0
+
+
+@pytest.mark.parametrize(
+    ("path", "device", "words"),
+    [
+        ("none", "a", "expected a store, got no such file"),
+        ("s", "A!", "DEVICE, expected"),
+        ("text", "a", "another file"),
+    ],
+)
+def test_an_order_for_what_is_no_store_is_one_line(tmp_path: Path, path: str, device: str, words: str) -> None:
+    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()
+    (tmp_path / "text").write_bytes(b"no store at all, " * 100)
+    with pytest.raises(ProtofleetError, match=words) as told:
+        give(tmp_path / path, "forget", device, "me")
+    assert isinstance(told.value, UsageError | StoreError)

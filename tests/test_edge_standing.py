@@ -1,0 +1,216 @@
+"""The device where sums stand: what it sends when, what receipts do, and how it takes itself out."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brokers import Embedded
+from edge_peer import FLEET, Peer
+from edge_samples import RUN, announcement, fashion
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contract.bundle import Bundle, read_bundle
+from contract.errors import LinkError, MethodError, UsageError
+from contract.messages import Announcement, Contribution, Receipt
+from contract.wire import decode
+from edge_client.config import ClientConfig, settle_config
+from edge_client.data import LocalData
+from edge_client.device import Device
+from edge_client.journal import Journal
+from edge_client.standing import choose, sample_keys
+from edge_client.standing_sums import REFUSED_WAIT_S, StandingSums, is_complete
+from edge_client.withdrawal import withdraw
+
+# ── what is sent ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+keys = st.lists(st.builds(lambda number, name: b"%016d%02d" % (number, name), st.integers(0, 6), st.integers(0, 2)))
+
+
+def by_class(found: Counter[bytes]) -> Counter[bytes]:
+    counts: Counter[bytes] = Counter()
+    for key, times in found.items():
+        counts[key[16:]] += times
+    return counts
+
+
+@given(states=st.lists(keys, min_size=1, max_size=5), least=st.integers(1, 4))
+def test_between_two_sums_each_class_differs_by_no_sample_or_by_enough(states: list[list[bytes]], least: int) -> None:
+    """However the samples of a device come and go; and what is sent is of samples that are there."""
+    sent: list[bytes] | None = None
+    for here in states:
+        choice = choose(here, sent, least)
+        small = any(0 < size < least for size in by_class(Counter(sent or ()) - Counter(here)).values())
+        if choice.rows is None:
+            assert sent is not None
+            assert least > 1 or Counter(here) == Counter(sent) or small
+            continue
+        chosen = [key for key, taken in zip(here, choice.rows, strict=True) if taken]
+        assert tuple(chosen) == choice.keys
+        now, before = Counter(chosen), Counter(sent or ())
+        changed = by_class(now - before) + by_class(before - now)
+        assert all(size >= least for size in changed.values())
+        assert all(size >= least for size in by_class(now).values())
+        if least == 1:
+            assert now == Counter(here)
+        sent = chosen
+
+
+def test_what_is_too_little_waits_and_what_is_gone_holds_everything_back() -> None:
+    a, b = [b"a%015d00" % n for n in range(8)], [b"b%015d01" % n for n in range(8)]
+    sent = a[:4] + b[:4]
+    more = choose(a[:5] + b[:7], sent, 3)
+    assert (set(more.keys), more.waiting) == (set(a[:4] + b[:7]), 1)
+    assert choose(a[1:4] + b[:7], sent, 3).rows is None
+    assert set(choose(a[1:7] + b[:7], sent, 3).keys) == set(a[1:7] + b[:7])
+    gone = choose(a[:2] + b[:4], sent, 3)  # too few are left of the class: it goes whole
+    assert set(gone.keys) == set(b[:4])
+    assert choose(sent, sent, 3).rows is None
+    assert choose([], None, 3).keys == ()
+
+
+# ── a device that sends it ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def path(mnist_like_bundle: Callable[..., Path]) -> Path:
+    return mnist_like_bundle("ncm")
+
+
+@pytest.fixture(scope="module")
+def bundle(path: Path) -> Bundle:
+    return read_bundle(path)
+
+
+def journal(folder: Path, bundle: Bundle) -> Journal:
+    return Journal(folder / "state", fleet=FLEET, device="pi-1", bundle=bundle.sha256)
+
+
+def standing(bundle: Bundle, **fields: object) -> Announcement:
+    return announcement(bundle, 0, phase="standing", extractor=bytes(32), **fields)
+
+
+def test_generations_rise_through_receipts_restarts_and_lost_state(bundle: Bundle, tmp_path: Path) -> None:
+    few, more = fashion(bundle, 20, (0, 1)), fashion(bundle, 24, (0, 1))
+    a = standing(bundle)
+    with journal(tmp_path, bundle) as kept:
+        sums = StandingSums(Device(bundle, few, "pi-1"), kept, "pi-1")
+        made = sums.make(a, 1, 0.0)
+        sent = decode(made.payload)
+        assert isinstance(sent, Contribution)
+        assert (sent.round, sent.standing, sent.samples) == (1, "present", 20)
+        assert sums.make(a, 1, 1.0) is None
+        sums.told(Receipt(RUN, 1, "ncm", "committed"), 2.0)
+        assert sums.make(a, 1, 3.0) is None
+    with journal(tmp_path, bundle) as kept:  # the same photos, in another order, are no news
+        shuffled = LocalData(few.x[::-1], few.y[::-1])
+        assert StandingSums(Device(bundle, shuffled, "pi-1"), kept, "pi-1").make(a, 2, 0.0) is None
+        sums = StandingSums(Device(bundle, more, "pi-1"), kept, "pi-1")
+        made = sums.make(a, 2, 0.0)
+        assert (made.report.key[1], made.older, [p.key[1] for p in kept.pending()]) == (2, [(RUN, 1, "ncm")], [2])
+        assert made.words.startswith("sums 2 (ncm): 24 samples, ")
+        sums.told(Receipt(RUN, 1, "ncm", "late", held=9), 1.0)  # of an older one: of no effect
+        assert sums.make(a, 2, 2.0) is None
+        sums.told(Receipt(RUN, 2, "ncm", "late", held=7), 3.0)  # another state directory was further
+        assert sums.make(a, 2, 4.0).report.key[1] == 8
+        sums.told(Receipt(RUN, 8, "ncm", "rejected", "it was forgotten"), 5.0)
+        assert sums.make(a, 2, 5.0 + REFUSED_WAIT_S - 1) is None
+        assert sums.make(a, 2, 5.0 + REFUSED_WAIT_S).report.key[1] == 9
+        assert sums.make(standing(bundle, run=b"run2"), 2, 9e9).report.key[1] == 1
+        with pytest.raises(MethodError, match="expected one whose sums can stand, got fedcof"):
+            sums.make(standing(bundle, run=b"run3", method="fedcof"), 2, 9e9)
+
+
+def test_sums_of_chosen_samples_are_those_of_a_device_that_holds_no_others(bundle: Bundle) -> None:
+    data = fashion(bundle, 40, (0, 1, 2))
+    rows = np.arange(len(data)) % 3 > 0
+    chosen = Device(bundle, data, "pi-1").stand(standing(bundle), 5, rows).contribution
+    alone = Device(bundle, LocalData(data.x[rows], data.y[rows]), "pi-1")
+    whole = alone.stand(standing(bundle), 5, np.ones(rows.sum(), bool)).contribution
+    np.testing.assert_array_equal(chosen.counts, whole.counts)
+    np.testing.assert_allclose(chosen.body.rows, whole.body.rows, rtol=1e-6, atol=1e-7)  # batches are cut elsewhere
+    assert len(set(sample_keys(data))) == len(data)
+
+
+def test_a_generation_is_over_when_it_is_answered_and_came_back(bundle: Bundle, tmp_path: Path) -> None:
+    from contract.state import GlobalState
+
+    with journal(tmp_path, bundle) as kept:
+        report = StandingSums(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept, "pi-1").make(
+            standing(bundle, global_version=4), 1, 0.0
+        ).report  # fmt: skip
+    assert not is_complete(report, None, None)
+    assert not is_complete(report, ("committed", 1), GlobalState(RUN, 4, 4))
+    assert is_complete(report, ("committed", 1), GlobalState(RUN, 5, 5))
+    assert is_complete(report, ("rejected", 1), None)
+
+
+# ── --withdraw ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def peer(bundle: Bundle) -> Iterator[Peer]:
+    broker = Embedded()
+    broker.start()
+    with Peer(broker.url, bundle) as made:
+        made.url = broker.url  # type: ignore[attr-defined]
+        yield made
+    broker.stop()
+
+
+def settings(path: Path, peer: Peer, folder: Path, **changed: object) -> ClientConfig:
+    told = {"bundle": str(path), "broker": peer.url, "id": "pi-1", "state": str(folder / "state"), "withdraw": True}
+    return settle_config(None, {**told, "patience": 10.0, **changed})
+
+
+def test_a_withdrawal_is_numbered_above_what_was_sent_and_above_what_is_held(
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path
+) -> None:
+    with journal(tmp_path, bundle) as kept:
+        kept.standing.commit((peer.run, 3, "ncm"), samples=b"", payload=b"sums", limit_bytes=1024, metrics={})
+    said: list[str] = []
+    thread = threading.Thread(target=withdraw, args=(settings(path, peer, tmp_path), said.append))
+    thread.start()
+    peer.announce(0, "ncm", "standing")
+    assert peer.contribution(4).standing == "withdrawn"
+    peer.answer(4, "ncm", "late", held=11)
+    assert peer.contribution(12).standing == "withdrawn"
+    peer.answer(12, "ncm")
+    thread.join(20)
+    assert not thread.is_alive()
+    assert said[-1].startswith("withdrawn: nothing of this device")
+    with journal(tmp_path, bundle) as kept:
+        assert kept.pending() == []
+        assert kept.standing.newest(peer.run) == (12, None)
+
+
+@pytest.mark.parametrize(
+    ("phase", "answer", "error", "words"),
+    [
+        (
+            "open",
+            None,
+            UsageError,
+            "a fleet whose sums stand, got one with rounds .ncm., try protofleet forget",
+        ),
+        ("standing", None, LinkError, "got no receipt, try the same command again: the withdrawal is kept"),
+        ("standing", "rejected", LinkError, "got refused: it was forgotten"),
+        (None, None, LinkError, "got no announcement, try starting its aggregator"),
+    ],
+)
+def test_a_withdrawal_that_nobody_takes_says_why(
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path, phase: str, answer: str, error: type, words: str
+) -> None:
+    if phase is not None:
+        peer.announce(0 if phase == "standing" else 1, "ncm", phase)
+    if answer is not None:
+        threading.Timer(
+            0.0, lambda: (peer.contribution(1), peer.answer(1, "ncm", answer, reason="it was forgotten"))
+        ).start()
+    with pytest.raises(error, match=words):
+        withdraw(settings(path, peer, tmp_path, patience=10.0 if answer else 1.0), lambda line: None)
