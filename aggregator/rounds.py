@@ -311,6 +311,19 @@ class Rounds:
         self._closing = self.phase == "open" and bool(self.contributions)
         return self._closing
 
+    def steer(self, what: str) -> str:
+        """Do what an operator asks of rounds, `open-round` or `close-round`; what became of it."""
+        if what == "close-round":
+            return "done" if self.close() else "refused: no round is open that has a contribution"
+        if what != "open-round":
+            return f"refused: {what} is not for rounds"
+        if self.phase == "open":
+            return f"refused: round {self.number} is open"
+        if not self.policy.stays:
+            return "refused: there is no schedule, aggregate --every or --when-new; rounds open by themselves"
+        self.schedule.order()
+        return f"done: it opens once {self.policy.to_open} devices are online"
+
     def advance(self, now: float) -> Step | None:
         """The next thing that is due, done to the machine; None when nothing is."""
         if self.phase == "open":
