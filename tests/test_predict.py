@@ -182,9 +182,7 @@ def test_what_cannot_answer_says_so_in_one_line(trained: Finished, frozen: Finis
         protofleet.Predictor(frozen.bundle, store=trained.store)
     with pytest.raises(error, match="nothing to answer with, expected a device that has done a round"):
         protofleet.Predictor(frozen.bundle)
-    with pytest.raises(
-        error, match="learning, expected a predictor of a device.s state directory, got one"
-    ):
+    with pytest.raises(error, match=r"learning, expected a predictor of a device.s state directory, got one"):
         protofleet.Predictor(trained.bundle, store=trained.store).learn(trained.x[0], LABELS[0])
     with pytest.raises(error, match=r"the images, expected \(N, 14, 14, 1\), got"):
         protofleet.Predictor(frozen.state())(np.zeros((2, 9, 9, 1), np.uint8))
