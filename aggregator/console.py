@@ -160,9 +160,12 @@ class Progress:
 
     @_show.register
     def _(self, event: events.RoundExtended) -> None:
+        over, lasts = "deadline passed", f"for another {event.deadline_s:g} s"
+        if event.is_window:
+            over, lasts = "window over", "until they are there"
         self._line(
-            f"  [yellow]deadline passed[/yellow] with {event.committed} of {event.needed} contributions: "
-            f"round {event.round} goes on for another {event.deadline_s:g} s"
+            f"  [yellow]{over}[/yellow] with {event.committed} of {event.needed} contributions: "
+            f"round {event.round} goes on {lasts}"
         )
 
     @_show.register

@@ -144,10 +144,13 @@ class Ended:
 
 @dataclass(frozen=True)
 class RoundExtended:
+    """Too few contributions are in: the round goes on for `deadline_s`, or a window until they are there."""
+
     round: int
     committed: int
     needed: int
     deadline_s: float
+    is_window: bool = False
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,8 @@ class Teller:
             total = max(len(rounds.plan), step.round)
             self._opened(total, 0)
         elif isinstance(step, Extended):
-            self._listener(events.RoundExtended(step.round, step.contributions, policy.min_clients, policy.limit_s))
+            here, needed = step.contributions, policy.min_clients
+            self._listener(events.RoundExtended(step.round, here, needed, policy.limit_s, policy.stays))
         elif isinstance(step, Closed):
             self.accuracy(last=True)
             self._untold = step.round

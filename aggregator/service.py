@@ -30,6 +30,7 @@ from contract.messages import Encoding
 from contract.methods import Value, closing_method
 from contract.methods import method as find_method
 from contract.rules import check_rule
+from contract.service_manager import ServiceManager
 from contract.statistics import ClassMeans
 from contract.topics import check_id
 
@@ -95,7 +96,8 @@ class Service:
             is_finished = False
 
             def content() -> dict[str, Any]:
-                return summary.content(finished=is_finished, global_version=core.state.version)
+                found = summary.content(finished=is_finished, global_version=core.state.version)
+                return found | {"schedule": _schedule(self.settings.policy)}
 
             def on_round(finished: bool) -> None:
                 nonlocal is_finished
@@ -116,6 +118,7 @@ class Service:
                 patience_s=self.patience_s,
                 take_over=self.take_over,
                 stopping=self._stopping,
+                manager=ServiceManager(),
             )
             try:
                 server.run()
@@ -171,6 +174,12 @@ def settle(
         hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
     )
+
+
+def _schedule(policy: Policy) -> dict[str, float | int] | None:
+    """When rounds open and close, as the summary says it; None for an aggregator that ends with its plan."""
+    names = ("every_s", "when_new", "window_s", "open_clients", "min_clients", "max_clients")
+    return {name: getattr(policy, name) for name in names} if policy.stays else None
 
 
 def _solved_with(**given: float | str | None) -> dict[str, Value]:

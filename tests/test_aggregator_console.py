@@ -50,6 +50,18 @@ def test_a_run_is_told_line_by_line() -> None:
     ]
 
 
+def test_windows_are_told_as_such() -> None:
+    assert _lines(
+        events.Waiting(4, 2, 1, opens_in_s=7_500.0),
+        events.RoundOpened(4, 6, "ncm", 2, window_s=3_600.0),
+        events.RoundExtended(4, 1, 20, 3_600.0, is_window=True),
+    ) == [
+        "round 4 is due in 2.08 h; 2 devices online",
+        "round 4 open for 60 min: ncm, 2 devices online",
+        "  window over with 1 of 20 contributions: round 4 goes on until they are there",
+    ]
+
+
 def test_a_large_fleet_prints_one_line_a_second() -> None:
     crowd = [events.ContributionsIn(1, n, 1000 - n) for n in range(1, 1001)]
     assert _lines(*crowd) == ["  round 1: contributions 1/1000", "  round 1: contributions 1000/1000"]
