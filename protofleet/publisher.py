@@ -20,7 +20,7 @@ class Publisher:
     """Publishes answers at QoS 1, each at least once; a context manager, which waits for them at its end.
 
     Args:
-        target: `mqtt://[user[:password]@]host[:port]/TOPIC`, or `mqtts://…`; not below `pf/`, where the fleets' topics are.
+        target: `mqtt://[user[:password]@]host[:port]/TOPIC`, or `mqtts://…`; no topic below `pf/`, the fleets' place.
         top: how many classes are told of each answer.
         most: how many answers may wait while the broker is away; beyond, the oldest are dropped.
         ca, cert, key: PEM files for `mqtts://`.
