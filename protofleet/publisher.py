@@ -20,7 +20,7 @@ class Publisher:
     """Publishes answers at QoS 1, each at least once; a context manager, which waits for them at its end.
 
     Args:
-        url: `mqtt://[user[:password]@]host[:port]/TOPIC`, or `mqtts://…`; no topic below `pf/`, which are the fleets'.
+        target: `mqtt://[user[:password]@]host[:port]/TOPIC`, or `mqtts://…`; no topic below `pf/`, the fleets' place.
         top: how many classes are told of each answer.
         most: how many answers may wait while the broker is away; beyond, the oldest are dropped.
         ca, cert, key: PEM files for `mqtts://`.
@@ -32,7 +32,7 @@ class Publisher:
 
     def __init__(
         self,
-        url: str,
+        target: str | Target,
         *,
         top: int = 3,
         most: int = 1_000,
@@ -41,8 +41,9 @@ class Publisher:
         key: str | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._top = top
-        self._lines = LinePublisher(Target.parse(url, ca_file=ca, cert_file=cert, key_file=key), most=most, log=log)
+        if isinstance(target, str):
+            target = Target.parse(target, ca_file=ca, cert_file=cert, key_file=key)
+        self._top, self._lines = top, LinePublisher(target, most=most, log=log)
 
     def put(self, name: str, answer: Answers | Broken) -> None:
         """Have the answer about one image published; returns at once.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleets import CLASSES, bundle, share
+from edge_samples import fashion
 
 import protofleet
 from contract.bundle import Bundle, read_bundle
@@ -19,14 +19,20 @@ from contract.sqlite import Database, Kind, Watch
 from contract.state import GlobalState
 from edge_client.journal import Journal
 
-RUN = b"run1"
+BUNDLE = Path(protofleet.__file__).parent.parent / "lab" / "demo" / "shipped" / "fleet.bundle"
+RUN, CLASSES = b"run1", 10
 KIND = Kind("note", "--note", application_id=0x50464E54, steps=("CREATE TABLE note (word TEXT);",))
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("bundles")
-    return {name: bundle(folder / f"{name}.bundle", name) for name in ("ncm", "fedproto")}
+def paths(mnist_like_bundle: Callable[..., Path]) -> dict[str, Path]:
+    """The shipped bundle, which trains nothing, and one that trains."""
+    return {"ncm": BUNDLE, "fedproto": mnist_like_bundle()}
+
+
+@pytest.fixture(scope="module")
+def x() -> np.ndarray:
+    return fashion(read_bundle(BUNDLE), 40, tuple(range(10))).x
 
 
 Opens = Callable[[str], tuple[Bundle, Journal]]
@@ -55,9 +61,8 @@ def state(found: Bundle, version: int, *, kind: str = "means", scale: float = 0.
     return GlobalState(run, version, version, {kind: ClassRows(np.arange(CLASSES), rows.astype(np.float32))})
 
 
-def test_each_new_global_state_is_taken_up_and_said_once(opened: Opens, tmp_path: Path) -> None:
+def test_each_new_global_state_is_taken_up_and_said_once(opened: Opens, x: np.ndarray, tmp_path: Path) -> None:
     found, journal = opened("ncm")
-    x, _ = share(0, range(CLASSES))
     journal.keep_global(state(found, 1))
     said: list[str] = []
     following = protofleet.Predictor(tmp_path / "state", log=said.append)
@@ -77,9 +82,8 @@ def test_each_new_global_state_is_taken_up_and_said_once(opened: Opens, tmp_path
     assert following.basis == "the bundle's weights, global version 2"
 
 
-def test_a_new_run_counts_and_an_own_threshold_stays(opened: Opens, tmp_path: Path) -> None:
+def test_a_new_run_counts_and_an_own_threshold_stays(opened: Opens, x: np.ndarray, tmp_path: Path) -> None:
     found, journal = opened("ncm")
-    x, _ = share(0, range(CLASSES))
     journal.keep_global(state(found, 3))
     predictor = protofleet.Predictor(tmp_path / "state")
     limit = predictor.calibrate(x, 0.5)
@@ -91,9 +95,8 @@ def test_a_new_run_counts_and_an_own_threshold_stays(opened: Opens, tmp_path: Pa
     assert not predictor.renew()
 
 
-def test_own_weights_are_taken_up_with_what_belongs_to_them(opened: Opens, tmp_path: Path) -> None:
+def test_own_weights_are_taken_up_with_what_belongs_to_them(opened: Opens, x: np.ndarray, tmp_path: Path) -> None:
     found, journal = opened("fedproto")
-    x, _ = share(0, range(CLASSES))
     journal.keep_global(state(found, 1, kind="prototypes"))
     predictor = protofleet.Predictor(tmp_path / "state", way="prototype")
     trained = {name: found.params[name] * np.float32(1.5) for name in found.manifest.names("param", "buffer")}
@@ -104,9 +107,8 @@ def test_own_weights_are_taken_up_with_what_belongs_to_them(opened: Opens, tmp_p
     np.testing.assert_array_equal(answers.scores, protofleet.Predictor(tmp_path / "state", way="prototype")(x).scores)
 
 
-def test_a_state_that_cannot_be_true_is_not_taken_up(opened: Opens, tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_true_is_not_taken_up(opened: Opens, x: np.ndarray, tmp_path: Path) -> None:
     found, journal = opened("fedproto")
-    x, _ = share(0, range(CLASSES))
     journal.keep_global(state(found, 1, kind="prototypes"))
     said: list[str] = []
     predictor = protofleet.Predictor(tmp_path / "state", way="prototype", log=said.append)
@@ -122,9 +124,10 @@ def test_a_state_that_cannot_be_true_is_not_taken_up(opened: Opens, tmp_path: Pa
     assert predictor(x).version == 3
 
 
-def test_what_cannot_be_read_or_is_gone_leaves_the_answers_as_they_were(opened: Opens, tmp_path: Path) -> None:
+def test_what_cannot_be_read_or_is_gone_leaves_the_answers_as_they_were(
+    opened: Opens, x: np.ndarray, tmp_path: Path
+) -> None:
     found, journal = opened("ncm")
-    x, _ = share(0, range(CLASSES))
     journal.keep_global(state(found, 1))
     said: list[str] = []
     predictor = protofleet.Predictor(tmp_path / "state", log=said.append)
@@ -142,10 +145,10 @@ def test_what_cannot_be_read_or_is_gone_leaves_the_answers_as_they_were(opened: 
     assert (after.version, len(said)) == (1, 2)
 
 
-def test_while_states_come_each_answer_is_of_one_of_them(opened: Opens, tmp_path: Path) -> None:
+def test_while_states_come_each_answer_is_of_one_of_them(opened: Opens, x: np.ndarray, tmp_path: Path) -> None:
     """Answers of three threads, while versions are written: each is just what its version gives, never a mixture."""
     found, journal = opened("ncm")
-    x = share(0, range(CLASSES))[0][:4]
+    x = x[:4]
     journal.keep_global(state(found, 1))
     predictor, last = protofleet.Predictor(tmp_path / "state"), 12
     seen: list[protofleet.predictor.predictor.Answers] = []
@@ -173,11 +176,10 @@ def test_while_states_come_each_answer_is_of_one_of_them(opened: Opens, tmp_path
         np.testing.assert_array_equal(each.scores, wanted[each.version])
 
 
-def test_an_aggregators_store_is_followed_too(paths: dict[str, Path], tmp_path: Path) -> None:
+def test_an_aggregators_store_is_followed_too(paths: dict[str, Path], x: np.ndarray, tmp_path: Path) -> None:
     from aggregator.store import SqliteStore
 
     found = read_bundle(paths["ncm"])
-    x, _ = share(0, range(CLASSES))
     with SqliteStore(tmp_path / "s.sqlite", found.sha256, "f") as store:
         run = store.run
         predictor = None

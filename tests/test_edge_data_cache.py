@@ -135,6 +135,19 @@ def test_without_room_for_both_the_old_file_goes_first_and_all_is_decoded_again(
     assert len(opened) == 13
 
 
+def test_the_older_file_of_one_who_was_killed_before_he_removed_it_goes(photos: Path, tmp_path: Path) -> None:
+    place = tmp_path / "images"
+    load_data(photos, manifest(), cache=place)
+    (older,) = place.glob("*.images")
+    raw = older.read_bytes()
+    _add(photos)
+    load_data(photos, manifest(), cache=place)
+    older.write_bytes(raw)
+    load_data(photos, manifest(), cache=place)
+    assert [path.name for path in place.glob("*.images")] != [older.name]
+    assert len(list(place.glob("*.images"))) == 1
+
+
 def test_rows_of_parquet_are_found_again_beside_other_files(tmp_path: Path, opened: list[int]) -> None:
     folder = tmp_path / "d"
     folder.mkdir()

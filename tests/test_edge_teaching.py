@@ -1,4 +1,7 @@
-"""A device is taught while its client takes part: both processes on one state directory, and either killed."""
+"""A device is taught while its client takes part: both on one state directory, in one process, or as two, killed.
+
+The network is the shipped one, which trains nothing: class means say how many photos of each class a device has.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,16 +30,12 @@ from edge_client.journal import read_kept
 
 OWN = (0, 3, 8)
 TESTS = Path(__file__).parent
+BUNDLE = TESTS.parent / "lab" / "demo" / "shipped" / "fleet.bundle"
 
 
 @pytest.fixture(scope="module")
-def path(mnist_like_bundle: Callable[..., Path]) -> Path:
-    return mnist_like_bundle("ncm")
-
-
-@pytest.fixture(scope="module")
-def bundle(path: Path) -> Bundle:
-    return read_bundle(path)
+def bundle() -> Bundle:
+    return read_bundle(BUNDLE)
 
 
 @pytest.fixture
@@ -47,14 +47,38 @@ def broker(tmp_path: Path) -> Iterator[TestBroker]:
 
 
 @pytest.fixture
-def start(path: Path, bundle: Bundle, broker: TestBroker, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
-    """A client with 60 photos of three classes, a tenth of them held out."""
+def photos(bundle: Bundle, tmp_path: Path) -> Path:
+    """60 photos of three classes, of which a client holds a tenth out."""
     data = fashion(bundle, 60, OWN)
     np.savez(tmp_path / "train.npz", x=data.x, y=data.y)
-    running: list[subprocess.Popen] = []
+    return tmp_path / "train.npz"
 
-    def go() -> subprocess.Popen:
-        words = ["--bundle", path, "--broker", broker.url, "--id", "pi-1", "--data", tmp_path / "train.npz"]
+
+class Client:
+    """A device in a thread of this process, until `stop`."""
+
+    def __init__(self, broker: TestBroker, photos: Path, log: Callable[[str], None] = lambda line: None) -> None:
+        given = {"broker": broker.url, "id": "pi-1", "data": photos, "state": photos.parent / "state"}
+        self._device = protofleet.Device(BUNDLE, **given)
+        self._thread = threading.Thread(target=self._device.run, args=(log,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._device.stop()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+
+Start = Callable[[], "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def start(broker: TestBroker, photos: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts the client as a process."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def go() -> subprocess.Popen[bytes]:
+        words = ["--bundle", BUNDLE, "--broker", broker.url, "--id", "pi-1", "--data", photos]
         command = [sys.executable, "-m", "protofleet", "client", *words, "--state", tmp_path / "state"]
         with (tmp_path / "client.log").open("ab") as log:
             running.append(subprocess.Popen([str(word) for word in command], stdout=log, stderr=log))
@@ -82,38 +106,47 @@ def added(now: dict[str, int], before: dict[str, int]) -> dict[str, int]:
     return {label: number for label, number in found.items() if number}
 
 
-def test_the_next_contribution_holds_what_was_learned_and_no_longer_what_was_unlearned(
-    broker: TestBroker, bundle: Bundle, start: Callable[..., subprocess.Popen], tmp_path: Path
+def test_the_next_contribution_holds_what_was_learned_and_answers_follow(
+    broker: TestBroker, bundle: Bundle, photos: Path, tmp_path: Path
 ) -> None:
     state, new = tmp_path / "state", fashion(bundle, 6, (5, 7), seed=3)
     for row in range(2):
         Image.fromarray(new.x[row][..., 0]).save(tmp_path / f"{row}.png")
+    said: list[str] = []
     with Peer(broker.url, bundle) as peer:
-        client = start()
+        client = Client(broker, photos, said.append)
         plain = sent_in(peer, 1)
         assert sum(plain.values()) == 54
-        words = ("--state", state, "--json", "-")
-        done = run("learn", tmp_path / "0.png", "Sandal", *words)
+        wait_for_version(state, 1)
+        predictor = protofleet.Predictor(state)
+        assert predictor(new.x).version == 1
+        done = run("learn", tmp_path / "0.png", "Sandal", "--state", state, "--json", "-")
         assert (done.returncode, '"outcome": "learned"' in done.stdout) == (0, True)
         assert "0.png: learned as Sandal; 1 examples learned on this device" in done.stderr
         assert added(sent_in(peer, 2), plain) == {"Sandal": 1}
+        wait_for_version(state, 2)
+        assert predictor(new.x).version == 2
         assert run("learn", tmp_path / "0.png", "Sneaker", "--state", state).returncode == 0
-        client.kill()  # a restart comes to the same
-        client.wait()
-        predictor = protofleet.Predictor(state)
+        client.stop()  # a new start comes to the same
         assert [predictor.learn(tmp_path / "1.png", "Sneaker"), predictor.learn(new.x[1], "Sneaker")] == [
             "learned", "known",
         ]  # fmt: skip
-        start()
+        client = Client(broker, photos, said.append)
         assert added(sent_in(peer, 3), plain) == {"Sneaker": 2}
         assert run("unlearn", tmp_path / "0.png", "--state", state).returncode == 0
         assert predictor.unlearn(new.x[1]) == "Sneaker"
         assert sent_in(peer, 4) == plain
-    assert "the photos have changed: 54 samples now" in (tmp_path / "client.log").read_text()
+        wait_for_version(state, 4)
+        assert predictor(new.x).version == 4
+        client.stop()
+    assert any(line.startswith("54 samples of 3 classes, 6 held-out photos, bundle") for line in said)
+    assert said.count("the photos have changed: 54 samples now") == 1
+    assert any(line.startswith("56 samples of 4 classes, 6 held-out photos, 2 of them learned") for line in said)
 
 
+@pytest.mark.slow
 def test_predict_follows_the_client_that_runs_and_outlives_it(
-    broker: TestBroker, bundle: Bundle, start: Callable[..., subprocess.Popen], tmp_path: Path
+    broker: TestBroker, bundle: Bundle, start: Start, tmp_path: Path
 ) -> None:
     """A watched folder: each photo is answered from the newest global state, and nothing is started again."""
     folder, out = tmp_path / "new", tmp_path / "answers.jsonl"
@@ -163,12 +196,12 @@ def wait_for_version(state: Path, version: int) -> None:
         time.sleep(0.02)
 
 
-def test_what_cannot_be_taught_is_one_line(path: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_taught_is_one_line(tmp_path: Path) -> None:
     Image.new("L", (28, 28)).save(tmp_path / "a.png")
     done = run("learn", tmp_path / "a.png", "Dress", "--state", tmp_path)
     assert (done.returncode, "expected a journal, got no such file" in one_error_line(done)) == (1, True)
-    with pytest.raises(protofleet.ProtofleetError, match="nothing to answer with"):
-        protofleet.Predictor(path)
+    done = run("learn", tmp_path / "a.png", "Dress")
+    assert (done.returncode, "--state, expected a value, got none" in one_error_line(done)) == (2, True)
 
 
 TEACH = """
@@ -183,8 +216,9 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_while_a_client_takes_part_a_predictor_teaches_and_both_are_killed(
-    broker: TestBroker, bundle: Bundle, start: Callable[..., subprocess.Popen], tmp_path: Path
+    broker: TestBroker, bundle: Bundle, start: Start, tmp_path: Path
 ) -> None:
     """Each contribution holds all that was taught before its round opened, and at the end all that was confirmed."""
     env = {**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"}

@@ -102,6 +102,9 @@ class ImageCache:
         path = self._directory / f"{name}-{key[:32]}.images"
         found = _read(path, key, count, shape)
         if found is not None:
+            if len(self._files(name)) > 1:  # of a process that was killed before it could remove the older one
+                with self._turn():
+                    self._remove_others(name, but=path)
             return found.decoded
         self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory.mkdir(mode=0o700, exist_ok=True)
@@ -135,8 +138,11 @@ class ImageCache:
         finally:
             os.close(descriptor)
 
+    def _files(self, name: str) -> list[Path]:
+        return list(self._directory.glob(f"{name}-*.images"))
+
     def _remove_others(self, name: str, but: Path | None = None) -> None:
-        for old in [*self._directory.glob(f"{name}-*.images"), *self._directory.glob("*.partial")]:
+        for old in [*self._files(name), *self._directory.glob("*.partial")]:
             if old != but:
                 old.unlink(missing_ok=True)
 
@@ -144,7 +150,7 @@ class ImageCache:
         self, name: str, shape: tuple[int, int, int], ids: NDArray[np.uint64] | None, count: int
     ) -> _Stored | None:
         """The newest file of this name, where it helps and the disk has room for another beside it."""
-        paths = sorted(self._directory.glob(f"{name}-*.images"), key=lambda path: path.stat().st_mtime_ns)
+        paths = sorted(self._files(name), key=lambda path: path.stat().st_mtime_ns)
         if not paths or ids is None or not self._has_room(count * math.prod(shape)):
             return None
         return _read(paths[-1], None, None, shape)

@@ -27,6 +27,7 @@ from edge_client.data.folder import is_image
 from edge_client.data.load import load_data
 from edge_client.predictor import Answers
 from edge_client.providers import PROVIDER_HELP
+from edge_client.publisher import Target
 from edge_client.watch import camera_pictures, new_files
 from protofleet.predictor import Predictor
 from protofleet.publisher import Publisher, facts
@@ -73,10 +74,7 @@ def predict_command(
     if source is None:
         raise UsageError("protofleet predict", expected="--state or --bundle", got="neither", hint="--help")
     log = lambda line: typer.echo(line, err=True)  # noqa: E731
-    publishing = {"top": top, "ca": ca, "cert": cert, "key": key, "log": log}
-    if publish is None and (ca or cert or key):
-        raise UsageError("a certificate file", expected="--publish mqtts://BROKER/TOPIC", got="none")
-    publisher = contextlib.nullcontext() if publish is None else Publisher(publish, **publishing)
+    target = _target(publish, ca, cert, key)
     predictor = Predictor(
         source,
         bundle=bundle if state else None,
@@ -102,15 +100,23 @@ def predict_command(
         files = _files(photos or [], follow, every)
         found = predictor.photos(files, together=1) if follow else predictor.photos(files)
     read = 0
-    with publisher as taking:
+    with contextlib.nullcontext() if target is None else Publisher(target, top=top, log=log) as publisher:
         for name, answer in found:
             console.print(printable(_line(name, answer, top)), markup=False)
             add_json_line(json, facts(name, answer, top))
-            if taking is not None:
-                taking.put(name, answer)
+            if publisher is not None:
+                publisher.put(name, answer)
             read += isinstance(answer, Answers)
     if not read:
         raise DataError("protofleet predict", expected="at least one photo that can be read", got="none")
+
+
+def _target(url: str | None, ca: str | None, cert: str | None, key: str | None) -> Target | None:
+    if url is not None:
+        return Target.parse(url, ca_file=ca, cert_file=cert, key_file=key)
+    if ca or cert or key:
+        raise UsageError("a certificate file", expected="--publish mqtts://BROKER/TOPIC", got="none")
+    return None
 
 
 def _calibrate(predictor: Predictor, known: Path) -> None:
