@@ -162,6 +162,7 @@ def test_however_little_a_small_ridge_leaves_the_criterion_is_that_of_the_kernel
         again = [0, 1, 2, 0, 1, 2, 0, 1, 2]  # three samples, three times: fitted without error, whatever rounding says
         fitted = choose_ridge(Spectrum.of(z[again].T @ z[again]), 3 * z[:3], [3, 3, 3], ridges=ridges)
         assert (fitted.criterion > 0).all()
+        assert np.isinf(fitted.criterion[ridges < 1e-9]).all()
 
 
 def test_each_end_of_the_grid_is_taken_where_it_is_the_best() -> None:
@@ -289,8 +290,11 @@ def test_no_doubt_about_a_ridge_that_was_chosen() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "said"),
-    [([0, 0], ""), ([4, 4, 0], ""), ([5, 3, 0], ""), ([4, 3, 0], "3.5 samples a class are few"), ([24, 5, 0], "")]
-    + [([25, 0, 5], "one class has 25 samples, another 5")],
+    [
+        *(([0, 0], ""), ([4, 4, 0], ""), ([5, 3, 0], ""), ([24, 5, 0], "")),
+        ([4, 3, 0], "3.5 samples a class are few"),
+        ([25, 0, 5], "one class has 25 samples, another 5"),
+    ],
 )
 def test_few_samples_of_the_classes_there_are_or_very_unequal_ones_are_worth_a_word(counts: list, said: str) -> None:
     words = scarce_or_uneven(np.array(counts))

@@ -146,13 +146,13 @@ def test_endings_in_capitals_and_other_files(tmp_path: Path) -> None:
 
 def test_links_within_the_folder_are_followed_and_those_out_of_it_are_not(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "d", X[:6], Y[:6], LABELS)
-    secret = write_folder(tmp_path / "private", X[6:], Y[6:], LABELS)
+    secret = write_folder(tmp_path / "d-private", X[6:], Y[6:], LABELS)
     (root / "ant" / "again.png").symlink_to(root / "ant" / "0000.png")
     (root / "ant" / "dangling.png").symlink_to(root / "ant" / "nothing.png")
     (root / "bee" / "out.png").symlink_to(secret / "bee" / "0001.png")
     (root / "bee" / "folder").symlink_to(secret / "bee")
     (root / "bee" / "loop").symlink_to(root / "bee")
-    (root / "cat" / "up.png").symlink_to(Path("..") / ".." / "private" / "cat" / "0002.png")
+    (root / "cat" / "up.png").symlink_to(Path("..") / ".." / "d-private" / "cat" / "0002.png")
     said: list[str] = []
     data = load_data(root, manifest(), log=said.append)
     again = [(0, X[0].tobytes())]
@@ -293,7 +293,7 @@ def test_what_is_held_out_has_labels_and_shares_the_array(tmp_path: Path) -> Non
     assert rows(train.labelled) == sorted(set(sorted_rows(X, Y)) - set(rows(held)))
     few, asked = load_held_out(tmp_path / "d.csv", _of("fedproto"), share=0.25, most=8)
     assert (few.y >= 0).all()  # of many photos those without a label are the first that are not looked at
-    assert (few.counts(3).tolist(), asked.counts(3).tolist()) == ([2, 2, 2], [1, 1, 1])  # a class keeps what it has one of
+    assert (few.counts(3).tolist(), asked.counts(3).tolist()) == ([2] * 3, [1] * 3)  # a class keeps its only one
 
 
 def test_a_broken_photo_moves_none_from_one_part_to_the_other(tmp_path: Path) -> None:
