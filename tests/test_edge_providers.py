@@ -181,7 +181,7 @@ class Wrong:
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`cuda(off=…, dies_after=…)`: from now on there is a provider cuda that is so wrong; for batches of `least` only."""
+    """`cuda(off=…, dies_after=…)`: from now on there is a provider cuda that is so wrong, `least`: for batches."""
     real = onnx_session._session
 
     def play(off: float = 0.0, dies_after: int = 10**9, opens: bool = True, least: int = 0) -> None:

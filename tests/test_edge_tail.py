@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from edge_client.device import Device
 from edge_client.local import own_means
 from edge_client.never_worse import Check
 from edge_client.trainer import Trainer
-from edge_client.trunk import TrunkGraph
+from edge_client.trunk import TrunkGraph, _identity
 from edge_client.warm_start import class_mean_head
 
 TAIL = {"norm": "batch", "trainable_blocks": 2}
@@ -82,6 +83,8 @@ def test_the_trunk_runs_once_for_each_photo(
         device = Device(bundle, train, "pi-1", test=test, held=held, activations=store)
         _rounds(device, bundle)
         device.evaluate(None)
+        assert device._trunk is not None
+        assert device._trunk._graph is None  # its memory is given back between rounds
     photos = [each.tobytes() for each in (*train.x, *held.x, *test.x)]
     assert sorted(trunk_runs) == sorted(photos)
     assert [line.partition(" photos")[0] for line in lines] == [
@@ -284,6 +287,22 @@ def test_where_noise_protects_what_is_sent_nothing_is_told_by_falling_back(bundl
     noised = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, method="fedhkd", hyper=hyper))
     assert Device(noised, data, "pi-1", held=data)._held is None
     assert Device(bundle, data, "pi-1", held=data)._held is data
+
+
+def test_what_is_trained_is_judged_by_the_answer_that_its_method_gives(bundle: Bundle, data: LocalData) -> None:
+    by_head = msgspec.structs.replace(bundle.manifest, method="fedhkd", hyper=method("fedhkd").settle({}))
+    z = np.random.default_rng(0).normal(size=(50, bundle.manifest.features)).astype(np.float32)
+    answers = Device(replace(bundle, manifest=by_head), data, "pi-1")._own_answer()(z)
+    wanted = (z @ bundle.params["head.weight"].T + bundle.params["head.bias"]).argmax(axis=1)
+    assert answers.tolist() == wanted.tolist()
+
+
+def test_another_runtime_runs_the_trunk_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _identity(bundle)
+    assert _identity(bundle) == before
+    assert _identity(replace(bundle, trunk=bundle.features)) != before
+    monkeypatch.setattr("edge_client.trunk.ort", SimpleNamespace(__version__="1.0"))
+    assert _identity(bundle) != before
 
 
 def test_a_fair_rate_is_kept(bundle: Bundle, tmp_path: Path) -> None:
