@@ -49,11 +49,12 @@ def test_the_figures_of_each_method_before_and_after_a_state_is_there(bundle: Bu
     data, found = fashion(bundle, 90, CLASSES), method(bundle.manifest.method)
     test = fashion(bundle, 60, CLASSES, purpose="test")
     pi = Device(bundle, data, "pi-1", test=test)
-    before = pi.evaluate(None)
+    untrained = Device(bundle, data, "pi-2", test=test)
+    before = untrained.evaluate(None)
     assert before is not None
-    told = pi.accuracy(before, found.name)
+    told = untrained.accuracy(before, found.name)
     assert (told is None) == (not found.trains)  # what answers by shared state alone has no answer yet
-    assert pi.accuracy(before, "ffc") is None
+    assert untrained.accuracy(before, "ffc") is None
     result = pi.run_round(announcement(bundle), None)
     hyper = found.settled_in(bundle.manifest.hyper)
     kind = result.contribution.statistic(found.statistic, 10, found.row_width(hyper, bundle.manifest.features))

@@ -157,6 +157,26 @@ def test_rows_of_parquet_are_found_again_beside_other_files(tmp_path: Path, open
     assert (len(opened), rows(data)) == (17, sorted_rows(np.concatenate([X, X[:5]]), np.concatenate([Y, Y[:5]])))
 
 
+def test_files_that_look_alike_are_told_apart_by_names_and_sizes(tmp_path: Path) -> None:
+    """Copies that keep their times, of pictures that are all of one size."""
+    root, place = tmp_path / "d", tmp_path / "images"
+
+    def put(name: str, pixels: np.ndarray) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / name)
+        os.utime(root / name, ns=(1, 1))
+
+    put("ant/0.bmp", X[0])
+    put("bee/1.bmp", X[1])
+    load_data(root, manifest(), cache=place)
+    (root / "cat").mkdir()
+    (root / "ant/0.bmp").rename(root / "cat/0.bmp")
+    assert rows(load_data(root, manifest(), cache=place)) == sorted_rows(X[[1, 0]], np.array([1, 2]))
+    put("bee/1.bmp", np.repeat(X[2], 2, axis=0))
+    expected = load_data(root, manifest())
+    assert rows(load_data(root, manifest(), cache=place)) == rows(expected)
+
+
 def test_another_shape_is_another_file(photos: Path, tmp_path: Path) -> None:
     load_data(photos, manifest(), cache=tmp_path / "images")
     assert load_data(photos, manifest(shape=(2, 2, 1)), cache=tmp_path / "images").x.shape == (12, 2, 2, 1)
@@ -182,6 +202,14 @@ def test_parquet_is_kept_too_and_both_parts_of_a_hold_out_are_views_of_one_file(
     assert sorted(rows(train) + rows(held)) == sorted_rows(X, Y)
     assert is_mapped(train.x)
     assert is_mapped(held.x)
+
+
+def test_another_share_is_held_out_of_the_same_photos(photos: Path, tmp_path: Path) -> None:
+    """They lie in another order in the file then."""
+    for share, held_back in ((0.25, 3), (0.5, 6), (0.25, 3)):
+        train, held = load_held_out(photos, manifest(), share=share, cache=tmp_path / "images")
+        assert len(held) == held_back
+        assert sorted(rows(train) + rows(held)) == sorted_rows(X, Y)
 
 
 def test_broken_images_are_told_at_every_start(photos: Path, tmp_path: Path, opened: list[int]) -> None:

@@ -92,7 +92,7 @@ def load_held_out(
         share, seed: of the hold-out.
         least: a class with fewer samples has none held back.
         most: at most so many samples in all, those without a label left out first, and then the same share of every
-            class on either side; no other is decoded. None for all.
+            class on either side, where each keeps one of those it has; no other is decoded. None for all.
         path, log, cache, learned: as of `load_data`; what is learned changes nothing of which others are held back.
 
     Returns:
@@ -105,9 +105,9 @@ def load_held_out(
     train, held = train_and_held_rows(listing, share, seed, least=least)
     if most is not None and len(train) + len(held) > most:
         labelled = train[listing.labels[train] >= 0]
-        looked_at = min(most / (len(labelled) + len(held)), 1.0)
-        log(f"{most:,} of {len(train) + len(held):,} photos are looked at")
+        looked_at, whole = min(most / (len(labelled) + len(held)), 1.0), len(train) + len(held)
         train, held = (fewer_rows(listing, side, looked_at, seed) for side in (labelled, held))
+        log(f"{len(train) + len(held):,} of {whole:,} photos are looked at")
     listing, rows, leaves_out = _with_learned(listing, train, held, manifest, learned, "train")
     x, kept = read_images(
         listing, rows, manifest.input_shape, name="train", log=log, cache=cache, leaves_out=leaves_out
