@@ -36,6 +36,7 @@ from contract.errors import DivergedError, LinkError, WireError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
 from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
 from contract.methods import METHODS, method
+from contract.terminal import counted
 from contract.wire import decode, encode
 from edge_client import process_metrics
 from edge_client.device import Device
@@ -379,7 +380,7 @@ class Client:
             self._accountant.count(a.method)
             cost = f", {self._accountant.told()}"
         sent = f"{len(payload):,} bytes to send"
-        self._log(f"{what}: {loss}{result.samples:,} samples, {seconds:.1f} s, {sent}{cost}")
+        self._log(f"{what}: {loss}{counted(result.samples, 'sample')}, {seconds:.1f} s, {sent}{cost}")
         self._measured(clock.step_ms)
 
     def _is_complete(self, report: Report) -> bool:

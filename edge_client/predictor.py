@@ -23,6 +23,7 @@ from contract.bundle import Bundle, Manifest, read_bundle
 from contract.errors import BundleError, DataError, UsageError, near_names
 from contract.methods import METHODS, closing_method, method
 from contract.state import GlobalState
+from contract.terminal import counted
 from edge_client.answering import Answering, known_answers
 from edge_client.data.decode import Broken, check_channels, decode_all
 from edge_client.data.npz import pixels
@@ -133,7 +134,7 @@ class Predictor:
         providers: where the bundle's graph runs; the CPU unless one was chosen.
 
     Raises:
-        UsageError: there is no such way, or none at all.
+        UsageError: there is no such way, or none at all; the threshold is not a number.
         WireError: the global state is not of this bundle's fleet.
     """
 
@@ -147,6 +148,8 @@ class Predictor:
         threshold: float | None = None,
         providers: Providers | None = None,
     ) -> None:
+        if threshold is not None and np.isnan(threshold):
+            raise UsageError("the novelty above which an image is unknown", expected="a number", got=threshold)
         known, m = knowledge or Knowledge(), bundle.manifest
         self.bundle, self._shape, self.labels = bundle, m.input_shape, m.labels
         found, params = method(m.method), {**bundle.params, **known.weights}
@@ -248,7 +251,7 @@ def _chosen(answers: dict[str, Answering], own: str, trained: bool, wanted: str 
             return way
     raise UsageError(
         "nothing to answer with",
-        expected="a device that has done a round, a global state, or a bundle with a head",
+        expected="a device that has done a round, a global state that knows a class, or a bundle with a head",
         got="none of these",
         hint="--state DIR or --store FILE",
     )
@@ -257,5 +260,5 @@ def _chosen(answers: dict[str, Answering], own: str, trained: bool, wanted: str 
 def _basis(answering: Answering, known: Knowledge, state: GlobalState | None) -> str:
     """What the answers rest on, for a person."""
     own = answering.extractor == "local" and known.weights
-    features = f"own weights after {known.rounds} rounds" if own else "the bundle's weights"
+    features = f"own weights after {counted(known.rounds, 'round')}" if own else "the bundle's weights"
     return f"{features}, {'no global state' if state is None else f'global version {state.version}'}"

@@ -17,6 +17,7 @@ from contract.bundle import Bundle, Manifest, read_bundle
 from contract.errors import UsageError
 from contract.link import Address
 from contract.methods import METHODS, load_method, method
+from contract.terminal import counted
 from edge_client.client import Client
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.config import ClientConfig, read_public_key
@@ -85,10 +86,8 @@ class Service:
             device.restore(journal.weights())
             journal.remember_bundle(Path(settings.bundle).resolve())
             beside = f", {len(test):,} {self._photos}" if test is not None else ""
-            log(
-                f"{len(data):,} samples of {int(device.own_classes.sum())} classes{beside}, "
-                f"bundle {bundle.sha256.hex()[:12]}"
-            )
+            classes = counted(int(device.own_classes.sum()), "class", "classes")
+            log(f"{counted(len(data), 'sample')} of {classes}{beside}, bundle {bundle.sha256.hex()[:12]}")
             accountant = _accountant(settings, m, journal, data.labelled)
             tells = test is not None and _tells_accuracy(settings, accountant, log)
             client = Client(
@@ -113,7 +112,7 @@ class Service:
             finally:
                 on_summary(client.summary(), True)
             ended = journal.outcomes()
-            log(f"done: {ended['sent']} contributions, {ended['committed']} committed")
+            log(f"done: {counted(ended['sent'], 'contribution')}, {ended['committed']} committed")
             return client.summary()
 
     @property
