@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from aggregator import events
 from contract.durations import in_words
-from contract.terminal import printable
+from contract.terminal import counted, printable
 
 __all__ = ["Progress"]
 
@@ -74,13 +74,13 @@ class Progress:
     @_show.register
     def _(self, event: events.RoundOpened) -> None:
         self._refused.clear()
-        resumed = f", {event.resumed} contributions already here" if event.resumed else ""
+        resumed = f", {counted(event.resumed, 'contribution')} already here" if event.resumed else ""
         lasts = f" for {in_words(event.window_s)}" if event.window_s else ""
         of = "" if event.window_s else f"/{event.rounds}"
         awaited = "online" if event.window_s else "awaited"
         self._line(
             f"[bold]round {event.round}{of}[/bold] open{lasts}: {event.method}, "
-            f"{event.awaited} devices {awaited}{resumed}"
+            f"{counted(event.awaited, 'device')} {awaited}{resumed}"
         )
 
     @_show.register
@@ -106,11 +106,12 @@ class Progress:
 
     @_show.register
     def _(self, event: events.Nobody) -> None:
-        here = f"; {event.online} devices are online and have nothing more to send" if event.online else ""
+        online = counted(event.online, "device is", "devices are")
+        here = f"; {online} online with nothing more to send" if event.online else ""
         here += f"; {event.refused} were refused in this round" if event.refused else ""
         self._line(
-            f"  [yellow]round {event.round} awaits nobody[/yellow] and has {event.committed} of {event.needed} "
-            f"contributions: waiting for further devices{here}"
+            f"  [yellow]round {event.round} awaits nobody[/yellow] and has {event.committed} of "
+            f"{counted(event.needed, 'contribution')}: waiting for further devices{here}"
         )
 
     @_show.register
@@ -164,28 +165,30 @@ class Progress:
         if event.is_window:
             over, lasts = "window over", "until they are there"
         self._line(
-            f"  [yellow]{over}[/yellow] with {event.committed} of {event.needed} contributions: "
+            f"  [yellow]{over}[/yellow] with {event.committed} of {counted(event.needed, 'contribution')}: "
             f"round {event.round} goes on {lasts}"
         )
 
     @_show.register
     def _(self, event: events.RoundClosed) -> None:
+        told = f"; {escape(event.told)}" if event.told else ""
         self._line(
-            f"  [green]round {event.round} closed[/green]: {event.committed} contributions, {event.classes} classes "
-            f"merged, {event.uplink_bytes:,} bytes up, {event.seconds:.1f} s, global version {event.global_version}"
-            + (f"; {escape(event.told)}" if event.told else "")
+            f"  [green]round {event.round} closed[/green]: {counted(event.committed, 'contribution')}, "
+            f"{counted(event.classes, 'class', 'classes')} merged, {event.uplink_bytes:,} bytes up, "
+            f"{event.seconds:.1f} s, global version {event.global_version}{told}"
         )
 
     @_show.register
     def _(self, event: events.AccuracyTold) -> None:
-        of = "" if event.devices == event.contributors else f" of {event.contributors}"
+        of = "" if event.devices == event.contributors else f"{event.devices} of "
+        over = of + counted(event.contributors, "device")
         words = {"own_classes": "on own classes", "shipped": "bundle as shipped", "alone": "alone"}
         mean = {name: event.mean[name] for name in words if name in event.mean}
         if mean.get("own_classes") == event.mean["all_classes"]:
             del mean["own_classes"]
         beside = ", ".join(f"{words[name]} {share:.1%}" for name, share in mean.items())
         self._line(
-            f"  round {event.round}: accuracy {event.mean['all_classes']:.1%} over {event.devices}{of} devices"
+            f"  round {event.round}: accuracy {event.mean['all_classes']:.1%} over {over}"
             + (f" ({beside})" if beside else "")
             + (f", worst {escape(event.worst)} {event.worst_share:.1%}" if event.devices > 1 else "")
         )
@@ -217,7 +220,8 @@ class Progress:
     @_show.register
     def _(self, event: events.RunFinished) -> None:
         self._line(
-            f"[bold green]finished[/bold green]: {event.rounds} rounds, {event.committed} contributions committed, "
+            f"[bold green]finished[/bold green]: {counted(event.rounds, 'round')}, "
+            f"{counted(event.committed, 'contribution')} committed, "
             f"{event.uplink_bytes:,} bytes up"
         )
 

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from contract.bundle import Bundle
 from contract.errors import BundleError
+from contract.runtime import ORT_ERRORS
 from edge_client.data.samples import release_pages
-from edge_client.onnx_session import CPU, ORT_ERRORS, Provider, open_session
+from edge_client.onnx_session import CPU, Provider, open_session
 from edge_client.trainer import Weights
 
 __all__ = ["Extractor", "checked"]

@@ -25,6 +25,7 @@ from contract.bundle import Bundle
 from contract.errors import DataError, ProtofleetError, UsageError, near_names
 from contract.methods import METHODS, closing_method, method
 from contract.plausible import largest_norm
+from contract.terminal import counted
 from edge_client.answering import Answering, known_answers
 from edge_client.data.decode import Broken, check_channels, decode_all
 from edge_client.data.npz import pixels
@@ -108,7 +109,7 @@ class Predictor:
         log: takes a line when something newer is taken up, or is not.
 
     Raises:
-        UsageError: there is no such way, or none at all.
+        UsageError: there is no such way, or none at all; the threshold is not a number.
         WireError: the global state is not of this bundle's fleet.
     """
 
@@ -124,6 +125,8 @@ class Predictor:
         newer: Callable[[], Knowledge | None] | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
+        if threshold is not None and np.isnan(threshold):
+            raise UsageError("the novelty above which an image is unknown", expected="a number", got=threshold)
         m = bundle.manifest
         self.bundle, self._shape, self.labels = bundle, m.input_shape, m.labels
         self._wanted, self._threads, self._providers = way, threads, providers or Providers()
@@ -305,7 +308,7 @@ def _chosen(answers: dict[str, Answering], own: str, trained: bool, wanted: str 
             return way
     raise UsageError(
         "nothing to answer with",
-        expected="a device that has done a round, a global state, or a bundle with a head",
+        expected="a device that has done a round, a global state that knows a class, or a bundle with a head",
         got="none of these",
         hint="--state DIR or --store FILE",
     )
@@ -314,6 +317,6 @@ def _chosen(answers: dict[str, Answering], own: str, trained: bool, wanted: str 
 def _basis(answering: Answering, known: Knowledge) -> str:
     """What the answers rest on, for a person."""
     own = answering.extractor == "local" and known.weights
-    features = f"own weights after {known.rounds} rounds" if own else "the bundle's weights"
+    features = f"own weights after {counted(known.rounds, 'round')}" if own else "the bundle's weights"
     state = known.state
     return f"{features}, {'no global state' if state is None else f'global version {state.version}'}"

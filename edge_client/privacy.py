@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from contract.errors import PrivacyError, UsageError
 from contract.mechanism import Mechanism
+from contract.terminal import counted
 
 __all__ = ["Accountant", "squared_counts"]
 
@@ -130,7 +131,8 @@ class Accountant:
             )
         if self.epsilon(1) > self._budget:
             raise PrivacyError(
-                f"the privacy budget is spent: ε = {self.epsilon():.3g}, δ = {self._delta:g}, {self._rounds} rounds",
+                f"the privacy budget is spent: ε = {self.epsilon():.3g}, δ = {self._delta:g}, "
+                + counted(self._rounds, "round"),
                 expected=f"at most ε = {self._budget:g}",
                 got=f"{self.epsilon(1):.3g} with another round",
                 hint="more noise in a new bundle, or a larger --epsilon",
@@ -157,11 +159,11 @@ class Accountant:
     def told(self) -> str:
         """What all rounds so far have cost, for a person."""
         if self._bare:
-            return f"no ε holds: without noise went out {self._bare} rounds"
+            return f"no ε holds: without noise went out {counted(self._bare, 'round')}"
         if not self.holds:
             return "no ε holds: soft predictions go out without noise"
         of = "" if self._budget is None else f" of {self._budget:g}"
-        return f"ε = {self.epsilon():.3g}{of} at δ = {self._delta:g} after {self._rounds} rounds"
+        return f"ε = {self.epsilon():.3g}{of} at δ = {self._delta:g} after {counted(self._rounds, 'round')}"
 
     def _epsilons(self) -> list[float]:
         """ε after the rounds so far, and after each further one."""

@@ -18,6 +18,7 @@ from contract.accuracy import Accuracy
 from contract.errors import DataError, DivergedError, PrivacyError, UsageError
 from contract.messages import Announcement, Receipt
 from contract.service_manager import ServiceManager
+from contract.terminal import counted
 from edge_client import process_metrics
 from edge_client.device import Device, RoundResult
 from edge_client.evaluate import in_words
@@ -125,7 +126,7 @@ class RoundWork:
             self._accountant.count(a.method)
             cost = f", {self._accountant.told()}"
         sent = f"{len(payload):,} bytes to send"
-        self._log(f"{what}: {loss}{result.samples:,} samples, {seconds:.1f} s, {sent}{cost}")
+        self._log(f"{what}: {loss}{counted(result.samples, 'sample')}, {seconds:.1f} s, {sent}{cost}")
         return clock.step_ms
 
     def stand(self, a: Announcement) -> bool:

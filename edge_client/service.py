@@ -18,6 +18,7 @@ from contract.errors import UsageError
 from contract.link import Address
 from contract.methods import METHODS, load_method, method
 from contract.service_manager import ServiceManager
+from contract.terminal import counted
 from edge_client.client import Client
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.config import ClientConfig, read_public_key
@@ -91,10 +92,8 @@ class Service:
             journal.remember_bundle(Path(settings.bundle).resolve())
             beside = f", {len(test):,} {self._photos}" if test is not None else ""
             beside += f", {len(own.learned):,} of them learned" if len(own.learned) else ""
-            log(
-                f"{len(data):,} samples of {int(device.own_classes.sum())} classes{beside}, "
-                f"bundle {bundle.sha256.hex()[:12]}"
-            )
+            classes = counted(int(device.own_classes.sum()), "class", "classes")
+            log(f"{counted(len(data), 'sample')} of {classes}{beside}, bundle {bundle.sha256.hex()[:12]}")
             accountant = _accountant(settings, m, journal, data.labelled)
             tells = test is not None and _tells_accuracy(settings, accountant, log)
             client = self._client = Client(
@@ -125,7 +124,7 @@ class Service:
                 self._manager.stopping()
                 on_summary(client.summary(), True)
             ended = journal.outcomes()
-            log(f"done: {ended['sent']} contributions, {ended['committed']} committed")
+            log(f"done: {counted(ended['sent'], 'contribution')}, {ended['committed']} committed")
             return client.summary()
 
     @property

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from contract.bundle import Bundle
 from contract.errors import BundleError
 from contract.onnx_external import external_weights
-from contract.runtime import ort
+from contract.runtime import ORT_ERRORS, ort
 from edge_client.data.activations import ActivationStore
 from edge_client.data.samples import release_pages
 from edge_client.extractor import Extractor, checked
-from edge_client.onnx_session import ORT_ERRORS, open_session
+from edge_client.onnx_session import open_session
 from edge_client.trainer import Weights
 
 __all__ = ["TailExtractor", "Trunk", "TrunkGraph"]

@@ -45,7 +45,7 @@ def test_a_run_is_told_line_by_line() -> None:
         "broker away (connection lost), trying again in 1.2 s",
         "  deadline passed with 4 of 5 contributions: round 1 goes on for another 30 s",
         "  round 1 closed: 5 contributions, 10 classes merged, 18,240 bytes up, 12.3 s, global version 1",
-        "round 2/3 open: ffc, 4 devices awaited, 1 contributions already here",
+        "round 2/3 open: ffc, 4 devices awaited, 1 contribution already here",
         "finished: 3 rounds, 15 contributions committed, 54,321 bytes up",
     ]
 

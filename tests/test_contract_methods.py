@@ -124,11 +124,11 @@ def test_settling_fills_in_defaults_and_takes_text_from_a_command_line():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"lr": "fast"}, "expected a float, got fast"),
+        ({"lr": "fast"}, "expected a number, got fast"),
         ({"lr": -1}, "lr, expected 1e-09 to 100, got -1"),
         ({"lr": float("nan")}, "lr, expected"),
         ({"lambda": "inf"}, "lambda, expected"),
-        ({"epochs": 1.5}, "epochs, expected a int"),
+        ({"epochs": 1.5}, "epochs, expected a whole number"),
         ({"epochs": 0}, "epochs, expected 1 to 10000"),
         ({"distance": "l3"}, "one of squared, l2, l1"),
         ({"lamda": 1.0}, "no hyper-parameter 'lamda', try one of lambda"),

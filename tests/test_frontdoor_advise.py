@@ -255,13 +255,14 @@ def test_bad_photos_are_one_clear_line(path: Path, photos: Path, tmp_path: Path)
 
 
 def test_a_plan_that_does_not_fit_is_one_clear_line(path: Path, photos: Path) -> None:
-    assert "--devices, expected a photo for each device" in _refused(path, photos, "--devices", 900)
+    assert "--devices, expected photos enough that each gets one" in _refused(path, photos, "--devices", 900)
     assert "--classes-per-device, expected 4 to 10, got 3" in _refused(
         path, photos, "--devices", 3, "--classes-per-device", 3
     )
     assert "--hold-out" in _refused(path, photos, "--hold-out", 1)
     assert "--min-samples" in _refused(path, photos, "--min-samples", 0)
     assert "got fewer of each" in _refused(path, photos, "--min-samples", 100)
+    assert "got no folder /nowhere" in _refused(path, "/not/looked/at/yet", "--json", "/nowhere/out.json")
 
 
 @pytest.mark.parametrize(("value", "got"), [(1e30, "expected finite numbers"), (0.0, "all alike")])

@@ -145,6 +145,14 @@ def test_a_projected_head_and_a_class_that_nobody_holds(frozen: Finished) -> Non
     assert (scores[:, 1] < -1e38).all()
 
 
+def test_what_is_read_from_is_not_written_over(frozen: Finished) -> None:  # noqa: F811
+    before = frozen.bundle.read_bytes()
+    for out in (frozen.bundle, frozen.store):
+        said = one_error_line(here("model", out, "--bundle", frozen.bundle, "--store", frozen.store))
+        assert "would be written over, expected a file of its own" in said
+    assert frozen.bundle.read_bytes() == before
+
+
 def test_what_no_file_can_hold_is_refused(frozen: Finished) -> None:  # noqa: F811
     class Odd(Answer):
         def scores(self, features):

@@ -25,10 +25,15 @@ from safetensors.numpy import load, save
 
 import protofleet
 from contract.bundle import read_bundle
+from contract.errors import UsageError
 from contract.link import Address, Link, Received
+from contract.messages import ClassRows
 from contract.sphere import unit_rows
+from contract.state import GlobalState
+from edge_client import predictor
 from edge_client.extractor import Extractor
 from edge_client.journal import read_kept
+from edge_client.predictor import Knowledge
 
 HELD = ((0, 1, 2), (2, 3, 4))
 
@@ -180,7 +185,7 @@ def test_what_cannot_answer_says_so_in_one_line(trained: Finished, frozen: Finis
         protofleet.Predictor(trained.state(), bundle=frozen.bundle)
     with pytest.raises(error, match="is of another bundle"):
         protofleet.Predictor(frozen.bundle, store=trained.store)
-    with pytest.raises(error, match="nothing to answer with, expected a device that has done a round"):
+    with pytest.raises(error, match=r"nothing to answer with, expected a device that has done a round"):
         protofleet.Predictor(frozen.bundle)
     with pytest.raises(error, match=r"learning, expected a predictor of a device.s state directory, got one"):
         protofleet.Predictor(trained.bundle, store=trained.store).learn(trained.x[0], LABELS[0])
@@ -355,12 +360,35 @@ def test_a_camera_is_asked_through_opencv_and_its_absence_is_one_line(frozen: Fi
     assert wanted in error_line(done.stderr)
 
 
+def test_a_name_that_is_no_utf_8_is_a_line_of_json_too(frozen: Finished, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")
+    shutil.copy(frozen.photos / "00.png", odd)
+    code, said = run("predict", odd, "--state", frozen.state(), "--json", tmp_path / "answers.jsonl")
+    assert code == 0, said
+    (line,) = _lines(tmp_path / "answers.jsonl")
+    assert line["photo"] == str(tmp_path / "caf\\udce9.png")
+
+
+def test_a_state_of_no_class_answers_nothing_and_says_so(frozen: Finished) -> None:
+    """What a fleet has whose devices all withheld every class: `--min-samples` larger than what any of them holds."""
+    found = read_bundle(frozen.bundle)
+    empty = ClassRows(np.zeros(0, np.uint16), np.zeros((0, found.manifest.features), np.float32))
+    for rows in ({"means": empty}, {"means": empty, "head": empty}):
+        with pytest.raises(UsageError, match=r"nothing to answer with, .* a global state that knows a class"):
+            predictor.Predictor(found, Knowledge(state=GlobalState(bytes(4), 1, 1, rows)))
+    head = ClassRows(np.arange(5, dtype=np.uint16), np.eye(5, found.manifest.features, dtype=np.float32))
+    made = predictor.Predictor(found, Knowledge(state=GlobalState(bytes(4), 1, 1, {"means": empty, "head": head})))
+    assert made(frozen.x).scores.shape == (40, 5)
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
         (["p.png"], "expected --state or --bundle, got neither"),
         ([], "expected photos or --camera, got none"),
         (["nowhere.png", "--bundle", "B"], "no photo at nowhere.png"),
+        (["x" * 300, "--bundle", "B"], "got File name too long"),
+        (["F", "--bundle", "B", "--unknown-above", "nan"], "unknown, expected a number, got nan"),
         (["F", "--follow", "--bundle", "B"], "--follow, expected a folder to watch, got photos only"),
         (["F", "--bundle", "B", "--publish", "mqtt://h/pf/x"], "--publish, expected a topic that is no fleet's"),
         (["F", "--bundle", "B", "--ca", "ca.pem"], "a certificate file, expected --publish mqtts://BROKER/TOPIC"),

@@ -159,7 +159,7 @@ def _split_of(path: Path, source: Path) -> int:
 def _columns(source: pq.ParquetFile, path: Path) -> tuple[str, str]:
     schema = source.schema_arrow
     images = [field.name for field in schema if _is_image(field.type)]
-    integers = [field.name for field in schema if "int" in str(field.type)]
+    integers = [field.name for field in schema if re.fullmatch(r"u?int\d+", str(field.type))]
     labels = [name for name in _LABELS if name in integers] or integers[:1]
     if not images or not labels:
         raise DataError(
@@ -188,6 +188,6 @@ def _class_names(source: pq.ParquetFile, label: str) -> tuple[str, ...] | None:
     raw = (source.schema_arrow.metadata or {}).get(b"huggingface")
     try:
         names = json.loads(raw)["info"]["features"][label].get("names") if raw else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return tuple(str(name) for name in names) if isinstance(names, list) else None

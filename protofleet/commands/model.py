@@ -19,6 +19,7 @@ from contract.answers import way_in_words
 from contract.errors import ExportError, StoreError, UsageError
 from contract.files import whole_file
 from contract.methods import LOAD_HELP, load_method
+from contract.terminal import counted
 from edge_client.onnx_session import open_session
 from protofleet.predictor import Predictor
 from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, tell
@@ -45,6 +46,8 @@ def model_command(
     source = state or bundle
     if source is None:
         raise UsageError("protofleet model", expected="--state or --bundle", got="neither", hint="--help")
+    if any(path is not None and out.is_file() and path.exists() and out.samefile(path) for path in (bundle, store)):
+        raise UsageError(f"{out} would be written over", expected="a file of its own", got="what is read from")
     predictor = Predictor(
         source, bundle=bundle if state else None, store=store, way=way, solve=asked(ridge, form), provider="cpu"
     )
@@ -58,7 +61,7 @@ def model_command(
     m = predictor.bundle.manifest
     shape = "x".join(map(str, m.input_shape))
     answers = f"answers by {way_in_words(predictor.way)}, on {predictor.basis}"
-    typer.echo(f"{out}: {len(blob):,} bytes, {m.classes} classes, {answers}")
+    typer.echo(f"{out}: {len(blob):,} bytes, {counted(m.classes, 'class', 'classes')}, {answers}")
     typer.echo(f"x uint8 (N, {shape.replace('x', ', ')}) → scores (N, {m.classes}), class (N,)")
 
 

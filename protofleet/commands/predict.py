@@ -46,7 +46,9 @@ def predict_command(
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with photos that come into the folders.")] = False,
     camera: Annotated[int | None, typer.Option(help="A camera by its number, through OpenCV.")] = None,
-    every: Annotated[float, typer.Option(help="Seconds between looks at folders or camera.", min=0.01)] = 1.0,
+    every: Annotated[
+        float, typer.Option(help="Seconds between looks at folders or camera.", min=0.01, max=86_400)
+    ] = 1.0,
     way: Annotated[str | None, typer.Option(help="The way of answering.  [default: the method's own]")] = None,
     known: Annotated[
         Path | None, typer.Option(help="Labelled photos of known classes: 95 % of them are to be known.")
