@@ -16,12 +16,12 @@ import numpy as np
 import typer
 
 from contract.answers import way_in_words
-from contract.errors import ExportError, StoreError, UsageError
+from contract.errors import ExportError, StoreError
 from contract.files import whole_file
 from contract.methods import LOAD_HELP, load_method
 from edge_client.onnx_session import open_session
 from protofleet.predictor import Predictor
-from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, tell
+from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
 
 __all__ = ["model_bytes", "model_command"]
 
@@ -42,9 +42,7 @@ def model_command(
     """Write one plain ONNX classifier: uint8 images in; scores and class out; labels in its metadata."""
     if method is not None:
         load_method(method)
-    source = state or bundle
-    if source is None:
-        raise UsageError("protofleet model", expected="--state or --bundle", got="neither", hint="--help")
+    source = source_of("protofleet model", state, bundle)
     predictor = Predictor(
         source, bundle=bundle if state else None, store=store, way=way, solve=asked(ridge, form), provider="cpu"
     )
