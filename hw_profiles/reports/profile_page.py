@@ -78,10 +78,10 @@ def _ladder(uplink: Mapping[str, Any]) -> Table:
     rungs = [rung for rung in uplink["without_training"] if rung["bytes"] is not None]
     shares = [rung["bytes"] / uplink["fedavg_bytes"] if uplink["fedavg_bytes"] else None for rung in rungs]
     rows = [
-        (rung["way"], rung["sends"], size(rung["bytes"]), "–" if share is None else f"{share:.2%}")
+        (rung["way"], size(rung["bytes"]), "–" if share is None else f"{share:.2%}", rung["sends"])
         for rung, share in zip(rungs, shares, strict=True)
     ]
-    return Table("ways without training", ("way", "a device sends", "once", "of a FedAvg round"), rows, left=(0, 1))
+    return Table("ways without training", ("way", "once", "of a FedAvg round", "a device sends"), rows, wide=(3,))
 
 
 def _fleet(devices: Sequence[_Device]) -> Table:
