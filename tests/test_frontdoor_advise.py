@@ -347,6 +347,8 @@ def test_inspect_and_profile_tell_the_ladder(path: Path, tmp_path: Path) -> None
     assert inspected == profiled
     assert [(each["way"], each["bytes"]) for each in inspected] == wanted
     text = run("inspect", path).stdout
+    assert ", none trained, " in text
+    assert "training batch" not in text
     for name, size in wanted:
         assert f"{size:,}" in text
         assert name in text
