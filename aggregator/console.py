@@ -16,6 +16,10 @@ __all__ = ["Progress"]
 
 _EVERY_S = 1.0  # a flood of contributions in a large fleet, or of refusals, prints one line a second
 _SMALL_FLEET = 20
+_HELD_OUT = (
+    "  where a device lacks classes, its held-out photos lack them, too: naming these is not in that figure "
+    "(client --test shows it; docs/accuracy.md)"
+)
 
 
 class Progress:
@@ -31,6 +35,7 @@ class Progress:
         self._printed_at: dict[type, float] = {}
         self._screened_in, self._screened = 0, 0
         self._refused: set[str] = set()  # devices named in this round, the first ones
+        self._explained = False  # why a fleet may look worse than a device alone, once
 
     def __call__(self, event: events.Event) -> None:
         self._show(event)
@@ -184,7 +189,8 @@ class Progress:
         over = of + counted(event.contributors, "device")
         words = {"own_classes": "on own classes", "shipped": "bundle as shipped", "alone": "alone"}
         mean = {name: event.mean[name] for name in words if name in event.mean}
-        if mean.get("own_classes") == event.mean["all_classes"]:
+        only_own = mean.get("own_classes") == event.mean["all_classes"]
+        if only_own:
             del mean["own_classes"]
         beside = ", ".join(f"{words[name]} {share:.1%}" for name, share in mean.items())
         self._line(
@@ -192,6 +198,9 @@ class Progress:
             + (f" ({beside})" if beside else "")
             + (f", worst {escape(event.worst)} {event.worst_share:.1%}" if event.devices > 1 else "")
         )
+        if only_own and not self._explained and event.mean.get("alone", 0.0) > event.mean["all_classes"]:
+            self._explained = True
+            self._line(f"[dim]{_HELD_OUT}[/dim]")
 
     @_show.register
     def _(self, event: events.HeadMade) -> None:

@@ -19,10 +19,11 @@ from contract.errors import StoreError
 from edge_client.evaluate import Evaluation
 from edge_client.journal import Key
 
-__all__ = ["HISTORY_BYTES", "SCHEMA", "append_line", "history_line"]
+__all__ = ["HISTORY_BYTES", "SCHEMA", "append_line", "history_line", "last_tested"]
 
 SCHEMA = "protofleet.history/1"
 HISTORY_BYTES = 16 << 20
+_TAIL_BYTES = 1 << 22  # of the file that are looked through for the last line: confusions of many classes are long
 
 
 def history_line(
@@ -82,6 +83,24 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
         raise StoreError(
             f"cannot write {path}", expected="a writable disk with room", got=error.strerror, hint="freeing space"
         ) from None
+
+
+def last_tested(path: Path) -> dict[str, Any] | None:
+    """The last line with accuracy; None where there is none, or the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            found = json.loads(line)
+        except ValueError:  # torn by a power cut, or by where we began to read
+            continue
+        if isinstance(found, dict) and found.get("schema") == SCHEMA and found.get("accuracy"):
+            return found
+    return None
 
 
 def _ends_whole(descriptor: int, size: int) -> bool:

@@ -403,15 +403,19 @@ def test_inspect_and_profile_tell_the_ladder(path: Path, tmp_path: Path) -> None
     wanted = [(rung.name, rung.uplink_bytes) for rung in rungs(bundle.manifest)]
     inspected = json.loads(run("inspect", path, "--json", "-").stdout)["uplink_without_training"]
     out = tmp_path / "p.json"
-    shown = run("profile", path, "--devices", "raspberry-pi-4", "--json", out).stdout
+    page = tmp_path / "p.html"
+    shown = run("profile", path, "--devices", "raspberry-pi-4", "--json", out, "--html", page).stdout
     profiled = json.loads(out.read_text())["uplink"]["without_training"]
     assert inspected == profiled
     assert [(each["way"], each["bytes"]) for each in inspected] == wanted
     text = run("inspect", path).stdout
+    assert ", none trained, " in text
+    assert "training batch" not in text
     for name, size in wanted:
         assert f"{size:,}" in text
         assert name in text
         assert name in " ".join(shown.split())
+        assert f'<td class="l">{name}</td>' in page.read_text()
     assert "protofleet advise" in text
     assert "protofleet advise" in " ".join(shown.split())
 

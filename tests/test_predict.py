@@ -57,13 +57,14 @@ class Finished:
 
 
 def _finished(folder: Path, method: str, *options: object) -> Finished:
+    x, y = share(5, range(CLASSES), 40)
+    np.savez(folder / "test.npz", x=x, y=y)
     with fleet_in(folder) as fleet:
         path = bundle(folder / "f.bundle", method)
         fleet.aggregator([path], "--rounds", 1, "--min-clients", 2, *options)
         for index, held in enumerate(HELD):
-            fleet.client(f"d{index}", path, share(index, held, 60))
+            fleet.client(f"d{index}", path, share(index, held, 60), "--test", folder / "test.npz")
         assert set(fleet.finish().values()) == {0}, fleet.log("aggregator")
-    x, y = share(5, range(CLASSES), 40)
     photos = folder / "photos"
     for row, image in enumerate(x):
         place = photos / ("in" if row % 2 else "")
@@ -381,10 +382,28 @@ def test_a_state_of_no_class_answers_nothing_and_says_so(frozen: Finished) -> No
     assert made(frozen.x).scores.shape == (40, 5)
 
 
+def test_where_ways_differ_the_devices_own_test_of_each_stands_beside_the_answers(
+    trained: Finished, frozen: Finished
+) -> None:
+    """The last round of FedProto's run is FFC's: what the terminal said then is another way than the method's own."""
+    said = run("predict", trained.photos / "00.png", "--state", trained.state())[1]
+    tested = json.loads((trained.state() / "history.jsonl").read_text().splitlines()[-1])
+    shares = tested["accuracy"]["all_classes"]
+    assert {"prototype", "linear"} <= set(shares)
+    best = max(shares, key=lambda way: shares[way])
+    assert f"right after round {tested['round']}, of the {tested['test_samples']} photos" in said
+    assert f": {best} {shares[best]:.1%}, " in said
+    assert all(f"{way} {share:.1%}" in said for way, share in shares.items())
+    elsewhere = ("--bundle", trained.bundle, "--store", trained.store)
+    assert "--way takes one of prototype, head, linear" in run("predict", trained.photos / "00.png", *elsewhere)[1]
+    assert "--way" not in run("predict", frozen.photos / "00.png", "--state", frozen.state())[1]
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
         (["p.png"], "expected --state or --bundle, got neither"),
+        (["p.png", "--state", "nowhere"], "--state nowhere, expected a device's state directory, got nothing there"),
         ([], "expected photos or --camera, got none"),
         (["nowhere.png", "--bundle", "B"], "no photo at nowhere.png"),
         (["x" * 300, "--bundle", "B"], "got File name too long"),

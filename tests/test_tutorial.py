@@ -20,6 +20,7 @@ from contract.answers import _WORDS
 from contract.bundle import write_bundle
 
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+LIBRARY = (ROOT / "docs" / "library.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
 SAID = re.findall(r"`([^`]+)`", TUTORIAL.split("| what is said |")[1])
 
@@ -64,6 +65,12 @@ def test_the_tutorial_runs_as_it_stands_and_ends_in_right_answers(tmp_path: Path
     assert sum(": sandal " in line for line in sandals) > len(sandals) / 2  # which the kitchen never had
     for made in ("things.onnx", "own.bundle"):
         assert (tmp_path / made).stat().st_size > 1000
+    plain = next(
+        block for block in re.findall(r"```python\n(.*?)```", LIBRARY, re.DOTALL) if "InferenceSession" in block
+    )
+    plain = plain.replace("pets.onnx", "things.onnx").replace("cat.jpg", answers[7]["photo"])
+    told = subprocess.run([sys.executable, "-c", plain], text=True, capture_output=True, cwd=tmp_path, check=True)
+    assert told.stdout.split()[0] == answers[7]["top"][0]["label"]
 
 
 def photos(folder: Path, *labels: str) -> Path:

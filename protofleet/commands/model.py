@@ -22,7 +22,7 @@ from contract.methods import LOAD_HELP, load_method
 from contract.terminal import counted
 from edge_client.onnx_session import open_session
 from protofleet.predictor import Predictor
-from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, tell
+from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
 
 __all__ = ["model_bytes", "model_command"]
 
@@ -43,9 +43,7 @@ def model_command(
     """Write one plain ONNX classifier: uint8 images in; scores and class out; labels in its metadata."""
     if method is not None:
         load_method(method)
-    source = state or bundle
-    if source is None:
-        raise UsageError("protofleet model", expected="--state or --bundle", got="neither", hint="--help")
+    source = source_of("protofleet model", state, bundle)
     if any(path is not None and out.is_file() and path.exists() and out.samefile(path) for path in (bundle, store)):
         raise UsageError(f"{out} would be written over", expected="a file of its own", got="what is read from")
     predictor = Predictor(

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -25,13 +25,14 @@ from contract.terminal import printable
 from edge_client.data.decode import Broken
 from edge_client.data.folder import is_image
 from edge_client.data.load import load_data
+from edge_client.history import last_tested
 from edge_client.predictor import Answers
 from edge_client.providers import PROVIDER_HELP
 from edge_client.publisher import Target
 from edge_client.watch import camera_pictures, new_files
 from protofleet.predictor import Predictor
 from protofleet.publisher import Publisher, facts
-from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, tell
+from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
 
 __all__ = ["predict_command"]
 
@@ -72,13 +73,10 @@ def predict_command(
         load_method(method)
     if (photos is None) == (camera is None):
         raise UsageError("protofleet predict", expected="photos or --camera", got="none" if camera is None else "both")
-    source = state or bundle
-    if source is None:
-        raise UsageError("protofleet predict", expected="--state or --bundle", got="neither", hint="--help")
     log = lambda line: typer.echo(line, err=True)  # noqa: E731
     target = _target(publish, ca, cert, key)
     predictor = Predictor(
-        source,
+        source_of("protofleet predict", state, bundle),
         bundle=bundle if state else None,
         store=store,
         way=way,
@@ -95,7 +93,7 @@ def predict_command(
     if json is not None and not is_stdout(json):
         write_text(json, "")
     console = beside(json, highlight=False, soft_wrap=True)
-    _tell_basis(predictor)
+    _tell_basis(predictor, state)
     if camera is not None:
         found = _asked_about_camera(predictor, camera, every)
     else:
@@ -127,13 +125,30 @@ def _calibrate(predictor: Predictor, known: Path) -> None:
     predictor.calibrate(data.x[np.sort(chosen)])
 
 
-def _tell_basis(predictor: Predictor) -> None:
+def _tell_basis(predictor: Predictor, state: Path | None) -> None:
     limit = "none is called unknown" if predictor.threshold is None else f"unknown above {predictor.threshold:.3g}"
     typer.echo(
         f"answers by {way_in_words(predictor.way)}, on {predictor.basis}; novelty: {predictor.measure}, {limit}",
         err=True,
     )
+    others = _others(predictor.ways, state)
+    if others:
+        typer.echo(others, err=True)
     typer.echo(predictor.runs_on, err=True)
+
+
+def _others(ways: Sequence[str], state: Path | None) -> str:
+    """What else could answer, where there is a choice, and how well each did on the device's own test; best first."""
+    if len(ways) < 2:
+        return ""
+    tested = last_tested(state / "history.jsonl") if state else None
+    if tested is None:
+        return f"--way takes one of {', '.join(ways)}"
+    shares = {way: share for way, share in tested["accuracy"]["all_classes"].items() if way in ways}
+    told = ", ".join(f"{way} {share:.1%}" for way, share in sorted(shares.items(), key=lambda item: -item[1]))
+    own = ", all of its own classes" if tested["accuracy"]["own_classes"] == tested["accuracy"]["all_classes"] else ""
+    photos = f"{tested['test_samples']:,} photos that the device was tested on{own}"
+    return f"right after round {tested['round']}, of the {photos}: {told}; --way takes another"
 
 
 # ── where photos come from ──────────────────────────────────────────────────────────────────────────────────────────
