@@ -1,8 +1,8 @@
 """The commands `protofleet forget` and `protofleet fleet …`: what an operator sees in a store, and asks of a fleet.
 
-Looking (`list`, `show`, `log`) reads the store and changes nothing. Everything else is an order
-(`aggregator/orders.py`): it is in the store when the command returns 0, and a running aggregator takes it up within
-about a second; where none runs, the next one does, and the command says so.
+Looking (`list`, `show`, `log`) reads the store and changes nothing; `backup` and `restore` copy it. Everything
+else is an order (`aggregator/orders.py`): it is in the store when the command returns 0, and a running aggregator takes
+it up within about a second; where none runs, the next one does, and the command says so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from aggregator.backup import back_up, restore
 from aggregator.orders import await_done, give
 from aggregator.standing_store import Order, Record, fleet_records, orders
 from aggregator.store_schema import KIND
@@ -22,6 +23,7 @@ from contract.errors import UsageError, near_names
 from contract.json_output import JSON_HELP, beside, write_json
 from contract.sqlite import read_only
 from contract.tables import show_table
+from contract.terminal import counted
 
 __all__ = ["fleet_app", "forget_command"]
 
@@ -67,12 +69,11 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
         raise _unknown(store, device, found)
     record = record or Record(device)
     write_json(json, {"schema": SCHEMA, **asdict(record), "orders": [asdict(order) for order in log]})
-    console = beside(json)
     lines = [f"{device}: {_standing(record)}, {record.rounds} rounds"]
     lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
     for line in (*lines, *map(_line, log)):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        _say(json, line)
     return 0
 
 
@@ -82,7 +83,7 @@ def log_command(store: _Store, json: _Json = None) -> int:
     _, asked = _read(store)
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
     for order in asked:
-        beside(json).print(_line(order), highlight=False, markup=False, soft_wrap=True)
+        _say(json, _line(order))
     return 0
 
 
@@ -122,6 +123,38 @@ def close_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None)
     return _order("close-round", store, "", wait, json)
 
 
+@fleet_app.command("backup")
+def backup_command(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The backup, one file; an earlier one is replaced.")],
+    store: _Store,
+    json: _Json = None,
+) -> int:
+    """Write the store as it is now into one file, while the aggregator runs."""
+    made = back_up(store, out, getpass.getuser())
+    write_json(json, {"schema": SCHEMA, "backup": asdict(made)})
+    _say(
+        json, f"backup of {store}: {out}, {made.file_bytes:,} bytes; it holds what the store holds, for its owner alone"
+    )
+    return 0
+
+
+@fleet_app.command("restore")
+def restore_command(
+    backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="What fleet backup wrote.")],
+    store: Annotated[Path, typer.Option(help="The store to make; no aggregator may run on it.")],
+    force: Annotated[bool, typer.Option("--force", help="Take the place of a store that is there.")] = False,
+    json: _Json = None,
+) -> int:
+    """Make a store of a backup, as a new run, which devices join by themselves."""
+    made = restore(backup, store, getpass.getuser(), force=force)
+    write_json(json, {"schema": SCHEMA, "restored": asdict(made)})
+    again = "what was forgotten since is not known here: forget it again"
+    if made.again is not None and made.replaced:
+        again = f"{counted(made.again, 'order')} of the store before to be done again"
+    _say(json, f"{store} restored as of {_when(made.made_at, 'an unknown time')}, run {made.run}; {again}")
+    return 0
+
+
 def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None, *, known: bool = False) -> int:
     """Record an order and wait until it is done, where somebody does it; 1 when it cannot be done.
 
@@ -139,7 +172,7 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
     line = _line(order)
     if not running:
         line += ": no aggregator runs on this store, its next start takes it up"
-    beside(json).print(line, highlight=False, markup=False, soft_wrap=True)
+    _say(json, line)
     return int((order.outcome or "").startswith("refused"))
 
 
@@ -169,5 +202,9 @@ def _line(order: Order) -> str:
     return f"{asked}: {order.outcome}{between}"
 
 
-def _when(at: float | None) -> str:
-    return "never" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+def _say(json: Path | None, line: str) -> None:
+    beside(json).print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _when(at: float | None, otherwise: str = "never") -> str:
+    return otherwise if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -193,7 +193,9 @@ class StandingTables:
         if not self._to_erase:
             return True
         with self._disk():
+            self._db.execute("PRAGMA busy_timeout = 0")  # a backup may read for minutes: we look again, and go on
             busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._db.execute("PRAGMA busy_timeout = 5000")
         self._to_erase = bool(busy)
         return not busy
 

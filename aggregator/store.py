@@ -31,7 +31,7 @@ from typing import Protocol
 
 from aggregator.accuracy import Told
 from aggregator.standing_store import StandingTables
-from aggregator.store_schema import KIND
+from aggregator.store_schema import KIND, draw_run
 from contract.accuracy import SHARES, Accuracy
 from contract.errors import StoreError, UsageError
 from contract.messages import GlobalPart
@@ -169,9 +169,8 @@ class SqliteStore:
 
         A store that came from a backup knows less than its devices, who would wait for what they have had already.
         """
-        run = os.urandom(4)
-        with self._transaction():
-            self._db.execute("UPDATE meta SET value = ? WHERE name = 'run'", (run,))
+        with self._transaction() as db:
+            run = draw_run(db)
         self._run = run
 
     def holds(self, round: int, method: str, device: str) -> bool:

@@ -5,9 +5,12 @@ No step is ever changed once it is released (docs/decisions/084); `tests/files` 
 
 from __future__ import annotations
 
+import os
+import sqlite3
+
 from contract.sqlite import Kind
 
-__all__ = ["KIND", "PAGE_BYTES"]
+__all__ = ["KIND", "PAGE_BYTES", "draw_run"]
 
 PAGE_BYTES = 16_384  # of a new store; see docs/decisions/030, and benchmarks/ingest.py --page-bytes
 
@@ -53,3 +56,10 @@ KIND = Kind(
     steps=(_VERSION_2, _VERSION_3),
     pragmas={"page_size": PAGE_BYTES, "journal_size_limit": 64 << 20, "secure_delete": 1},  # see docs/decisions/118
 )
+
+
+def draw_run(db: sqlite3.Connection) -> bytes:
+    """Make another run of a store, within a transaction; its id, 4 bytes."""
+    run = os.urandom(4)
+    db.execute("UPDATE meta SET value = ? WHERE name = 'run'", (run,))
+    return run

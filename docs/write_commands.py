@@ -18,7 +18,10 @@ from protofleet.cli import COMMANDS, main
 
 PAGE = Path(__file__).parent / "commands.md"
 SUBCOMMANDS = {
-    "fleet": ("list", "show", "log", "admit", "remove", "pause", "resume"),
+    "fleet": (
+        *("list", "show", "log", "admit", "remove", "pause", "resume"),
+        *("open-round", "close-round", "backup", "restore"),
+    ),
     "lab": ("list", "run", "table"),
 }
 _HEAD = """# Commands
