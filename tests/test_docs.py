@@ -44,7 +44,7 @@ def test_every_option_of_every_command_is_in_the_reference_with_a_line_of_help(c
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
 def test_the_subcommands_are_all_in_the_reference(name):
-    listed = re.findall(r"^  ([a-z]+)  +\S", help_of(name).split("Commands:")[1], re.MULTILINE)
+    listed = re.findall(r"^  ([a-z-]+)  +\S", help_of(name).split("Commands:")[1], re.MULTILINE)
     assert set(listed) == set(SUBCOMMANDS[name])
 
 
