@@ -50,15 +50,18 @@ dynamic_filters = true
 """
 
 
-def parse_listen(text: str) -> tuple[str, int]:
+def parse_listen(text: str, option: str = "--listen", hint: str = "127.0.0.1:1883") -> tuple[str, int]:
     """Host and port of `HOST:PORT`.
+
+    Args:
+        option, hint: for the error.
 
     Raises:
         UsageError: when it is no such text.
     """
     match = re.fullmatch(r"\[?([^\[\]\s\"]+)\]?:(\d{1,5})", text)
     if match is None or not 0 <= int(match[2]) <= 65_535:
-        raise UsageError("--listen", expected="HOST:PORT", got=text, hint="127.0.0.1:1883")
+        raise UsageError(option, expected="HOST:PORT", got=text, hint=hint)
     return match[1], int(match[2])
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
 from aggregator.console import Progress
+from aggregator.metrics_server import LOOPBACK, parse_metrics
 from aggregator.rounds import DEADLINE_S
 from aggregator.service import Service, settle
 from aggregator.validation import MAX_SAMPLES
@@ -25,7 +26,6 @@ from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 
 __all__ = ["aggregate_command", "broker_command"]
 
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _EVERYWHERE = ("0.0.0.0", "::")
 _OPEN_WARNING = (
     "[yellow]warning[/yellow]: anyone who reaches it may publish and read: this broker has no passwords, "
@@ -116,6 +116,13 @@ def aggregate_command(
     new_run: Annotated[
         bool, typer.Option("--new-run", help="Go on from this store as a new run: for a store from a backup.")
     ] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Serve metrics for Prometheus; PORT alone: to this machine.  [default: none]",
+        ),
+    ] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the run's summary, after every round,"))] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
     verbose: Annotated[
@@ -152,7 +159,8 @@ def aggregate_command(
         standing=standing,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
-    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run)
+    served = None if metrics is None else parse_metrics(metrics)
+    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served)
     console = Console(stderr=True, quiet=quiet)
 
     def on_summary(content: dict[str, Any], finished: bool) -> None:
@@ -181,7 +189,7 @@ def broker_command(
         with EmbeddedBroker(host, port) as running:
             further = " and every other address of this machine" if host in _EVERYWHERE else ""
             console.print(f"broker on {running.url}{further}, Ctrl-C ends it", highlight=False, soft_wrap=True)
-            if host not in _LOOPBACK:
+            if host not in LOOPBACK:
                 console.print(_OPEN_WARNING, highlight=False, soft_wrap=True)
             if verbose:
                 about = f"process {running.pid}, messages up to {MAX_PAYLOAD_BYTES:,} bytes, nothing is kept on disk"

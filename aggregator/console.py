@@ -227,6 +227,12 @@ class Progress:
         )
 
     @_show.register
+    def _(self, event: events.MetricsServed) -> None:
+        self._line(f"metrics on {event.url}")
+        if not event.is_local:
+            self._line("  [yellow]warning[/yellow]: anyone who reaches it may read them: no password, no TLS")
+
+    @_show.register
     def _(self, event: events.RunFinished) -> None:
         self._line(
             f"[bold green]finished[/bold green]: {counted(event.rounds, 'round')}, "

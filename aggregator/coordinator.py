@@ -101,6 +101,7 @@ class Coordinator:
         self.doubt, self.told = "", ""
         self._ingest, self._stand_ins = Ingest(self._holds), StandIns()
         self._uncounted: Counter[tuple[int, str]] = Counter()
+        self.skipped = 0  # messages on other topics that were none of ours
         self._told_accuracy: dict[tuple[int, str], Told] = {}  # not durable yet
         self.accuracy_batches = 0
         self._refused = store.standing.refused()
@@ -211,6 +212,7 @@ class Coordinator:
     def malformed(self) -> None:
         """A message that is none of ours came on another topic; counted with the next batch."""
         self._uncounted[(0, "malformed")] += 1
+        self.skipped += 1
 
     def take(self, batch: Sequence[tuple[str, bytes]], now: float) -> list[Decision]:
         """Decide on (device, payload) messages and make durable what was accepted. Receipts may be sent on return.

@@ -16,6 +16,7 @@ __all__ = [
     "LinkDown",
     "LinkUp",
     "Listener",
+    "MetricsServed",
     "Nobody",
     "OrderDone",
     "Refused",
@@ -128,13 +129,15 @@ class Refused:
 
 @dataclass(frozen=True)
 class Decided:
-    """What became of one message of a device. `method` is empty, and `round` 0, where they cannot be told."""
+    """What became of one message of a device. `method` is empty, and `round` 0, where they cannot be told.
+    `cause` is why it was refused, as one of few names (`aggregator/ingest.py`)."""
 
     device: str
     outcome: str
     round: int
     method: str
     reason: str
+    cause: str = ""
 
 
 @dataclass(frozen=True)
@@ -256,6 +259,14 @@ class OrderDone:
     global_version: int
 
 
+@dataclass(frozen=True)
+class MetricsServed:
+    """Metrics can be fetched at `url`; `is_local` by this machine alone."""
+
+    url: str
+    is_local: bool
+
+
 Event = (
     AccuracyTold
     | LinkUp
@@ -278,5 +289,6 @@ Event = (
     | HeadMade
     | SumsStand
     | OrderDone
+    | MetricsServed
 )
 Listener = Callable[[Event], None]

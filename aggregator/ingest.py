@@ -42,9 +42,13 @@ from contract.methods import method as method_of
 from contract.sampling import sampled
 from contract.wire import decode
 
-__all__ = ["Decision", "Ingest", "Outcome", "View", "largest_contribution_bytes"]
+__all__ = ["Cause", "Decision", "Ingest", "Outcome", "View", "largest_contribution_bytes"]
 
 Outcome = Literal["committed", "duplicate", "late", "rejected", "malformed", "need-chunks", "partial"]
+
+Cause = Literal[
+    "", "other-run", "refused-device", "not-open", "other-method", "not-sampled", "unreadable", "chunks", "content"
+]
 
 MAX_IN_PROGRESS = 4_096
 STALL_S = 5.0  # before the first question after missing chunks; doubled each time
@@ -102,6 +106,7 @@ class Decision:
         round: which round it counts for; 0 when none can be named.
         receipt: what to tell the device, after the commit. None for a kept chunk, and before the first round.
         reason: why it was not taken, in words.
+        cause: the same as one of few names, to be counted by; empty where it was not refused.
         traits: of what was accepted, to be compared with the others' when the round closes.
     """
 
@@ -111,6 +116,7 @@ class Decision:
     receipt: Receipt | None = None
     accepted: Accepted | None = None
     reason: str = ""
+    cause: Cause = ""
     traits: Traits | None = None
 
 
@@ -187,11 +193,15 @@ class Ingest:
         known = tie(payload)
         if known is not None:
             standing = self._standing(device, known, view)
-            return _signed(standing or _decision(device, known, "rejected", reason=reason), known.digest)
+            return _signed(
+                standing or _decision(device, known, "rejected", reason=reason, cause="unreadable"), known.digest
+            )
         if view.round < 1:
-            return Decision(device, "malformed", 0, reason=reason)
+            return Decision(device, "malformed", 0, reason=reason, cause="unreadable")
         guess = Tie(view.run, view.round, view.method, digest_of(payload))
-        guessed = _signed(_decision(device, guess, "rejected", reason=reason, round=0), guess.digest)
+        guessed = _signed(
+            _decision(device, guess, "rejected", reason=reason, round=0, cause="unreadable"), guess.digest
+        )
         return replace(guessed, outcome="malformed")
 
     def _forget_others(self, view: View) -> None:
@@ -206,15 +216,16 @@ class Ingest:
         """The decision that the key alone calls for, or None when its content must decide."""
         if message.run != view.run:
             reason = f"of run {message.run.hex()}, this aggregator's is {view.run.hex()}"
-            return _decision(device, message, "rejected", reason=reason, round=0)
+            return _decision(device, message, "rejected", reason=reason, round=0, cause="other-run")
         refusal = view.refusal(device)
         if refusal and (view.held is None or message.round != view.held(device)):  # that it withdrew is answered again
-            return _decision(device, message, "rejected", reason=refusal, round=None if view.held is None else 0)
+            number = None if view.held is None else 0
+            return _decision(device, message, "rejected", reason=refusal, round=number, cause="refused-device")
         if view.held is not None:
             return self._by_generation(device, message, view, view.held(device))
         if message.round > view.round:
             reason = f"round {message.round} is not open, the last was {view.round}"
-            return _decision(device, message, "rejected", reason=reason, round=0)
+            return _decision(device, message, "rejected", reason=reason, round=0, cause="not-open")
         key = (message.round, message.method, device)
         if key in self._accepted or self.holds(*key):
             return _decision(device, message, "duplicate")
@@ -222,9 +233,10 @@ class Ingest:
             return _decision(device, message, "late")
         if message.method != view.method:
             reason = f"round {view.round} runs {view.method}, not {message.method}"
-            return _decision(device, message, "rejected", reason=reason)
+            return _decision(device, message, "rejected", reason=reason, cause="other-method")
         if not sampled(device, view.round, view.seed, view.fraction):
-            return _decision(device, message, "rejected", reason=f"not sampled for round {view.round}")
+            reason = f"not sampled for round {view.round}"
+            return _decision(device, message, "rejected", reason=reason, cause="not-sampled")
         return None
 
     def _by_generation(
@@ -233,7 +245,7 @@ class Ingest:
         """Where sums stand: what a device's generation says beside the one that is held of it."""
         if message.method != view.method:
             reason = f"sums of {view.method} stand here, not of {message.method}"
-            return _decision(device, message, "rejected", reason=reason, round=0)
+            return _decision(device, message, "rejected", reason=reason, round=0, cause="other-method")
         held = max(held, self._newest.get(device, 0))
         if message.round > held:
             return None
@@ -247,9 +259,10 @@ class Ingest:
         largest = min(largest_contribution_bytes(view), self.assembler.max_contribution_bytes)
         if chunk.total_bytes > largest:
             reason = f"{chunk.total_bytes} bytes, at most {largest} for {view.method}"
-            return _decision(device, chunk, "rejected", reason=reason)
+            return _decision(device, chunk, "rejected", reason=reason, cause="chunks")
         if chunk.count > 1 + chunk.total_bytes // _MIN_CHUNK_BYTES:
-            return _decision(device, chunk, "rejected", reason=f"chunks of less than {_MIN_CHUNK_BYTES} bytes")
+            reason = f"chunks of less than {_MIN_CHUNK_BYTES} bytes"
+            return _decision(device, chunk, "rejected", reason=reason, cause="chunks")
         pending = self._progress(device, chunk, now)
         pending.received_bytes += received_bytes
         try:
@@ -258,7 +271,7 @@ class Ingest:
             self._in_progress.pop((device, chunk.method), None)
             key = (device, chunk.method, chunk.digest)
             if key in self._damaged:
-                return _decision(device, chunk, "rejected", reason=str(error))
+                return _decision(device, chunk, "rejected", reason=str(error), cause="chunks")
             self._damaged[key] = None
             if len(self._damaged) > MAX_IN_PROGRESS:
                 self._damaged.popitem(last=False)
@@ -276,10 +289,10 @@ class Ingest:
         try:
             message = decode(whole)
         except WireError as error:
-            return _decision(device, chunk, "rejected", reason=str(error))
+            return _decision(device, chunk, "rejected", reason=str(error), cause="unreadable")
         key = (chunk.run, chunk.round, chunk.method)
         if not isinstance(message, Contribution) or (message.run, message.round, message.method) != key:
-            return _decision(device, chunk, "rejected", reason="chunks of something else than they say")
+            return _decision(device, chunk, "rejected", reason="chunks of something else than they say", cause="chunks")
         return self._take(device, message, whole, received_bytes, view)
 
     def _progress(self, device: str, chunk: Chunk, now: float) -> _InProgress:
@@ -300,7 +313,7 @@ class Ingest:
                 message, view.terms, bundles=(view.bundle, *view.others), classes=view.classes, width=view.width
             )
         except WireError as error:
-            return _decision(device, message, "rejected", reason=str(error))
+            return _decision(device, message, "rejected", reason=str(error), cause="content")
         self._accepted.add((message.round, message.method, device))
         self._newest[device] = message.round
         accepted = Accepted(message.round, message.method, device, payload, received_bytes)
@@ -319,13 +332,15 @@ def _decision(
     outcome: ReceiptStatus,
     *,
     reason: str = "",
+    cause: Cause = "",
     missing: bytes = b"",
     accepted: Accepted | None = None,
     traits: Traits | None = None,
     round: int | None = None,
 ) -> Decision:
     receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing)
-    return Decision(device, outcome, message.round if round is None else round, receipt, accepted, reason, traits)
+    number = message.round if round is None else round
+    return Decision(device, outcome, number, receipt, accepted, reason, cause, traits)
 
 
 def _signed(decision: Decision, digest: bytes) -> Decision:

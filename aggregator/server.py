@@ -85,6 +85,7 @@ class Server:
         take_over: end another aggregator that serves this fleet, instead of refusing to start.
         stopping: ends `run` once it is set.
         manager: of the service, if there is one.
+        each_turn: called after each turn of the loop.
     """
 
     def __init__(
@@ -99,9 +100,11 @@ class Server:
         take_over: bool = False,
         stopping: threading.Event | None = None,
         manager: ServiceManager | None = None,
+        each_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round, self._patience_s = listener, on_round, patience_s
+        self._each_turn = each_turn
         self._stopping, self._manager = stopping or threading.Event(), manager or ServiceManager({})
         self._teller = (
             StandingTeller(coordinator, listener)
@@ -144,6 +147,7 @@ class Server:
             self._teller.resumed()
             while not (self._over() or self._stopping.is_set()):
                 self._turn()
+                self._each_turn()
                 if self._link.still_s < _HANGS_S:
                     self._manager.alive()
             self._teller.accuracy(last=True)
@@ -234,7 +238,11 @@ class Server:
         for decision in decisions:
             receipt = decision.receipt
             named = "" if receipt is None else receipt.method
-            self._listener(events.Decided(decision.device, decision.outcome, decision.round, named, decision.reason))
+            self._listener(
+                events.Decided(
+                    decision.device, decision.outcome, decision.round, named, decision.reason, decision.cause
+                )
+            )
             if decision.outcome in ("rejected", "malformed"):
                 self._listener(events.Refused(decision.device, decision.reason))
             if receipt is None:

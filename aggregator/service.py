@@ -6,16 +6,19 @@ done or `stop` is called, and sums up after every round.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from aggregator.coordinator import Coordinator, Settings
-from aggregator.events import Listener, RunFinished
+from aggregator.events import Event, Listener, MetricsServed, RunFinished
+from aggregator.metrics import Metrics
+from aggregator.metrics_server import MetricsServer
 from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
@@ -56,6 +59,7 @@ class Service:
         patience_s: how long the broker may be absent at the start.
         take_over: end another aggregator that serves this fleet, instead of refusing.
         new_run: go on from the store as a new run: for a store from a backup.
+        metrics: host and port to serve metrics on; None for nowhere.
     """
 
     bundles: Sequence[Path]
@@ -66,6 +70,7 @@ class Service:
     patience_s: float = 60.0
     take_over: bool = False
     new_run: bool = False
+    metrics: tuple[str, int] | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -87,6 +92,8 @@ class Service:
             first, *others = self._hashes
             core = self._core(store, first, tuple(others))
             standing = isinstance(core, StandingCoordinator)
+            metrics = Metrics(self.fleet, core, store.standing)
+            tell = _both(metrics, listener)
             summary = StandingSummary(store, self.fleet, first) if standing else Summary(store, self.fleet, first)
 
             is_finished = False
@@ -102,25 +109,37 @@ class Service:
                 on_summary(found, False)  # the last one comes when the devices have said how good they are
                 if finished:
                     totals = found["totals"]
-                    listener(RunFinished(len(found["rounds"]), totals["committed"], totals["uplink_bytes"]))
+                    tell(RunFinished(len(found["rounds"]), totals["committed"], totals["uplink_bytes"]))
 
             on_summary(content(), False)  # now, so that a path that cannot be written is known now
             server = Server(
                 core,
                 self.address,
                 self.fleet,
-                listener=listener,
+                listener=tell,
                 on_round=on_round,
                 patience_s=self.patience_s,
                 take_over=self.take_over,
                 stopping=self._stopping,
                 manager=ServiceManager(),
+                each_turn=metrics.look,
             )
             try:
-                server.run()
+                with self._served(metrics, tell):
+                    server.run()
             finally:
                 on_summary(content(), is_finished)
             return content()
+
+    @contextlib.contextmanager
+    def _served(self, metrics: Metrics, listener: Listener) -> Iterator[None]:
+        """Metrics, where they are wanted, for as long as the block lasts."""
+        if self.metrics is None:
+            yield
+            return
+        with MetricsServer(*self.metrics, metrics.text) as server:
+            listener(MetricsServed(server.url, server.is_local))
+            yield
 
     def _core(self, store: SqliteStore, first: bytes, others: tuple[bytes, ...]) -> Coordinator | StandingCoordinator:
         """Of rounds, or of sums that stand."""
@@ -205,6 +224,16 @@ def settle(
         limit_bytes=limit_bytes,
         standing_every_s=seconds("--every", STANDING_EVERY_S if every is None else every) if standing else None,
     )
+
+
+def _both(first: Listener, second: Listener) -> Listener:
+    """One after the other."""
+
+    def tell(event: Event) -> None:
+        first(event)
+        second(event)
+
+    return tell
 
 
 def _schedule(policy: Policy) -> dict[str, float | int] | None:

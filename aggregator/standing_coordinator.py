@@ -94,6 +94,7 @@ class StandingCoordinator:
         self._presence = Presence()
         self._ingest = Ingest(lambda round, method, device: False)
         self._uncounted: Counter[tuple[int, str]] = Counter()
+        self.skipped = 0  # messages on other topics that were none of ours
         self._refused = self._tables.refused()
         self._orders_at = now
         self.state: GlobalState = store.state()
@@ -195,6 +196,7 @@ class StandingCoordinator:
     def malformed(self) -> None:
         """A message that is none of ours came on another topic; counted with the next batch."""
         self._uncounted[(0, "malformed")] += 1
+        self.skipped += 1
 
     def stalled(self, now: float) -> list[Decision]:
         """What to ask devices for whose chunks have stopped coming."""

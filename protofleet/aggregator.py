@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aggregator.events import Event
+from aggregator.metrics_server import parse_metrics
 from aggregator.service import Service, settle
 from contract.link import Address
 
@@ -27,7 +28,7 @@ class Aggregator:
         calibrate: end with one FFC round; where there is one bundle, unless said otherwise.
         ca, cert, key: PEM files, for `mqtts://`.
         patience_s: how long the broker may be absent at the start.
-        take_over, new_run, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
+        take_over, new_run, metrics, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
             `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`, `ridge`,
             `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `every`, `when_new`, `window`, `open_clients`,
             `max_clients`, `standing`; with `every`, `when_new` or `standing` it runs until `stop`.
@@ -50,12 +51,14 @@ class Aggregator:
         patience_s: float = 60.0,
         take_over: bool = False,
         new_run: bool = False,
+        metrics: str | None = None,
         **options: Any,
     ) -> None:
         bundles = [Path(bundle)] if isinstance(bundle, str | os.PathLike) else [Path(each) for each in bundle]
         settings = settle(calibrate=len(bundles) == 1 if calibrate is None else calibrate, **options)
         address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
-        self._service = Service(bundles, address, Path(store), fleet, settings, patience_s, take_over, new_run)
+        served = None if metrics is None else parse_metrics(metrics)
+        self._service = Service(bundles, address, Path(store), fleet, settings, patience_s, take_over, new_run, served)
 
     def run(
         self,

@@ -1,0 +1,136 @@
+"""Metrics of a running aggregator: what a scraper reads beside the summary, and scrapers that mean no good."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aggregator_samples import bundle_file, contribution, means
+from aggregator_server_samples import FLEET, wait
+from brokers import Embedded
+from talker import Talker
+
+import protofleet
+from aggregator import events
+from aggregator.metrics_server import MetricsServer, parse_metrics
+from contract import topics
+from contract.errors import UsageError
+from contract.link import Address, Link
+from contract.wire import encode
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    broker = Embedded()
+    broker.start()
+    yield broker.url
+    broker.stop()
+
+
+def scraped(url: str) -> dict[str, float]:
+    """What Prometheus' text format says, by name and label; each family has its help and its type before it."""
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        lines = answer.read().decode().splitlines()
+    found: dict[str, float] = {}
+    for line in lines:
+        if not line.startswith("#"):
+            name, value = re.fullmatch(r"(\w+(?:\{[^}]+\})?) (\S+)", line).groups()  # type: ignore[union-attr]
+            family = name.partition("{")[0]
+            assert f"# TYPE {family} {'counter' if family.endswith('_total') else 'gauge'}" in lines
+            assert any(each.startswith(f"# HELP {family} ") for each in lines)
+            found[name.removeprefix("protofleet_")] = float(value)
+    return found
+
+
+def test_what_is_scraped_is_what_the_summary_says(url: str, tmp_path: Path) -> None:
+    bundle_file(tmp_path / "f.bundle")
+    aggregator = protofleet.Aggregator(
+        tmp_path / "f.bundle", broker=url, store=tmp_path / "s", fleet=FLEET, metrics="0", rounds=1, calibrate=False,
+        min_clients=2, max_clients=2, every="1h",
+    )  # fmt: skip
+    told: list[events.Event] = []
+    summary: dict[str, Any] = {}
+    serving = threading.Thread(target=lambda: summary.update(aggregator.run(told.append)), daemon=True)
+    serving.start()
+    wait(lambda: any(isinstance(event, events.MetricsServed) for event in told))
+    (served,) = [event for event in told if isinstance(event, events.MetricsServed)]
+    assert served.is_local
+    talkers = [Talker(url, FLEET, f"d{i}", lambda a, i=i: means(i)) for i in range(2)]
+    for talker in talkers:
+        talker.start()
+    wait(lambda: any(isinstance(event, events.RoundClosed) for event in told))
+    stranger = Link(Address.parse(url), "stranger", subscriptions=[]).open()
+    stranger.wait_connected(10)
+    stranger.publish(topics.up(FLEET, "stranger"), b"no message")
+    stranger.publish(
+        topics.up(FLEET, "stranger"),
+        encode(contribution(run=b"else")),
+    )
+    stranger.publish(topics.status(FLEET, "stranger"), b"no status")
+    wait(lambda: scraped(served.url)['messages_total{outcome="malformed"}'] == 2)
+    found = scraped(served.url)
+    assert found['refusals_total{reason="other-run"}'] == found['refusals_total{reason="unreadable"}'] == 1
+    assert (found["round"], found["round_open"], found["rounds_closed_total"]) == (1, 0, 1)
+    assert (found["round_contributions"], found["global_version"], found["broker_up"]) == (2, 1, 1)
+    assert 0 < found["round_age_seconds"] < 60
+    assert abs(found["last_turn_timestamp_seconds"] - time.time()) < 5
+    assert found['devices{state="online"}'] == len([talker for talker in talkers if talker.is_alive()])
+    aggregator.stop()
+    serving.join(20)
+    stranger.close()
+    assert not serving.is_alive()
+    totals = summary["totals"]
+    for outcome, name in {
+        "committed": "committed",
+        "duplicate": "duplicates",
+        "late": "late",
+        "rejected": "rejected",
+    }.items():
+        assert found[f'messages_total{{outcome="{outcome}"}}'] == totals[name], outcome
+    assert totals["malformed"] == 2
+    with pytest.raises(OSError, match="refused"):
+        scraped(served.url)
+
+
+def test_a_scraper_that_dawdles_is_cut_off_and_another_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aggregator.metrics_server.ANSWER_S", 0.3)
+    with MetricsServer("127.0.0.1", 0, lambda: "x 1\n") as server:
+        host, port = "127.0.0.1", int(server.url.split(":")[2].split("/")[0])
+        slow = [socket.create_connection((host, port)) for _ in range(2)]
+        began = time.monotonic()
+        for each in slow:
+            each.sendall(b"GET /met")  # and nothing more, or a byte now and then
+        with urllib.request.urlopen(server.url, timeout=10) as answer:
+            assert answer.read() == b"x 1\n"
+        assert 0.5 < time.monotonic() - began < 5
+        for each in slow:
+            assert each.recv(100) == b""
+            each.close()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(server.url.replace("/metrics", "/"), timeout=10)
+        connection = http.client.HTTPConnection(host, port, timeout=10)
+        connection.request("POST", "/metrics", b"x" * 100)
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["Server"]) == (501, "protofleet")
+        connection.close()
+
+
+def test_where_metrics_are_served() -> None:
+    assert parse_metrics("9464") == ("127.0.0.1", 9464)
+    assert parse_metrics("0.0.0.0:9464") == ("0.0.0.0", 9464)
+    assert parse_metrics("[::1]:9464") == ("::1", 9464)
+    for wrong in ("here", "70000", ":1"):
+        with pytest.raises(UsageError, match="--metrics, expected HOST:PORT"):
+            parse_metrics(wrong)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="an address that is free"):
+        MetricsServer("127.0.0.1", taken.getsockname()[1], str)
