@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from aggregator import events
+from contract.drift import WORDS
 from contract.durations import in_words
 from contract.terminal import counted, printable
 
@@ -224,6 +225,15 @@ class Progress:
         self._line(
             f"[bold]{escape(event.what)}{of}[/bold], asked by {escape(event.who)}: {escape(event.outcome)}, "
             f"global version {event.global_version}"
+        )
+
+    @_show.register
+    def _(self, event: events.DriftSuspected) -> None:
+        shown = f"{event.now:.0%}" if event.figure == "unlike" else f"{event.now:.2f}"
+        usual = f"{event.usual:.0%}" if event.figure == "unlike" else f"{event.usual:.2f}"
+        self._line(
+            f"[yellow]drift[/yellow]: {escape(event.device)} departs from itself: {WORDS[event.figure]} {shown}, "
+            f"usually {usual}; protofleet fleet show {escape(event.device)}"
         )
 
     @_show.register

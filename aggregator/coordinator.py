@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
+from aggregator.drift import DriftTable
 from aggregator.forgetting import state_without
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
@@ -114,6 +115,11 @@ class Coordinator:
         return self._store.run
 
     @property
+    def drift(self) -> DriftTable:
+        """What devices say of their newest photos."""
+        return self._store.drift
+
+    @property
     def limit_bytes(self) -> int:
         """The largest message taken and sent."""
         return self._settings.limit_bytes
@@ -194,6 +200,8 @@ class Coordinator:
             self.malformed()
             return False
         self._hear_accuracy(device, message)
+        if device not in self._refused:
+            self._store.drift.hear(device, message.metrics, max_samples=self._settings.max_samples)
         self.rounds.schedule.heard(device, message.metrics.get("samples_new", 0.0))
         if message.online:
             return self.rounds.birth(device, message.instance, now)
@@ -320,6 +328,7 @@ class Coordinator:
         self._refused[device] = FORGOTTEN
         self._traits.pop(device, None)
         self._stand_ins.forget(device)
+        self._store.drift.forget(device)
         self.rounds.contributions.discard(device)
         self.rounds.refused(device)
         return outcome

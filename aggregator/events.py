@@ -10,6 +10,7 @@ __all__ = [
     "Answering",
     "ContributionsIn",
     "Decided",
+    "DriftSuspected",
     "Ended",
     "Event",
     "HeadMade",
@@ -260,6 +261,16 @@ class OrderDone:
 
 
 @dataclass(frozen=True)
+class DriftSuspected:
+    """A device departs from itself: its last reports of this `figure` (`contract/drift.py`) are beyond its usual."""
+
+    device: str
+    figure: str
+    now: float
+    usual: float
+
+
+@dataclass(frozen=True)
 class MetricsServed:
     """Metrics can be fetched at `url`; `is_local` by this machine alone."""
 
@@ -290,5 +301,6 @@ Event = (
     | SumsStand
     | OrderDone
     | MetricsServed
+    | DriftSuspected
 )
 Listener = Callable[[Event], None]

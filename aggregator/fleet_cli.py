@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import getpass
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +17,11 @@ from typing import Annotated, Any
 import typer
 
 from aggregator.backup import back_up, restore
+from aggregator.drift import drift_of
 from aggregator.orders import await_done, give
 from aggregator.standing_store import Order, Record, fleet_records, orders
 from aggregator.store_schema import KIND
+from contract.drift import WORDS
 from contract.errors import UsageError, near_names
 from contract.json_output import JSON_HELP, beside, write_json
 from contract.sqlite import read_only
@@ -52,26 +55,31 @@ def forget_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _
 @fleet_app.command("list")
 def list_command(store: _Store, json: _Json = None) -> int:
     """The devices that a store knows."""
-    found, _ = _read(store)
-    write_json(json, {"schema": SCHEMA, "devices": [asdict(record) for record in found.values()]})
-    rows = [(r.device, _standing(r), str(r.rounds), r.refused or "") for r in found.values()]
-    show_table(beside(json), ("device", "standing", "rounds", "refused, since it"), rows, words=(0, 1, 3))
+    found, _, drift = _read(store)
+    devices = [asdict(record) | {"drift": drift.get(record.device)} for record in found.values()]
+    write_json(json, {"schema": SCHEMA, "devices": devices})
+    rows = [(r.device, _standing(r), str(r.rounds), _suspected(drift, r.device), r.refused) for r in found.values()]
+    show_table(beside(json), ("device", "standing", "rounds", "drift", "refused, since it"), rows, words=(0, 1, 3, 4))
     return 0
 
 
 @fleet_app.command("show")
 def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
     """What a store knows of one device, and what was asked about it."""
-    found, asked = _read(store)
+    found, asked, drift = _read(store)
     record = found.get(device)
     log = [order for order in asked if order.device == device]
     if record is None and not log:
         raise _unknown(store, device, found)
     record = record or Record(device)
-    write_json(json, {"schema": SCHEMA, **asdict(record), "orders": [asdict(order) for order in log]})
+    write_json(
+        json,
+        {"schema": SCHEMA, **asdict(record), "drift": drift.get(device), "orders": [asdict(order) for order in log]},
+    )
     lines = [f"{device}: {_standing(record)}, {record.rounds} rounds"]
     lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
+    lines += [_drift(drift[device])] if device in drift else []
     for line in (*lines, *map(_line, log)):
         _say(json, line)
     return 0
@@ -80,7 +88,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
 @fleet_app.command("log")
 def log_command(store: _Store, json: _Json = None) -> int:
     """Who asked for what, when, and between which global versions it took effect."""
-    _, asked = _read(store)
+    _, asked, _ = _read(store)
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
     for order in asked:
         _say(json, _line(order))
@@ -162,7 +170,7 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
         known: whether it makes sense only of a device that the store knows.
     """
     if known:
-        found, _ = _read(store)
+        found, _, _ = _read(store)
         if device not in found:
             raise _unknown(store, device, found)
     order, running = give(store, what, device, getpass.getuser())
@@ -176,9 +184,10 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
     return int((order.outcome or "").startswith("refused"))
 
 
-def _read(store: Path) -> tuple[dict[str, Record], list[Order]]:
+def _read(store: Path) -> tuple[dict[str, Record], list[Order], dict[str, dict[str, Any]]]:
+    """What is known of each device, what was asked, and what devices said of their newest photos."""
     with read_only(store, KIND) as db:
-        return dict(fleet_records(db)), orders(db)
+        return dict(fleet_records(db)), orders(db), drift_of(db)
 
 
 def _unknown(store: Path, device: str, found: dict[str, Any]) -> UsageError:
@@ -190,6 +199,19 @@ def _standing(record: Record) -> str:
     if record.present:
         return f"sums {record.generation}"
     return f"none since sums {record.generation}" if record.generation else "none"
+
+
+def _suspected(drift: Mapping[str, Mapping[str, Any]], device: str) -> str:
+    why = drift.get(device, {}).get("suspected")
+    return "" if why is None else f"{WORDS[why['figure']]} {why['now']:.2f}, usually {why['usual']:.2f}"
+
+
+def _drift(told: Mapping[str, Any]) -> str:
+    """What a device said last of its newest photos, for a person."""
+    line = f"newest {told['samples']} photos: {WORDS['distance']} {told['distance']:.2f}, "
+    line += f"{WORDS['unlike']} {told['unlike']:.2f}, {counted(told['reports'], 'report')} kept"
+    why = told["suspected"]
+    return line if why is None else f"{line}; drift suspected: {WORDS[why['figure']]} was usually {why['usual']:.2f}"
 
 
 def _line(order: Order) -> str:

@@ -95,7 +95,7 @@ class Metrics:
     def look(self) -> None:
         """See how things are, for whoever asks until the next look; in the aggregator's thread."""
         core, rounds = self._core, self._core.rounds
-        devices = {"online": rounds.online, "refused": self._refused}
+        devices = {"online": rounds.online, "refused": self._refused, "drifting": len(core.drift.suspected)}
         if isinstance(core, StandingCoordinator):
             devices |= {"standing": len(core.standing.present)}
         else:

@@ -69,6 +69,7 @@ class Summary:
                 "malformed": outcomes["malformed"],
                 "uplink_bytes": totals["uplink_bytes"],
             },
+            "drifting": self._store.drift.facts(),
         }
 
     def _read_accuracy(self) -> None:

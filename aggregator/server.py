@@ -182,6 +182,8 @@ class Server:
         self._advance()
         self._ask_the_silent()
         self._teller.waits(time.monotonic())
+        for suspected in self._core.drift.settle(time.time()):
+            self._listener(suspected)
 
     def _gather(self) -> list[Received]:
         now = time.monotonic()

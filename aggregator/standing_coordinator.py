@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from aggregator.drift import DriftTable
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
 from aggregator.presence import NoRounds, Presence
@@ -138,6 +139,11 @@ class StandingCoordinator:
         return self._store.run
 
     @property
+    def drift(self) -> DriftTable:
+        """What devices say of their newest photos."""
+        return self._store.drift
+
+    @property
     def limit_bytes(self) -> int:
         """The largest message taken and sent."""
         return self._settings.limit_bytes
@@ -190,6 +196,8 @@ class StandingCoordinator:
         except WireError:
             self.malformed()
             return False
+        if device not in self._refused:
+            self._store.drift.hear(device, message.metrics, max_samples=self._settings.max_samples)
         told = self._presence.birth if message.online else self._presence.death
         return told(device, message.instance)
 
@@ -335,6 +343,7 @@ class StandingCoordinator:
         self.state = state
         self.standing.solved(now)
         self._refused[device] = reason
+        self._store.drift.forget(device)
         self._orders_at = now  # there may be more, and what the log holds of it is to be overwritten
         return outcome
 

@@ -41,4 +41,5 @@ class StandingSummary:
                 for record in self._store.standing.records().values()
             },
             "totals": {name: sum(n for (_, outcome), n in tallies.items() if outcome == name) for name in OUTCOMES},
+            "drifting": self._store.drift.facts(),
         }

@@ -178,7 +178,7 @@ class StandingTables:
         with self._transaction() as db:
             db.execute("UPDATE standing SET payload = NULL, received_bytes = 0 WHERE device = ?", (device,))
             db.execute("DELETE FROM payload WHERE id IN (SELECT payload FROM contribution WHERE device = ?)", (device,))
-            for table in ("contribution", "accuracy", "refusal"):
+            for table in ("contribution", "accuracy", "refusal", "drift"):
                 db.execute(f"DELETE FROM {table} WHERE device = ?", (device,))
             _refuse(db, device, at, reason)
             self._put_global(db, parts)

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from aggregator.accuracy import Told
+from aggregator.drift import DriftTable
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, draw_run
 from contract.accuracy import SHARES, Accuracy
@@ -99,6 +100,7 @@ class Store(Protocol):
     """What the server needs of a store."""
 
     standing: StandingTables
+    drift: DriftTable
 
     @property
     def run(self) -> bytes: ...
@@ -145,6 +147,7 @@ class SqliteStore:
         try:
             with as_written(self._file.path):
                 self._claim({"bundle": bundle, "fleet": fleet.encode()})
+                self.drift = DriftTable(self._file)
         except BaseException:
             self._file.close()
             raise

@@ -47,6 +47,10 @@ CREATE TABLE fleet_order (
     id INTEGER PRIMARY KEY, what TEXT NOT NULL, device TEXT NOT NULL, who TEXT NOT NULL, given_at REAL NOT NULL,
     done_at REAL, outcome TEXT, version_before INTEGER, version_after INTEGER
 );
+CREATE TABLE drift (
+    device TEXT NOT NULL, number INTEGER NOT NULL, told_at REAL NOT NULL, samples INTEGER NOT NULL,
+    unlike REAL NOT NULL, distance REAL NOT NULL, PRIMARY KEY (device, number)
+) WITHOUT ROWID;
 CREATE INDEX fleet_order_open ON fleet_order (id) WHERE done_at IS NULL
 """
 KIND = Kind(

@@ -42,6 +42,13 @@ def client_command(
             help="Tell the aggregator how many are named right.  [default: where no noise is added]",
         ),
     ] = None,
+    tell_drift: Annotated[
+        bool | None,
+        typer.Option(
+            "--tell-drift/--no-tell-drift",
+            help="Tell the aggregator how unlike earlier photos new ones are.  [default: where no noise is added]",
+        ),
+    ] = None,
     activations: Annotated[
         int | None,
         typer.Option(

@@ -39,6 +39,7 @@ from contract.service_manager import ServiceManager
 from contract.wire import encode
 from edge_client import process_metrics
 from edge_client.device import Device
+from edge_client.drift import DriftWatch
 from edge_client.health import Health
 from edge_client.inbox import Inbox
 from edge_client.journal import Journal
@@ -78,6 +79,7 @@ class Client:
         accountant: of noise, where the bundle says that its method adds it.
         photos: what the device tests with, in words.
         tells_accuracy: whether its accuracy goes into its status.
+        drift: measures how unlike earlier photos new ones are, for its status; None where that is not told.
         log: takes one line for a person.
         stopping: ends `run`, once it is set and nothing is being done.
         detail: takes a line for each message, and the link's counts at the end.
@@ -101,6 +103,7 @@ class Client:
         accountant: Accountant | None = None,
         photos: str = "test photos",
         tells_accuracy: bool = False,
+        drift: DriftWatch | None = None,
         log: Callable[[str], None] = lambda line: None,
         stopping: threading.Event | None = None,
         detail: Callable[[str], None] | None = None,
@@ -112,7 +115,7 @@ class Client:
         self._manager = manager or ServiceManager({})
         self._patience_s, self._log, self._detail = patience_s, log, detail or (lambda line: None)
         self._stopping = stopping or threading.Event()
-        self._accountant, self._tells_accuracy = accountant, tells_accuracy
+        self._accountant, self._tells_accuracy, self._drift = accountant, tells_accuracy, drift
         instance = os.urandom(8)
         self._boot = journal.begin(instance)
         self._health = Health(instance, self._boot, measured or {})
@@ -267,7 +270,7 @@ class Client:
         self._look_for_photos()
         standing = self._follower.standing
         if standing is not None and self._rounds.stand(standing):
-            if self._count_new_photos():
+            if self._count_new_photos() | self._health.measure(self._drift):
                 self._publish_birth()
             return True
         task = self._follower.task()
@@ -284,7 +287,7 @@ class Client:
             step_ms, changed = self._rounds.take_part(task), self._count_new_photos()
             first = step_ms is not None and self._health.step_ms is None
             self._health.step_ms = step_ms if first else self._health.step_ms
-            if first or changed:  # the aggregator's side reads it
+            if first | changed | self._health.measure(self._drift):  # the aggregator's side reads it
                 self._publish_birth()
             return True
         return False

@@ -41,6 +41,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     test: str | None = None
     hold_out: float | None = None
     report_accuracy: bool | None = None
+    tell_drift: bool | None = None
     activations: int = 1024
     threads: int = 1
     provider: str = "auto"
@@ -94,10 +95,11 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
         raise UsageError(
             "--hold-out with --test", expected="one of them", got="both", hint="--test alone holds none out"
         )
-    if config.epsilon is not None and config.report_accuracy:
-        raise UsageError(
-            "--report-accuracy with --epsilon", expected="one of them", got="both: nothing noises accuracy"
-        )
+    for name, told in (("report-accuracy", config.report_accuracy), ("tell-drift", config.tell_drift)):
+        if config.epsilon is not None and told:
+            what = name.partition("-")[2]
+            got = f"both: nothing noises {what}"
+            raise UsageError(f"--{name} with --epsilon", expected="one of them", got=got)
     return config
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -154,6 +154,18 @@ class Device:
     def classes(self) -> int:
         """C."""
         return self._manifest.classes
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self._manifest.features
+
+    def frozen_features(self, rows: NDArray[np.intp]) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        """Features (n, D) under the bundle's initial weights, and labels (n,), of some labelled samples, by blocks."""
+        extractor, block = self._extractor("bundle"), 4 * self._manifest.batch
+        for start in range(0, len(rows), block):
+            chosen = rows[start : start + block]
+            yield extractor.features(self._data.x[chosen]), self._data.y[chosen]
 
     @property
     def own_classes(self) -> NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""What a device says of itself: the status message, with what it measured since it started and its newest accuracy."""
+"""What a device says of itself: the status message, with what it measured since it started, accuracy and drift."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from contract.messages import Status
 from edge_client import process_metrics
+from edge_client.drift import DriftWatch
 
 __all__ = ["Health"]
 
@@ -20,6 +21,7 @@ class Health:
 
     Attributes:
         accuracy: what the fleet is told of the newest round's accuracy; empty where it is told nothing.
+        drift: what the fleet is told of its newest photos; empty where it is told nothing.
         step_ms: the time of a training step; None before the first round that trains.
         samples_new: how many photos came or went since the last contribution; None where that is not told.
     """
@@ -27,8 +29,16 @@ class Health:
     def __init__(self, instance: bytes, boot: int, profiled: Mapping[str, float]) -> None:
         self._instance, self._boot, self._profiled = instance, boot, dict(profiled)
         self.accuracy: Mapping[str, float] = {}
+        self.drift: Mapping[str, float] = {}
         self.step_ms: float | None = None
         self.samples_new: int | None = None
+
+    def measure(self, drift: DriftWatch | None) -> bool:
+        """Look how unlike earlier photos new ones are; whether there is something to say of it."""
+        found = None if drift is None else drift.measure()
+        if found is not None:
+            self.drift = found.metrics()
+        return found is not None
 
     def death(self) -> Status:
         """This process is gone."""
@@ -36,7 +46,7 @@ class Health:
 
     def birth(self) -> Status:
         """This process is here."""
-        metrics: dict[str, float] = {**self._profiled, **self.accuracy}
+        metrics: dict[str, float] = {**self._profiled, **self.accuracy, **self.drift}
         metrics |= {
             "peak_rss_bytes": float(process_metrics.peak_rss_bytes()),
             "rss_bytes": float(process_metrics.rss_bytes()),

@@ -25,6 +25,7 @@ from edge_client.config import ClientConfig, read_public_key
 from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
+from edge_client.drift import DriftWatch
 from edge_client.journal import Journal
 from edge_client.own_samples import OwnSamples
 from edge_client.privacy import Accountant, squared_counts
@@ -111,6 +112,7 @@ class Service:
                 accountant=accountant,
                 photos=self._photos,
                 tells_accuracy=tells,
+                drift=DriftWatch(device, state) if _tells_drift(settings, accountant) else None,
                 log=log,
                 detail=log if settings.verbose else None,
                 stopping=self._stopping,
@@ -154,6 +156,15 @@ def _tells_accuracy(settings: ClientConfig, accountant: Accountant | None, log: 
     if settings.report_accuracy:
         raise UsageError("--report-accuracy", expected="a bundle whose method adds no noise", got="one that adds some")
     log("accuracy stays on this device: no noise is added to it")
+    return False
+
+
+def _tells_drift(settings: ClientConfig, accountant: Accountant | None) -> bool:
+    """Whether the status says how unlike earlier photos new ones are: not where noise protects what is sent."""
+    if accountant is None:
+        return settings.tell_drift is not False
+    if settings.tell_drift:
+        raise UsageError("--tell-drift", expected="a bundle whose method adds no noise", got="one that adds some")
     return False
 
 

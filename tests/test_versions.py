@@ -15,6 +15,7 @@ from contract_samples import readable_messages, small_parts
 from test_contract_bundle import forge, keys
 from version_files import BUNDLE, PRIVATE, ROWS, RUN, STOOD
 
+from aggregator.drift import drift_of
 from aggregator.store import SqliteStore
 from contract import topics
 from contract.bundle import read_bundle, write_bundle
@@ -91,6 +92,7 @@ def test_what_stands_goes_on_from_every_version(files: Path, version: str) -> No
         assert store.standing.generations() == ({} if none else {"a": 3, "b": 2})
         assert store.standing.payload("a") == (None if none else b"sums of a")
         assert store.standing.payload("b") is None
+        assert [r["distance"] for r in drift_of(store.drift._db).values()] == ([] if none else [1.25])
         assert set(store.standing.refused()) == (set() if none else {"b"})
         assert journal.standing.newest(STOOD) == ((0, None) if none else (3, b"k" * 36))
 

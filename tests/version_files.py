@@ -17,6 +17,7 @@ from contract_samples import readable_messages, small_parts
 from aggregator.standing_store import Stands
 from aggregator.store import Accepted, SqliteStore
 from contract.bundle import read_bundle, write_bundle
+from contract.drift import Drift
 from contract.messages import ClassRows, Receipt
 from contract.state import GlobalState
 from contract.wire import encode
@@ -50,6 +51,8 @@ def _store(path: Path) -> None:
         store.open_round(2, "ffc", 43, 108.0)
         store.commit([Accepted(2, "ffc", "a", b"sums", 4)], {})
         store.standing.commit([Stands("a", 3, b"sums of a", 9), Stands("b", 2, None, 0)], {}, 109.0)
+        store.drift.hear("a", Drift(20, 0.05, 1.25).metrics(), max_samples=100)
+        store.drift.settle(109.5)
         store.standing.done(store.standing.open_orders()[0], 110.0, "done", 4, 5)
 
 

@@ -1,0 +1,144 @@
+"""When a device departs from itself: the rule's false alarms on synthetic fleets, and what an operator sees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aggregator_samples import BUNDLE
+from commands import run
+from test_aggregator_standing import core_of, message, outcomes, steps
+
+from aggregator.console import Progress
+from aggregator.drift import BEFORE, KEPT, departure
+from aggregator.events import DriftSuspected
+from aggregator.metrics import Metrics
+from aggregator.orders import give
+from aggregator.standing_report import StandingSummary
+from aggregator.store import SqliteStore
+from contract.drift import FARTHEST, Drift, read_drift
+from contract.messages import Status
+from contract.wire import encode
+
+DEVICES, REPORTS = 40, 64
+_Sizes = Callable[[np.random.Generator], int]
+_Photos = Callable[[np.random.Generator, int], np.ndarray]
+LAWS: dict[str, tuple[_Sizes, _Photos]] = {  # photos of each report, and their squared distances
+    "few alike": (lambda rng: 20, lambda rng, n: rng.chisquare(50, n) / 50),
+    "few of heavy tails": (lambda rng: 20, lambda rng, n: rng.lognormal(-0.5, 1.0, n)),
+    "twenty to four hundred": (lambda rng: int(rng.integers(20, 400)), lambda rng, n: rng.exponential(1.0, n)),
+}
+
+
+def told(rng: np.random.Generator, law: str, times: float = 1.0) -> Drift:
+    sizes, photos = LAWS[law]
+    count = sizes(rng)
+    far = np.minimum(times * photos(rng, count), FARTHEST)
+    return Drift(count, float((far > 2.0).mean()), float(far.mean()))
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_false_alarms_are_rare(law: str) -> None:
+    """At most one in 1,400 reports in the long run (benchmarks/drift.py); of so few reports, one in 400."""
+    rng, alarms = np.random.default_rng(1), 0
+    for _ in range(DEVICES):
+        history = [told(rng, law) for _ in range(REPORTS)]
+        alarms += sum(departure(history[:last]) is not None for last in range(BEFORE + 2, REPORTS + 1))
+    assert alarms <= DEVICES * (REPORTS - BEFORE - 1) / 400
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_photos_of_another_kind_are_found_at_the_second_report(law: str) -> None:
+    rng, found = np.random.default_rng(3), 0
+    for _ in range(DEVICES):
+        history = [told(rng, law) for _ in range(30)]
+        assert departure([*history, told(rng, law, 3.0)]) is None  # one is no drift
+        found += departure([*history, *(told(rng, law, 3.0) for _ in range(2))]) is not None
+    assert found >= 0.75 * DEVICES
+
+
+def test_too_short_a_history_suspects_nobody_and_what_lasts_becomes_usual() -> None:
+    usual, far = Drift(30, 0.0, 1.0), Drift(30, 0.6, 4.0)
+    assert departure([usual] * (BEFORE - 1) + [far] * 2) is None
+    assert departure([usual] * BEFORE + [far] * 2) is not None
+    assert departure([usual] * 20 + [far] * 10) is not None
+    assert departure([usual] * 20 + [far] * 30) is None
+    assert departure([far] * 20 + [usual] * 2) is None  # nearer than usual
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"samples": 19.0}, {"samples": 20.5}, {"samples": 1e9}, {"unlike": 1.1}, {"unlike": -0.1}, {"distance": 10.1}],
+)
+def test_what_cannot_be_true_is_not_heard(wrong: dict[str, float]) -> None:
+    metrics = Drift(20, 0.5, 1.0).metrics()
+    assert read_drift(metrics, max_samples=1000) == Drift(20, 0.5, 1.0)
+    assert read_drift(metrics | {f"drift_{name}": value for name, value in wrong.items()}, max_samples=1000) is None
+    assert read_drift({name: metrics[name] for name in list(metrics)[:2]}, max_samples=1000) is None
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as made:
+        yield made
+
+
+def test_an_operator_is_told_sees_it_and_a_forgotten_device_leaves_nothing(store: SqliteStore, tmp_path: Path) -> None:
+    core, path = core_of(store), tmp_path / "s"
+    outcomes(core, message(core, "a", 1, 0), message(core, "b", 1, 1))
+    metrics = Metrics("fleet", core, store.standing)
+
+    def says(device: str, drift: Drift, core: object = core) -> list[DriftSuspected]:
+        core.status(device, encode(Status(True, b"instance", 1, metrics=drift.metrics())), 0.0)  # type: ignore[attr-defined]
+        return list(store.drift.settle(1.0))
+
+    for report in range(BEFORE + 70):
+        usual = Drift(20 + report, 0.05, 1.0)
+        assert says("a", usual) == says("b", usual) == []
+        assert says("a", usual) == []  # a retained status that is heard again is no report
+    assert len(store.drift._told("a")) == KEPT
+    far = Drift(20, 0.06, 1.5)
+    assert says("a", far) == []
+    (event,) = says("a", Drift(21, 0.06, 1.5))
+    assert event == DriftSuspected("a", "distance", 1.5, 1.0)
+    assert says("a", Drift(22, 0.06, 1.5)) == []  # told once
+    metrics.look()
+    assert 'devices{state="drifting"} 1' in metrics.text()
+    summary = StandingSummary(store, "fleet", BUNDLE).content(finished=False, global_version=0)
+    assert summary["drifting"] == {"a": {"figure": "distance", "now": 1.5, "usual": 1.0, "limit": 1.2}}
+    shown = run("fleet", "show", "a", "--store", path).stdout
+    assert (
+        "newest 22 photos: distance to earlier photos 1.50, share unlike earlier photos 0.06, 64 reports kept" in shown
+    )
+    assert "drift suspected: distance to earlier photos was usually 1.00" in shown
+    listed = run("fleet", "list", "--store", path, "--json", tmp_path / "list.json").stdout
+    assert "1.50, usually 1.00" in listed
+    devices = {d["device"]: d["drift"] for d in json.loads((tmp_path / "list.json").read_text())["devices"]}
+    assert devices["b"] == {"reports": KEPT, "samples": 97, "unlike": 0.05, "distance": 1.0, "suspected": None}
+    give(path, "forget", "a", "me")
+    steps(core, 2.0)
+    assert says("a", Drift(23, 0.06, 1.5)) == []  # refused
+    assert (store.drift.facts(), store.drift._told("a")) == ({}, [])
+    assert says("b", far) == []
+    assert [event.device for event in says("b", Drift(21, 0.06, 1.5))] == ["b"]
+
+
+def test_who_is_suspected_is_known_after_a_restart(tmp_path: Path) -> None:
+    for report in range(BEFORE + 2):
+        with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+            store.drift.hear("a", Drift(20 + report, 0.0, 1.0 + (report >= BEFORE)).metrics(), max_samples=1000)
+            store.drift.settle(1.0)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        assert set(store.drift.facts()) == {"a"}
+
+
+def test_the_line_that_a_person_reads() -> None:
+    from rich.console import Console
+
+    console = Console(record=True, width=200)
+    Progress(console)(DriftSuspected("porch", "unlike", 0.4, 0.02))
+    said = "drift: porch departs from itself: share unlike earlier photos 40%, usually 2%; protofleet fleet show porch"
+    assert said in console.export_text()
