@@ -127,7 +127,7 @@ class Coordinator:
     @property
     def largest_message_bytes(self) -> int:
         """The largest message that is of any use: a contribution that was made for a larger limit is taken whole."""
-        methods = {*self.rounds.plan, *(record.method for record in self._store.rounds()[-1:])}
+        methods = {*self.rounds.plan, *(record.method for record in self._newest_round())}
         views = [replace(self._view(), method=name, width=self._width(method_of(name))) for name in methods]
         return max([self.limit_bytes, *map(largest_contribution_bytes, views)])
 
@@ -368,8 +368,12 @@ class Coordinator:
             return device in rounds.contributions
         return self._store.holds(round, method, device) and not self._stand_ins.stood(round, device)
 
+    def _newest_round(self) -> list[RoundRecord]:
+        """The one that was opened last, if any was."""
+        return self._store.rounds(after=self._store.last_round() - 1)
+
     def _resume(self, now: float, wall: float | None) -> None:
-        records = self._store.rounds()
+        records = self._newest_round()
         if not records:
             return
         last = records[-1]

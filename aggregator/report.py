@@ -2,7 +2,8 @@
 
 It is written after every round of a run that may go on for months, so a closed round's contributions, which no longer
 change, are read from the store and encoded once; the counters of late and repeated messages, which do, are read anew,
-and the accuracy of the rounds of which devices have said something since.
+and the accuracy of the rounds of which devices have said something since. Of a run of years the newest `KEEP_ROUNDS`
+are listed; the others are in the totals, and `rounds_before` says how many they are.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 
 from aggregator.accuracy import fleet_accuracy
-from aggregator.store import OUTCOMES, RoundRecord, Store
+from aggregator.store import KEEP_ROUNDS, OUTCOMES, RoundRecord, Store
 
 __all__ = ["SCHEMA", "Summary"]
 
@@ -34,8 +35,10 @@ class Summary:
 
     def _begin(self) -> None:
         self._taken_out = self._store.standing.taken_out
+        self._before = max(0, self._store.last_round() - KEEP_ROUNDS - 1)  # rounds up to this number are not listed
         self._closed: list[dict[str, Any]] = []  # without what may still change
-        self._totals = {"committed": 0, "uplink_bytes": 0}  # of those
+        committed, uplink_bytes = self._store.totals(self._before)
+        self._totals = {"committed": committed, "uplink_bytes": uplink_bytes}  # of those, and of the ones before
         self._accuracy: dict[int, msgspec.Raw] = {}  # by round, encoded
         self._accuracy_read = 0  # up to which of what devices said
 
@@ -44,12 +47,13 @@ class Summary:
         if self._taken_out != self._store.standing.taken_out:
             self._begin()  # a device was forgotten: it is in no closed round any more
         totals = dict(self._totals)
-        for record in self._store.rounds(after=self._closed[-1]["round"] if self._closed else 0):
+        for record in self._store.rounds(after=self._closed[-1]["round"] if self._closed else self._before):
             for counted in (totals, self._totals) if record.closed else (totals,):
                 counted["committed"] += len(record.uplink_bytes)
                 counted["uplink_bytes"] += sum(record.uplink_bytes.values())
             if record.closed:
                 self._closed.append(_round(record))
+        self._let_go()
         self._read_accuracy()
         tallies = self._store.tallies()
         outcomes = {name: sum(n for (_, outcome), n in tallies.items() if outcome == name) for name in OUTCOMES}
@@ -58,6 +62,7 @@ class Summary:
             **self._head,
             "finished": finished,
             "global_version": global_version,
+            "rounds_before": self._before,
             "rounds": [
                 _with_outcomes(each, tallies) | {"accuracy": self._accuracy.get(each["round"])} for each in self._closed
             ],
@@ -72,11 +77,19 @@ class Summary:
             "drifting": self._store.drift.facts(),
         }
 
+    def _let_go(self) -> None:
+        """Of what is not listed any more."""
+        gone = self._closed[:-KEEP_ROUNDS]
+        if gone:
+            self._before, self._closed = gone[-1]["round"], self._closed[-KEEP_ROUNDS:]
+            for each in gone:
+                self._accuracy.pop(each["round"], None)
+
     def _read_accuracy(self) -> None:
         self._accuracy_read, rounds = self._store.accuracy_since(self._accuracy_read)
         for number in rounds:
             found = fleet_accuracy(self._store.accuracy(number))
-            if found is not None:
+            if found is not None and number > self._before:
                 self._accuracy[number] = msgspec.Raw(msgspec.json.encode(found.facts()))
 
 

@@ -109,7 +109,11 @@ class Service:
                 on_summary(found, False)  # the last one comes when the devices have said how good they are
                 if finished:
                     totals = found["totals"]
-                    tell(RunFinished(len(found["rounds"]), totals["committed"], totals["uplink_bytes"]))
+                    tell(
+                        RunFinished(
+                            found["rounds_before"] + len(found["rounds"]), totals["committed"], totals["uplink_bytes"]
+                        )
+                    )
 
             on_summary(content(), False)  # now, so that a path that cannot be written is known now
             server = Server(

@@ -111,12 +111,12 @@ class StandingCoordinator:
     def _claim(self) -> None:
         """A store has rounds or standing sums, of one method, and never both."""
         known = self._tables.meta("standing")
-        rounds = self._store.rounds()
+        rounds = self._store.last_round()
         if known != self.method.name and (known is not None or rounds):
             raise UsageError(
                 "--standing",
                 expected=f"a store of standing sums of {self.method.name}, or a new one",
-                got=f"one of {known}" if known else f"one with {len(rounds)} rounds",
+                got=f"one of {known}" if known else f"one with {rounds} rounds",
                 hint="another --store",
             )
         if known is None:

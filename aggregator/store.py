@@ -12,10 +12,10 @@ The key is unique, so the same contribution a second time is a duplicate, never 
 its result and the new global state in one transaction too: after kill -9 a round is either open with all it was
 promised, or closed with its result.
 
-What is kept (docs/decisions/085): keys, counters, accuracy and one line for each round for ever; the newest global
-state; the payloads of the open round and of the last closed round of each method, so that FFC's sums are there until
-the next calibration replaces them; and of older rounds, newest first, up to `KEEP_BYTES`. The transaction that closes a
-round drops what it makes superfluous.
+What is kept (docs/decisions/085, 131): keys, counters and one line for each round for ever; what devices said of their
+accuracy for the newest `KEEP_ROUNDS`; the newest global state; the payloads of the open round and of the last closed
+round of each method, so that FFC's sums are there until the next calibration replaces them; and of older rounds, newest
+first, up to `KEEP_BYTES`. The transaction that closes a round drops what it makes superfluous.
 
 `Store` is the protocol that the server is written to. Who only reads a store asks `aggregator/stored.py`.
 """
@@ -56,6 +56,7 @@ __all__ = [
 
 OUTCOMES = ("duplicate", "late", "rejected", "malformed")
 KEEP_BYTES = 256 << 20
+KEEP_ROUNDS = 1_000  # of which accuracy is kept, and which a summary lists
 _PART_BYTES = 1 << 26
 
 
@@ -116,6 +117,8 @@ class Store(Protocol):
         self, number: int, closed_at: float, classes_merged: int, state: GlobalState, max_share: float = 0.5
     ) -> None: ...
     def state(self) -> GlobalState: ...
+    def last_round(self) -> int: ...
+    def totals(self, up_to: int) -> tuple[int, int]: ...
     def rounds(self, *, after: int = 0) -> list[RoundRecord]: ...
     def record(self, round: int) -> RoundRecord: ...
     def refusals(self, round: int) -> list[str]: ...
@@ -282,6 +285,19 @@ class SqliteStore:
         with self._disk(), as_written(self._file.path):
             return newest_state(self._db, self._run)
 
+    def last_round(self) -> int:
+        """The number of the newest round that was opened; 0 for none."""
+        with self._disk():
+            return int(self._db.execute("SELECT coalesce(max(number), 0) FROM round").fetchone()[0])
+
+    def totals(self, up_to: int) -> tuple[int, int]:
+        """Contributions to the rounds with numbers up to that, and their payload bytes, without reading each."""
+        with self._disk():
+            count, received = self._db.execute(
+                "SELECT count(*), coalesce(sum(received_bytes), 0) FROM contribution WHERE round <= ?", (up_to,)
+            ).fetchone()
+        return int(count), int(received)
+
     def rounds(self, *, after: int = 0) -> list[RoundRecord]:
         """Every round that was opened, in order; of those with a number above `after`."""
         with self._disk():
@@ -337,6 +353,7 @@ class SqliteStore:
             methods.add(method)
         self._db.execute("DELETE FROM global WHERE version < (SELECT max(version) FROM global)")
         self._db.execute("DELETE FROM refusal WHERE round < ?", (closed,))
+        self._db.execute("DELETE FROM accuracy WHERE round <= ?", (closed - KEEP_ROUNDS,))
 
     def _claim(self, owner: Mapping[str, bytes]) -> None:
         """Mark a new file as this run's, or find out that it is another's."""

@@ -1,11 +1,16 @@
 """How the aggregator's store grows with a run, and what the summary after a round costs at its end.
 
     python benchmarks/store_growth.py --rounds 200 --devices 1000 --payload-bytes 2000
+    python benchmarks/store_growth.py --standing --generations 365 --devices 200 --payload-bytes 50000
 
-Every round commits a contribution of each device, in batches as the server does, and closes. Printed, as one JSON line:
-the size of the file, and of it what keys and counters take once payloads are dropped; the seconds that one round's
-commits take in the beginning and at the end; the seconds that the last round's summary takes in a process that has
-written the one before, and in one that has just started; and the size of what is written.
+Every round commits a contribution of each device, in batches as the server does, and closes; then each device says how
+accurate it is. Printed, as one JSON line: the size of the file, and of it what keys and counters, and what accuracy
+takes for each device and round once payloads are dropped; the seconds that one round's commits take in the beginning
+and at the end; the seconds that the last round's summary takes in a process that has written the one before, and in one
+that has just started; and the size of what is written.
+
+With `--standing` each device replaces its sums `--generations` times and reports drift each time: the size of the file
+after the first, in the middle and at the end; of it what there is beside the newest payloads; and what orders take.
 """
 
 from __future__ import annotations
@@ -18,8 +23,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from aggregator.accuracy import Told
+from aggregator.orders import give
 from aggregator.report import Summary
+from aggregator.standing_store import Stands
 from aggregator.store import KEEP_BYTES, Accepted, SqliteStore
+from contract.accuracy import Accuracy
+from contract.drift import Drift
 from contract.json_output import write_json
 
 BUNDLE, METHOD, BATCH = bytes(32), "fedproto", 256
@@ -34,7 +44,18 @@ def one_round(store: SqliteStore, number: int, devices: int, payload_bytes: int)
     for start in range(0, devices, BATCH):
         store.commit(accepted[start : start + BATCH], {(number, "late"): 1})
     store.close_round(number, 1.0, 0, store.state())
-    return time.perf_counter() - began
+    seconds = time.perf_counter() - began
+    store.keep_accuracy([Told(number, a.device, Accuracy(100, 0.9, 0.95, shipped=0.5, alone=0.4)) for a in accepted])
+    return seconds
+
+
+def packed_bytes(store: SqliteStore, *emptied: str) -> int:
+    """What the file would take without these tables, and without room to spare."""
+    for table in emptied:
+        store._db.execute(f"DELETE FROM {table}")
+    store._db.execute("VACUUM")
+    sizes = [store._db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size")]
+    return int(sizes[0] * sizes[1])
 
 
 def timed(summary: Summary, path: Path) -> float:
@@ -54,23 +75,56 @@ def measure(rounds: int, devices: int, payload_bytes: int, keep_bytes: int) -> d
             seconds.append(one_round(store, rounds, devices, payload_bytes))
             after_a_round, after_a_start = timed(warm, out), timed(Summary(store, "b", BUNDLE), out)
             (kept,) = store._db.execute("SELECT sum(length(bytes)) FROM payload").fetchone()
-            store._db.execute("DELETE FROM payload")
-            store._db.execute("VACUUM")
-            (pages,) = store._db.execute("PRAGMA page_count").fetchone()
-            (page_bytes,) = store._db.execute("PRAGMA page_size").fetchone()
-            whole = path.stat().st_size  # VACUUM writes to the log: the file is as large as it was
+            whole = path.stat().st_size
+            without_payloads, keys = packed_bytes(store, "payload"), packed_bytes(store, "accuracy")
         return {
             "rounds": rounds,
             "devices": devices,
             "payload_bytes": payload_bytes,
             "file_mb": round(whole / 1e6, 1),
             "payloads_kept_mb": round(kept / 1e6, 1),
-            "keys_bytes_per_device_round": round(pages * page_bytes / rounds / devices, 1),
+            "keys_bytes_per_device_round": round(keys / rounds / devices, 1),
+            "accuracy_bytes_per_device_round": round((without_payloads - keys) / rounds / devices, 1),
             "first_rounds_s": round(statistics.median(seconds[:10]), 3),
             "last_rounds_s": round(statistics.median(seconds[-10:]), 3),
             "summary_after_a_round_s": round(after_a_round, 3),
             "summary_after_a_start_s": round(after_a_start, 3),
             "summary_mb": round(out.stat().st_size / 1e6, 1),
+        }
+
+
+def one_generation(store: SqliteStore, number: int, devices: int, payload_bytes: int) -> None:
+    """Every device replaces its sums, and tells of its newest photos."""
+    payload = os.urandom(payload_bytes)
+    newer = [Stands(f"device-{i:05d}", number, payload, payload_bytes) for i in range(devices)]
+    for start in range(0, devices, BATCH):
+        store.standing.commit(newer[start : start + BATCH], {(0, "duplicate"): 1}, float(number))
+        for stands in newer[start : start + BATCH]:
+            store.drift.hear(stands.device, Drift(20 + number, 0.05, 1.0).metrics(), max_samples=10**6)
+        store.drift.settle(float(number))
+
+
+def measure_standing(generations: int, devices: int, payload_bytes: int, orders: int = 1000) -> dict[str, object]:
+    with tempfile.TemporaryDirectory() as name:
+        path, files_mb = Path(name) / "s.sqlite", []
+        for number in range(1, generations + 1):
+            with SqliteStore(path, BUNDLE, "b") as store:
+                one_generation(store, number, devices, payload_bytes)
+            if number in (1, generations // 2, generations):
+                files_mb.append(round(path.stat().st_size / 1e6, 2))  # closed: the log is in it
+        with SqliteStore(path, BUNDLE, "b") as store:
+            for _ in range(orders):
+                give(path, "remove", "device-00001", "operator")
+            with_orders, without = packed_bytes(store), packed_bytes(store, "fleet_order")
+            drift_free, bare = packed_bytes(store, "drift"), packed_bytes(store, "standing")
+        return {
+            "generations": generations,
+            "devices": devices,
+            "payload_bytes": payload_bytes,
+            "file_mb_after_first_middle_last": files_mb,
+            "standing_bytes_per_device": round((drift_free - bare) / devices),
+            "drift_bytes_per_device": round((without - drift_free) / devices),
+            "order_bytes": round((with_orders - without) / orders),
         }
 
 
@@ -80,5 +134,10 @@ if __name__ == "__main__":
     parser.add_argument("--devices", type=int, default=1000)
     parser.add_argument("--payload-bytes", type=int, default=2000)
     parser.add_argument("--keep-mb", type=float, default=KEEP_BYTES / 1e6)
+    parser.add_argument("--standing", action="store_true")
+    parser.add_argument("--generations", type=int, default=365)
     told = parser.parse_args()
-    print(json.dumps(measure(told.rounds, told.devices, told.payload_bytes, int(told.keep_mb * 1e6))))
+    if told.standing:
+        print(json.dumps(measure_standing(told.generations, told.devices, told.payload_bytes)))
+    else:
+        print(json.dumps(measure(told.rounds, told.devices, told.payload_bytes, int(told.keep_mb * 1e6))))

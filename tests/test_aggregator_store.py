@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from aggregator_samples import BUNDLE
 
+from aggregator.accuracy import Told
 from aggregator.report import Summary
 from aggregator.store import Accepted, SqliteStore
+from contract.accuracy import Accuracy
 from contract.errors import StoreError, UsageError
 from contract.messages import ClassRows
 from contract.state import GlobalState
@@ -255,6 +257,30 @@ def test_a_summary_reads_only_what_is_new(tmp_path: Path) -> None:
         for _ in range(2):  # the open round counts, and only once
             content = told.content(finished=False, global_version=5)
             assert (len(content["rounds"]), content["totals"]["committed"]) == (5, 16)
+
+
+def test_of_a_run_of_years_the_newest_rounds_are_listed_and_all_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.store.KEEP_ROUNDS", 3)
+    monkeypatch.setattr("aggregator.report.KEEP_ROUNDS", 3)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        told = Summary(store, "fleet", BUNDLE)
+        for number in range(1, 8):
+            store.open_round(number, "fedproto", 0, 0.0)
+            store.commit([_accepted(f"d{i}", number) for i in range(2)], {(number, "late"): 1})
+            if number == 7:
+                break  # it is open
+            store.close_round(number, 2.0, 2, _state(store, number))
+            store.keep_accuracy([Told(number, "d0", Accuracy(10, 0.5))])
+        content = told.content(finished=False, global_version=6)
+        fresh = Summary(store, "fleet", BUNDLE).content(finished=False, global_version=6)
+        assert msgspec.json.encode(content) == msgspec.json.encode(fresh)
+        assert ([each["round"] for each in content["rounds"]], content["rounds_before"]) == ([4, 5, 6], 3)
+        assert (content["totals"]["committed"], content["totals"]["late"]) == (14, 7)
+        assert content["totals"]["uplink_bytes"] == sum(sum(r.uplink_bytes.values()) for r in store.rounds())
+        assert [bool(store.accuracy(number)) for number in range(1, 7)] == [False] * 3 + [True] * 3
+        assert store.holds(1, "fedproto", "d0")  # keys stay: a repetition is a duplicate for ever
 
 
 def test_a_new_run_goes_on_from_what_is_held(tmp_path: Path) -> None:
