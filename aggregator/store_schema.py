@@ -63,7 +63,12 @@ KIND = Kind(
 
 
 def draw_run(db: sqlite3.Connection) -> bytes:
-    """Make another run of a store, within a transaction; its id, 4 bytes."""
+    """Make another run of a store, within a transaction; its id, 4 bytes.
+
+    A device begins a run with its generation 1. What stands is from before, so it is numbered above that: the device
+    hears that its first is late, and sends again. With the same number it would hear that it is held already.
+    """
     run = os.urandom(4)
+    db.execute("UPDATE standing SET generation = generation + 1")
     db.execute("UPDATE meta SET value = ? WHERE name = 'run'", (run,))
     return run

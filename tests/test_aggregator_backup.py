@@ -59,6 +59,15 @@ def test_what_is_restored_is_another_run_without_what_was_forgotten_since(tmp_pa
         assert core.standing.present == {"b", "c"}
         expect_head_of(core, 1, 2)
         assert outcomes(core, old) == ["rejected"]  # of the run before
+        (told_b,) = core.take([message(core, "b", 1, 8)], 3.0)  # what it has now: for the device, the run is new
+        assert told_b.receipt is not None
+        assert (told_b.outcome, told_b.receipt.held) == (
+            "late",
+            2,
+        )  # and not a duplicate of what came before the backup
+        assert outcomes(core, message(core, "b", 3, 8)) == ["committed"]
+        steps(core, 99.0)
+        expect_head_of(core, 2, 8)
         assert outcomes(core, message(core, "a", 2, 5), message(core, "c", 2, 5)) == ["rejected"] * 2
         log = [(o["what"], o["outcome"]) for o in _log(path)]
     assert log[-1] == ("restore", f"of {kept}, as run {told['run']}")
