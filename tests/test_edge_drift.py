@@ -3,27 +3,40 @@ protects what it sends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from brokers import Embedded
+from edge_peer import FLEET, Peer
 from edge_samples import fashion
 from test_edge_accuracy import _settings
 
 from contract.bundle import Bundle, read_bundle
-from contract.drift import LEAST
+from contract.drift import LEAST, read_drift
 from contract.errors import UsageError
+from edge_client.config import settle_config
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.drift import DriftWatch, Reference
 from edge_client.health import Health
-from edge_client.service import _tells_drift
+from edge_client.service import Service, _tells_drift
 
 
 @pytest.fixture(scope="module")
 def bundle(mnist_like_bundle: Callable[..., Path]) -> Bundle:
     return read_bundle(mnist_like_bundle("ncm"))
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    broker = Embedded()
+    broker.start()
+    yield broker.url
+    broker.stop()
 
 
 def joined(*parts: LocalData) -> LocalData:
@@ -120,3 +133,36 @@ def test_not_where_noise_is_added_or_the_owner_says_no(tmp_path: Path) -> None:
         _tells_drift(_settings(tmp_path, tell_drift=True), noised)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="--tell-drift with --epsilon, expected one of them"):
         _settings(tmp_path, tell_drift=True, epsilon=1.0)
+
+
+def test_a_running_client_says_it_after_the_contribution_that_holds_new_photos(
+    bundle: Bundle, mnist_like_bundle: Callable[..., Path], url: str, tmp_path: Path
+) -> None:
+    whole = fashion(bundle, 90, (0, 1))
+    file = tmp_path / "photos.npz"
+    np.savez(file, x=whole.x[:50], y=whole.y[:50])
+    options = {"id": "pi-1", "data": str(file), "state": str(tmp_path / "state"), "hold_out": 0.0}
+    settings = settle_config(None, {"bundle": str(mnist_like_bundle("ncm")), "broker": url, "fleet": FLEET, **options})
+    service = Service(settings)
+    running = threading.Thread(target=lambda: service.run(lambda line: None, lambda content, ended: None), daemon=True)
+    with Peer(url, bundle) as peer:
+        running.start()
+        peer.status(online=True)
+        peer.announce(1, "ncm", extractor=bytes(32))
+        peer.contribution(1)
+        peer.answer(1, "ncm")
+        np.savez(tmp_path / "more.npz", x=whole.x, y=whole.y)
+        (tmp_path / "more.npz").rename(file)
+        peer.announce(2, "ncm", extractor=bytes(32))
+        peer.contribution(2)
+        deadline = time.monotonic() + 30
+        while "drift_samples" not in peer.statuses[-1].metrics:
+            assert time.monotonic() < deadline, peer.statuses[-1]
+            peer.receive()
+        assert not any("drift_samples" in status.metrics for status in peer.statuses[:-1])
+        found = read_drift(peer.statuses[-1].metrics, max_samples=1000)
+        assert found is not None
+        assert (found.samples, 0.3 < found.distance < 2.0) == (40, True)
+        service.stop()
+        running.join(20)
+    assert not running.is_alive()
