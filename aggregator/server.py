@@ -178,9 +178,8 @@ class Server:
 
     def _gather(self) -> list[Received]:
         now = time.monotonic()
-        due_s = (
-            self._core.rounds.due_in_s(now) if self._seat.taken else None
-        )  # nothing opens or closes without the seat
+        # without the seat nothing opens or closes
+        due_s = self._core.rounds.due_in_s(now) if self._seat.taken else None
         waits = (due_s, self._seat.wait_s(now))
         event = self._link.receive(min((TURN_S, *(wait + 0.001 for wait in waits if wait is not None))))
         received: list[Received] = []
