@@ -20,6 +20,7 @@ from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
 from aggregator.outliers import Finding, Traits
 from aggregator.rounds import Closed, Opened, Policy, Rounds, Step, plan
+from aggregator.stand_ins import StandIns
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store
 from aggregator.validation import MAX_SAMPLES, Terms
@@ -119,7 +120,7 @@ class Coordinator:
         self._traits: dict[str, Traits] = {}  # of the open round's contributions, as far as this process took them
         self.findings: tuple[Finding, ...] = ()
         self.doubt, self.told = "", ""
-        self._ingest = Ingest(self._holds)
+        self._ingest, self._stand_ins = Ingest(self._holds), StandIns()
         self._uncounted: Counter[tuple[int, str]] = Counter()
         self._told_accuracy: dict[tuple[int, str], Told] = {}  # not durable yet
         self.accuracy_batches = 0
@@ -237,6 +238,8 @@ class Coordinator:
         """
         view = self._view()
         made = [self._ingest.decide(device, payload, view, now) for device, payload in batch]
+        for decision, (_, payload) in zip(made, batch if self.rounds.policy.stays else (), strict=False):
+            self._stand_ins.hear(decision, payload, view)
         refused = [d for d in made if d.outcome == "rejected" and _answers(d, view)]
         tally = self._uncounted + Counter((d.round, d.outcome) for d in made if d.outcome in OUTCOMES)
         accepted = [d.accepted for d in made if d.accepted is not None]
@@ -273,12 +276,20 @@ class Coordinator:
             self._store.open_round(step.round, step.method, step.seed, wall)
             self._traits.clear()
         elif isinstance(step, Closed):
+            self._let_stand_in(step)
             merged = self._merged(step)
             found = method_of(step.method)
             state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
             self._store.close_round(step.round, wall, int(merged.present.sum()), state, self._settings.max_share)
             self.state = state
         return step
+
+    def _let_stand_in(self, step: Closed) -> None:
+        """Late contributions count for devices of which the round has nothing."""
+        heard = {*self.rounds.contributions, *self._store.refusals(step.round)}
+        late = self._stand_ins.due(step.round, step.method, lambda d: d not in heard and self.rounds.is_sampled(d))
+        if late:
+            self._store.commit(late, {})
 
     def _merged(self, step: Closed) -> Merged:
         """The round's result; `findings`, `doubt` and `told` then say what a person should know of it."""
@@ -306,7 +317,7 @@ class Coordinator:
         rounds = self.rounds
         if rounds.phase == "open" and (round, method) == (rounds.number, rounds.method):
             return device in rounds.contributions
-        return self._store.holds(round, method, device)
+        return self._store.holds(round, method, device) and not self._stand_ins.stood(round, device)
 
     def _resume(self, now: float, wall: float | None) -> None:
         records = self._store.rounds()

@@ -6,8 +6,9 @@ import heapq
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
-from aggregator_samples import BUNDLE, contribution, manifest, means
+from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, gram, manifest, means
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -22,6 +23,9 @@ from aggregator.store import SqliteStore
 from contract.durations import in_words, seconds
 from contract.errors import UsageError
 from contract.messages import Status
+from contract.methods import method as method_of
+from contract.ridge import solve_head
+from contract.statistics import FeatureGram
 from contract.wire import encode
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -382,3 +386,76 @@ def test_news_in_a_status_opens_a_round(tmp_path: Path) -> None:
             assert core.advance(0.0, 0.0) is None
         core.status("b", encode(Status(True, ONE, 1, "", {}, {"samples_new": 10.0})), 5.0)
         assert isinstance(core.advance(5.0, 5.0), Opened)
+
+
+# ── what comes too late ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sums_of(core: Coordinator, device: str, round: int, *, method: str = "ffc", **changes: object) -> bytes:
+    """What a device sends for a round: sums of its own that are others in each round."""
+    statistic = gram(100 * round + ord(device)) if method == "ffc" else means(100 * round + ord(device))
+    told = {"run": core.run, "round": round, "method": method, "extractor": extractor(method), **changes}
+    return encode(contribution(statistic, **told), "f64")  # type: ignore[arg-type]
+
+
+def opened(core: Coordinator, now: float) -> None:
+    assert isinstance(core.advance(now, now), Opened)
+
+
+def closed(core: Coordinator, now: float, *expected: tuple[str, int]) -> None:
+    """The round closes with just these: device, and the round that its sums were made for."""
+    assert isinstance(core.advance(now, now), Closed)
+    pooled = FeatureGram.zero(CLASSES, WIDTH)
+    for device, round in expected:
+        pooled = pooled.merge(gram(100 * round + ord(device)))
+    ridge = method_of("ffc").hyper["ridge"].default
+    np.testing.assert_allclose(core.state.head.rows, solve_head(pooled, ridge), rtol=1e-9)
+    assert sorted(core.record(core.rounds.number).uplink_bytes) == sorted(device for device, _ in expected)
+
+
+def test_a_late_contribution_stands_in_until_its_devices_own_comes_and_never_beside_it(tmp_path: Path) -> None:
+    policy = Policy(min_clients=2, open_clients=1, every_s=100.0, window_s=20.0)
+    asked = Settings(method="ffc", rounds=1, calibrate=False, policy=policy)
+
+    def says(core: Coordinator, device: str, round: int, now: float, **changes: object) -> str:
+        return core.take([(device, sums_of(core, device, round, **changes))], now)[0].outcome
+
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = Coordinator(store, manifest(), BUNDLE, asked, now=0.0)
+        core.status("a", encode(Status(True, ONE, 1)), 0.0)
+        opened(core, 0.0)
+        assert [says(core, device, 1, 1.0) for device in "ab"] == ["committed"] * 2
+        closed(core, 20.0, ("a", 1), ("b", 1))
+        assert [says(core, device, 1, 30.0) for device in "cde"] == ["late"] * 3
+        assert says(core, "f", 1, 30.0, method="fedproto") == "late"  # over its own extractor
+        assert says(core, "g", 1, 30.0, extractor=bytes(32)) == "late"  # over another
+        opened(core, 100.0)
+        assert says(core, "c", 1, 101.0) == "late"
+        assert [says(core, device, 2, 102.0) for device in "acd"] == ["committed"] * 3
+        closed(core, 120.0, ("a", 2), ("c", 2), ("d", 2), ("e", 1))
+        assert [says(core, device, 2, 130.0) for device in "ac"] == ["duplicate"] * 2
+        assert says(core, "e", 2, 130.0) == "late"  # what the store has of it in round 2 is of round 1
+        opened(core, 200.0)
+        assert [says(core, device, 3, 201.0) for device in "ab"] == ["committed"] * 2
+        closed(core, 220.0, ("a", 3), ("b", 3), ("e", 2))
+        opened(core, 300.0)
+        assert [says(core, device, 4, 301.0) for device in "ab"] == ["committed"] * 2
+        closed(core, 320.0, ("a", 4), ("b", 4))  # for one round only
+
+
+def test_what_stands_in_does_not_close_a_round_and_is_bounded(tmp_path: Path) -> None:
+    policy = Policy(min_clients=2, open_clients=1, every_s=100.0, window_s=20.0)
+    asked = Settings(method="ffc", rounds=1, calibrate=False, policy=policy)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = Coordinator(store, manifest(), BUNDLE, asked, now=0.0)
+        core.status("a", encode(Status(True, ONE, 1)), 0.0)
+        opened(core, 0.0)
+        core.take([(device, sums_of(core, device, 1)) for device in "ab"], 1.0)
+        closed(core, 20.0, ("a", 1), ("b", 1))
+        core._stand_ins._budget_bytes = 2 * len(sums_of(core, "c", 1))
+        core.take([(device, sums_of(core, device, 1)) for device in "cdefgh"], 30.0)
+        opened(core, 100.0)
+        core.take([("a", sums_of(core, "a", 2))], 101.0)
+        assert core.advance(120.0, 120.0) == Extended(2, 1)
+        core.take([("b", sums_of(core, "b", 2))], 121.0)
+        closed(core, 121.0, ("a", 2), ("b", 2), ("c", 1), ("d", 1))
