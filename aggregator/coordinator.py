@@ -279,7 +279,7 @@ class Coordinator:
         if order.what == "forget":
             outcome = self._forget(order, wall)
         else:
-            outcome = settle(order, tables, self._refused, wall) or f"refused: {order.what} is not for rounds"
+            outcome = settle(order, tables, self._refused, wall) or f"refused: {order.what} is unknown here"
             self._paused = tables.meta("paused") == "yes"
             tables.done(order, wall, outcome, before, before)
         return Obeyed(order, outcome, self.state.version)

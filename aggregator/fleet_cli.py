@@ -8,6 +8,7 @@ about a second; where none runs, the next one does, and the command says so.
 from __future__ import annotations
 
 import getpass
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -120,7 +121,7 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
         found, _ = _read(store)
         if device not in found:
             raise _unknown(store, device, found)
-    order, running = give(store, what, device, getpass.getuser())
+    order, running = give(store, what, device, _who())
     if running:
         order = await_done(store, order, wait_s)
     write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running})
@@ -129,6 +130,13 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
         line += ": no aggregator runs on this store, its next start takes it up"
     beside(json).print(line, highlight=False, markup=False, soft_wrap=True)
     return int((order.outcome or "").startswith("refused"))
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return f"user {os.getuid()}"
 
 
 def _read(store: Path) -> tuple[dict[str, Record], list[Order]]:

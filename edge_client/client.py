@@ -32,7 +32,7 @@ from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
-from contract.errors import DivergedError, LinkError, PrivacyError, WireError
+from contract.errors import DivergedError, LinkError, WireError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
 from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
 from contract.methods import METHODS, method
@@ -232,9 +232,7 @@ class Client:
         """Where sums stand: send those of what is here, if enough has changed; False when nothing is to be sent."""
         a = self._follower.standing
         if a is not None and self._accountant is not None:
-            raise PrivacyError(
-                "the fleet's sums stand", expected="rounds, each of which costs ε", got="sums without noise, sent anew"
-            )
+            self._accountant.check_standing()
         made = None if a is None else self._standing.make(a, self._boot, time.monotonic())
         if a is None or made is None:
             return False
@@ -473,7 +471,9 @@ class Client:
         )
 
     def _tell_what_is_waited_for(self) -> None:
-        waited_for = self._follower.waits_for() if self._connections and not self._outbox else self._outbox.waits_for()
+        waited_for = self._outbox.waits_for()
+        if self._connections and not self._outbox:
+            waited_for = self._follower.waits_for() or self._standing.waits_for()
         line = self._waits.line(waited_for, time.monotonic())
         if line:
             self._log(line)
