@@ -54,7 +54,7 @@ def list_command(store: _Store, json: _Json = None) -> int:
     found, _ = _read(store)
     write_json(json, {"schema": SCHEMA, "devices": [asdict(record) for record in found.values()]})
     rows = [(r.device, _standing(r), str(r.rounds), r.refused or "") for r in found.values()]
-    show_table(beside(json), ("device", "standing", "rounds", "refused, since it"), rows, words=(0, 1, 3))
+    show_table(beside(json), ("device", "standing", "rounds", "refused"), rows, words=(0, 1, 3))
     return 0
 
 
