@@ -8,6 +8,7 @@ about a second; where none runs, the next one does, and the command says so.
 from __future__ import annotations
 
 import getpass
+import os
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -53,7 +54,7 @@ def list_command(store: _Store, json: _Json = None) -> int:
     found, _ = _read(store)
     write_json(json, {"schema": SCHEMA, "devices": [asdict(record) for record in found.values()]})
     rows = [(r.device, _standing(r), str(r.rounds), r.refused or "") for r in found.values()]
-    show_table(beside(json), ("device", "standing", "rounds", "refused, since it"), rows, words=(0, 1, 3))
+    show_table(beside(json), ("device", "standing", "rounds", "refused"), rows, words=(0, 1, 3))
     return 0
 
 
@@ -132,7 +133,7 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
         found, _ = _read(store)
         if device not in found:
             raise _unknown(store, device, found)
-    order, running = give(store, what, device, getpass.getuser())
+    order, running = give(store, what, device, _who())
     if running:
         order = await_done(store, order, wait_s)
     write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running})
@@ -141,6 +142,13 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
         line += ": no aggregator runs on this store, its next start takes it up"
     beside(json).print(line, highlight=False, markup=False, soft_wrap=True)
     return int((order.outcome or "").startswith("refused"))
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return f"user {os.getuid()}"
 
 
 def _read(store: Path) -> tuple[dict[str, Record], list[Order]]:

@@ -224,6 +224,8 @@ def test_with_a_budget_a_round_without_noise_is_refused() -> None:
             f"got a round of {other}, which adds none, try aggregate --no-calibrate, or this client without --epsilon"
         )
     accountant.check("fedhkd")
+    with pytest.raises(PrivacyError, match="the fleet's sums stand, expected rounds of fedhkd"):
+        accountant.check_standing()
 
 
 @pytest.mark.parametrize(("predictions", "bare"), [(True, 1), (False, 0)])
