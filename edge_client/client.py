@@ -104,7 +104,13 @@ class Client:
         self._instance = os.urandom(8)
         self._boot = journal.begin(self._instance)
         self._outbox = Outbox(random.Random())
-        self._follower = Follower(device_id, bundle, is_done=journal.is_done, took_part=journal.took_part)
+        self._follower = Follower(
+            device_id,
+            bundle,
+            is_done=journal.is_done,
+            took_part=journal.took_part,
+            was_rejected=lambda key: (journal.outcome(key) or ("", 0))[0] == "rejected",
+        )
         self._presence = Presence(device_id, self._instance, is_own=journal.is_own_instance)
         self._unreported = journal.unreported()
         self._step_ms: float | None = None

@@ -297,6 +297,17 @@ def test_what_failed_is_remembered_too_until_it_is_named(bundle, path, cuda, tmp
     assert device.names == ["cpu", "cuda", "cuda"]
 
 
+@pytest.mark.parametrize("written", ["[" * 100_000, None], ids=["a file that nobody wrote", "a CPU that failed once"])
+def test_no_remembered_trial_bars_the_cpu(bundle, path, cuda, tmp_path, written: str | None) -> None:
+    cuda()
+    device = Counted(bundle, path, tmp_path, FAST)
+    first = device.settle()
+    table = json.loads((tmp_path / FILE).read_text())
+    table["threads"]["1"][0]["failed"] = "not enough memory, once"
+    (tmp_path / FILE).write_text(written or json.dumps(table))
+    assert device.settle() == first
+
+
 def test_a_trial_in_a_process_of_its_own_is_what_it_is_here(bundle: Bundle, path: Path) -> None:
     apart = tried_apart([sys.executable, "-m", "edge_client.provider_trials", str(path), "cpu", "1", ""], "cpu")
     assert apart.failed == ""

@@ -109,7 +109,7 @@ def _tell_basis(predictor: Predictor) -> None:
         f"answers by {way_in_words(predictor.way)}, on {predictor.basis}; novelty: {predictor.measure}, {limit}",
         err=True,
     )
-    typer.echo(predictor.runs_on, err=True)
+    typer.echo(printable(predictor.runs_on), err=True)
 
 
 # ── where photos come from ──────────────────────────────────────────────────────────────────────────────────────────
