@@ -27,7 +27,7 @@ from contract.accuracy import read_accuracy
 from contract.bundle import Manifest, extractor_of
 from contract.errors import UsageError, WireError, near_names
 from contract.messages import Announcement, Contribution, Encoding, Status
-from contract.methods import Method, Value, runs_on
+from contract.methods import Method, Value, closing_method, runs_on
 from contract.methods import method as method_of
 from contract.methods.base import Merged
 from contract.rules import Rule, check_rule
@@ -108,6 +108,7 @@ class Coordinator:
                 got=f"{1 + len(others)} bundles",
                 hint="--no-calibrate",
             )
+        _check_heads(settings, methods)
         check_rule(settings.rule, method_of(methods[0]).statistic)
         _check_limit(manifest, settings)
         self._store, self._manifest, self._bundle, self._settings = store, manifest, bundle, settings
@@ -383,3 +384,12 @@ def _check_limit(manifest: Manifest, settings: Settings) -> None:
     least = _least_limit_bytes(manifest)
     if not least <= settings.limit_bytes <= 1 << 28:
         raise UsageError("--limit-bytes", expected=f"at least {least} for class rows", got=settings.limit_bytes)
+
+
+def _check_heads(settings: Settings, methods: tuple[str, ...]) -> None:
+    given = set(settings.hyper) & set(closing_method().solved_with)
+    unused = given - {name for each in methods for name in method_of(each).solved_with}
+    if unused:
+        options = ", ".join(f"--{name}" for name in sorted(unused))
+        got = f"rounds of {', '.join(dict.fromkeys(methods))}"
+        raise UsageError(options, expected="a round whose head is made with it", got=got, hint="leaving it out")
