@@ -119,7 +119,12 @@ class Client:
         self._health = Health(instance, self._boot, measured or {})
         self._outbox = Outbox(random.Random())
         self._follower = Follower(
-            device_id, bundle, is_done=journal.is_done, took_part=journal.took_part, stays=not until_finished
+            device_id,
+            bundle,
+            is_done=journal.is_done,
+            took_part=journal.took_part,
+            was_rejected=lambda key: (journal.outcome(key) or ("", 0))[0] == "rejected",
+            stays=not until_finished,
         )
         self._presence = Presence(device_id, instance, is_own=journal.is_own_instance)
         self._rounds = RoundWork(

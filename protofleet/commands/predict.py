@@ -134,7 +134,7 @@ def _tell_basis(predictor: Predictor, state: Path | None) -> None:
     others = _others(predictor.ways, state)
     if others:
         typer.echo(others, err=True)
-    typer.echo(predictor.runs_on, err=True)
+    typer.echo(printable(predictor.runs_on), err=True)
 
 
 def _others(ways: Sequence[str], state: Path | None) -> str:
