@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from fleets import LABELS, error_line, run
 from test_predict import Finished, frozen, trained  # noqa: F401
 
 import protofleet
-from contract.answers import Answer, way_in_words
+from contract.answers import Answer, LinearAnswer, way_in_words
 from contract.errors import ExportError
 from edge_client.onnx_session import open_session
 from export.classifier import classifier
@@ -143,6 +144,17 @@ def test_a_projected_head_and_a_class_that_nobody_holds(frozen: Finished) -> Non
     np.testing.assert_allclose(scores[:, present], wanted[:, present], rtol=1e-4, atol=1e-4)
     assert found.tolist() == wanted.argmax(axis=1).tolist()
     assert (scores[:, 1] < -1e38).all()
+
+
+def test_a_graph_that_answers_otherwise_is_found_out(frozen: Finished, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    predictor = protofleet.Predictor(frozen.state())
+    answer = predictor.answering.answer
+    assert isinstance(answer, LinearAnswer)
+    off = replace(answer, weight=answer.weight * 1.01)
+    wrong = classifier(replace(predictor.bundle, params=predictor.params), off, {})
+    monkeypatch.setattr("export.classifier.classifier", lambda *_: wrong)
+    with pytest.raises(ExportError, match=r"the classifier, expected the predictor's scores, got others, by 0\.0"):
+        model_bytes(predictor)
 
 
 def test_what_no_file_can_hold_is_refused(frozen: Finished) -> None:  # noqa: F811
