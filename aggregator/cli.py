@@ -13,7 +13,7 @@ from rich.console import Console
 from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
 from aggregator.console import Progress
 from aggregator.rounds import DEADLINE_S
-from aggregator.service import STANDING_EVERY_S, Service, settle
+from aggregator.service import Service, settle
 from aggregator.validation import MAX_SAMPLES
 from contract.errors import LinkError, UsageError
 from contract.interrupt import Terminated, interruptible
@@ -51,7 +51,30 @@ def aggregate_command(
             help="End with one FFC round.  [default: where there is one bundle]",
         ),
     ] = None,
-    min_clients: Annotated[int, typer.Option(help="Devices that open a round, contributions that close it.")] = 1,
+    min_clients: Annotated[int, typer.Option(help="Contributions that close a round, and devices that open it.")] = 1,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Stay, and open a round so often: 30m, 6h, 1d.  [default: never]  With --standing: how long a head "
+            "stays at least.  [default: 60s]",
+        ),
+    ] = None,
+    when_new: Annotated[
+        int,
+        typer.Option(help="Stay, and open a round when --min-clients devices have so many new photos each; 0: never."),
+    ] = 0,
+    window: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="How long each of these rounds is open, whoever sleeps meanwhile.  [default: 1h]"
+        ),
+    ] = None,
+    open_clients: Annotated[
+        int | None,
+        typer.Option(help="Devices online that open a round.  [default: --min-clients; 1 with --every or --when-new]"),
+    ] = None,
+    max_clients: Annotated[int, typer.Option(help="Contributions that close a window before its end; 0: none do.")] = 0,
     deadline: Annotated[
         float, typer.Option(help="Seconds a round waits for devices that say nothing; 0 for as long as it takes.")
     ] = DEADLINE_S,
@@ -87,9 +110,6 @@ def aggregate_command(
             help="No rounds: a device's newest sums stand until it replaces or withdraws them (ncm, ffc).",
         ),
     ] = False,
-    every: Annotated[
-        str | None, typer.Option(help="With --standing: how long a head stays at least, 15m say.  [default: 60s]")
-    ] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another aggregator that serves this fleet, instead of refusing.")
     ] = False,
@@ -103,12 +123,10 @@ def aggregate_command(
         typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("what became of each message, and counts at the end")),
     ] = False,
 ) -> int:
-    """Run rounds: announce, receive, commit, merge."""
+    """Run rounds: announce, receive, commit, merge. With --every or --when-new, until it is stopped."""
     check_loudness(quiet, verbose)
     if calibrate and standing:
         raise UsageError("--calibrate with --standing", expected="one of them", got="both: there are no rounds")
-    if every is not None and not standing:
-        raise UsageError("--every", expected="--standing beside it", got="rounds")
     settings = settle(
         method=method,
         rounds=rounds,
@@ -126,8 +144,12 @@ def aggregate_command(
         encoding=encoding,
         sums_encoding=sums_encoding,
         limit_bytes=limit_bytes,
+        every=every,
+        when_new=when_new,
+        window=window,
+        open_clients=open_clients,
+        max_clients=max_clients,
         standing=standing,
-        every=STANDING_EVERY_S if every is None else every,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
     service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run)

@@ -9,12 +9,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from aggregator import events
-from contract.terminal import printable
+from contract.durations import in_words
+from contract.terminal import counted, printable
 
 __all__ = ["Progress"]
 
 _EVERY_S = 1.0  # a flood of contributions in a large fleet, or of refusals, prints one line a second
 _SMALL_FLEET = 20
+_HELD_OUT = (
+    "  where a device lacks classes, its held-out photos lack them, too: naming these is not in that figure "
+    "(client --test shows it; docs/accuracy.md)"
+)
 
 
 class Progress:
@@ -30,6 +35,7 @@ class Progress:
         self._printed_at: dict[type, float] = {}
         self._screened_in, self._screened = 0, 0
         self._refused: set[str] = set()  # devices named in this round, the first ones
+        self._explained = False  # why a fleet may look worse than a device alone, once
 
     def __call__(self, event: events.Event) -> None:
         self._show(event)
@@ -65,15 +71,21 @@ class Progress:
         why = (
             ", but no sample of them has so many: --fraction is too small for --min-clients" if event.unsampled else ""
         )
-        self._line(f"waiting for devices: {event.online}/{event.needed} online{why}")
+        if event.opens_in_s is not None:
+            self._line(f"round {event.round} is due in {in_words(event.opens_in_s)}; {event.online} devices online")
+        else:
+            self._line(f"waiting for devices: {event.online}/{event.needed} online{why}")
 
     @_show.register
     def _(self, event: events.RoundOpened) -> None:
         self._refused.clear()
-        resumed = f", {event.resumed} contributions already here" if event.resumed else ""
+        resumed = f", {counted(event.resumed, 'contribution')} already here" if event.resumed else ""
+        lasts = f" for {in_words(event.window_s)}" if event.window_s else ""
+        of = "" if event.window_s else f"/{event.rounds}"
+        awaited = "online" if event.window_s else "awaited"
         self._line(
-            f"[bold]round {event.round}/{event.rounds}[/bold] open: {event.method}, "
-            f"{event.awaited} devices awaited{resumed}"
+            f"[bold]round {event.round}{of}[/bold] open{lasts}: {event.method}, "
+            f"{counted(event.awaited, 'device')} {awaited}{resumed}"
         )
 
     @_show.register
@@ -99,11 +111,12 @@ class Progress:
 
     @_show.register
     def _(self, event: events.Nobody) -> None:
-        here = f"; {event.online} devices are online and have nothing more to send" if event.online else ""
+        online = counted(event.online, "device is", "devices are")
+        here = f"; {online} online with nothing more to send" if event.online else ""
         here += f"; {event.refused} were refused in this round" if event.refused else ""
         self._line(
-            f"  [yellow]round {event.round} awaits nobody[/yellow] and has {event.committed} of {event.needed} "
-            f"contributions: waiting for further devices{here}"
+            f"  [yellow]round {event.round} awaits nobody[/yellow] and has {event.committed} of "
+            f"{counted(event.needed, 'contribution')}: waiting for further devices{here}"
         )
 
     @_show.register
@@ -153,32 +166,41 @@ class Progress:
 
     @_show.register
     def _(self, event: events.RoundExtended) -> None:
+        over, lasts = "deadline passed", f"for another {event.deadline_s:g} s"
+        if event.is_window:
+            over, lasts = "window over", "until they are there"
         self._line(
-            f"  [yellow]deadline passed[/yellow] with {event.committed} of {event.needed} contributions: "
-            f"round {event.round} goes on for another {event.deadline_s:g} s"
+            f"  [yellow]{over}[/yellow] with {event.committed} of {counted(event.needed, 'contribution')}: "
+            f"round {event.round} goes on {lasts}"
         )
 
     @_show.register
     def _(self, event: events.RoundClosed) -> None:
+        told = f"; {escape(event.told)}" if event.told else ""
         self._line(
-            f"  [green]round {event.round} closed[/green]: {event.committed} contributions, {event.classes} classes "
-            f"merged, {event.uplink_bytes:,} bytes up, {event.seconds:.1f} s, global version {event.global_version}"
-            + (f"; {escape(event.told)}" if event.told else "")
+            f"  [green]round {event.round} closed[/green]: {counted(event.committed, 'contribution')}, "
+            f"{counted(event.classes, 'class', 'classes')} merged, {event.uplink_bytes:,} bytes up, "
+            f"{event.seconds:.1f} s, global version {event.global_version}{told}"
         )
 
     @_show.register
     def _(self, event: events.AccuracyTold) -> None:
-        of = "" if event.devices == event.contributors else f" of {event.contributors}"
+        of = "" if event.devices == event.contributors else f"{event.devices} of "
+        over = of + counted(event.contributors, "device")
         words = {"own_classes": "on own classes", "shipped": "bundle as shipped", "alone": "alone"}
         mean = {name: event.mean[name] for name in words if name in event.mean}
-        if mean.get("own_classes") == event.mean["all_classes"]:
+        only_own = mean.get("own_classes") == event.mean["all_classes"]
+        if only_own:
             del mean["own_classes"]
         beside = ", ".join(f"{words[name]} {share:.1%}" for name, share in mean.items())
         self._line(
-            f"  round {event.round}: accuracy {event.mean['all_classes']:.1%} over {event.devices}{of} devices"
+            f"  round {event.round}: accuracy {event.mean['all_classes']:.1%} over {over}"
             + (f" ({beside})" if beside else "")
             + (f", worst {escape(event.worst)} {event.worst_share:.1%}" if event.devices > 1 else "")
         )
+        if only_own and not self._explained and event.mean.get("alone", 0.0) > event.mean["all_classes"]:
+            self._explained = True
+            self._line(f"[dim]{_HELD_OUT}[/dim]")
 
     @_show.register
     def _(self, event: events.HeadMade) -> None:
@@ -207,7 +229,8 @@ class Progress:
     @_show.register
     def _(self, event: events.RunFinished) -> None:
         self._line(
-            f"[bold green]finished[/bold green]: {event.rounds} rounds, {event.committed} contributions committed, "
+            f"[bold green]finished[/bold green]: {counted(event.rounds, 'round')}, "
+            f"{counted(event.committed, 'contribution')} committed, "
             f"{event.uplink_bytes:,} bytes up"
         )
 

@@ -23,6 +23,7 @@ from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
 from aggregator.outliers import Finding, Traits
 from aggregator.rounds import Closed, Opened, Rounds, Step, plan
 from aggregator.settings import Settings, check_limit, least_limit_of, own_method
+from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store, global_parts
@@ -56,6 +57,7 @@ class Coordinator:
         manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
         others: sha256 of further bundles, which `contract.fleet` has found to agree with it.
         now: seconds of a steady clock, as in `take` and `advance`.
+        wall: seconds since the epoch, for how long ago a round was opened; as if just now when None.
 
     Raises:
         UsageError: when the settings do not fit the bundle.
@@ -70,6 +72,7 @@ class Coordinator:
         *,
         now: float,
         others: tuple[bytes, ...] = (),
+        wall: float | None = None,
     ) -> None:
         mode = store.standing.meta("standing")
         if mode is not None:
@@ -96,14 +99,14 @@ class Coordinator:
         self._traits: dict[str, Traits] = {}  # of the open round's contributions, as far as this process took them
         self.findings: tuple[Finding, ...] = ()
         self.doubt, self.told = "", ""
-        self._ingest = Ingest(self._holds)
+        self._ingest, self._stand_ins = Ingest(self._holds), StandIns()
         self._uncounted: Counter[tuple[int, str]] = Counter()
         self._told_accuracy: dict[tuple[int, str], Told] = {}  # not durable yet
         self.accuracy_batches = 0
         self._refused = store.standing.refused()
         self._paused = store.standing.meta("paused") == "yes"
         self._orders_at = now
-        self._resume(now)
+        self._resume(now, wall)
 
     @property
     def run(self) -> bytes:
@@ -134,7 +137,7 @@ class Coordinator:
     @property
     def is_finished(self) -> bool:
         """Whether the store already holds all that is planned."""
-        return self.rounds.phase == "waiting" and self.rounds.number >= len(self.rounds.plan)
+        return self.rounds.phase == "waiting" and self.rounds.is_done
 
     def record(self, round: int) -> RoundRecord:
         """What the store knows of a round that was opened."""
@@ -169,7 +172,7 @@ class Coordinator:
             phase="closed" if rounds.phase == "waiting" else rounds.phase,
             method=rounds.method,
             bundle=self._bundle,
-            deadline_s=settings.policy.deadline_s,
+            deadline_s=settings.policy.limit_s,
             fraction=settings.policy.fraction,
             seed=rounds.seed,
             global_version=self.state.version,
@@ -190,6 +193,7 @@ class Coordinator:
             self.malformed()
             return False
         self._hear_accuracy(device, message)
+        self.rounds.schedule.heard(device, message.metrics.get("samples_new", 0.0))
         if message.online:
             return self.rounds.birth(device, message.instance, now)
         return self.rounds.death(device, message.instance)
@@ -216,6 +220,8 @@ class Coordinator:
         """
         view = self._view()
         made = [self._ingest.decide(device, payload, view, now) for device, payload in batch]
+        for decision, (_, payload) in zip(made, batch if self.rounds.policy.stays else (), strict=False):
+            self._stand_ins.hear(decision, payload, view)
         refused = [d for d in made if d.outcome == "rejected" and _answers(d, view)]
         tally = self._uncounted + Counter((d.round, d.outcome) for d in made if d.outcome in OUTCOMES)
         accepted = [d.accepted for d in made if d.accepted is not None]
@@ -257,6 +263,7 @@ class Coordinator:
             self._store.open_round(step.round, step.method, step.seed, wall)
             self._traits.clear()
         elif isinstance(step, Closed):
+            self._let_stand_in(step)
             merged = self._merged(step)
             found = method_of(step.method)
             state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
@@ -279,7 +286,9 @@ class Coordinator:
         if order.what == "forget":
             outcome = self._forget(order, wall)
         else:
-            outcome = settle(order, tables, self._refused, wall) or f"refused: {order.what} is unknown here"
+            outcome = settle(order, tables, self._refused, wall) or self.rounds.steer(order.what)
+            if order.device in self._refused:
+                self._stand_ins.forget(order.device)
             self._paused = tables.meta("paused") == "yes"
             tables.done(order, wall, outcome, before, before)
         return Obeyed(order, outcome, self.state.version)
@@ -308,9 +317,17 @@ class Coordinator:
         self.state = state
         self._refused[device] = FORGOTTEN
         self._traits.pop(device, None)
+        self._stand_ins.forget(device)
         self.rounds.contributions.discard(device)
         self.rounds.refused(device)
         return outcome
+
+    def _let_stand_in(self, step: Closed) -> None:
+        """Late contributions count for devices of which the round has nothing."""
+        heard = {*self.rounds.contributions, *self._store.refusals(step.round)}
+        late = self._stand_ins.due(step.round, step.method, lambda d: d not in heard and self.rounds.is_sampled(d))
+        if late:
+            self._store.commit(late, {})
 
     def _merged(self, step: Closed) -> Merged:
         """The round's result; `findings`, `doubt` and `told` then say what a person should know of it."""
@@ -338,9 +355,9 @@ class Coordinator:
         rounds = self.rounds
         if rounds.phase == "open" and (round, method) == (rounds.number, rounds.method):
             return device in rounds.contributions
-        return self._store.holds(round, method, device)
+        return self._store.holds(round, method, device) and not self._stand_ins.stood(round, device)
 
-    def _resume(self, now: float) -> None:
+    def _resume(self, now: float, wall: float | None) -> None:
         records = self._store.rounds()
         if not records:
             return
@@ -353,6 +370,7 @@ class Coordinator:
             refused=self._store.refusals(last.number),
             now=now,
             settle_s=SETTLE_S,
+            age_s=0.0 if wall is None else wall - last.opened_at,
         )
 
     def _view(self) -> View:

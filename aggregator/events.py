@@ -50,12 +50,14 @@ class LinkDown:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Between rounds: `online` of `needed` devices are here; with `unsampled`, no sample that was tried has so many."""
+    """Between rounds: `online` of `needed` devices are here; with `unsampled`, no sample that was tried has so many.
+    `opens_in_s` is None where only devices are missing, or news of them."""
 
     round: int
     online: int
     needed: int
     unsampled: bool = False
+    opens_in_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class RoundOpened:
     method: str
     awaited: int
     resumed: int = 0
+    window_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,13 @@ class Ended:
 
 @dataclass(frozen=True)
 class RoundExtended:
+    """Too few contributions are in: the round goes on for `deadline_s`, or a window until they are there."""
+
     round: int
     committed: int
     needed: int
     deadline_s: float
+    is_window: bool = False
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,18 @@ def resume_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> i
     return _order("resume", store, "", wait, json)
 
 
+@fleet_app.command("open-round")
+def open_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+    """Open a round now, where rounds come by schedule or by news."""
+    return _order("open-round", store, "", wait, json)
+
+
+@fleet_app.command("close-round")
+def close_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+    """End the open round with the contributions that it has."""
+    return _order("close-round", store, "", wait, json)
+
+
 def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None, *, known: bool = False) -> int:
     """Record an order and wait until it is done, where somebody does it; 1 when it cannot be done.
 

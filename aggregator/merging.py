@@ -21,6 +21,7 @@ __all__ = ["Messages", "Result", "merge_round", "traits_of"]
 
 Messages = Callable[[], Iterator[tuple[str, Contribution]]]
 """Gives each device's contribution to a round, ordered by device; asked for each pass over them."""
+_NOTHING = "no class is known: devices withhold each class of which they have fewer examples than --min-samples"
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,4 +77,5 @@ def merge_round(
 
     screened = screen(statistics, traits, max_share=max_share)
     merged = found.merge(screened.source, rule, hyper)
-    return Result(merged, screened.findings, found.doubt(merged, hyper), found.told(merged, hyper))
+    doubt = found.doubt(merged, hyper) if merged.present.any() else _NOTHING
+    return Result(merged, screened.findings, doubt, found.told(merged, hyper))

@@ -4,6 +4,8 @@
     remove DEVICE    it is refused from now on; what it gave stays
     admit DEVICE     it is refused no longer
     pause, resume    nothing new is made of what devices send, until it goes on
+    open-round       a round is due now, where rounds come by schedule or by news
+    close-round      the open round ends with what it has
 
 An order is durable when `give` returns. An aggregator that runs takes it up within about a second, otherwise the next
 one that is started on the store does. `withdraw` is an order that a device gives by itself, in a contribution.

@@ -7,10 +7,10 @@ Time is an argument, in seconds of any steady clock.
        └───────────────── the plan has a further round ◀─────────────────────────────────────────────────┘
                                                          ▶ finished
 
-`plan` says which method each round runs. A round opens when K sampled devices are online. It closes when at least K
-contributions are in and no device that is online and sampled is still awaited, or the deadline has passed; a deadline
-that finds fewer than K extends the round by as much again. A device that was refused is not awaited: it will not send
-that contribution a second time, and it does not count.
+`plan` says which method each round runs. A round opens when K sampled devices (`Policy.to_open`) are online. It closes
+when at least K contributions are in and no device that is online and sampled is still awaited, or the deadline has
+passed; a deadline that finds fewer than K extends the round by as much again. A device that was refused is not awaited:
+it will not send that contribution a second time, and it does not count.
 
 Presence expires. A device that was awaited through a whole deadline and said nothing may be a birth without its will
 (a broker that was killed publishes none): it is no longer online, and `take_lost` names it, so that the owner can ask.
@@ -19,6 +19,11 @@ started anew: one that is connected but silent costs a single deadline, not one 
 
 So a round with K contributions closes within a deadline, whatever the others do. One that cannot get K, because nobody
 is left to send one, cannot close; `nobody` says so.
+
+An aggregator that stays has no end of its plan: it goes through it again and again, and `schedule.py` says when a round
+is due. Its devices may sleep most of the time, so a round is a window: it opens when `open_clients` are online, and
+stays open for `window_s`, whoever is online at one moment. It closes then, with at least K contributions, or before
+when `max_clients` are in; a window that ends with too few goes on until they are there. `close` ends it at once.
 
 Sampling is stateless (`contract.sampling`): the announced seed decides, and each round's seed is the first from the
 configured one on that samples at least K of the devices online. Otherwise a small fleet could open a round that nobody
@@ -33,6 +38,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from aggregator.schedule import Schedule
 from contract.errors import UsageError
 from contract.methods import closing_method
 from contract.methods import method as method_of
@@ -50,16 +56,40 @@ class Policy:
     """When rounds open and close.
 
     Attributes:
-        min_clients: K, how many sampled devices open a round and how many contributions close it.
+        min_clients: K, how many contributions close a round.
         deadline_s: how long a round stays open for devices that are online but silent; 0 for as long as it takes,
             which is for ever when one of them is not there.
         fraction, seed: see `contract.sampling`.
+        open_clients: how many sampled devices that are online open a round; K when None.
+        every_s, when_new: see `schedule.Schedule`; with either the aggregator stays, and rounds are windows.
+        window_s: how long a round of an aggregator that stays is open.
+        max_clients: how many contributions close a window before its time; 0 for none do.
     """
 
     min_clients: int = 1
     deadline_s: float = DEADLINE_S
     fraction: float = 1.0
     seed: int = 0
+    open_clients: int | None = None
+    every_s: float = 0.0
+    when_new: int = 0
+    window_s: float = 0.0
+    max_clients: int = 0
+
+    @property
+    def stays(self) -> bool:
+        """Whether there is no last round."""
+        return self.every_s > 0 or self.when_new > 0
+
+    @property
+    def to_open(self) -> int:
+        """How many devices open a round."""
+        return self.min_clients if self.open_clients is None else self.open_clients
+
+    @property
+    def limit_s(self) -> float:
+        """How long a round is open for devices that say nothing; 0 for as long as it takes."""
+        return self.window_s if self.stays else self.deadline_s
 
 
 @dataclass(frozen=True)
@@ -143,10 +173,25 @@ class Rounds:
     _newly_lost: list[tuple[str, bytes]] = field(default_factory=list)
     _refused: set[str] = field(default_factory=set)
     _deadline: float = 0.0
+    _overtime: bool = False  # a window that ended with too few
+    _closing: bool = False  # somebody asked for the end of the open round
     _presence_changed: bool = True
 
     def __post_init__(self) -> None:
         self.method = self.method or self.plan[0]
+        policy = self.policy
+        self.schedule = Schedule(policy.every_s, policy.when_new, policy.min_clients, MAX_DEVICES)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of the plan is left to open."""
+        return not self.policy.stays and self.number >= len(self.plan)
+
+    def opens_in_s(self, now: float) -> float | None:
+        """Between windows, how long until the next is due, devices or not; None where only devices are missing, or
+        news."""
+        due_s = self.schedule.due_in_s(now) if self.policy.stays and self.phase == "waiting" else None
+        return due_s or None
 
     @property
     def online(self) -> int:
@@ -173,6 +218,8 @@ class Rounds:
     @property
     def nobody(self) -> bool:
         """Whether the open round needs more contributions and there is nobody to send one."""
+        if self.policy.stays:  # whoever sleeps will come
+            return False
         return self.phase == "open" and not self._awaited and len(self.contributions) < self.policy.min_clients
 
     def is_sampled(self, device: str) -> bool:
@@ -189,6 +236,7 @@ class Rounds:
         refused: Iterable[str] = (),
         now: float,
         settle_s: float,
+        age_s: float = 0.0,
     ) -> None:
         """Take up where a store left off.
 
@@ -198,12 +246,17 @@ class Rounds:
             refused: who was refused in it.
             settle_s: how long to wait for the births of devices that are online, before a round may close. Without
                 it a restarted aggregator would see nobody online, await nobody, and close at once.
+            age_s: how long ago the round was opened, by a clock that may have been set meanwhile: what is left of a
+                window follows from it. A deadline begins anew.
         """
         self.number, self.method, self.seed = number, method, seed
         self.settled_at = now + settle_s
         if contributions is not None:
             self._open(number, method, seed, set(contributions), now)
             self._refused = set(refused)
+            if self.policy.stays:
+                self._deadline -= min(max(age_s, 0.0), self.policy.window_s)
+        self.schedule.opened(now, age_s)
 
     def birth(self, device: str, instance: bytes, now: float) -> bool:
         """A device is online, as process `instance`. False when it was known to be, or there are too many."""
@@ -241,6 +294,7 @@ class Rounds:
         """The open round has this device's contribution, durably."""
         self.contributions.add(device)
         self._awaited.pop(device, None)
+        self.schedule.contributed(device)
 
     def refused(self, device: str) -> None:
         """This device's contribution to the open round was rejected for good."""
@@ -252,50 +306,80 @@ class Rounds:
         lost, self._newly_lost = self._newly_lost, []
         return lost
 
+    def close(self) -> bool:
+        """End the open round with what it has; False where there is nothing to end it with."""
+        self._closing = self.phase == "open" and bool(self.contributions)
+        return self._closing
+
+    def steer(self, what: str) -> str:
+        """Do what an operator asks of rounds, `open-round` or `close-round`; what became of it."""
+        if what == "close-round":
+            return "done" if self.close() else "refused: no round is open that has a contribution"
+        if what != "open-round":
+            return f"refused: {what} is not for rounds"
+        if self.phase == "open":
+            return f"refused: round {self.number} is open"
+        if not self.policy.stays:
+            return "refused: there is no schedule, aggregate --every or --when-new; rounds open by themselves"
+        self.schedule.order()
+        return f"done: it opens once {self.policy.to_open} devices are online"
+
     def advance(self, now: float) -> Step | None:
         """The next thing that is due, done to the machine; None when nothing is."""
         if self.phase == "open":
             return self._advance_open(now)
         if self.phase == "finished":
             return None
-        if self.number >= len(self.plan):
+        if self.is_done:
             self.phase = "finished"
             return Finished(self.number)
-        if not self._presence_changed or len(self._online) < self.policy.min_clients:
+        if self.policy.stays and not self.schedule.is_due(now):
+            return None
+        if not self._presence_changed or len(self._online) < self.policy.to_open:
             return None
         self._presence_changed = False
         seed = self._choose_seed(self.number + 1)
         self.unsampled = seed is None
         if seed is None:
             return None
-        self._open(self.number + 1, self.plan[self.number], seed, set(), now)
+        self._open(self.number + 1, self.plan[self.number % len(self.plan)], seed, set(), now)
+        self.schedule.opened(now)
         return Opened(self.number, self.method, self.seed)
 
     def due_in_s(self, now: float) -> float | None:
         """Seconds until `advance` may have something to do without anything happening; None when never."""
+        if self.phase == "waiting" and self.policy.stays and len(self._online) >= self.policy.to_open:
+            return self.opens_in_s(now)
         if self.phase != "open":
             return None
         times = [self.settled_at] if now < self.settled_at else []
-        times += [self._deadline] if self.policy.deadline_s else []
+        times += [self._deadline] if self.policy.limit_s else []
         return max(0.0, min(times) - now) if times else None
 
     def _advance_open(self, now: float) -> Step | None:
-        overdue = self.policy.deadline_s > 0 and now >= self._deadline
+        overdue = self.policy.limit_s > 0 and now >= self._deadline
         if overdue and now >= self.settled_at:
             self._lose_the_silent(now)
-        if len(self.contributions) >= self.policy.min_clients:
-            if now >= self.settled_at and (overdue or not self._awaited):
-                self.phase, self._presence_changed = "waiting", True
-                self._awaited.clear()
-                return Closed(self.number, self.method)
-        elif overdue:
-            self._deadline = now + self.policy.deadline_s
+        if self._closing or self._may_close(now, overdue):
+            self.phase, self._presence_changed = "waiting", True
+            self._awaited.clear()
+            return Closed(self.number, self.method)
+        if overdue and len(self.contributions) < self.policy.min_clients:
+            self._deadline, self._overtime = now + self.policy.limit_s, True
             return Extended(self.number, len(self.contributions))
         return None
 
+    def _may_close(self, now: float, overdue: bool) -> bool:
+        here, policy = len(self.contributions), self.policy
+        if here < policy.min_clients or now < self.settled_at:
+            return False
+        if policy.stays:
+            return overdue or self._overtime or 0 < policy.max_clients <= here
+        return overdue or not self._awaited
+
     def _lose_the_silent(self, now: float) -> None:
         for device, since in list(self._awaited.items()):
-            if now - since >= self.policy.deadline_s:
+            if now - since >= self.policy.limit_s:
                 del self._awaited[device]
                 self._silent.add(device)
                 self._lost[device] = self._online.pop(device)
@@ -305,7 +389,7 @@ class Rounds:
     def _open(self, number: int, method: str, seed: int, contributions: set[str], now: float) -> None:
         self.number, self.method, self.seed, self.phase = number, method, seed, "open"
         self.contributions, self._awaited, self._refused = contributions, {}, set()
-        self._deadline = now + self.policy.deadline_s
+        self._deadline, self._overtime, self._closing = now + self.policy.limit_s, False, False
         self._await(self._online, now)
 
     def _await(self, devices: Iterable[str], now: float) -> None:
@@ -317,6 +401,6 @@ class Rounds:
         for trial in range(trials):
             seed = (self.policy.seed + trial) % 2**32
             taking_part = sum(sampled(device, number, seed, self.policy.fraction) for device in self._online)
-            if taking_part >= self.policy.min_clients:
+            if taking_part >= self.policy.to_open:
                 return seed
         return None

@@ -42,7 +42,13 @@ class Teller:
             self._untold = closed
         if rounds.phase == "open":
             total, here = max(len(rounds.plan), rounds.number), len(rounds.contributions)
-            self._listener(events.RoundOpened(rounds.number, total, rounds.method, rounds.awaited_count, here))
+            self._opened(total, here)
+
+    def _opened(self, total: int, here: int) -> None:
+        rounds = self._core.rounds
+        window_s = rounds.policy.window_s if rounds.policy.stays else 0.0
+        awaited = rounds.awaited_count
+        self._listener(events.RoundOpened(rounds.number, total, rounds.method, awaited, here, window_s))
 
     def committed(self) -> None:
         """Contributions have become durable."""
@@ -56,9 +62,10 @@ class Teller:
             self._listener(obeyed(step))
         elif isinstance(step, Opened):
             total = max(len(rounds.plan), step.round)
-            self._listener(events.RoundOpened(step.round, total, step.method, rounds.awaited_count))
+            self._opened(total, 0)
         elif isinstance(step, Extended):
-            self._listener(events.RoundExtended(step.round, step.contributions, policy.min_clients, policy.deadline_s))
+            here, needed = step.contributions, policy.min_clients
+            self._listener(events.RoundExtended(step.round, here, needed, policy.limit_s, policy.stays))
         elif isinstance(step, Closed):
             self.accuracy(last=True)
             self._untold = step.round
@@ -120,11 +127,14 @@ class Teller:
     def waits(self, now: float) -> None:
         """What is waited for, if that has changed, or has not for long."""
         rounds = self._core.rounds
-        online, here, needed = rounds.online, len(rounds.contributions), rounds.policy.min_clients
-        unsampled = rounds.unsampled and online >= needed
-        waiting = (rounds.number, online, unsampled) if rounds.phase == "waiting" else None
+        policy, stays = rounds.policy, rounds.policy.stays
+        online, here, needed = rounds.online, len(rounds.contributions), policy.min_clients
+        unsampled = rounds.unsampled and online >= policy.to_open
+        # devices that sleep come and go: of a fleet that is served for long only the first look is told
+        waiting = (rounds.number, 0 if stays else online, unsampled) if rounds.phase == "waiting" else None
         if waiting is not None and waiting != self._waiting:
-            self._listener(events.Waiting(rounds.number + 1, online, needed, unsampled))
+            opens_in_s = rounds.opens_in_s(now)
+            self._listener(events.Waiting(rounds.number + 1, online, policy.to_open, unsampled, opens_in_s))
         self._waiting = waiting
         nobody = (rounds.number, here, online) if rounds.nobody and now >= rounds.settled_at else None
         if nobody is not None and nobody != self._nobody:
@@ -135,7 +145,7 @@ class Teller:
     def _remind(self, now: float) -> None:
         rounds = self._core.rounds
         seen = (rounds.number, len(rounds.contributions), rounds.awaited_count)
-        if seen != self._seen or rounds.phase != "open" or not rounds.awaited_count:
+        if seen != self._seen or rounds.phase != "open" or not rounds.awaited_count or rounds.policy.stays:
             self._seen, self._remind_s = seen, _SLOW_S
             self._remind_at = now + _SLOW_S
         elif now >= self._remind_at:

@@ -43,6 +43,7 @@ from contract import topics
 from contract.errors import LinkError, StoreError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
 from contract.messages import Announcement, Status
+from contract.service_manager import ServiceManager
 from contract.wire import decode, encode
 
 __all__ = ["BATCH", "Server"]
@@ -54,6 +55,7 @@ GRACE_S = 40.0  # after the last round: a device without a receipt asks at once,
 QUIET_S = 1.0
 LATECOMERS_S = 60.0  # a store that was finished before: as long as the client's --patience
 _ASKED_EACH_TURN = 100
+_HANGS_S = 120.0  # a network thread that has not gone round for so long, not even in vain
 
 
 @dataclass
@@ -82,6 +84,7 @@ class Server:
         patience_s: how long the broker may be absent at the start.
         take_over: end another aggregator that serves this fleet, instead of refusing to start.
         stopping: ends `run` once it is set.
+        manager: of the service, if there is one.
     """
 
     def __init__(
@@ -95,10 +98,11 @@ class Server:
         patience_s: float = 60.0,
         take_over: bool = False,
         stopping: threading.Event | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round, self._patience_s = listener, on_round, patience_s
-        self._stopping = stopping or threading.Event()
+        self._stopping, self._manager = stopping or threading.Event(), manager or ServiceManager({})
         self._teller = (
             StandingTeller(coordinator, listener)
             if isinstance(coordinator, StandingCoordinator)
@@ -126,7 +130,8 @@ class Server:
         self._ending: _Ending | None = None
 
     def run(self) -> None:
-        """Serve until the plan is done and the devices have gone, or the grace is over.
+        """Serve until the plan is done and the devices have gone, or the grace is over; where there is no end of the
+        plan, until `stopping` is set.
 
         Raises:
             LinkError: when there is no broker, it refuses us, or another aggregator serves this fleet.
@@ -135,11 +140,15 @@ class Server:
         self._link.open()
         try:
             self._connected(self._link.wait_connected(self._patience_s))
+            self._manager.ready()
             self._teller.resumed()
             while not (self._over() or self._stopping.is_set()):
                 self._turn()
+                if self._link.still_s < _HANGS_S:
+                    self._manager.alive()
             self._teller.accuracy(last=True)
         finally:
+            self._manager.stopping()
             if self._seat.taken:
                 self._link.publish(self._seat_topic, encode(self._seat.death), retain=True)
             self._link.close()

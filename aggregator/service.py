@@ -24,7 +24,7 @@ from aggregator.standing_report import StandingSummary
 from aggregator.store import SqliteStore
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import read_bundle
-from contract.durations import seconds
+from contract.durations import in_words, seconds
 from contract.errors import UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
@@ -32,11 +32,13 @@ from contract.messages import Encoding
 from contract.methods import Value, closing_method
 from contract.methods import method as find_method
 from contract.rules import check_rule
+from contract.service_manager import ServiceManager
 from contract.statistics import ClassMeans
 from contract.topics import check_id
 
 __all__ = ["Service", "settle"]
 
+WINDOW_S = 3600.0  # a device that is awake some minutes of each hour meets every window
 STANDING_EVERY_S = 60.0
 
 OnSummary = Callable[[dict[str, Any], bool], None]
@@ -90,7 +92,8 @@ class Service:
             is_finished = False
 
             def content() -> dict[str, Any]:
-                return summary.content(finished=is_finished, global_version=core.state.version)
+                found = summary.content(finished=is_finished, global_version=core.state.version)
+                return found | {"schedule": _schedule(self.settings.policy)}
 
             def on_round(finished: bool) -> None:
                 nonlocal is_finished
@@ -111,6 +114,7 @@ class Service:
                 patience_s=self.patience_s,
                 take_over=self.take_over,
                 stopping=self._stopping,
+                manager=ServiceManager(),
             )
             try:
                 server.run()
@@ -121,7 +125,15 @@ class Service:
     def _core(self, store: SqliteStore, first: bytes, others: tuple[bytes, ...]) -> Coordinator | StandingCoordinator:
         """Of rounds, or of sums that stand."""
         if self.settings.standing_every_s is None:
-            return Coordinator(store, self._manifest, first, self.settings, now=time.monotonic(), others=others)
+            return Coordinator(
+                store,
+                self._manifest,
+                first,
+                self.settings,
+                now=time.monotonic(),
+                others=others,
+                wall=time.time(),
+            )
         if others:
             raise UsageError("--standing", expected="one bundle", got=f"{1 + len(others)}", hint="one fleet for each")
         return StandingCoordinator(store, self._manifest, first, self.settings, now=time.monotonic())
@@ -149,8 +161,12 @@ def settle(
     encoding: str = "f32",
     sums_encoding: str = "f64",
     limit_bytes: int = 65_536,
+    every: str | float | None = None,
+    when_new: int = 0,
+    window: str | float | None = None,
+    open_clients: int | None = None,
+    max_clients: int = 0,
     standing: bool = False,
-    every: float | str = STANDING_EVERY_S,
 ) -> Settings:
     """What `protofleet aggregate` takes by these names, checked.
 
@@ -160,13 +176,25 @@ def settle(
     if standing:
         of_rounds = {"--rounds": rounds is not None, "--rule": rule != "mean", "--fraction": fraction != 1.0}
         of_rounds |= {"--max-share": max_share != 0.5, "--min-clients": min_clients != 1}
+        of_rounds |= {"--when-new": when_new != 0, "--window": window is not None}
+        of_rounds |= {"--open-clients": open_clients is not None, "--max-clients": max_clients != 0}
         for option in (name for name, given in of_rounds.items() if given):
             raise UsageError(f"{option} with --standing", expected="one of them", got="both: there are no rounds")
     return Settings(
         method=None if method is None else find_method(method).name,
         rounds=rounds,
         calibrate=calibrate,
-        policy=_policy(min_clients, deadline, fraction, seed),
+        policy=_policy(
+            min_clients,
+            deadline,
+            fraction,
+            seed,
+            open_clients,
+            0 if standing else every or 0,
+            when_new,
+            window,
+            max_clients,
+        ),
         rule=check_rule(rule, ClassMeans),
         encoding=_encoding("--encoding", encoding, get_args(Encoding)),
         sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "f32", "f16")),
@@ -175,8 +203,14 @@ def settle(
         max_share=_between("--max-share", max_share, 0.5, 1.0),
         hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
-        standing_every_s=_between("--every", seconds("--every", every), 0.0, 1e7) if standing else None,
+        standing_every_s=seconds("--every", STANDING_EVERY_S if every is None else every) if standing else None,
     )
+
+
+def _schedule(policy: Policy) -> dict[str, float | int] | None:
+    """When rounds open and close, as the summary says it; None for an aggregator that ends with its plan."""
+    names = ("every_s", "when_new", "window_s", "open_clients", "min_clients", "max_clients")
+    return {name: getattr(policy, name) for name in names} if policy.stays else None
 
 
 def _solved_with(**given: float | str | None) -> dict[str, Value]:
@@ -190,7 +224,17 @@ def _together(hashes: tuple[bytes, ...]) -> bytes:
     return hashes[0] if len(hashes) == 1 else hashlib.sha256(b"".join(sorted(hashes))).digest()
 
 
-def _policy(min_clients: int, deadline_s: float, fraction: float, seed: int) -> Policy:
+def _policy(
+    min_clients: int,
+    deadline_s: float,
+    fraction: float,
+    seed: int,
+    open_clients: int | None,
+    every: str | float,
+    when_new: int,
+    window: str | float | None,
+    max_clients: int,
+) -> Policy:
     _at_least("--min-clients", min_clients, 1)
     if not 0 <= deadline_s < 10**9:
         raise UsageError("--deadline", expected="seconds, 0 or more", got=deadline_s)
@@ -198,7 +242,23 @@ def _policy(min_clients: int, deadline_s: float, fraction: float, seed: int) -> 
         raise UsageError("--fraction", expected="above 0, up to 1", got=fraction)
     if not 0 <= seed < 2**32:
         raise UsageError("--seed", expected="0 to 4294967295", got=seed)
-    return Policy(min_clients, deadline_s, fraction, seed)
+    every_s = seconds("--every", every)
+    stays = every_s > 0 or _at_least("--when-new", when_new, 0) > 0
+    for option, given in (("--window", window), ("--max-clients", max_clients or None)):
+        if given is not None and not stays:
+            raise UsageError(option, expected="--every or --when-new beside it", got="neither")
+    if open_clients is not None:
+        _at_least("--open-clients", open_clients, 1)
+    if max_clients:
+        _at_least("--max-clients", max_clients, min_clients)
+    longest = every_s or WINDOW_S
+    window_s = min(WINDOW_S, longest) if window is None else seconds("--window", window)
+    if stays and not 0 < window_s <= (every_s or window_s):
+        raise UsageError("--window", expected=f"above 0, up to --every ({in_words(every_s)})", got=in_words(window_s))
+    if not stays:
+        return Policy(min_clients, deadline_s, fraction, seed, open_clients)
+    opens = 1 if open_clients is None else open_clients
+    return Policy(min_clients, deadline_s, fraction, seed, opens, every_s, when_new, window_s, max_clients)
 
 
 def _at_least(option: str, value: int, lowest: int) -> int:

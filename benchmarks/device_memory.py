@@ -114,7 +114,9 @@ def measure(folder: Path, backbone: str, batch: int, rounds: int) -> Result:
         device = [f"--data={folder / 'train.npz'}", f"--test={folder / 'test.npz'}"]
         files = [f"--state={folder / 'state'}", f"--json={folder / 'summary.json'}"]
         client = subprocess.Popen(
-            [*front_door, "client", *common, *device, *files, "--id=pi-1"], stderr=subprocess.PIPE, text=True
+            [*front_door, "client", "--until-finished", *common, *device, *files, "--id=pi-1"],
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert client.stderr is not None
         while "connected" not in client.stderr.readline():

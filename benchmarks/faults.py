@@ -98,7 +98,7 @@ def parts(folder: Path, kind: str) -> dict[str, Part]:
     for index in range(DEVICES):
         chosen = np.random.default_rng(index).permutation(len(train.y))[:SAMPLES]
         np.savez(folder / f"d{index}.npz", x=train.x[chosen], y=train.y[chosen])
-        client = [sys.executable, "-m", "protofleet", "client", *common, "--id", f"d{index}"]
+        client = [sys.executable, "-m", "protofleet", "client", "--until-finished", *common, "--id", f"d{index}"]
         client += ["--data", str(folder / f"d{index}.npz"), "--state", str(folder / f"state-d{index}")]
         made[f"d{index}"] = Part(f"d{index}", client, folder)
     return made

@@ -98,7 +98,9 @@ def measure_case(case: Case, folder: Path) -> dict[str, Any]:
         common = [f"--bundle={bundle}", f"--broker={broker.url}"]
         device = [f"--data={folder / 'train.npz'}", f"--test={folder / 'test.npz'}", "--id=pi-1"]
         files = [f"--state={life}/state", f"--json={life}/summary.json"]
-        client = subprocess.Popen([*front_door, "client", *common, *device, *files], stderr=subprocess.PIPE, text=True)
+        client = subprocess.Popen(
+            [*front_door, "client", "--until-finished", *common, *device, *files], stderr=subprocess.PIPE, text=True
+        )
         assert client.stderr is not None
         while "connected" not in client.stderr.readline():
             assert client.poll() is None, "the client ended"

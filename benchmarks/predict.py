@@ -38,7 +38,8 @@ def ours(folder: Path, backbone: str, shape: tuple[int, int, int]) -> tuple[Call
     from contract.bundle import read_bundle
     from contract.messages import ClassRows
     from contract.state import GlobalState
-    from edge_client.predictor import Knowledge, Predictor
+    from edge_client.knowledge import Knowledge
+    from edge_client.predictor import Predictor
 
     bundle = read_bundle(folder / f"{backbone}.bundle")
     rows = np.random.default_rng(SEED).normal(size=(10, bundle.manifest.features))

@@ -163,7 +163,7 @@ def _fleet(folder: Path, name: str, labels: list[str], px: int) -> tuple[float, 
         for each in names:
             own = ["--data", str(folder / f"{each}.npz"), "--test", str(folder / "test.npz"), "--id", each]
             files = ["--state", str(folder / name / each), "--json", str(folder / f"{name}-{each}.json")]
-            fleet.start(each, ["client", *common, "--bundle", str(bundle), *own, *files])
+            fleet.start(each, ["client", "--until-finished", *common, "--bundle", str(bundle), *own, *files])
         deadline = time.monotonic() + _PATIENCE_S
         while not all(fleet.ended(each) for each in (*names, "aggregator")) and time.monotonic() < deadline:
             fleet.check(lasting=("broker",))

@@ -52,6 +52,7 @@ ANSWER_S = 60.0  # for CONNACK, then SUBACK, unless messages come meanwhile
 ECHO_S = 30.0
 STALL_S, SLOWEST_BYTES_PER_S = 300.0, 1000.0  # without any acknowledgement, and what the slowest uplink carries
 STEADY_S = 10.0  # a connection that held for so long was a good one
+RETRY_S, AWAY_RETRY_S, AWAY_ATTEMPTS = 30.0, 300.0, 30  # the longest wait, and that of a broker away for minutes
 DENIALS = 3  # connections in a row that ended since the broker denied us something
 QUICK_ENDS = 5  # connections in a row that were accepted and soon lost: worth a hint
 PACKET_OVERHEAD_BYTES = 256  # more than fixed header, topic and properties of a publish ever take
@@ -72,14 +73,15 @@ class Connection:
         number: of the connection that is up or being made, from 1.
         limit_bytes: the largest payload that the broker takes, while up.
         dropped: messages at QoS 0 that found no room.
+        delivered: how many publications the broker has acknowledged on this connection, the first ones first.
     """
 
     def __init__(self, limits: Limits, rng: random.Random) -> None:
         self._limits, self._rng = limits, rng
         self.phase: Literal["waiting", "dialling", "subscribing", "up", "over"] = "waiting"
-        self.number, self.dropped = 0, 0
+        self.number, self.dropped, self.delivered = 0, 0, 0
         self._actions: deque[Action] = deque()
-        self._tickets, self._attempt, self._denials = 0, 0, 0
+        self._tickets, self._attempt, self._denials, self._away = 0, 0, 0, 0
         self._retry_at = float("-inf")
         self._answer_by = self._up_since = 0.0
         self._close_by: float | None = None
@@ -154,7 +156,10 @@ class Connection:
             self.phase, self._answer_by = "subscribing", now + ANSWER_S
             self.limit_bytes = terms.packet_bytes - PACKET_OVERHEAD_BYTES
             self._window = min(WINDOW_COUNT, terms.receive_maximum)
-            self._actions.append(Subscribe(self._limits.subscriptions))
+            if self._limits.subscriptions:
+                self._actions.append(Subscribe(self._limits.subscriptions))
+            else:
+                self.subscribed((), now)
 
     def refused(self, code: int, reason: str, now: float) -> None:
         """CONNACK with a reason why not."""
@@ -205,6 +210,7 @@ class Connection:
         topic, length = self._sent.pop(ticket)
         self._sent_bytes -= length
         self._progress_at = now
+        self.delivered += refusal is None
         if refusal is not None:
             self.ended(f"publish refused on {topic}: {refusal}", now, code=_NOT_AUTHORIZED if denied else None)
 
@@ -223,13 +229,15 @@ class Connection:
             self._give_up(fatal)
             return
         self._attempt = 0 if steady else self._attempt + 1
+        self._away = 0 if self.phase == "up" else self._away + 1
         if self.phase == "up" and self._attempt >= QUICK_ENDS:
             reason += f", soon after connecting, {self._attempt} times now: do id, user and certificate fit?"
         self._hang_up()
         if self._close_by is not None:
             self.phase = "over"
             return
-        wait_s = self._rng.uniform(0.5, 1.0) * min(30.0, 0.25 * 2 ** min(self._attempt, 8))
+        longest = RETRY_S if self._away < AWAY_ATTEMPTS else AWAY_RETRY_S
+        wait_s = self._rng.uniform(0.5, 1.0) * min(longest, 0.25 * 2 ** min(self._attempt, 16))
         self.phase, self._retry_at = "waiting", now + wait_s
         self._actions.append(Tell(Disconnected(reason, wait_s)))
 
@@ -266,7 +274,7 @@ class Connection:
             self.phase = "over"
         elif self.phase == "waiting":
             if now >= self._retry_at:
-                self.number += 1
+                self.number, self.delivered = self.number + 1, 0
                 self.phase, self._answer_by = "dialling", now + ANSWER_S
                 self._actions.append(Dial(self.number))
         elif self.phase != "up":

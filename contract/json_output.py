@@ -19,7 +19,16 @@ from contract.files import whole_file
 if TYPE_CHECKING:  # a device loads no rich
     from rich.console import Console
 
-__all__ = ["JSON_HELP", "add_json_line", "beside", "is_stdout", "write_json", "write_text"]
+__all__ = [
+    "JSON_HELP",
+    "add_json_line",
+    "beside",
+    "check_target",
+    "is_stdout",
+    "json_line",
+    "write_json",
+    "write_text",
+]
 
 JSON_HELP = "Write {} as JSON; - for standard output."
 
@@ -54,7 +63,7 @@ def add_json_line(target: str | os.PathLike[str] | None, content: Any) -> None:
     """
     if target is None:
         return
-    line = _json(content, indent=-1)
+    line = json_line(content)
     if is_stdout(target):
         _print(line)
         return
@@ -63,6 +72,20 @@ def add_json_line(target: str | os.PathLike[str] | None, content: Any) -> None:
             file.write(line)
     except OSError as error:
         raise _refused(target, "--json", error) from None
+
+
+def check_target(target: str | os.PathLike[str] | None) -> None:
+    """That a report can be written, before work that takes long.
+
+    Raises:
+        UsageError: there is no such folder, or the file is something else than one.
+    """
+    if target is None or is_stdout(target):
+        return
+    folder = os.path.dirname(os.path.abspath(target))
+    if os.path.isdir(target) or not os.access(folder, os.W_OK):
+        got = "a folder" if os.path.isdir(target) else f"no folder {folder} to write in"
+        raise UsageError(f"--json {os.fspath(target)}", expected="a file that can be written", got=got)
 
 
 def write_text(target: str | os.PathLike[str], text: str, *, option: str = "--json") -> None:
@@ -86,9 +109,18 @@ def _print(text: str) -> None:
     sys.stdout.flush()
 
 
+def json_line(content: Any) -> str:
+    """One line of JSON, with its end."""
+    return _json(content, indent=-1)
+
+
 def _json(content: Any, *, indent: int) -> str:
     """ASCII, with a line's end; not a number is null. `indent` as in `msgspec.json.format`."""
-    text = msgspec.json.format(msgspec.json.encode(content, enc_hook=_plain), indent=indent).decode()
+    try:
+        encoded = msgspec.json.encode(content, enc_hook=_plain)
+    except UnicodeEncodeError:  # a file's name that is no UTF-8: shown as the terminal shows it
+        encoded = msgspec.json.encode(_sound(msgspec.to_builtins(content, enc_hook=_plain)))
+    text = msgspec.json.format(encoded, indent=indent).decode()
     return re.sub(r"[^\x00-\x7f]", _escaped, text) + "\n"
 
 
@@ -97,6 +129,15 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def _sound(content: Any) -> Any:
+    """Plain values with every string in it one that UTF-8 has: halves of characters are written as their escapes."""
+    if isinstance(content, dict):
+        return {_sound(name): _sound(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_sound(value) for value in content]
+    return content.encode(errors="backslashreplace").decode() if isinstance(content, str) else content
 
 
 def _escaped(sign: re.Match[str]) -> str:

@@ -43,10 +43,11 @@ from contract.link_actions import (
     Tell,
 )
 from contract.transport import Transport
+from contract.wire import CONTENT_TYPE
 
 __all__ = ["Address", "Connected", "Disconnected", "Event", "Failed", "Link", "Received"]
 
-_LOOK_S = 1.0  # how long the network thread sleeps at most: keepalives are sent between
+_LOOKS = 4  # of the network thread in one keepalive, which it sends between
 
 
 class Link:
@@ -55,7 +56,7 @@ class Link:
     Args:
         address: where the broker is.
         client_id: unique at the broker; a second client of that id takes over and ends this link with `Failed`.
-        subscriptions: topic filters, at QoS 1. What is retained there comes after every `Connected`.
+        subscriptions: topic filters, at QoS 1; there may be none. What is retained there comes after every `Connected`.
         will: topic and payload that the broker publishes, retained, when we vanish.
         keepalive_s: an idle link sends two bytes in that time.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
@@ -63,6 +64,7 @@ class Link:
             window full of them could take all memory. No bound when None.
         echo_topic: a topic that is published to and listened to: a broker that does not send back what was published
             there delivers nothing at all, and is left for a new connection.
+        content_type: of what is published; a fleet's messages unless it says otherwise.
     """
 
     def __init__(
@@ -76,14 +78,17 @@ class Link:
         receive_maximum: int = 64,
         largest_bytes: int | None = None,
         echo_topic: str | None = None,
+        content_type: str = CONTENT_TYPE,
     ) -> None:
         self._address, self._client_id = address, client_id
         self._will, self._keepalive_s, self._receive_maximum = will, keepalive_s, receive_maximum
+        self._content_type = content_type
         self._packet_bytes = None if largest_bytes is None else largest_bytes + PACKET_OVERHEAD_BYTES
         limits = Limits(str(address), client_id, tuple(subscriptions), echo_topic)
         self._core = Connection(limits, random.Random(os.urandom(8)))
         self._lock = threading.RLock()  # around every use of the core, and of what follows
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._turned_at = time.monotonic()
         self._wake_in, self._wake_out = socket.socketpair()
         self._woken = False
         self._transport: Transport | None = None
@@ -97,7 +102,7 @@ class Link:
         return self
 
     def receive(self, timeout_s: float) -> Event | None:
-        """The next event, or None after `timeout_s`."""
+        """The next event, or None after `timeout_s`, or once `wake` is called."""
         try:
             event = self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
         except queue.Empty:
@@ -107,17 +112,27 @@ class Link:
                 self._core.taken(event)
         return event
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:
-        """Hand a QoS 1 message to the network thread; False when there is no connection, and then nothing is kept.
+    def wake(self) -> None:
+        """Make `receive` return, from any thread."""
+        self._events.put(None)
+
+    @property
+    def still_s(self) -> float:
+        """How long ago the network thread last went round; much more than its keepalive, and it hangs."""
+        return time.monotonic() - self._turned_at
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> int:
+        """Hand a QoS 1 message to the network thread; 0 when there is no connection, and then nothing is kept, else the
+        connection's number.
 
         Raises:
             LinkError: when the broker would not take a message of that size.
         """
         with self._lock:
             if not self._core.publish(topic, payload, retain, time.monotonic()):
-                return False
+                return 0
             self._wake()
-        return True
+            return self._core.number
 
     def acknowledge(self, received: Received) -> None:
         """Tell the broker that `received` is dealt with. Of no effect at QoS 0, or when its connection is gone.
@@ -133,6 +148,12 @@ class Link:
         """Whether the broker has acknowledged everything that was handed over on this connection."""
         with self._lock:
             return self._core.idle
+
+    @property
+    def delivered(self) -> tuple[int, int]:
+        """The newest connection's number, and how many publications, the first ones, were acknowledged on it."""
+        with self._lock:
+            return self._core.number, self._core.delivered
 
     @property
     def dropped(self) -> int:
@@ -193,6 +214,7 @@ class Link:
     def _turn(self) -> bool:
         """Do the next thing that is due, or wait for one; False when there will be none."""
         due_s: float | None = None
+        self._turned_at = time.monotonic()
         with self._lock:
             action = self._core.advance(time.monotonic())
             if action is None:
@@ -203,7 +225,8 @@ class Link:
             if action is not None:
                 self._perform(action)
             else:
-                self._wait(_LOOK_S if due_s is None else min(_LOOK_S, due_s))
+                look_s = self._keepalive_s if self._transport is None else self._transport.keepalive_s
+                self._wait(look_s / _LOOKS if due_s is None else min(look_s / _LOOKS, due_s))
         except Exception as error:  # paho raises any class at a malformed packet; the connection is what is lost
             known = isinstance(error, (OSError, ValueError, ProtofleetError)) and str(error)
             with self._lock:
@@ -223,6 +246,7 @@ class Link:
                 keepalive_s=self._keepalive_s,
                 receive_maximum=self._receive_maximum,
                 packet_bytes=self._packet_bytes,
+                content_type=self._content_type,
             )
             self._transport.dial()
         elif self._transport is None:

@@ -18,7 +18,20 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from contract.telemetry import loaded_before
 
-__all__ = ["ort", "ort_errors", "ort_part"]
+__all__ = ["ORT_ERRORS", "ort", "ort_part"]
+
+ORT_ERRORS: tuple[type[Exception], ...] = (
+    ort_errors.EPFail,
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NoModel,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+    RuntimeError,  # what binding an input or output raises
+    ValueError,  # the graph has an input that it is not given
+)
 
 
 def ort_part(name: str) -> ModuleType:

@@ -9,8 +9,8 @@ What opening does, in this order:
 4. Bring it to the present version: `steps` are scripts, the first makes the file of version `FIRST_VERSION` and each
    further one takes it to the next version; those that are missing run in one transaction.
 
-`read_only` opens a file beside the process that has it, and changes nothing; `beside` adds to it in one transaction,
-where the process that has it looks for what others left there.
+`read_only` opens a file beside the process that has it, and changes nothing; `Watch` tells whether it is worth while.
+`beside` adds to it in one transaction, where the process that has it looks for what others left there.
 
 `application_id` says whose a file is and never changes; `user_version` counts up. A transaction ends with a look at
 the disk: a file that was deleted or replaced meanwhile took what was written with it, and that is an error.
@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
@@ -28,10 +29,11 @@ from urllib.parse import quote
 from contract.errors import StoreError, UsageError
 from contract.files import lock
 
-__all__ = ["FIRST_VERSION", "Database", "Kind", "beside", "is_taken", "read_only"]
+__all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "is_taken", "read_only"]
 
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
 _HEADER = b"SQLite format 3\x00"
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,10 @@ def read_only(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Conn
         StoreError: there is none, or it cannot be read.
         UsageError: it is another kind of file, or of another version than this program writes.
     """
-    what, real = f"{kind.name} {os.fspath(path)}", os.path.realpath(path)
+    what = f"{kind.name} {os.fspath(path)}"
     if not os.path.isfile(path):
         raise StoreError(what, expected=f"a {kind.name}", got="no such file", hint=f"another {kind.option}")
-    # A log that nobody can share, on a disk that is not written to, is read without one.
-    alone = not os.access(os.path.dirname(real), os.W_OK) and not os.path.exists(f"{real}-wal")
-    db = sqlite3.connect(
-        f"file:{quote(real)}?mode=ro" + ("&immutable=1" if alone else ""), uri=True, isolation_level=None
-    )
+    db = _reader(path)
     try:
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
@@ -86,6 +84,48 @@ def read_only(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Conn
         raise StoreError(what, expected=f"a {kind.name} that can be read", got=error) from None
     finally:
         db.close()
+
+
+def _reader(path: str | os.PathLike[str]) -> sqlite3.Connection:
+    real = os.path.realpath(path)
+    # A log that nobody can share, on a disk that is not written to, is read without one.
+    alone = not os.access(os.path.dirname(real), os.W_OK) and not os.path.exists(f"{real}-wal")
+    options = "mode=ro" + ("&immutable=1" if alone else "")
+    return sqlite3.connect(f"file:{quote(real)}?{options}", uri=True, isolation_level=None, check_same_thread=False)
+
+
+class Watch:
+    """Whether anything was committed to a file since the last look, whoever writes it; a look takes microseconds.
+
+    It asks SQLite's own counter, which no commit leaves as it was. A file that is not there yet, or not any more, has
+    nothing new; one that takes another's place has, and so has one that cannot be read: reading it will say why.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._db: sqlite3.Connection | None = None
+        self._inode, self._seen = (0, 0), -1
+
+    def changed(self) -> bool:
+        """Look; the first look at a file that is there finds it changed."""
+        try:
+            found = os.stat(self._path)
+            if self._db is None or self._inode != (found.st_dev, found.st_ino):
+                self.close()
+                self._db, self._inode = _reader(self._path), (found.st_dev, found.st_ino)
+            (seen,) = self._db.execute("PRAGMA data_version").fetchone()
+        except OSError:
+            return False
+        except sqlite3.DatabaseError:
+            return True
+        before, self._seen = self._seen, int(seen)
+        return before != self._seen
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._db is not None:
+            self._db.close()
+        self._db, self._seen = None, -1
 
 
 def is_taken(path: str | os.PathLike[str]) -> bool:
@@ -131,15 +171,16 @@ class Database:
 
     Args:
         path: made when it does not exist.
+        wait_s: how long to wait for another process that has it.
 
     Raises:
         StoreError: when another process has it, or the disk refuses.
         UsageError: when it is another kind of file, or of a version that this program does not know.
     """
 
-    def __init__(self, path: str | os.PathLike[str], kind: Kind) -> None:
+    def __init__(self, path: str | os.PathLike[str], kind: Kind, *, wait_s: float = 0.0) -> None:
         self.path, self._kind, self._logged = os.path.realpath(path), kind, False
-        self._lock = self._take()
+        self._lock = self._take(time.monotonic() + wait_s)
         with contextlib.ExitStack() as undo:
             undo.callback(os.close, self._lock)
             self._check_header()
@@ -183,10 +224,16 @@ class Database:
                 raise
             self._check_there(after=True)
 
-    def _take(self) -> int:
+    def _take(self, until_s: float) -> int:
         what = f"{self._kind.name} {self.path}"
         try:
-            return lock(self.path)
+            while True:
+                try:
+                    return lock(self.path)
+                except BlockingIOError:
+                    if time.monotonic() >= until_s:
+                        raise
+                time.sleep(_POLL_S)
         except BlockingIOError:
             raise StoreError(
                 what,

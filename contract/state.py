@@ -9,7 +9,7 @@ of one version together, in any order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,10 @@ class GlobalState:
             GlobalPart(self.run, self.version, self.round, index, len(slices), kind, body)
             for index, (kind, body) in enumerate(slices)
         ]
+
+    def filled(self) -> GlobalState:
+        """This state without the kinds that have no row: of a round in which every device withheld every class."""
+        return replace(self, rows={kind: rows for kind, rows in self.rows.items() if len(rows.classes)})
 
     def dense(self, kind: str, classes: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Rows (C, W) of a kind as a training step takes them, zero where there is none, and (C,) 1 where there is.

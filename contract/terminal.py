@@ -14,7 +14,7 @@ import codecs
 import unicodedata
 from typing import Any
 
-__all__ = ["keep_printable", "printable"]
+__all__ = ["counted", "keep_printable", "printable"]
 
 _NEAREST = {
     **dict.fromkeys("‐‑‒–—―−─━╌╴╶", "-"),
@@ -42,6 +42,11 @@ _NEAREST = {
 def printable(text: str) -> str:
     """`text` with every character that is no visible sign or plain space written as its escape."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def counted(number: int, thing: str, things: str = "") -> str:
+    """A number of things in words: `1 device`, `2 devices`; `things` where an s is not enough."""
+    return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
 
 
 def _nearest(error: UnicodeError) -> tuple[str, int]:

@@ -41,6 +41,10 @@ class Transport:
         will: topic and payload that the broker publishes, retained, when we vanish.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
         packet_bytes: the largest packet that the broker may deliver; it drops what is larger. No bound when None.
+        content_type: of what is published; messages of a fleet say their wire version, too.
+
+    Attributes:
+        keepalive_s: how long nothing may be sent; what the broker said, once it has.
 
     Raises:
         UsageError: when a certificate file cannot be used.
@@ -57,15 +61,17 @@ class Transport:
         keepalive_s: int,
         receive_maximum: int,
         packet_bytes: int | None = None,
+        content_type: str = CONTENT_TYPE,
     ) -> None:
         self._core, self._lock, self._address = core, lock, address
-        self._keepalive_s, self._receive_maximum, self._packet_bytes = keepalive_s, receive_maximum, packet_bytes
+        self.keepalive_s, self._receive_maximum, self._packet_bytes = keepalive_s, receive_maximum, packet_bytes
         self._tickets: dict[int, int] = {}  # paho's packet id of what was sent → the ticket of `Send`
         self._properties = Properties(
             PacketTypes.PUBLISH
         )  # once: making them takes as long as all else about a message
-        self._properties.ContentType = CONTENT_TYPE
-        self._properties.UserProperty = ("pf", str(WIRE_VERSION))
+        self._properties.ContentType = content_type
+        if content_type == CONTENT_TYPE:
+            self._properties.UserProperty = ("pf", str(WIRE_VERSION))
         client = self._client = mqtt.Client(
             mqtt.CallbackAPIVersion.VERSION2,
             client_id=client_id,
@@ -93,7 +99,7 @@ class Transport:
         if self._packet_bytes is not None:
             properties.MaximumPacketSize = self._packet_bytes
         address = self._address
-        self._client.connect(address.host, address.port, self._keepalive_s, clean_start=True, properties=properties)
+        self._client.connect(address.host, address.port, self.keepalive_s, clean_start=True, properties=properties)
 
     def subscribe(self, topics: tuple[str, ...]) -> None:
         """Subscribe at QoS 1."""
@@ -153,6 +159,7 @@ class Transport:
             if reason.is_failure:
                 self._core.refused(reason.value, str(reason), time.monotonic())
             else:
+                self.keepalive_s = getattr(properties, "ServerKeepAlive", self.keepalive_s)
                 self._core.accepted(_terms(properties), time.monotonic())
 
     def _subscribed(self, client: mqtt.Client, _: Any, mid: int, reasons: list[ReasonCode], properties: Any) -> None:

@@ -32,6 +32,7 @@ def known_answers(manifest: Manifest, local: Local, state: GlobalState | None) -
     Raises:
         WireError: when the global state is not of this fleet.
     """
+    state = None if state is None else state.filled()
     own = method(manifest.method).answers(local, state)
     found = {way: Answering(answer, "local") for way, answer in own.items()}
     if state is None:

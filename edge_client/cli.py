@@ -51,8 +51,20 @@ def client_command(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for training.  [default: 1]")] = None,
     provider: Annotated[str | None, typer.Option(help=PROVIDER_HELP)] = None,
+    until_finished: Annotated[
+        bool | None,
+        typer.Option("--until-finished", help="End with the run, instead of waiting for the next one."),
+    ] = None,
     patience: Annotated[
-        float | None, typer.Option(help="Seconds to wait for a broker at the start.  [default: 60]")
+        float | None,
+        typer.Option(help="Seconds to wait for a broker at the start.  [default: for ever; 60 with --until-finished]"),
+    ] = None,
+    keepalive: Annotated[
+        int | None,
+        typer.Option(
+            help="Seconds after which an idle connection says that it is there; the broker misses this device after "
+            "half as much again.  [default: 60]"
+        ),
     ] = None,
     ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signs the broker.")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of this device's certificate.")] = None,
@@ -77,7 +89,7 @@ def client_command(
         typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("each message, and counts at the end")),
     ] = None,
 ) -> int:
-    """Run one device: take part in the fleet's rounds until its run is finished."""
+    """Run one device: take part in the fleet's rounds, run after run, until it is stopped."""
     given = dict(locals())
     settings = settle_config(given.pop("config"), given)
     if Path(sys.argv[0]).name in ("protofleet", "__main__.py"):

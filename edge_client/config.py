@@ -44,7 +44,9 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     activations: int = 1024
     threads: int = 1
     provider: str = "auto"
-    patience: float = 60.0
+    until_finished: bool = False
+    patience: float | None = None
+    keepalive: int = 60
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
@@ -81,7 +83,8 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     check_id(config.fleet, "--fleet")
     check_provider(config.provider)
     limits: list[tuple[str, float, float, float]] = [("activations", config.activations, 0, 1e9)]
-    limits += [("threads", config.threads, 1, 256), ("patience", config.patience, 0.1, 1e6)]
+    limits += [("threads", config.threads, 1, 256), ("keepalive", config.keepalive, 10, 3600)]
+    limits += [] if config.patience is None else [("patience", config.patience, 0.1, 1e6)]
     limits += [] if config.hold_out is None else [("hold-out", config.hold_out, 0.0, 0.5)]
     limits += [] if config.epsilon is None else [("epsilon", config.epsilon, 1e-6, 1e6)]
     for name, value, low, high in limits:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -103,6 +103,7 @@ class Device:
         threads: within an operator.
         graphs: shared compiled graphs, for many devices in one process; its own when None.
         secret: what noise is drawn from; 32 random bytes when None.
+        on_batch: called after each batch of photos that a network has seen.
 
     Raises:
         UsageError: when `device_id` cannot be a device's.
@@ -120,26 +121,39 @@ class Device:
         threads: int = 1,
         graphs: CompiledGraphs | None = None,
         secret: bytes | None = None,
+        on_batch: Callable[[], None] = lambda: None,
     ) -> None:
         self._bundle, self._manifest = bundle, bundle.manifest
         self._method = method(bundle.manifest.method)
-        self._data, self._test = data.labelled, test
-        self._training_data = data if self._method.uses_unlabelled(bundle.manifest.hyper) else self._data
         self._secret = secret or os.urandom(32)
         self._id = check_device(device_id, "device id")
         self._graphs = graphs or CompiledGraphs(bundle, threads)
         self._trained: dict[str, NDArray[np.float32]] = {}
+        self._caution = Caution(self._method, bundle.manifest.hyper)
+        self._trunk = Trunk(bundle, self._graphs.trunk, activations, on_batch) if bundle.manifest.cut else None
+        self._on_batch = on_batch
+        self.hold(data, test=test, held=held)
+
+    def hold(self, data: LocalData, *, test: LocalData | None = None, held: LocalData | None = None) -> None:
+        """From now on the device has these samples; arguments as of the class."""
+        hyper = self._manifest.hyper
+        self._data, self._test = data.labelled, test
+        self._training_data = data if self._method.uses_unlabelled(hyper) else self._data
         self._own_means: OwnMeans | None = None
         self._frozen: int | None = None  # see `_check`
         self._alone: dict[str, Mapping[str, float]] = {}  # see `_without_the_fleet`
-        self._caution = Caution(self._method, bundle.manifest.hyper)
-        self._trunk = Trunk(bundle, self._graphs.trunk, activations) if bundle.manifest.cut else None
-        noised = self._method.mechanism(bundle.manifest.hyper) is not None  # what is held out would be told unnoised
+        noised = self._method.mechanism(hyper) is not None  # what is held out would be told unnoised
         self._held = held if self._trunk is not None and held is not None and len(held) and not noised else None
         if self._trunk is not None:
+            self._trunk.forget()
             for name, samples in (("train", self._training_data), ("held", held), ("test", test)):
                 if samples is not None:
                     self._trunk.keep(name, samples.x)
+
+    @property
+    def classes(self) -> int:
+        """C."""
+        return self._manifest.classes
 
     @property
     def own_classes(self) -> NDArray[np.bool_]:
@@ -450,10 +464,13 @@ class Device:
 
     def _extractor(self, name: ExtractorName) -> Extractor:
         if name == "local" and self._trunk is not None:
-            return self._graphs.tail(self._params(), self._trunk)
-        if name == "bundle" or not self._trained:
-            return self._graphs.shared_extractor()
-        return self._graphs.extractor(self._params())
+            found: Extractor = self._graphs.tail(self._params(), self._trunk)
+        elif name == "bundle" or not self._trained:
+            found = self._graphs.shared_extractor()
+        else:
+            found = self._graphs.extractor(self._params())
+        found.on_batch = self._on_batch
+        return found
 
     def _params(self) -> Mapping[str, NDArray[np.float32]]:
         return {**self._bundle.params, **self._trained}

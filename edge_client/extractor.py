@@ -7,7 +7,7 @@ a large data set is never held as N × D floats.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from contract.bundle import Bundle
 from contract.errors import BundleError
+from contract.runtime import ORT_ERRORS
 from edge_client.data.samples import release_pages
-from edge_client.onnx_session import CPU, ORT_ERRORS, Provider, open_session
+from edge_client.onnx_session import CPU, Provider, open_session
 from edge_client.trainer import Weights
 
 __all__ = ["Extractor", "checked"]
@@ -31,9 +32,14 @@ class Extractor:
         threads: within an operator.
         provider: where it runs.
 
+    Attributes:
+        on_batch: called after each batch of images.
+
     Raises:
         BundleError: when the graph and the weights do not fit each other.
     """
+
+    on_batch: Callable[[], None] = staticmethod(lambda: None)
 
     def __init__(self, bundle: Bundle, params: Weights, threads: int = 1, provider: Provider = CPU) -> None:
         self._manifest = bundle.manifest
@@ -53,6 +59,7 @@ class Extractor:
         for start in range(0, len(x), self._manifest.batch):
             out[start : start + self._manifest.batch] = self._run(x[start : start + self._manifest.batch])
             release_pages(x)
+            self.on_batch()
         return out
 
     def blocks(self, x: NDArray[np.uint8], samples: int = 512) -> Iterator[tuple[slice, NDArray[np.float32]]]:

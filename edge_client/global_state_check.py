@@ -58,7 +58,7 @@ class Caution:
         """
         if state is None:
             return Judged(None)
-        reason = self._doubt(state, own_norm)
+        reason = self.doubt(state, own_norm)
         if not reason:
             self._good = state
             return Judged(state)
@@ -66,7 +66,7 @@ class Caution:
         instead = "going on alone" if good is None else f"going on with version {good.version}"
         return Judged(good, f"global version {state.version} refused: {reason}; {instead}")
 
-    def _doubt(self, state: GlobalState, own_norm: Callable[[], float]) -> str:
+    def doubt(self, state: GlobalState, own_norm: Callable[[], float]) -> str:
         """Why `state` cannot be true; empty where nothing speaks against it."""
         if state.prototypes is not None and len(state.prototypes.rows):
             longest = largest_norm(state.prototypes.rows)

@@ -2,7 +2,8 @@
 
 A line is written when the round's outcome and the global state that came out of it are here, with the accuracy that
 the device then has. It is on disk before the journal marks the round as reported, so a power cut can repeat a line but
-never lose one; readers take the last line of a (run, round, method).
+never lose one; readers take the last line of a (run, round, method). A file that has grown to 16 MiB is put aside as
+`history.1.jsonl`, in the place of the one before it.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from contract.errors import StoreError
 from edge_client.evaluate import Evaluation
 from edge_client.journal import Key
 
-__all__ = ["SCHEMA", "append_line", "history_line"]
+__all__ = ["HISTORY_BYTES", "SCHEMA", "append_line", "history_line", "last_tested"]
 
 SCHEMA = "protofleet.history/1"
+HISTORY_BYTES = 16 << 20
+_TAIL_BYTES = 1 << 22  # of the file that are looked through for the last line: confusions of many classes are long
 
 
 def history_line(
@@ -62,12 +65,14 @@ def history_line(
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
-    """Append one line and force it to disk.
+    """Append one line and force it to disk; in a new file, where this one is large enough.
 
     Raises:
         StoreError: the disk refused.
     """
     try:
+        if path.exists() and path.stat().st_size >= HISTORY_BYTES:
+            os.replace(path, path.with_name(f"{path.stem}.1{path.suffix}"))
         with path.open("a+b") as file:
             if file.tell() and not _ends_whole(file.fileno(), file.tell()):
                 file.write(b"\n")  # a power cut tore the last line: keep it apart from ours
@@ -78,6 +83,24 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
         raise StoreError(
             f"cannot write {path}", expected="a writable disk with room", got=error.strerror, hint="freeing space"
         ) from None
+
+
+def last_tested(path: Path) -> dict[str, Any] | None:
+    """The last line with accuracy; None where there is none, or the file cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            found = json.loads(line)
+        except ValueError:  # torn by a power cut, or by where we began to read
+            continue
+        if isinstance(found, dict) and found.get("schema") == SCHEMA and found.get("accuracy"):
+            return found
+    return None
 
 
 def _ends_whole(descriptor: int, size: int) -> bool:

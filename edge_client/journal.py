@@ -9,7 +9,8 @@ Beside these stand what the device answers with, also without a broker: what it 
 weights, the newest whole global state, and where its bundle lies. `read_kept` reads them while a client runs.
 
 What has been sent is kept for a while after that, newest first up to `KEEP_BYTES`, so that a person can inspect what
-left the device (`protofleet inspect`) and a test can add it up again.
+left the device (`protofleet inspect`) and a test can add it up again. What else is forgotten with the years is in
+`retention.py`.
 
 The state directory (0700, the journal 0600: it holds the device's secret) belongs to one process, one device of one
 fleet, and one bundle. `contract/sqlite.py` opens it: a transaction that returned survives a power cut.
@@ -38,10 +39,12 @@ from contract.state import GlobalCollector, GlobalState
 from contract.statistics import ClassMeans
 from contract.wire import decode, encode
 from edge_client.local import OwnMeans
+from edge_client.retention import drop_old_rounds, dropped
 from edge_client.standing_journal import StandingMarks
 
-__all__ = ["FINAL", "KEEP_BYTES", "Journal", "Kept", "Key", "Pending", "Report", "read_kept"]
+__all__ = ["FILE", "FINAL", "KEEP_BYTES", "Journal", "Kept", "Key", "Pending", "Report", "read_kept"]
 
+FILE = "journal.sqlite"  # of a state directory
 FINAL = ("committed", "duplicate", "late", "rejected")
 KEEP_BYTES = 16 << 20
 _INSTANCES_KEPT = 64
@@ -134,7 +137,7 @@ class Journal:
 
     def __init__(self, directory: Path, *, fleet: str, device: str, bundle: bytes) -> None:
         self.directory = directory
-        self._path = directory / "journal.sqlite"
+        self._path = directory / FILE
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -212,6 +215,7 @@ class Journal:
                     " VALUES (?, ?, ?, ?, ?, ?)",
                     (*key, payload, len(payload), limit_bytes),
                 )
+            drop_old_rounds(db)
 
     def is_done(self, key: Key) -> bool:
         """Whether this round was committed."""
@@ -219,8 +223,8 @@ class Journal:
 
     def rounds_done(self, method: str | None = None) -> int:
         """How many rounds of a method, or of all, were committed, of whatever run."""
-        row = self._row("SELECT count(*) FROM rounds WHERE method = ? OR ? IS NULL", method, method)
-        return 0 if row is None else int(row[0])
+        with self._guard(), _as_written(self._path):
+            return _rounds_done(self._db, method)
 
     def metrics(self, method: str) -> list[dict[str, Any]]:
         """What was measured in each round of a method that was committed, of whatever run."""
@@ -316,6 +320,8 @@ class Journal:
         with self._guard():
             rows = self._db.execute("SELECT coalesce(outcome, 'pending'), count(*) FROM contributions GROUP BY 1")
             counts = dict.fromkeys(("sent", *FINAL, "pending"), 0) | {name: int(number) for name, number in rows}
+            for name, number in dropped(self._db)[1].items():
+                counts[name] += number
         counts["sent"] = sum(counts.values())
         return counts
 
@@ -360,10 +366,9 @@ def read_kept(directory: Path) -> Kept:
         StoreError: there is no such directory, or its journal cannot be read.
         UsageError: it is of another version.
     """
-    path = directory / "journal.sqlite"
+    path = directory / FILE
     with read_only(path, KIND) as db, _as_written(path):
         meta = dict(db.execute("SELECT name, value FROM meta WHERE name IN ('bundle', 'bundle-path')").fetchall())
-        (rounds,) = db.execute("SELECT count(*) FROM rounds").fetchone()
         means = _tensors(db, "means")
         return Kept(
             bundle=bytes.fromhex(meta["bundle"]),
@@ -371,7 +376,7 @@ def read_kept(directory: Path) -> Kept:
             weights=_tensors(db, "weights"),
             means=_unpacked_means(means) if means else None,
             state=_kept_global(db),
-            rounds=int(rounds),
+            rounds=_rounds_done(db),
         )
 
 
@@ -387,6 +392,11 @@ def _as_written(path: Path) -> Iterator[None]:
 def _tensors(db: sqlite3.Connection, table: str) -> dict[str, NDArray[Any]]:
     row = db.execute(f"SELECT safetensors FROM {table}").fetchone()
     return {} if row is None else load(row[0])
+
+
+def _rounds_done(db: sqlite3.Connection, method: str | None = None) -> int:
+    (kept,) = db.execute("SELECT count(*) FROM rounds WHERE method = ? OR ? IS NULL", (method, method)).fetchone()
+    return int(kept) + sum(n for name, n in dropped(db)[0].items() if method in (None, name))
 
 
 def _packed_means(means: OwnMeans) -> bytes:

@@ -27,22 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import BundleError
-from contract.runtime import ort, ort_errors
+from contract.runtime import ORT_ERRORS, ort
 
-__all__ = ["CPU", "ORT_ERRORS", "Provider", "Running", "open_session", "providers_built_in"]
+__all__ = ["CPU", "Provider", "Running", "open_session", "providers_built_in"]
 
-ORT_ERRORS: tuple[type[Exception], ...] = (
-    ort_errors.EPFail,
-    ort_errors.Fail,
-    ort_errors.InvalidArgument,
-    ort_errors.InvalidGraph,
-    ort_errors.InvalidProtobuf,
-    ort_errors.NoModel,
-    ort_errors.NotImplemented,
-    ort_errors.RuntimeException,
-    RuntimeError,  # what binding an input or output raises
-    ValueError,  # the graph has an input that it is not given
-)
 _FATAL_ONLY = 4
 _NO_FOLDER = "/dev/null/no-folder"
 _NAMES = {

@@ -1,8 +1,8 @@
 """When to send what: the outbox's policy, without sockets, disk or clock.
 
 The journal keeps contributions; this decides which bytes go out now. A contribution is sent when it is added and a
-connection is there, and again after a reconnection or when no receipt came in time, each time waiting longer, with
-jitter. It ends with a final receipt and with nothing else: it is never given up, dropped or replaced.
+connection is there, and again after a reconnection or when no receipt came in time, each time waiting longer, up to
+hours, with jitter. It ends with a final receipt and with nothing else: it is never given up, dropped or replaced.
 
 What does not fit one message travels in chunks (`contract.chunks`), some of them at a time, so that a thin link is
 never buried. When the aggregator says which chunks it lacks, those are sent; when it says nothing, the last chunk
@@ -61,7 +61,7 @@ class Outbox:
         max_wait_s: but never longer than this.
     """
 
-    def __init__(self, rng: random.Random, *, first_wait_s: float = 10.0, max_wait_s: float = 300.0) -> None:
+    def __init__(self, rng: random.Random, *, first_wait_s: float = 10.0, max_wait_s: float = 4 * 3600.0) -> None:
         self._rng, self._first_wait_s, self._max_wait_s = rng, first_wait_s, max_wait_s
         self._items: dict[Key, _Item] = {}
         self._limit_bytes: int | None = None  # what the broker takes; None while there is no connection

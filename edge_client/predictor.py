@@ -1,88 +1,45 @@
 """Photos to answers, with what a device knows: its weights, its own class means, and what the fleet gave it.
 
-1. `Knowledge` is what is known: read from a device's state directory (`of_state`), or nothing but a global state beside
-   a bundle, as on a machine that was never a device of the fleet.
+1. `Knowledge` is what is known (`knowledge.py`): what a device's state directory keeps, or nothing but a global state
+   beside a bundle, as on a machine that was never a device of the fleet.
 2. A `Predictor` picks a way of answering (`answering.py`): the method's own where this device has trained, or nothing
    has to be; else one over the features that all devices share.
 3. Images are decoded and brought to the bundle's shape exactly as training images are (`edge_client/data/decode.py`).
 4. Scores of every class come out, and how unlike all known classes an image is (`unknown.py`).
+5. Before it answers again it asks whether there is something newer. That is made ready whole, and then takes the place
+   of what was known; a global state that cannot be true, or a file that cannot be read, leaves all as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.bundle import Bundle, Manifest, read_bundle
-from contract.errors import BundleError, DataError, UsageError, near_names
+from contract.bundle import Bundle
+from contract.errors import DataError, ProtofleetError, UsageError, near_names
 from contract.methods import METHODS, closing_method, method
-from contract.state import GlobalState
+from contract.plausible import largest_norm
+from contract.terminal import counted
 from edge_client.answering import Answering, known_answers
 from edge_client.data.decode import Broken, check_channels, decode_all
 from edge_client.data.npz import pixels
 from edge_client.extractor import Extractor
 from edge_client.global_state_check import Caution
-from edge_client.journal import Kept, read_kept
-from edge_client.local import OwnMeans, Remembered
+from edge_client.knowledge import Knowledge
+from edge_client.local import Remembered
 from edge_client.provider_trials import Providers
-from edge_client.trainer import Weights, check_weights
+from edge_client.trainer import Weights
 from edge_client.unknown import Novelty, novelty_of
 
-__all__ = ["Answers", "Knowledge", "Predictor"]
+__all__ = ["Answers", "Predictor"]
 
 _TOGETHER = 32  # photos that are decoded and asked about at once
-
-
-@dataclass(frozen=True, eq=False)
-class Knowledge:
-    """What is known beside the bundle.
-
-    Attributes:
-        weights: what training has changed, by name; empty where nothing was trained.
-        means: of the device's own classes under these weights.
-        state: the newest global state.
-        rounds: how many this device has done.
-    """
-
-    weights: Weights = field(default_factory=dict)
-    means: OwnMeans | None = None
-    state: GlobalState | None = None
-    rounds: int = 0
-
-    @classmethod
-    def of_state(cls, directory: Path, bundle: Path | None = None) -> tuple[Bundle, Knowledge, Path]:
-        """What a device of this state directory knows, its bundle, and where that lies; its client may be running.
-
-        Args:
-            bundle: where the bundle lies; None for where it lay when the device last started.
-
-        Raises:
-            StoreError: there is no state that can be read.
-            UsageError: the bundle is not known, or another one.
-            BundleError: it cannot be read.
-        """
-        kept = read_kept(directory)
-        path = bundle or kept.bundle_path
-        if path is None or not path.is_file():
-            raise UsageError(
-                f"the bundle of {directory}", expected="its file", got=path or "none", hint="--bundle FILE"
-            )
-        found = read_bundle(path)
-        if found.sha256 != kept.bundle:
-            raise UsageError(
-                f"{directory} is of another bundle than {path}",
-                expected=f"sha256 {kept.bundle.hex()[:12]}…",
-                got=f"{found.sha256.hex()[:12]}…",
-                hint="the bundle that the device has",
-            )
-        _check_kept(kept, found.manifest)
-        return found, cls(kept.weights, kept.means, kept.state, kept.rounds), path
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +52,14 @@ class Answers:
             compare: they are no probabilities.
         novelty: (N,) how unlike every known class an image is (`edge_client/unknown.py`).
         unknown: (N,) bool, whether that is more than the threshold; False where there is none.
+        version: of the global state that they rest on; 0 for none.
     """
 
     names: tuple[str, ...]
     scores: NDArray[np.float64]
     novelty: NDArray[np.float64]
     unknown: NDArray[np.bool_]
+    version: int = 0
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -121,8 +80,23 @@ class Answers:
         return [(self.names[n], float(self.scores[row, n])) for n in order if np.isfinite(self.scores[row, n])]
 
 
+@dataclass(frozen=True, eq=False)
+class _Ready:
+    """All that answers need, made of one knowledge: taken up as a whole."""
+
+    known: Knowledge
+    ways: tuple[str, ...]
+    way: str
+    answering: Answering
+    params: Weights
+    basis: str
+    extractor: Extractor
+    novelty: Novelty
+    version: int
+
+
 class Predictor:
-    """Answers about images.
+    """Answers about images; may be used from several threads.
 
     Args:
         bundle: whose graph, labels and image shape are used.
@@ -131,9 +105,11 @@ class Predictor:
         threads: within an operator.
         threshold: an image whose novelty is larger is unknown; None for what the fleet's statistics say, if they do.
         providers: where the bundle's graph runs; the CPU unless one was chosen.
+        newer: gives what is newer than what it gave before, or None; asked before each batch of answers.
+        log: takes a line when something newer is taken up, or is not.
 
     Raises:
-        UsageError: there is no such way, or none at all.
+        UsageError: there is no such way, or none at all; the threshold is not a number.
         WireError: the global state is not of this bundle's fleet.
     """
 
@@ -146,29 +122,77 @@ class Predictor:
         threads: int = 1,
         threshold: float | None = None,
         providers: Providers | None = None,
+        newer: Callable[[], Knowledge | None] | None = None,
+        log: Callable[[str], None] = lambda line: None,
     ) -> None:
-        known, m = knowledge or Knowledge(), bundle.manifest
+        if threshold is not None and np.isnan(threshold):
+            raise UsageError("the novelty above which an image is unknown", expected="a number", got=threshold)
+        m = bundle.manifest
         self.bundle, self._shape, self.labels = bundle, m.input_shape, m.labels
-        found, params = method(m.method), {**bundle.params, **known.weights}
-        local = Remembered(m.classes, m.features, found.settled_in(m.hyper), params, known.means)
-        judged = Caution(found, m.hyper).judge(known.state, lambda: 0.0)
-        answers = known_answers(m, local, judged.state)
-        self.ways = tuple(answers)
-        self.way = _chosen(answers, m.method, bool(known.weights), way)
-        self.answering: Answering = answers[self.way]
-        is_own = self.answering.extractor == "local" and bool(known.weights)
-        self.params: Weights = params if is_own else bundle.params
-        self.basis = _basis(self.answering, known, judged.state)
-        where = providers or Providers()
-        provider = where.of(where.choice.own_answers if is_own else where.choice.answers)
-        self._extractor = Extractor(bundle, self.params, threads, provider)
-        self._novelty: Novelty = novelty_of(self.answering, known.means, judged.state, m)
-        self.threshold = self._novelty.threshold if threshold is None else threshold
+        self._wanted, self._threads, self._providers = way, threads, providers or Providers()
+        self._given_threshold = threshold
+        self._caution = Caution(method(m.method), m.hyper)
+        self._newer, self._log, self._said = newer, log, ""
+        self._renewing = threading.Lock()
+        self._ready = self._made_ready(knowledge or Knowledge(), None)
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The ways of answering that there are."""
+        return self._ready.ways
+
+    @property
+    def way(self) -> str:
+        """The one that is used."""
+        return self._ready.way
+
+    @property
+    def answering(self) -> Answering:
+        """How it answers, and over whose features."""
+        return self._ready.answering
+
+    @property
+    def params(self) -> Weights:
+        """The weights that features are made with."""
+        return self._ready.params
+
+    @property
+    def basis(self) -> str:
+        """What the answers rest on, for a person."""
+        return self._ready.basis
 
     @property
     def measure(self) -> str:
         """What novelty is measured by, in words."""
-        return self._novelty.words
+        return self._ready.novelty.words
+
+    @property
+    def threshold(self) -> float | None:
+        """The novelty above which an image is unknown; None where none is."""
+        return self._ready.novelty.threshold if self._given_threshold is None else self._given_threshold
+
+    @threshold.setter
+    def threshold(self, value: float | None) -> None:
+        self._given_threshold = value
+
+    def renew(self) -> bool:
+        """Take up what is newer, if anything is; True when something was. Answers do it by themselves."""
+        if self._newer is None or not self._renewing.acquire(blocking=False):
+            return False  # another thread is at it: what was known serves until it is done
+        try:
+            found = self._newer()
+            if found is None:
+                return False
+            before, self._ready = self._ready, self._made_ready(found, self._ready)
+        except ProtofleetError as error:
+            self._say(f"nothing new is taken up: {error}")
+            return False
+        finally:
+            self._renewing.release()
+        if before.known.mark == self._ready.known.mark:
+            return False
+        self._say(f"taken up: {self.basis}; answers by {self.way}")
+        return True
 
     def __call__(self, images: NDArray[Any]) -> Answers:
         """Answers about images (N, H, W, c) uint8 of the bundle's shape; a single one (H, W, c) is a batch of one.
@@ -179,10 +203,12 @@ class Predictor:
         x = pixels(images[None] if images.shape == self._shape else images, "the images")
         if x.shape[1:] != self._shape:
             raise DataError("the images", expected=f"(N, {', '.join(map(str, self._shape))})", got=x.shape)
-        features = self._extractor.features(x)
-        novelty = self._novelty.of(features)
-        over = np.zeros(len(x), bool) if self.threshold is None else novelty > self.threshold
-        return Answers(self.labels, self.answering.answer.scores(features), novelty, over)
+        self.renew()
+        ready, threshold = self._ready, self.threshold
+        features = ready.extractor.features(x)
+        novelty = ready.novelty.of(features)
+        over = np.zeros(len(x), bool) if threshold is None else novelty > threshold
+        return Answers(self.labels, ready.answering.answer.scores(features), novelty, over, ready.version)
 
     def photos(
         self, files: Iterable[tuple[str, str | bytes]], together: int = _TOGETHER
@@ -212,24 +238,58 @@ class Predictor:
         """
         if not 0.0 < keep <= 1.0 or not len(images):
             raise UsageError("calibration", expected="some images, and a share above 0 and up to 1", got=keep)
-        self.threshold = float(np.quantile(self(images).novelty, keep))
-        return self.threshold
+        found = float(np.quantile(self(images).novelty, keep))
+        self.threshold = found
+        return found
 
-
-def _check_kept(kept: Kept, m: Manifest) -> None:
-    """That what a state directory says it keeps is of its bundle."""
-    check_weights(kept.weights, m)
-    means = kept.means
-    if means is not None and (means.classes.sums.shape, means.spread.shape) != ((m.classes, m.features), (m.classes,)):
-        raise BundleError(
-            "device state", expected="the bundle's classes and width", got="others", hint="another --state"
+    def _made_ready(self, known: Knowledge, before: _Ready | None) -> _Ready:
+        """What answers need, of this knowledge; of what was ready before, an extractor that has not changed."""
+        bundle, m = self.bundle, self.bundle.manifest
+        found, params = method(m.method), {**bundle.params, **known.weights}
+        local = Remembered(m.classes, m.features, found.settled_in(m.hyper), params, known.means)
+        state = known.state
+        doubt = state and self._caution.doubt(state, lambda: largest_norm(found.own_prototypes(local)[0]))
+        if state is not None and doubt:
+            self._say(f"global version {state.version} is not taken up: {doubt}")
+            state = None if before is None else before.known.state
+        answers = known_answers(m, local, state)
+        way = _chosen(answers, m.method, bool(known.weights), self._wanted)
+        answering = answers[way]
+        own = answering.extractor == "local" and bool(known.weights)
+        settled = replace(known, state=state)
+        return _Ready(
+            known=settled,
+            ways=tuple(answers),
+            way=way,
+            answering=answering,
+            params=params if own else bundle.params,
+            basis=_basis(answering, settled),
+            extractor=self._extractor(known, params if own else None, before),
+            novelty=novelty_of(answering, known.means, state, m),
+            version=0 if state is None else state.version,
         )
+
+    def _extractor(self, known: Knowledge, own: Weights | None, before: _Ready | None) -> Extractor:
+        """With these own weights, or the bundle's; that of before, where they have not changed since."""
+        if before is not None:
+            was_own = before.params is not self.bundle.params
+            if was_own == (own is not None) and (own is None or before.known.rounds == known.rounds):
+                return before.extractor
+        choice = self._providers.choice
+        provider = self._providers.of(choice.answers if own is None else choice.own_answers)
+        return Extractor(self.bundle, self.bundle.params if own is None else own, self._threads, provider)
+
+    def _say(self, line: str) -> None:
+        """Log a line unless it is what was said last."""
+        if line != self._said:
+            self._log(line)
+        self._said = line
 
 
 def _one_by_one(answers: Answers) -> Iterator[Answers]:
     for row in range(len(answers)):
         one = slice(row, row + 1)
-        yield Answers(answers.names, answers.scores[one], answers.novelty[one], answers.unknown[one])
+        yield replace(answers, scores=answers.scores[one], novelty=answers.novelty[one], unknown=answers.unknown[one])
 
 
 def _chosen(answers: dict[str, Answering], own: str, trained: bool, wanted: str | None) -> str:
@@ -248,14 +308,15 @@ def _chosen(answers: dict[str, Answering], own: str, trained: bool, wanted: str 
             return way
     raise UsageError(
         "nothing to answer with",
-        expected="a device that has done a round, a global state, or a bundle with a head",
+        expected="a device that has done a round, a global state that knows a class, or a bundle with a head",
         got="none of these",
         hint="--state DIR or --store FILE",
     )
 
 
-def _basis(answering: Answering, known: Knowledge, state: GlobalState | None) -> str:
+def _basis(answering: Answering, known: Knowledge) -> str:
     """What the answers rest on, for a person."""
     own = answering.extractor == "local" and known.weights
-    features = f"own weights after {known.rounds} rounds" if own else "the bundle's weights"
+    features = f"own weights after {counted(known.rounds, 'round')}" if own else "the bundle's weights"
+    state = known.state
     return f"{features}, {'no global state' if state is None else f'global version {state.version}'}"

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from contract.errors import PrivacyError, UsageError
 from contract.mechanism import Mechanism
+from contract.terminal import counted
 
 __all__ = ["Accountant", "squared_counts"]
 
@@ -93,6 +94,13 @@ class Accountant:
         self._done = rounds * self.squared_counts if earlier is None else earlier
         self._first, self._table = rounds, self._epsilons()
 
+    def hold(self, counts: NDArray[np.integer]) -> None:
+        """From now on the device has these many samples of each class (C,)."""
+        found = squared_counts(counts)
+        if found != self.squared_counts:
+            self.squared_counts = found
+            self._first, self._table = self._rounds, self._epsilons()
+
     def epsilon(self, more: int = 0) -> float:
         """ε at δ of the noised rounds done so far and `more`; 0 before the first. Holds only where `holds` says so."""
         index = self._rounds + more - self._first
@@ -123,7 +131,8 @@ class Accountant:
             )
         if self.epsilon(1) > self._budget:
             raise PrivacyError(
-                f"the privacy budget is spent: ε = {self.epsilon():.3g}, δ = {self._delta:g}, {self._rounds} rounds",
+                f"the privacy budget is spent: ε = {self.epsilon():.3g}, δ = {self._delta:g}, "
+                + counted(self._rounds, "round"),
                 expected=f"at most ε = {self._budget:g}",
                 got=f"{self.epsilon(1):.3g} with another round",
                 hint="more noise in a new bundle, or a larger --epsilon",
@@ -163,11 +172,11 @@ class Accountant:
     def told(self) -> str:
         """What all rounds so far have cost, for a person."""
         if self._bare:
-            return f"no ε holds: without noise went out {self._bare} rounds"
+            return f"no ε holds: without noise went out {counted(self._bare, 'round')}"
         if not self.holds:
             return "no ε holds: soft predictions go out without noise"
         of = "" if self._budget is None else f" of {self._budget:g}"
-        return f"ε = {self.epsilon():.3g}{of} at δ = {self._delta:g} after {self._rounds} rounds"
+        return f"ε = {self.epsilon():.3g}{of} at δ = {self._delta:g} after {counted(self._rounds, 'round')}"
 
     def _epsilons(self) -> list[float]:
         """ε after the rounds so far, and after each further one."""

@@ -1,8 +1,8 @@
 """The device's process: settings in, one device out, an exit code back.
 
-Reads the bundle and the data, opens the state directory, restores the weights, and runs the client until its run is
-finished (0), something is wrong (one line; 1 for a failure, 2 for bad input) or a signal ends it (130 for Ctrl-C, 143
-for SIGTERM: the goodbye is said, and nothing is lost).
+Reads the bundle and the data, opens the state directory, restores the weights, and runs the client until something is
+wrong (one line; 1 for a failure, 2 for bad input), a signal ends it (130 for Ctrl-C, 143 for SIGTERM: the goodbye is
+said, and nothing is lost), or its run is finished where that was asked for (0).
 
 `become` replaces the present process by one that runs nothing but this: same process id, same standard streams, but
 without what parsed the command line. Typer, rich and pydantic take 12 MB that a small board would carry for months
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(settings: ClientConfig) -> int:
-    """Run one device; returns 0 when its run is finished, 128 + n when signal n ended it.
+    """Run one device; returns 0 when its run is finished and it ends with it, 128 + n when signal n ended it.
 
     Raises:
         ProtofleetError: each with its exit code.

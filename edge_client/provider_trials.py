@@ -29,12 +29,12 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import BundleError, ProtofleetError
 from contract.files import whole_file
 from contract.methods import method
-from contract.runtime import ort
+from contract.runtime import ORT_ERRORS, ort
 from contract.state import GlobalState
 from contract.vectors import distance, probe_images
 from edge_client.data import LocalData
 from edge_client.extractor import Extractor
-from edge_client.onnx_session import CPU, ORT_ERRORS, Provider, providers_built_in
+from edge_client.onnx_session import CPU, Provider, providers_built_in
 from edge_client.providers import Choice, Trial, check_provider, choose, wanted_trials
 from edge_client.trainer import Trainer, Weights
 

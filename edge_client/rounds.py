@@ -5,8 +5,9 @@ device is sampled and has not done the round yet, and the global state that the 
 parts are collected for each run on its own, because a broker may still retain parts of an older run, and they come in
 any order.
 
-A run that is announced as finished ends the client, but only a run that this device has seen open or took part in:
-what a broker still retains of last week's run must not end a device that came for today's.
+A run that is announced as finished ends a client that stays no longer than its run, but only a run that this device
+has seen open or took part in: what a broker still retains of last week's run must not end a device that came for
+today's. A client that stays waits for the next run, also where a run of other bundles is under way.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Follower:
         bundle: this device's.
         is_done: whether a round was committed before, also by an earlier process.
         took_part: whether any round of a run was.
+        stays: whether a run of another bundle is waited out, instead of being an error.
     """
 
     def __init__(
@@ -57,11 +59,13 @@ class Follower:
         *,
         is_done: Callable[[Key], bool],
         took_part: Callable[[bytes], bool],
+        stays: bool = False,
     ) -> None:
+        self._stays, self._foreign = stays, False
         self._device_id, self._bundle = device_id, bundle
         self._is_done, self._took_part = is_done, took_part
         self._announcement: Announcement | None = None
-        self._seen_open: set[bytes] = set()
+        self._seen_open: OrderedDict[bytes, None] = OrderedDict()
         self._runs: OrderedDict[bytes, tuple[GlobalCollector, GlobalState | None]] = OrderedDict()
 
     @property
@@ -85,12 +89,15 @@ class Follower:
         """Take in an announcement.
 
         Raises:
-            UsageError: the run under way is for another bundle than this device's.
+            UsageError: the run under way is for another bundle than this device's. If the device stays, it then waits
+                for a run that is for its own.
         """
-        self._announcement = announcement
+        self._announcement, self._foreign = announcement, False
         if announcement.phase == "finished":
             return
         if not self._is_of_bundle(announcement):
+            if self._stays:
+                self._announcement, self._foreign = None, True
             fleet = (announcement.bundle, *announcement.others)
             raise UsageError(
                 "the fleet runs another bundle",
@@ -98,7 +105,9 @@ class Follower:
                 got=f"{self._bundle.sha256.hex()[:12]}…",
                 hint="copying a bundle of the aggregator's to this device",
             )
-        self._seen_open.add(announcement.run)
+        self._seen_open[announcement.run] = None
+        while len(self._seen_open) > _RUNS_KEPT:
+            self._seen_open.popitem(last=False)
 
     def _is_of_bundle(self, announcement: Announcement) -> bool:
         fleet = (announcement.bundle, *announcement.others)
@@ -167,11 +176,15 @@ class Follower:
     def waits_for(self) -> str:
         """What this device waits for, for a person; empty when it has something to do, or nothing to wait for."""
         a = self._announcement
+        if self._foreign:
+            return "waiting for a run of this device's bundle"
         if a is None:
             return "waiting for an aggregator: no round has been announced"
         what = f"round {a.round} ({a.method})"
-        if a.phase in ("finished", "standing"):
+        if a.phase == "standing":
             return ""
+        if a.phase == "finished":
+            return "waiting for the next run" if self._stays else ""
         if a.phase == "closed" or a.round < 1:
             return f"waiting for round {a.round + 1} to open"
         if self._is_done((a.run, a.round, a.method)):

@@ -1,7 +1,7 @@
 """One device, from its files to its end: the one way in for the command and for a program that holds one.
 
 A `Service` reads the bundle and the data, opens the state directory, restores the weights, and runs the client until
-its run is finished or `stop` is called.
+`stop` is called, or its run is finished where that was asked for.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from contract.bundle import Bundle, Manifest, read_bundle
 from contract.errors import UsageError
 from contract.link import Address
 from contract.methods import METHODS, load_method, method
+from contract.service_manager import ServiceManager
+from contract.terminal import counted
 from edge_client.client import Client
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.config import ClientConfig, read_public_key
 from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
-from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
 from edge_client.device import Device
 from edge_client.journal import Journal
+from edge_client.own_samples import OwnSamples
 from edge_client.privacy import Accountant, squared_counts
 from edge_client.profile_record import measured_metrics
 from edge_client.provider_trials import Providers, settle_providers
 
-__all__ = ["HOLD_OUT", "LEAST", "Service"]
+__all__ = ["Service"]
 
-HOLD_OUT = 0.1  # of the labelled samples, where nobody says otherwise and no test samples are given
-LEAST = 5  # a class with fewer labelled samples has none held out
+_PATIENCE_S = 60.0  # of a client that ends with its run
 
 Log = Callable[[str], None]
 OnSummary = Callable[[dict[str, Any], bool], None]
@@ -50,9 +51,11 @@ class Service:
     def __init__(self, settings: ClientConfig, arrays: tuple[NDArray[Any], NDArray[Any]] | None = None) -> None:
         self._settings, self._arrays = settings, arrays
         self._stopping = threading.Event()
+        self._client: Client | None = None
+        self._manager = ServiceManager()
 
     def run(self, log: Log, on_summary: OnSummary) -> dict[str, Any]:
-        """Take part until the run is finished, or `stop`; returns what the device has done.
+        """Take part until `stop`, or until the run is finished; returns what the device has done.
 
         Args:
             log: takes one line for a person.
@@ -69,7 +72,9 @@ class Service:
         bundle = read_bundle(settings.bundle, public_key=trusted)
         m = bundle.manifest
         state = Path(settings.state)
-        data, test, held = self._samples(m, log, state / "images")
+        own = OwnSamples(settings, m, state, log, self._arrays)
+        found = own.read()
+        data, test = found.data, found.test
         with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
             graphs = CompiledGraphs(bundle, settings.threads, providers=_providers(settings, bundle, log))
             device = Device(
@@ -77,28 +82,31 @@ class Service:
                 data,
                 settings.id,
                 test=test,
-                held=held,
+                held=found.held,
                 activations=ActivationStore(state / "activations", settings.activations * 10**6, log),
                 graphs=graphs,
                 secret=journal.secret(),
+                on_batch=self._manager.alive,
             )
             device.restore(journal.weights())
             journal.remember_bundle(Path(settings.bundle).resolve())
             beside = f", {len(test):,} {self._photos}" if test is not None else ""
-            log(
-                f"{len(data):,} samples of {int(device.own_classes.sum())} classes{beside}, "
-                f"bundle {bundle.sha256.hex()[:12]}"
-            )
+            beside += f", {len(own.learned):,} of them learned" if len(own.learned) else ""
+            classes = counted(int(device.own_classes.sum()), "class", "classes")
+            log(f"{counted(len(data), 'sample')} of {classes}{beside}, bundle {bundle.sha256.hex()[:12]}")
             accountant = _accountant(settings, m, journal, data.labelled)
             tells = test is not None and _tells_accuracy(settings, accountant, log)
-            client = Client(
+            client = self._client = Client(
                 device=device,
+                samples=own,
                 journal=journal,
                 bundle=bundle,
                 address=address,
                 fleet=settings.fleet,
                 device_id=settings.id,
-                patience_s=settings.patience,
+                until_finished=settings.until_finished,
+                patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
+                keepalive_s=settings.keepalive,
                 measured=measured_metrics(state, bundle.sha256),
                 accountant=accountant,
                 photos=self._photos,
@@ -106,14 +114,17 @@ class Service:
                 log=log,
                 detail=log if settings.verbose else None,
                 stopping=self._stopping,
+                manager=self._manager,
             )
             on_summary(client.summary(), False)
+            self._manager.ready()
             try:
                 client.run()
             finally:
+                self._manager.stopping()
                 on_summary(client.summary(), True)
             ended = journal.outcomes()
-            log(f"done: {ended['sent']} contributions, {ended['committed']} committed")
+            log(f"done: {counted(ended['sent'], 'contribution')}, {ended['committed']} committed")
             return client.summary()
 
     @property
@@ -121,36 +132,11 @@ class Service:
         """What the device tests with, in words."""
         return "held-out photos" if self._settings.test is None else "test photos"
 
-    def _samples(self, m: Manifest, log: Log, cache: Path) -> tuple[LocalData, LocalData | None, LocalData | None]:
-        """What to train on; what to test with, `--test`, or else a share of `--data`, or nothing; and what is held out,
-        which a trained tail has to stand on: the same share, that no test set may stand for."""
-        settings = self._settings
-        share = settings.hold_out
-        if share is None:
-            share = HOLD_OUT if settings.test is None or m.cut else 0.0
-        test = None
-        if settings.test is not None:
-            test = load_data(settings.test, m, purpose="test", log=log, cache=cache)
-        if not share:
-            data = load_data(settings.data, m, log=log, cache=cache) if self._arrays is None else self._given(m)
-            return data, test, None
-        if self._arrays is None:
-            data, held = load_held_out(settings.data, m, share=share, least=LEAST, log=log, cache=cache)
-        else:
-            data, held = hold_back(self._given(m), share=share, least=LEAST)
-        if not len(held):
-            lost = "accuracy stays unknown; --test" if test is None else "nothing shows whether training helps"
-            log(f"too few photos to hold {share:.0%} out of classes of {LEAST} or more: {lost}")
-            return data, test, None
-        return data, held if test is None else test, held
-
-    def _given(self, m: Manifest) -> LocalData:
-        assert self._arrays is not None
-        return from_arrays(*self._arrays, m)
-
     def stop(self) -> None:
         """End `run` as soon as the device waits again, from any thread: a round under way is finished first."""
         self._stopping.set()
+        if self._client is not None:
+            self._client.wake()
 
 
 def _providers(settings: ClientConfig, bundle: Bundle, log: Log) -> Providers:

@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from contract.bundle import STEP_INPUTS, Bundle, Manifest
 from contract.errors import BundleError, DivergedError
 from contract.plausible import LARGEST_NORM
-from contract.runtime import ort
+from contract.runtime import ORT_ERRORS, ort
 from edge_client.data import LocalData
 from edge_client.data.samples import release_pages
-from edge_client.onnx_session import CPU, ORT_ERRORS, Provider, open_session
+from edge_client.onnx_session import CPU, Provider, open_session
 
 __all__ = ["Activations", "OnStep", "Trainer", "Weights", "check_weights", "diverged"]
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from contract.bundle import Bundle
 from contract.errors import BundleError
 from contract.onnx_external import external_weights
-from contract.runtime import ort
+from contract.runtime import ORT_ERRORS, ort
 from edge_client.data.activations import ActivationStore
 from edge_client.data.samples import release_pages
 from edge_client.extractor import Extractor, checked
-from edge_client.onnx_session import ORT_ERRORS, open_session
+from edge_client.onnx_session import open_session
 from edge_client.trainer import Weights
 
 __all__ = ["TailExtractor", "Trunk", "TrunkGraph"]
@@ -65,9 +65,17 @@ class Trunk:
         bundle: one with a cut.
         graph: opens the trunk, when it is needed.
         store: keeps activations; None keeps none.
+        on_photo: called after each photo that went through the trunk.
     """
 
-    def __init__(self, bundle: Bundle, graph: Callable[[], TrunkGraph], store: ActivationStore | None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        graph: Callable[[], TrunkGraph],
+        store: ActivationStore | None,
+        on_photo: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_photo = on_photo
         self._shapes = [each.shape for each in bundle.manifest.cut]
         self._width = sum(prod(shape) for shape in self._shapes)
         self._open, self._store, self._identity = graph, store, _identity(bundle)
@@ -79,6 +87,11 @@ class Trunk:
         """The activations of these photos (N, H, W, c) are to be kept, once they are needed."""
         if len(x) and x.flags.c_contiguous and all(known is not x for _, known in self._named):
             self._named.append((name, x))
+
+    def forget(self) -> None:
+        """No photos are known any more; what is on the disk of them stays until others take its place."""
+        self._named.clear()
+        self._kept.clear()
 
     def rest(self) -> None:
         """Let go of the graph until it is needed again."""
@@ -106,7 +119,9 @@ class Trunk:
 
     def _run(self, photo: NDArray[np.uint8]) -> Float32:
         self._graph = self._graph or self._open()
-        return self._graph.run(photo)
+        found = self._graph.run(photo)
+        self._on_photo()
+        return found
 
     def _find(self, x: NDArray[np.uint8]) -> tuple[Float32, int] | None:
         """The kept activations of the set that `x` is a stretch of, and which row is its first."""

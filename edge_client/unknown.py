@@ -86,7 +86,7 @@ class ScoreNovelty(Novelty):
 
 def novelty_of(answering: Answering, means: OwnMeans | None, state: GlobalState | None, manifest: Manifest) -> Novelty:
     """The best measure that is known here for features as this way of answering takes them."""
-    rows = {} if state is None else state.rows
+    rows = {} if state is None else state.filled().rows
     if answering.extractor == "bundle" and "means" in rows:
         centres, present = rows["means"].dense(manifest.classes, manifest.features)
         return CentreNovelty(centres[present], 1.0 - (centres[present] ** 2).sum(axis=1), unit=True)

@@ -1,9 +1,13 @@
-"""What a device waits for, told to a person: once it has lasted a moment, and once for each change. No clock."""
+"""What a device waits for, told to a person: once it has lasted a moment, and once for each change. No clock.
+
+A broker that stays away is told of once, and then once a day, however often it was looked for.
+"""
 
 from __future__ import annotations
 
-__all__ = ["Waits"]
+__all__ = ["Absence", "Waits"]
 
+_DAY_S = 86_400.0
 _LASTING_S = 1.0  # what is waited for between two messages of one round is not worth a line
 
 
@@ -26,3 +30,37 @@ class Waits:
             return ""
         self._told = what
         return what
+
+    def wait_s(self, now_s: float) -> float | None:
+        """Seconds until `line` has something to say if nothing changes; None for never."""
+        if not self._what or self._what == self._told:
+            return None
+        return max(0.0, self._since_s + _LASTING_S - now_s)
+
+
+class Absence:
+    """Decides when a line about a broker that is away is due."""
+
+    def __init__(self) -> None:
+        self._since_s: float | None = None
+        self._told_s = 0.0
+
+    def line(self, what: str, reason: str, now_s: float) -> str:
+        """What to say of an attempt that failed at `now_s`, if anything.
+
+        Args:
+            what: how the first line of an absence begins.
+            reason: why there is no connection.
+        """
+        if self._since_s is None:
+            self._since_s = self._told_s = now_s
+            return f"{what} ({reason}), trying again"
+        if now_s - self._told_s < _DAY_S:
+            return ""
+        self._told_s = now_s
+        days = round((now_s - self._since_s) / _DAY_S)
+        return f"no broker for {days} {'day' if days == 1 else 'days'} ({reason}), trying again"
+
+    def over(self) -> None:
+        """The broker is here."""
+        self._since_s = None

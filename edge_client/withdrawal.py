@@ -29,7 +29,7 @@ from edge_client.journal import Journal, Key
 
 __all__ = ["withdraw"]
 
-_AGAIN_S = 5.0
+_AGAIN_S, _PATIENCE_S = 5.0, 60.0
 
 
 def withdraw(settings: ClientConfig, log: Callable[[str], None]) -> None:
@@ -52,6 +52,7 @@ def withdraw(settings: ClientConfig, log: Callable[[str], None]) -> None:
 class _Withdrawal:
     def __init__(self, settings: ClientConfig, journal: Journal, address: Address, log: Callable[[str], None]) -> None:
         self._settings, self._journal, self._address, self._log = settings, journal, address, log
+        self._patience_s = _PATIENCE_S if settings.patience is None else settings.patience
         self._key: Key | None = None
         self._payload = b""
         self._done = False
@@ -64,8 +65,8 @@ class _Withdrawal:
     def run(self) -> None:
         self._link.open()
         try:
-            self._link.wait_connected(self._settings.patience)
-            deadline_s, again_s = time.monotonic() + self._settings.patience, float("-inf")
+            self._link.wait_connected(self._patience_s)
+            deadline_s, again_s = time.monotonic() + self._patience_s, float("-inf")
             while not self._done:
                 now_s = time.monotonic()
                 if now_s >= deadline_s:
@@ -133,7 +134,7 @@ class _Withdrawal:
             self._done = True
 
     def _too_late(self) -> LinkError:
-        patience_s = self._settings.patience
+        patience_s = self._patience_s
         if self._key is None:
             got, hint = "no announcement", "starting its aggregator"
         else:

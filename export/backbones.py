@@ -122,15 +122,15 @@ def _taken(name: str, shape: Shape | None, norm: Norm | None, pretrained: bool) 
         if source == "torchvision" and shelf.input_shape[2] != 3:
             restem(shelf.net, shelf.input_shape[2])
         return (shelf if norm != "group" else _grouped(shelf)), False
+    if source in LIBRARIES or (":" not in name and name not in BACKBONES):
+        hint = near_names(name, BACKBONES)
+        raise UsageError("--backbone", expected="a known backbone or module:callable", got=name, hint=hint)
     if shape is None:
         raise UsageError("--input", expected="HxWxc, since this backbone has none of its own", got="none")
     if ":" in name:
         net = _users_own(name)
         shelf = Shelf(net, shape, *default_statistics(name, shape[2]), "", "")
         return (shelf if norm != "group" else _grouped(shelf)), True
-    if name not in BACKBONES:
-        hint = near_names(name, BACKBONES)
-        raise UsageError("--backbone", expected="a known backbone or module:callable", got=name, hint=hint)
     if pretrained:
         raise UsageError(
             "--weights pretrained", expected="a library's network", got=name, hint=f"torchvision:{name} or timm:{name}"
@@ -167,7 +167,7 @@ def _users_own(name: str) -> nn.Module:
     try:
         target = getattr(importlib.import_module(module_name), attribute)
         net = target()
-    except Exception as error:  # a stranger's code may raise anything
+    except (Exception, SystemExit) as error:  # a stranger's code may raise anything
         raise ExportError(
             f"--backbone {name} cannot be imported and called",
             expected="module:callable, a callable without arguments",

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, compose, helper, numpy_helper, version_converter
 
 from contract.errors import ExportError, UsageError
-from contract.runtime import ort, ort_errors
+from contract.runtime import ORT_ERRORS, ort
 from contract.sphere import unit_rows
 from export.agreement import Agreement, distances, settle
 from export.graph import IR_VERSION, OPSET, external
@@ -78,10 +78,14 @@ def read_onnx(
     given = [value for value in model.graph.input if value.name not in {t.name for t in model.graph.initializer}]
     if len(given) != 1:
         raise ExportError(f"--backbone {PREFIX}{path}", expected="one input, the images", got=f"{len(given)} inputs")
+    if not model.graph.output:
+        raise ExportError(f"--backbone {PREFIX}{path}", expected="an output, the features", got="none")
     extents = [d.dim_value if d.HasField("dim_value") else 0 for d in given[0].type.tensor_type.shape.dim]
-    if len(extents) != 4 or given[0].type.tensor_type.elem_type != TensorProto.FLOAT:
+    kind = given[0].type.tensor_type.elem_type
+    if len(extents) != 4 or kind != TensorProto.FLOAT:
         what = f"--backbone {PREFIX}{path}: {given[0].name}"
-        raise ExportError(what, expected="float32 images (N, c, H, W)", got=f"extents {extents}")
+        got = f"{TensorProto.DataType.Name(kind)} with extents {extents}"
+        raise ExportError(what, expected="float32 images (N, c, H, W)", got=got)
     shape, planes = _size(path, extents, input_shape)
     mean, std = check_statistics(mean, std, shape[2])
     graph, weights = _wrapped(model, given[0].name, shape, planes, mean, std, unit)
@@ -118,6 +122,8 @@ def verify_onnx(found: OnnxFeatures, path: Path, *, unit: bool, seed: int = 0) -
 
 def _loaded(path: Path) -> onnx.ModelProto:
     """The file in our opset, without what it says of itself."""
+    if path.exists() and not path.is_file():  # a device may never end, and a pipe never begin
+        raise ExportError(f"--backbone {PREFIX}{path}", expected="an ONNX model", got="no regular file")
     try:
         model = onnx.load(path)
         onnx.checker.check_model(model)
@@ -215,13 +221,13 @@ def _plain_session(path: Path, optimised: bool) -> ort.InferenceSession:
 def _opened(graph: bytes | str, options: ort.SessionOptions) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    except (ort_errors.Fail, RuntimeError) as error:
+    except ORT_ERRORS as error:
         raise ExportError("ONNX Runtime cannot load the graph", expected="a valid graph", got=error) from None
 
 
 def _run(session: ort.InferenceSession, x: NDArray) -> Float32:
     try:
         return session.run(None, {session.get_inputs()[0].name: x})[0]
-    except (ort_errors.Fail, RuntimeError) as error:
+    except ORT_ERRORS as error:
         hint = "exporting it with a batch of any size"
         raise ExportError("ONNX Runtime cannot run the graph", expected="any batch", got=error, hint=hint) from None

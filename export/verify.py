@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from contract.errors import ExportError
-from contract.runtime import ort, ort_errors
+from contract.runtime import ORT_ERRORS, ort
 from export.agreement import Agreement, distances, settle, uneven
 from export.cut import Cut
 from export.memory import affordable, give_back
@@ -39,7 +39,6 @@ from export.weights import put_tensors
 
 __all__ = ["EagerStep", "Images", "features_of", "random_images", "run_step", "verify_features", "verify_step"]
 
-_ORT_ERRORS = (ort_errors.Fail, RuntimeError)
 State = Mapping[str, NDArray[np.float32]]
 Outputs = Mapping[str, NDArray]
 
@@ -405,12 +404,12 @@ def _session(graph: bytes, weights: State) -> ort.InferenceSession:
         options.add_external_initializers(list(values), list(values.values()))
     try:
         return ort.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    except _ORT_ERRORS as error:
+    except ORT_ERRORS as error:
         raise ExportError("ONNX Runtime cannot load the graph", expected="a valid graph", got=error) from None
 
 
 def _run(session: ort.InferenceSession, names: list[str], feed: Mapping[str, NDArray]) -> list[NDArray[np.float32]]:
     try:
         return session.run(names, dict(feed))
-    except _ORT_ERRORS as error:
+    except ORT_ERRORS as error:
         raise ExportError("ONNX Runtime cannot run the graph", expected="a valid graph", got=error) from None

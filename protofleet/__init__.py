@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from protofleet.aggregator import Aggregator
     from protofleet.device import Device
     from protofleet.predictor import Predictor
+    from protofleet.publisher import Publisher
     from protofleet.simulation import simulate
     from protofleet.versions import __version__
 
@@ -35,6 +36,7 @@ __all__ = [
     "Event",
     "Predictor",
     "ProtofleetError",
+    "Publisher",
     "RoundRecord",
     "__version__",
     "load_bundle",
@@ -48,6 +50,7 @@ _HOMES = {
     "Event": "aggregator.events",
     "Predictor": "protofleet.predictor",
     "ProtofleetError": "contract.errors",
+    "Publisher": "protofleet.publisher",
     "RoundRecord": "lab.engine.deployed",
     "__version__": "protofleet.versions",
     "load_bundle": "contract.bundle:read_bundle",

@@ -67,6 +67,8 @@ COMMANDS = {
     "predict": Command(
         "protofleet.commands.predict:predict_command", None, "Answer about photos, a folder or a camera."
     ),
+    "learn": Command("protofleet.commands.learn:learn_command", None, "Teach a device a photo and its label."),
+    "unlearn": Command("protofleet.commands.learn:unlearn_command", None, "Take a learned photo out again."),
     "model": Command(
         "protofleet.commands.model:model_command", "export", "Write what was learned as one plain ONNX file."
     ),
@@ -80,6 +82,7 @@ COMMANDS = {
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}
 _MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+_PATH = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
 _ROOMS = ("contract", "edge_client", "aggregator", "export", "hw_profiles", "lab")
 
 
@@ -101,9 +104,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 1
     except OSError as error:
-        if error.errno not in _MACHINE:
-            raise
-        return _refuse(str(_refused_by_machine(error)), StoreError.exit_code)
+        if error.errno in _MACHINE:
+            return _refuse(str(_refused_by_machine(error)), StoreError.exit_code)
+        if error.errno in _PATH and isinstance(error.filename, str):
+            return _refuse(str(_barred(error)), UsageError.exit_code)
+        raise
 
 
 def _refused_by_machine(error: OSError) -> StoreError:
@@ -111,6 +116,11 @@ def _refused_by_machine(error: OSError) -> StoreError:
     where = error.filename if isinstance(error.filename, str) else "a file"
     got, hint = error.strerror, "freeing space, or another place"
     return StoreError(f"cannot write {where}", expected="a disk that takes it", got=got, hint=hint)
+
+
+def _barred(error: OSError) -> UsageError:
+    """A path that no room looks for: one that this user may not even look at, or that no file can have."""
+    return UsageError(f"cannot open {error.filename}", expected="a path that this user may open", got=error.strerror)
 
 
 def _dispatch(args: list[str]) -> int:
@@ -159,11 +169,13 @@ def _wrong_use(error: Any, name: str, rest: list[str]) -> UsageError:
         hint = f"ls -l {barred[1]}"
         return UsageError(f"cannot read {barred[1]}", expected="a readable file", got="Permission denied", hint=hint)
     if param is not None:
+        outside = re.search(r"should be ((greater|less) .+)", error.message)
         words = [part for word in rest for part in (word.split("=", 1) if word.startswith("--") else [word])]
         got = next((after for word, after in pairwise(words) if word in param.opts), "none")
         kind = re.search(r"valid \w+", error.message)
         label = param.opts[0] if param.opts[0].startswith("-") else param.metavar or param.name
-        return UsageError(label, expected=f"a {kind[0] if kind else 'value'}", got=got, hint=manual)
+        expected = outside[1] if outside else f"a {kind[0] if kind else 'value'}"
+        return UsageError(label, expected=expected, got=got, hint=manual)
     if commands:
         near = near_names(rest[0], commands) if rest else " or ".join(commands)
         return UsageError(command, expected="a command", got=rest[0] if rest else "none", hint=near)

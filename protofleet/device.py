@@ -27,7 +27,8 @@ class Device:
             (N, H, W, c) uint8 and class numbers (N,).
         state: directory for weights, outbox and history; made when absent, resumed when not.
         options: as `protofleet client` takes them: `fleet`, `test`, `hold_out`, `report_accuracy`,
-            `activations`, `threads`, `patience`, `ca`, `cert`, `key`, `trust`, `epsilon`, `method`.
+            `activations`, `threads`, `patience`, `keepalive`, `ca`, `cert`, `key`, `trust`, `epsilon`, `method`. Other
+            than the command, a device of a program ends with its run, unless told `until_finished=False`.
 
     Raises:
         ProtofleetError: an option that is none, or out of range.
@@ -44,12 +45,13 @@ class Device:
         **options: Any,
     ) -> None:
         arrays = data if isinstance(data, tuple) else None
+        options = {"until_finished": True, **options}
         given = {"bundle": os.fspath(bundle), "broker": broker, "id": id, "state": os.fspath(state), **options}
         given["data"] = "" if isinstance(data, tuple) else os.fspath(data)
         self._service = Service(settle_config(None, given), arrays)
 
     def run(self, log: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-        """Take part until the run is finished, or `stop`; returns what `client --json` writes.
+        """Take part until the run is finished (see `until_finished`), or `stop`; returns what `client --json` writes.
 
         Args:
             log: takes a line for a person now and then.

@@ -31,6 +31,7 @@ from contract.messages import Announcement, Contribution, GlobalPart
 from contract.methods import method
 from contract.methods.base import Merged
 from contract.state import GlobalCollector, GlobalState, least_limit_bytes
+from contract.terminal import counted
 from contract.uplink_bytes import Rung
 from contract.wire import decode, encode
 from edge_client.answering import known_answers
@@ -98,7 +99,12 @@ def deal(labels: Rows, devices: int, *, classes_each: int | None = None, seed: i
             parts[holders[(place + turn) % len(holders)]].append(part)  # the larger parts not always to the same
     dealt = [np.concatenate(part) for part in parts]
     if not all(map(len, dealt)):
-        raise UsageError("--devices", expected="a photo for each device", got=f"{devices} for {len(labels)} photos")
+        raise UsageError(
+            "--devices",
+            expected="photos enough that each gets one",
+            got=f"{counted(len(labels), 'photo')} to deal to {devices}",
+            hint="fewer devices",
+        )
     return dealt
 
 

@@ -6,13 +6,16 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from contract.state import GlobalState
 from edge_client import predictor
-from edge_client.predictor import Knowledge
+from edge_client.data.learned import LearnedFile, Outcome, example_of
+from edge_client.knowledge import Following, Knowledge, follow_state
 from edge_client.provider_trials import settle_providers
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Predictor"]
 
 Source = str | os.PathLike[str]
+Image = str | os.PathLike[str] | bytes | NDArray[Any]
 
 
 class Predictor(predictor.Predictor):
@@ -37,7 +41,9 @@ class Predictor(predictor.Predictor):
         threshold: an image whose novelty is larger is unknown; None for what the fleet's statistics say.
         provider: where the graph runs: auto, cpu, xnnpack, cuda or tensorrt. `auto` takes the fastest of those that
             were tried with this bundle; what came of it is remembered in the state directory.
-        log: takes a line when another provider than the CPU fails.
+        follow: take up what the client of the state directory, or the aggregator of the store, comes to know while this
+            runs, before each batch of answers.
+        log: takes a line when something new is taken up or cannot be, and when another provider than the CPU fails.
 
     Attributes:
         runs_on: which provider, and why, in one line.
@@ -57,6 +63,7 @@ class Predictor(predictor.Predictor):
         threads: int = 1,
         threshold: float | None = None,
         provider: str = "auto",
+        follow: bool = True,
         log: Callable[[str], None] = lambda line: None,
     ) -> None:
         found, known, path = _read(Path(source), None if bundle is None else Path(bundle))
@@ -69,7 +76,42 @@ class Predictor(predictor.Predictor):
         state = Path(source) if Path(source).is_dir() else None
         providers = settle_providers(found, path, wanted=provider, threads=threads, state=state, log=log)
         self.runs_on = providers.choice.words
-        super().__init__(found, known, way=way, threads=threads, threshold=threshold, providers=providers)
+        newer = _newer(state, store, found, known) if follow and not solve else None
+        options: dict[str, Any] = {"way": way, "threads": threads, "threshold": threshold, "providers": providers}
+        super().__init__(found, known, newer=newer, log=log, **options)
+        self._state = state
+
+    def learn(self, image: Image, label: str) -> Outcome:
+        """Add an example to this device's own data: its next contribution holds it. It is on the disk on return.
+
+        Args:
+            image: a file by its path or bytes, or an array (H, W, c) uint8 of the bundle's shape.
+            label: a class of the bundle's.
+
+        Returns:
+            `learned`; `known`, where it was learned before; `corrected`, where it was, with another label.
+
+        Raises:
+            ProtofleetError: this is no predictor of a state directory, no such class, an image that cannot be read, or
+                a disk that refuses.
+        """
+        return self._learned_file().learn(example_of(image, self.bundle.manifest), label)
+
+    def unlearn(self, image: Image) -> str:
+        """Take an example out of this device's data again; gives the label that it had.
+
+        Raises:
+            ProtofleetError: as `learn`, and where it was not learned.
+        """
+        return self._learned_file().unlearn(example_of(image, self.bundle.manifest))
+
+    def _learned_file(self) -> LearnedFile:
+        if self._state is None:
+            raise UsageError(
+                "learning", expected="a predictor of a device's state directory", got="one of a bundle alone",
+                hint='Predictor("state/")',
+            )  # fmt: skip
+        return LearnedFile(self._state, self.labels)
 
 
 def _read(source: Path, bundle: Path | None) -> tuple[Bundle, Knowledge, Path]:
@@ -79,6 +121,14 @@ def _read(source: Path, bundle: Path | None) -> tuple[Bundle, Knowledge, Path]:
     if bundle is not None:
         raise UsageError(str(source), expected="a state directory, beside a bundle", got="no directory")
     return read_bundle(source), Knowledge(), source
+
+
+def _newer(state: Path | None, store: Source | None, bundle: Bundle, known: Knowledge) -> Following | None:
+    """What comes to be known while answers are given: the global state of a store where there is one, else all that a
+    device keeps."""
+    if store is not None:
+        return Following(Path(store), lambda: replace(known, state=_state_of(store, bundle)), known)
+    return None if state is None else follow_state(state, bundle, known)
 
 
 def _state_of(store: Source, bundle: Bundle) -> GlobalState:

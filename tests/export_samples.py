@@ -41,6 +41,10 @@ FAMILIES = {
     "mobilenet_v2-group": ("mobilenet_v2", "group", (32, 32, 3), 4),
     "mobilenet_v3_small": ("mobilenet_v3_small", None, (64, 64, 3), 8),
     "efficientnet_b0": ("efficientnet_b0", None, (64, 64, 3), 8),
+    "short resnet": ("short_networks:resnet", None, (32, 32, 3), 8),
+    "short mobilenet_v2": ("short_networks:mobilenet_v2", None, (32, 32, 3), 8),
+    "short mobilenet_v3": ("short_networks:mobilenet_v3", None, (32, 32, 3), 8),
+    "short efficientnet": ("short_networks:efficientnet", None, (32, 32, 3), 8),
 }
 
 # method, head, hyper-parameters that differ from the defaults

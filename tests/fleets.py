@@ -129,7 +129,9 @@ class Fleet(Processes):
         state = ("--state", self.folder / f"state-{name}", "--json", self.folder / f"{name}.json")
         if not {"--test", "--hold-out"} & set(options):  # what is compared with pooled data is all of it
             state += ("--hold-out", 0)
-        self._join(name, "client", "--id", name, "--bundle", bundle, "--data", path, *state, *options)
+        self._join(
+            name, "client", "--until-finished", "--id", name, "--bundle", bundle, "--data", path, *state, *options
+        )
 
     def told(self, name: str) -> dict[str, Any]:
         """What a process wrote as JSON: `summary` is the aggregator's."""

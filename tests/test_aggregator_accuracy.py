@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,17 @@ def test_a_round_is_told_once_all_of_it_have_said_how_good_they_are(tmp_path: Pa
         ]
         run.say("a", 1, SAID["a"])
         assert len(run.told) == 1
+
+
+def test_a_fleet_behind_its_devices_alone_on_photos_of_own_classes_is_explained_once() -> None:
+    """It answers with any class where a device alone answers with its own."""
+    behind = {"all_classes": 0.73, "own_classes": 0.73, "shipped": 0.81, "alone": 0.81}
+    told = events.AccuracyTold(1, 3, 3, 59, behind, {}, "hall", 0.6)
+    explained = "  where a device lacks classes, its held-out photos lack them, too: naming these is not in that figure"
+    assert explained in _lines(told, told)[1]
+    assert len(_lines(told, told)) == 3
+    for better in ({"own_classes": 0.8}, {"alone": 0.73}):
+        assert len(_lines(replace(told, mean=behind | better))) == 1
 
 
 def test_what_is_there_is_told_when_the_next_round_closes_and_at_the_end(tmp_path: Path) -> None:

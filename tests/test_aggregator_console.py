@@ -45,8 +45,20 @@ def test_a_run_is_told_line_by_line() -> None:
         "broker away (connection lost), trying again in 1.2 s",
         "  deadline passed with 4 of 5 contributions: round 1 goes on for another 30 s",
         "  round 1 closed: 5 contributions, 10 classes merged, 18,240 bytes up, 12.3 s, global version 1",
-        "round 2/3 open: ffc, 4 devices awaited, 1 contributions already here",
+        "round 2/3 open: ffc, 4 devices awaited, 1 contribution already here",
         "finished: 3 rounds, 15 contributions committed, 54,321 bytes up",
+    ]
+
+
+def test_windows_are_told_as_such() -> None:
+    assert _lines(
+        events.Waiting(4, 2, 1, opens_in_s=7_500.0),
+        events.RoundOpened(4, 6, "ncm", 2, window_s=3_600.0),
+        events.RoundExtended(4, 1, 20, 3_600.0, is_window=True),
+    ) == [
+        "round 4 is due in 2.08 h; 2 devices online",
+        "round 4 open for 60 min: ncm, 2 devices online",
+        "  window over with 1 of 20 contributions: round 4 goes on until they are there",
     ]
 
 

@@ -320,6 +320,18 @@ def test_a_small_ridge_near_as_many_samples_as_features_is_warned_of(tmp_path: P
             assert bool(core.doubt) == bool(words)
 
 
+def test_a_round_in_which_every_class_was_withheld_is_warned_of(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = Coordinator(store, manifest(name="ffc"), BUNDLE, dataclasses.replace(SETTINGS, rounds=1), now=0.0)
+        for device in DEVICES:
+            core.status(device, _birth(), 0.0)
+        _steps(core, 0.0)
+        nothing = FeatureGram.zero(CLASSES, gram(0).width)
+        core.take([(device, _sums(core, nothing)) for device in DEVICES], 1.0)
+        _steps(core, 2.0)
+        assert core.doubt.startswith("no class is known: devices withhold")
+
+
 def test_after_a_restart_a_liar_is_still_left_out(tmp_path: Path) -> None:
     one = dataclasses.replace(SETTINGS, rounds=1, calibrate=False)
     liar = ClassMeans.from_means(means(0).means * 1000, means(0).counts)

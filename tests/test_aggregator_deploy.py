@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +19,12 @@ from certificates import issue
 from edge_samples import fashion
 from talker import Talker
 
+import protofleet
 from aggregator.broker import EmbeddedBroker
 from contract.bundle import read_bundle
 from contract.errors import LinkError
 from contract.link import Address, Disconnected, Link, Received
+from edge_client.predictor import Answers
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 FLEET = "pf/v2/fleet"
@@ -28,16 +32,18 @@ FLEET = "pf/v2/fleet"
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The shipped files with nothing changed but the paths and the port; its URL and the folder of certificates."""
+    """The shipped files with nothing changed but the paths and the port, and the access rules for answers that the page
+    beside them adds; its URL and the folder of certificates."""
     require_mosquitto()
     folder, port = tmp_path_factory.mktemp("deploy"), free_port()
     authority = issue(folder, "ca")
-    for name in ("broker", "aggregator", "d1", "d2"):
+    (answers,) = re.findall(r"^```\n(pattern write answers.*?)^```", (DEPLOY / "README.md").read_text(), re.M | re.S)
+    (folder / "acl").write_text(f"{(DEPLOY / 'acl').read_text()}\n{answers}")
+    for name in ("broker", "aggregator", "d1", "d2", "dashboard"):
         issue(folder, name, authority)
     issue(folder, "stranger", issue(folder, "other-authority"))
     config = (DEPLOY / "mosquitto.conf").read_text()
     assert len(re.findall(r"^[a-z_]*file ", config, flags=re.M)) == 4
-    config = config.replace("/etc/mosquitto/protofleet/acl", str(DEPLOY / "acl"))
     config = config.replace("/etc/mosquitto/protofleet", str(folder)).replace("/var/lib/mosquitto/", f"{folder}/")
     config = config.replace("listener 8883", f"listener {port} 127.0.0.1")
     if os.geteuid() == 0:
@@ -109,6 +115,32 @@ def test_a_device_can_speak_for_nobody_but_itself(broker: tuple[str, Path]) -> N
         link.close()
 
 
+def test_a_device_publishes_its_own_answers_alone_and_is_told_when_it_may_not(broker: tuple[str, Path]) -> None:
+    url, folder = broker
+    listener = _link(broker, "dashboard", "answers/+")
+    files = {"ca": f"{folder}/ca.pem", "cert": f"{folder}/d1.pem", "key": f"{folder}/d1.key"}
+    answer = Answers(("cat", "dog"), np.array([[0.25, 0.75]]), np.zeros(1), np.array([False]), version=3)
+    with protofleet.Publisher(f"{url}/answers/d1", **files) as own:
+        own.put("a.jpg", answer)
+    said: list[str] = []
+    other = protofleet.Publisher(f"{url}/answers/d2", **files, log=said.append)
+    other.put("b.jpg", answer)
+    deadline = time.monotonic() + 40
+    while not any("3 times now" in line for line in said) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    with pytest.raises(protofleet.ProtofleetError, match=r"denies pf-answers-\w* what it needs, 3 times now"):
+        other.put("b.jpg", answer)
+    with pytest.raises(protofleet.ProtofleetError, match="answers were not published on answers/d2 at mqtts"):
+        other.close(0.0)
+    ((topic, payload),) = _heard(listener, 1)
+    assert topic == "answers/d1"
+    assert json.loads(payload) == {
+        "schema": "protofleet.predict/1", "photo": "a.jpg", "label": "dog", "unknown": False, "novelty": 0.0,
+        "global_version": 3, "top": [{"label": "dog", "score": 0.75}, {"label": "cat", "score": 0.25}],
+    }  # fmt: skip
+    listener.close()
+
+
 def test_the_aggregator_speaks_to_the_fleet_and_a_receipt_reaches_its_device_only(broker: tuple[str, Path]) -> None:
     devices = [_link(broker, n, f"{FLEET}/round", f"{FLEET}/global/+", f"{FLEET}/down/+") for n in ("d1", "d2")]
     aggregator = _link(broker, "aggregator", f"{FLEET}/up/+")
@@ -174,7 +206,19 @@ def test_a_client_whose_certificate_does_not_fit_its_id_gives_up_in_one_line(
     bundle = mnist_like_bundle()
     data = fashion(read_bundle(bundle), 20, (0, 1))
     np.savez(tmp_path / "train.npz", x=data.x, y=data.y)
-    command = [sys.executable, "-m", "protofleet", "client", "--broker", url, "--id", "d1", "--bundle", str(bundle)]
+    command = [
+        sys.executable,
+        "-m",
+        "protofleet",
+        "client",
+        "--until-finished",
+        "--broker",
+        url,
+        "--id",
+        "d1",
+        "--bundle",
+        str(bundle),
+    ]
     command += ["--data", str(tmp_path / "train.npz"), "--state", str(tmp_path / "state")]
     command += ["--ca", f"{folder}/ca.pem", "--cert", f"{folder}/d2.pem", "--key", f"{folder}/d2.key"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

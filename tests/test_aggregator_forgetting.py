@@ -29,8 +29,8 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
         yield made
 
 
-def core_of(store: SqliteStore, min_clients: int = 3) -> Coordinator:
-    settings = Settings(rounds=1, policy=Policy(min_clients=min_clients))
+def core_of(store: SqliteStore, min_clients: int = 3, **policy: float) -> Coordinator:
+    settings = Settings(rounds=1, policy=Policy(min_clients=min_clients, **policy))
     core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
     for device in DEVICES:
         core.status(device, encode(Status(True, b"instance", 1)), 0.0)
@@ -117,3 +117,17 @@ def test_no_round_opens_while_it_is_paused(store: SqliteStore, tmp_path: Path) -
     assert steps(core, 1.0) == []
     give(tmp_path / "s", "resume", "", "me")
     assert [type(step) for step in steps(core, 2.0)] == [Obeyed, Opened]
+
+
+def test_a_round_is_opened_and_closed_by_order(store: SqliteStore, tmp_path: Path) -> None:
+    def said(what: str, core: Coordinator, now: float) -> list[object]:
+        give(tmp_path / "s", what, "", "me")
+        return [step.outcome if isinstance(step, Obeyed) else step for step in steps(core, now)]
+
+    core = core_of(store, min_clients=2, window_s=60.0, every_s=600.0, open_clients=1)
+    assert steps(core, 0.0) == [Opened(1, "fedproto", 0)]
+    assert said("close-round", core, 1.0) == ["refused: no round is open that has a contribution"]
+    assert said("open-round", core, 2.0) == ["refused: round 1 is open"]
+    send(core, "a", 2.0)
+    assert said("close-round", core, 3.0) == ["done", Closed(1, "fedproto")]
+    assert said("open-round", core, 4.0) == ["done: it opens once 1 devices are online", Opened(2, "ffc", 0)]

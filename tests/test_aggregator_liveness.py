@@ -229,5 +229,5 @@ def test_a_round_whose_only_device_was_refused_says_so(tmp_path: Path) -> None:
         sent = contribution(means(3), run=core.run)
         assert core.take([("a", encode(sent))], 2.0)[0].outcome == "rejected"
         teller.waits(2.0)
-    assert "round 1 awaits nobody and has 0 of 1 contributions" in told.getvalue()
-    assert "; 1 devices are online and have nothing more to send; 1 were refused in this round" in told.getvalue()
+    assert "round 1 awaits nobody and has 0 of 1 contribution" in told.getvalue()
+    assert "; 1 device is online with nothing more to send; 1 were refused in this round" in told.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.state import next_global
 from contract.chunks import split
-from contract.errors import MethodError, StatisticError
+from contract.errors import MethodError, StatisticError, WireError
 from contract.messages import ClassRows, Contribution
 from contract.methods import METHODS, method
 from contract.methods.fedcof import GroupMeans
@@ -228,6 +229,16 @@ def test_class_rows_in_a_round_of_participation_are_refused_by_name() -> None:
     decision = _decide(contribution(means(), method="spherefed"), "spherefed")
     assert decision.outcome == "rejected"
     assert decision.receipt.reason == "round of spherefed, expected no class rows, got class rows"
+
+
+def test_a_class_that_there_is_not_is_refused_where_it_has_no_row_either() -> None:
+    for number, refused in ((CLASSES - 1, False), (CLASSES, True)):
+        body = ClassRows(np.array([number], np.uint16), np.zeros((1, 0), np.float32))
+        message = dataclasses.replace(
+            contribution(Participation.zero(CLASSES, WIDTH), method="spherefed"), body=body, counts=np.ones(1, np.int64)
+        )
+        with pytest.raises(WireError, match=f"class numbers, expected below {CLASSES}") if refused else nullcontext():
+            message.check(Participation, CLASSES, WIDTH)
 
 
 @pytest.mark.parametrize("others", [(), (OTHER,)])

@@ -101,6 +101,24 @@ def test_a_broker_that_cannot_carry_us_is_given_up_in_one_line(terms, said):
     assert core.phase == "over"
 
 
+def test_without_subscriptions_it_is_up_once_the_broker_accepts_and_counts_what_was_delivered_on_each_connection():
+    core = Connection(Limits("mqtt://b", "d", ()), random.Random(0))
+    for now in (0.0, 60.0):
+        actions(core, now)
+        core.accepted(Terms(), now)
+        assert [type(a) for a in actions(core, now)] == [Tell]
+        assert (core.phase, core.delivered) == ("up", 0)
+        for _ in range(3):
+            core.publish("t", b"x", False, now)
+        sent = actions(core, now)
+        for each in sent[:2]:
+            core.published(each.ticket, None, False, now)
+        assert core.delivered == 2
+        core.published(sent[2].ticket, "quota exceeded", False, now)
+        assert core.delivered == 2  # what is refused has not arrived, and ends the connection
+        core.ended("gone", now)
+
+
 def test_a_payload_above_the_limit_is_refused_and_what_is_behind_it_goes():
     core = up(machine(), terms=Terms(packet_bytes=2000))
     with pytest.raises(LinkError, match="expected at most 1744 bytes, got 1745 bytes"):
@@ -292,6 +310,21 @@ def test_waits_grow_and_start_over_after_a_connection_that_held():
     assert all(0.125 * 2**n <= wait_s <= 0.25 * 2**n for n, wait_s in enumerate(waits[:6], start=1))
     assert 15.0 <= waits[7] <= 30.0
     assert waits[8] <= 0.25
+
+
+def test_a_broker_that_is_away_for_weeks_is_looked_for_every_five_minutes_at_most():
+    core, now, waits = machine(), 0.0, []
+    while now < 86_400.0:
+        assert [type(a) for a in actions(core, now)] == [Dial]
+        core.ended("refused", now)
+        waits += [event.retry_s for event in told(actions(core, now), Disconnected)]
+        now += waits[-1]
+    assert max(waits[:29]) <= 30.0
+    assert all(75.0 < wait_s <= 300.0 for wait_s in waits[40:])
+    assert len(waits) < 600  # 2,900 at 30 s
+    up(core, now)
+    core.ended("gone", now + rules.STEADY_S + 1)
+    assert told(actions(core, now + rules.STEADY_S + 1), Disconnected)[0].retry_s <= 0.25
 
 
 def test_closing_sends_what_is_queued_says_goodbye_and_ends():

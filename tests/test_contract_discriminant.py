@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,6 @@ from hypothesis import strategies as st
 
 from contract.covariance import MeanSpread, WithinClass, random_groups, within_gram
 from contract.discriminant import (
-    FEW,
     LinearHead,
     choose_ridge_within,
     chosen_in_words,
@@ -121,6 +122,19 @@ def test_random_groups_are_even_and_never_below_the_least(
     np.testing.assert_array_equal(into, same)
 
 
+def test_groups_are_drawn_and_do_not_follow_the_order_of_the_samples() -> None:
+    drawn = [random_groups(np.zeros(40, int), 2, 1, np.random.default_rng(seed)) for seed in range(20)]
+    assert len({each.tobytes() for each in drawn}) == 20
+    both_first = np.mean([each[0] == each[2] for each in drawn])  # one after the other they would always, or never, be
+    assert 0.1 < both_first < 0.9
+
+
+def test_a_class_that_nobody_has_does_not_make_the_others_scarce() -> None:
+    within = _within(np.eye(2), np.eye(3, 2), [4, 4, 0], 6)
+    assert not within.is_scarce(4)
+    assert within.is_scarce(5)
+
+
 def _within(covariance: np.ndarray, means: np.ndarray, counts: list[int], freedom: int) -> WithinClass:
     return WithinClass(means, np.array(counts), covariance, freedom)
 
@@ -186,6 +200,34 @@ def test_the_estimated_error_is_the_one_on_new_samples() -> None:
     np.testing.assert_allclose(np.mean(estimates, axis=0), np.mean(errors, axis=0), atol=0.02)
 
 
+def test_the_estimated_error_is_the_formula_pair_by_pair() -> None:
+    rng = np.random.default_rng(6)
+    mixing, means, counts, freedom = rng.normal(size=(5, 5)), rng.normal(size=(4, 5)), np.array([3, 40, 0, 9]), 30
+    means[2] = 0.0
+    within = _within(mixing @ mixing.T, means, counts.tolist(), freedom)
+    s, found, here = within.covariance, choose_ridge_within(within), [0, 1, 3]
+    for ridge, error in zip(RIDGES, found.error, strict=True):
+        h = np.linalg.inv(s + ridge * np.trace(s) / 5 * np.eye(5))
+        left = 1 - np.trace(h @ s) / freedom
+        wrong = []
+        for i, j in ((i, j) for i in here for j in here if i != j):
+            apart = means[i] - means[j]
+            margin = apart @ h @ apart / 2 - np.trace(h @ s) / left / counts[i]
+            wrong.append(math.erfc(margin * left / math.sqrt(2 * apart @ h @ s @ h @ apart)) / 2)
+        assert error == pytest.approx(np.mean(wrong), abs=3e-7)
+    assert found.ridge == RIDGES[found.error.argmin()]
+
+
+def test_of_ridges_that_are_as_good_the_largest_is_taken() -> None:
+    """All directions vary alike, and that is known for sure: no ridge changes any answer."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        q, _ = np.linalg.qr(rng.normal(size=(4, 4)))
+        found = choose_ridge_within(_within(q @ q.T, rng.normal(size=(3, 4)), [50] * 3, 10**15))
+        np.testing.assert_allclose(found.error, found.error[0], rtol=1e-10)
+        assert found.ridge == RIDGES[-1]
+
+
 @given(st.integers(0, 10_000), st.sampled_from([1e-3, 40.0]))
 @settings(max_examples=20, deadline=None)
 def test_units_rotations_and_the_classes_order_change_no_answer(seed: int, unit: float) -> None:
@@ -214,11 +256,13 @@ def test_where_nothing_is_known_of_the_covariance_the_head_is_the_nearest_mean()
         assert choose_ridge_within(within).ridge == np.inf
         np.testing.assert_array_equal(head.scores(z), nearest_mean_head(within).scores(z))
         assert np.isfinite(within_ridge_head(within).weights).all()
+    words = chosen_in_words(one_device.within)
+    assert words == "nearest class mean, since nothing tells how features vary within a class"
 
 
 @pytest.mark.parametrize("each", [2, 3, 4, 5, 12])
 def test_with_few_samples_a_class_the_head_is_never_behind_the_nearest_mean(each: int) -> None:
-    """Below `FEW` it is the nearest mean itself: the ridge that would be chosen is points behind it here."""
+    """Below four it is the nearest mean itself: the ridge that would be chosen is points behind it here."""
     width, classes, behind = 60, 6, []
     test_z, test_y = _draw(4000, width, classes, 1, apart=2.0)
     for seed in range(2, 10):
@@ -226,9 +270,9 @@ def test_with_few_samples_a_class_the_head_is_never_behind_the_nearest_mean(each
         chosen = np.concatenate([np.flatnonzero(y == c)[:each] for c in range(classes)])
         within = MeanSpread.of(z[chosen], np.ones(len(chosen)), y[chosen], classes).within
         head, nearest = discriminant_head(within), nearest_mean_head(within)
-        assert np.array_equal(head.weights, nearest.weights) == (each < FEW)
+        assert np.array_equal(head.weights, nearest.weights) == (each < 4)
         words = chosen_in_words(within)
-        assert (f"{each}.0 samples a class are too few" in words) == (each < FEW)
+        assert (f"{each}.0 samples a class are too few" in words) == (each < 4)
         behind.append(_right(nearest, test_z, test_y) - _right(head, test_z, test_y))
         assert not np.array_equal(discriminant_head(within, 0.1).weights, nearest.weights)  # as given is as given
     assert np.mean(behind) <= 0.01

@@ -12,6 +12,8 @@ from contract.messages import ClassRows
 from contract.methods import METHODS, Head, closing_method, method, runs_on
 from contract.methods.base import LossTerm
 from contract.rules import Weighting
+from contract.sphere import unit_rows
+from contract.state import GlobalState
 from contract.statistics import FeatureGram, Participation, Statistic
 
 SETTINGS = [(row.name, name) for row in METHODS.values() for name in row.hyper]
@@ -80,6 +82,36 @@ def test_a_default_is_allowed_and_says_where_it_comes_from(name, setting):
     assert hyper.source
 
 
+@pytest.mark.parametrize("name", [name for name, found in METHODS.items() if found.unit_features and not found.trains])
+def test_answers_over_unit_features_are_the_same_for_features_of_any_length(name):
+    found, rng = METHODS[name], np.random.default_rng(0)
+    z, groups = rng.normal(size=(12, 4)), found.statistic.GROUPS
+    statistic = found.statistic.of(unit_rows(z), np.arange(12) % 3 * groups + np.arange(12) % groups // 2, 3 * groups)
+    hyper = found.settle({})
+    rows = found.next_rows({}, found.merge(lambda: [statistic], "mean", hyper), hyper)
+    (answer,) = found.shared_answers(GlobalState(bytes(4), 1, 1, rows), 3, 4, hyper).values()
+    np.testing.assert_allclose(answer.scores(5 * z), answer.scores(z), rtol=1e-9)
+
+
+def test_projected_features_are_worth_comparing_where_that_halves_them():
+    for width, narrow in ((511, {0}), (512, {0, 256}), (1280, {0, 256})):
+        assert {each["project"] for each in method("ffc").variants(width)} == narrow
+
+
+@pytest.mark.parametrize(
+    ("name", "defaults"),
+    [
+        ("ffc", {"ridge": "auto", "form": "ridge", "project": 0}),
+        ("fedcof", {"ridge": "auto", "groups": 4}),
+        ("fedproto", {"distance": "squared", "reading": "sample", "aggregation": "count", "pu_weight": 0.0}),
+        ("fedpr", {"distance": "squared", "lambda": 1.0}),
+    ],
+)
+def test_who_sets_nothing_gets_what_docs_and_figures_are_about(name, defaults):
+    settled = method(name).settle({})
+    assert {setting: settled[setting] for setting in defaults} == defaults
+
+
 def test_settling_fills_in_defaults_and_takes_text_from_a_command_line():
     settled = method("fedproto").settle({"lr": "0.5", "epochs": "3", "distance": "l1"})
     assert settled["lr"] == 0.5
@@ -92,11 +124,11 @@ def test_settling_fills_in_defaults_and_takes_text_from_a_command_line():
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"lr": "fast"}, "expected a float, got fast"),
+        ({"lr": "fast"}, "expected a number, got fast"),
         ({"lr": -1}, "lr, expected 1e-09 to 100, got -1"),
         ({"lr": float("nan")}, "lr, expected"),
         ({"lambda": "inf"}, "lambda, expected"),
-        ({"epochs": 1.5}, "epochs, expected a int"),
+        ({"epochs": 1.5}, "epochs, expected a whole number"),
         ({"epochs": 0}, "epochs, expected 1 to 10000"),
         ({"distance": "l3"}, "one of squared, l2, l1"),
         ({"lamda": 1.0}, "no hyper-parameter 'lamda', try one of lambda"),

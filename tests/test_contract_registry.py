@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -60,6 +62,18 @@ def install(registry: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return module
 
     return write
+
+
+def test_the_package_in_contributing_installs_both_of_its_files_and_names_its_class() -> None:
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    found = tomllib.loads(text.split("```toml\n")[1].split("```")[0])
+    module, _, name = found["project"]["entry-points"][methods.GROUP]["fedspread"].partition(":")
+    code = re.findall(r"```python\n(.*?)```", text, re.S)[0]
+    objective = re.search(r'objective, heads = "(\w+):', code)
+    assert objective is not None
+    assert found["tool"]["setuptools"]["py-modules"] == [module, objective[1]]
+    assert f"class {name}(Method):" in code
+    assert all(f"`{each}.py`, as a file of" in text for each in (module, objective[1]))
 
 
 def test_an_installed_package_is_all_that_a_method_needs(install: Install) -> None:

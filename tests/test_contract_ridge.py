@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from contract.covariance import within_gram
 from contract.discriminant import discriminant_head, without_bias
 from contract.errors import StatisticError
-from contract.ridge import FIXED, RidgeHead, choose_ridge, doubt, solve, solve_head
+from contract.ridge import RidgeHead, choose_ridge, doubt, scarce_or_uneven, solve, solve_head
 from contract.spectrum import RIDGES, Spectrum
 from contract.sphere import projection, unit_rows
 from contract.statistics import FeatureGram
@@ -140,9 +140,39 @@ def test_a_direction_that_no_sample_has_is_none_and_a_class_without_samples_has_
 
 def test_of_ridges_that_are_as_good_the_largest_is_taken() -> None:
     """Each sample has a direction of its own, and all are as long: no ridge changes any answer."""
-    chosen = choose_ridge(Spectrum.of(np.eye(6)), np.eye(6)[[0, 1]] + np.eye(6)[[2, 3]] + np.eye(6)[[4, 5]], [3, 3])
-    np.testing.assert_allclose(chosen.criterion, chosen.criterion[0], rtol=1e-12)
-    assert chosen.ridge == RIDGES[-1]
+    cross = np.eye(6)[[0, 1]] + np.eye(6)[[2, 3]] + np.eye(6)[[4, 5]]
+    for seed in range(5):
+        q, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(6, 6)))  # which one is the least, rounding says
+        for a, sums in ((np.eye(6), cross), (q @ q.T, cross @ q)):
+            chosen = choose_ridge(Spectrum.of(a), sums, [3, 3])
+            np.testing.assert_allclose(chosen.criterion, chosen.criterion[0], rtol=1e-12)
+            assert chosen.ridge == RIDGES[-1]
+
+
+def test_however_little_a_small_ridge_leaves_the_criterion_is_that_of_the_kernel_or_none() -> None:
+    """With K = Z Zᵀ it is N ‖(K + λI)⁻¹ Y‖² / tr((K + λI)⁻¹)², without a subtraction."""
+    ridges = np.logspace(-12, 1, 14)
+    for seed in range(5):
+        z, y = _draw(8, 8, seed)
+        found = choose_ridge(Spectrum.of(z.T @ z), _sums(z, y, 3)[1], np.bincount(y), ridges=ridges)
+        for ridge, criterion in zip(ridges, found.criterion, strict=True):
+            inverse = np.linalg.inv(z @ z.T + ridge * (z**2).sum() / 8 * np.eye(8))
+            expected = 8 * ((inverse @ np.eye(3)[y]) ** 2).sum() / np.trace(inverse) ** 2
+            assert criterion == pytest.approx(expected, rel=1e-3)
+        again = [0, 1, 2, 0, 1, 2, 0, 1, 2]  # three samples, three times: fitted without error, whatever rounding says
+        fitted = choose_ridge(Spectrum.of(z[again].T @ z[again]), 3 * z[:3], [3, 3, 3], ridges=ridges)
+        assert (fitted.criterion > 0).all()
+        assert np.isinf(fitted.criterion[ridges < 1e-9]).all()
+
+
+def test_each_end_of_the_grid_is_taken_where_it_is_the_best() -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(400) % 3
+    exact = _auto(np.c_[np.eye(3)[y], rng.normal(size=400)], y, 3)  # three features are the labels
+    assert exact.ridge == pytest.approx(1e-4)
+    z = rng.normal(size=(30, 20))
+    nothing = _auto(np.concatenate([z, -z]), np.arange(60) % 2, 2)  # what speaks for a class speaks against it as well
+    assert nothing.ridge == pytest.approx(1e3)
 
 
 def test_nothing_to_go_by_is_said_and_gives_the_fixed_ridge() -> None:
@@ -151,7 +181,7 @@ def test_nothing_to_go_by_is_said_and_gives_the_fixed_ridge() -> None:
     for solved in (nothing, zeros):
         assert not solved.weights.any()
     assert nothing.choice is not None
-    assert (nothing.ridge, nothing.choice.by) == (FIXED, "flat")
+    assert (nothing.ridge, nothing.choice.by) == (0.3, "flat")
 
 
 def _unit_features(samples: int, width: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -213,7 +243,16 @@ def test_noised_sums_are_known_by_their_negative_eigenvalues_and_made_positive_a
     assert solved.ridge == pytest.approx(-lowest / (np.trace(noised) / WIDTH))
     told = solve(a, cross, counts, "auto", noised=True)
     assert told.choice is not None
-    assert (told.ridge, told.choice.by) == (FIXED, "noised")
+    assert (told.ridge, told.choice.by) == (0.3, "noised")
+
+
+def test_up_to_a_tenth_of_the_scale_is_rounding_and_no_ridge_below_ten_times_it_is_looked_at() -> None:
+    for lowest, by in ((-0.01, "gcv"), (-0.099, "gcv"), (-0.101, "noised")):
+        a = np.diag([2.0, 1.0, 1.0 - lowest, lowest])  # a trace of 4
+        choice = solve(a, np.diag([1.0, 0.5, 0.4, 0.0])[:2], [20, 20], "auto").choice
+        assert choice is not None
+        assert choice.by == by
+        np.testing.assert_array_equal(np.isfinite(choice.criterion), -10 * lowest <= RIDGES)
 
 
 def test_a_direction_of_noise_below_zero_takes_no_part_in_the_head() -> None:
@@ -221,6 +260,13 @@ def test_a_direction_of_noise_below_zero_takes_no_part_in_the_head() -> None:
     a = np.diag([30.0, 20.0, 10.0, -0.1])
     head = solve(a, np.ones((2, 4)), np.array([30, 30]), 0.1 / (a.trace() / 4)).weights
     np.testing.assert_allclose(head[0], [1 / 30.1, 1 / 20.1, 1 / 10.1, 1 / 0.1])
+
+
+def test_a_ridge_that_is_rounding_beside_the_sums_is_none() -> None:
+    """Directions that no sample has would be divided by it."""
+    z, y = _draw(5, 8, 0)
+    tiny, none = (solve(*_sums(z, y, 3), ridge).weights for ridge in (1e-18, 0.0))
+    np.testing.assert_allclose(tiny, none, atol=1e-9)
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -238,3 +284,20 @@ def test_no_doubt_about_a_ridge_that_was_chosen() -> None:
     assert not doubt(gram, "auto")
     for samples, doubted in ((3, False), (4, True), (64, True), (65, False)):  # up to four times more or fewer
         assert bool(doubt(FeatureGram.of(*_draw(samples, 16, 0), 3), 1e-6)) is doubted
+    assert doubt(gram, 0.099)
+    assert not doubt(gram, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        *(([0, 0], ""), ([4, 4, 0], ""), ([5, 3, 0], ""), ([24, 5, 0], "")),
+        ([4, 3, 0], "3.5 samples a class are few"),
+        ([25, 0, 5], "one class has 25 samples, another 5"),
+    ],
+)
+def test_few_samples_of_the_classes_there_are_or_very_unequal_ones_are_worth_a_word(counts: list, said: str) -> None:
+    words = scarce_or_uneven(np.array(counts))
+    assert words.startswith(said)
+    assert bool(words) is bool(said)
+    assert not said or "try --form discriminant" in words

@@ -24,7 +24,7 @@ from contract import topics
 from contract.errors import ProtofleetError
 from contract.link import Address, Link
 from contract.messages import ClassRows, Contribution, Receipt
-from contract.terminal import printable
+from contract.terminal import counted, printable
 from contract.wire import encode
 
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n\x9b31m\u202e[bold red]\\[/x]\x00"
@@ -85,6 +85,11 @@ def test_no_command_breaks_where_the_terminal_lacks_a_character(encoding: str, t
     assert shown.returncode == 2
     assert b"Traceback" not in shown.stderr
     assert b"epsilon - \\u0436.bundle" in shown.stderr
+
+
+def test_one_thing_is_not_called_several() -> None:
+    assert [counted(number, "device") for number in (0, 1, 2_000)] == ["0 devices", "1 device", "2,000 devices"]
+    assert [counted(number, "class", "classes") for number in (1, 2)] == ["1 class", "2 classes"]
 
 
 @pytest.fixture

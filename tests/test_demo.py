@@ -276,7 +276,7 @@ def ran(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.mark.parametrize(
     "name",
-    ["fedhp", *(pytest.param(n, marks=pytest.mark.slow) for n in ("fedpr", "fedhkd")), "spherefed"],
+    [*(pytest.param(n, marks=pytest.mark.slow) for n in ("fedhp", "fedpr", "fedhkd")), "spherefed"],
 )
 def test_every_method_of_the_wire(name: str, ran: Ran) -> None:
     (found, printed, page, out), row = ran(name), METHODS[name]

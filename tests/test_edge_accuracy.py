@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from edge_samples import FASHION_LABELS, announcement, fashion
 
-from contract.bundle import Activation, Bundle, read_bundle
+from contract.bundle import Activation, Bundle, Manifest, read_bundle
 from contract.errors import UsageError
 from contract.methods import method
 from contract.state import GlobalState
@@ -18,7 +18,8 @@ from edge_client.data import LocalData
 from edge_client.data.load import hold_back
 from edge_client.device import Device
 from edge_client.extractor import Extractor
-from edge_client.service import LEAST, Service, _tells_accuracy
+from edge_client.own_samples import LEAST, OwnSamples, Samples
+from edge_client.service import _tells_accuracy
 from export.build import build_bundle
 
 CLASSES = (0, 3, 8)
@@ -48,11 +49,12 @@ def test_the_figures_of_each_method_before_and_after_a_state_is_there(bundle: Bu
     data, found = fashion(bundle, 90, CLASSES), method(bundle.manifest.method)
     test = fashion(bundle, 60, CLASSES, purpose="test")
     pi = Device(bundle, data, "pi-1", test=test)
-    before = pi.evaluate(None)
+    untrained = Device(bundle, data, "pi-2", test=test)
+    before = untrained.evaluate(None)
     assert before is not None
-    told = pi.accuracy(before, found.name)
+    told = untrained.accuracy(before, found.name)
     assert (told is None) == (not found.trains)  # what answers by shared state alone has no answer yet
-    assert pi.accuracy(before, "ffc") is None
+    assert untrained.accuracy(before, "ffc") is None
     result = pi.run_round(announcement(bundle), None)
     hyper = found.settled_in(bundle.manifest.hyper)
     kind = result.contribution.statistic(found.statistic, 10, found.row_width(hyper, bundle.manifest.features))
@@ -114,8 +116,9 @@ def _settings(tmp_path: Path, **options: object) -> ClientConfig:
     return settle_config(None, {**named, **options})
 
 
-def _service(tmp_path: Path, arrays: LocalData | None = None, **options: object) -> Service:
-    return Service(_settings(tmp_path, **options), None if arrays is None else (arrays.x, arrays.y))
+def _samples(tmp_path: Path, m: Manifest, said: list[str], arrays: LocalData | None, **options: object) -> Samples:
+    given = None if arrays is None else (arrays.x, arrays.y)
+    return OwnSamples(_settings(tmp_path, **options), m, tmp_path, said.append, given).read()
 
 
 @pytest.mark.parametrize("bundle", ["fedproto"], indirect=True)
@@ -129,7 +132,8 @@ def test_by_default_a_tenth_is_held_out_and_with_a_test_set_or_zero_nothing(
     arrays = data if in_memory else None
     sizes = {}
     for name, options in {"default": {}, "none": {"hold_out": 0.0}, "test": {"test": str(tmp_path / "t.npz")}}.items():
-        train, test, held = _service(tmp_path, arrays, **options)._samples(m, said.append, tmp_path / "images")
+        found = _samples(tmp_path, m, said, arrays, **options)
+        train, test, held = found.data, found.test, found.held
         sizes[name] = (len(train), None if test is None else len(test))
         assert held is (test if name == "default" else None)
         if name == "default":
@@ -139,8 +143,8 @@ def test_by_default_a_tenth_is_held_out_and_with_a_test_set_or_zero_nothing(
     assert sizes == {"default": (81, 9), "none": (90, None), "test": (90, 7)}
     tail = msgspec.structs.replace(m, cut=(Activation("a0", (2,)),))  # what it is checked by is never the test set
     options = {"test": str(tmp_path / "t.npz")}
-    found = _service(tmp_path, arrays, **options)._samples(tail, said.append, tmp_path / "images")
-    assert [len(each or ()) for each in found] == [81, 7, 9]
+    found = _samples(tmp_path, tail, said, arrays, **options)
+    assert [len(each or ()) for each in (found.data, found.test, found.held)] == [81, 7, 9]
     assert said == []
 
 
@@ -151,8 +155,8 @@ def test_what_cannot_be_asked_together(tmp_path: Path) -> None:
         ({"epsilon": 1.0, "report_accuracy": True}, "--report-accuracy with --epsilon"),
     ):
         with pytest.raises(UsageError, match=words):
-            _service(tmp_path, **options)
-    assert _service(tmp_path, hold_out=0.0, test="t") is not None
+            _settings(tmp_path, **options)
+    assert _settings(tmp_path, hold_out=0.0, test="t") is not None
 
 
 def test_where_noise_protects_what_is_sent_accuracy_stays_at_home(tmp_path: Path) -> None:

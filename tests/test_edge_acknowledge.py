@@ -37,7 +37,7 @@ def test_a_receipt_that_the_journal_does_not_take_is_not_acknowledged(
     bundle = read_bundle(path)
     data = fashion(bundle, 60, (0, 3, 8))
     np.savez(tmp_path / "d.npz", x=data.x, y=data.y)
-    words = ["client", "--broker", witness.url, "--bundle", path, "--id", "pi-1"]
+    words = ["client", "--until-finished", "--broker", witness.url, "--bundle", path, "--id", "pi-1"]
     words += ["--data", tmp_path / "d.npz", "--state", tmp_path / "state"]
     command = [sys.executable, "-m", "protofleet", *map(str, words)]
     journal = tmp_path / "state" / "journal.sqlite"

@@ -72,9 +72,10 @@ def start(path: Path, files: tuple[Path, Path], tmp_path: Path) -> Iterator[Star
     running: list[subprocess.Popen[str]] = []
 
     def run(url: str, **options: object) -> subprocess.Popen[str]:
-        prefix = options.pop("prefix", [])
+        prefix, stays = options.pop("prefix", []), options.pop("stays", False)
         given = {"bundle": path, "broker": url, "id": "pi-1", "data": files[0], "state": tmp_path / "state", **options}
         words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+        words += [] if stays else ["--until-finished"]
         command = [*prefix, sys.executable, "-m", "protofleet", "client", *words]  # type: ignore[misc]
         running.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
         return running[-1]

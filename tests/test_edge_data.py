@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,32 @@ def _text_file(root: Path) -> Path:
     return path
 
 
+def _npy_by_another_name(root: Path) -> Path:
+    np.save(root.with_suffix(".npy"), X)
+    return root.with_suffix(".npy").rename(root.with_suffix(".npz"))
+
+
+def _member_without_a_header(root: Path) -> Path:
+    with zipfile.ZipFile(root.with_suffix(".npz"), "w") as archive:
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00\x10\x00{'descr':[[[[[[  ")
+        archive.writestr("y.npy", b"")
+    return root.with_suffix(".npz")
+
+
+def _flipped_deflate(root: Path) -> Path:
+    np.savez_compressed(root.with_suffix(".npz"), x=X, y=Y)
+    raw = bytearray(root.with_suffix(".npz").read_bytes())
+    raw[60:90] = b"\xff" * 30  # zlib complains before any checksum can
+    root.with_suffix(".npz").write_bytes(raw)
+    return root.with_suffix(".npz")
+
+
+def _lists_of_labels(root: Path) -> Path:
+    cells = pa.array([{"bytes": png(image), "path": None} for image in X])
+    pq.write_table(pa.table({"image": cells, "label": [[1]] * len(X)}), root.with_suffix(".parquet"))
+    return root.with_suffix(".parquet")
+
+
 BAD_PATHS: dict[Callable[[Path], Path], str] = {
     lambda root: root / "absent": r"no data at .*absent, expected a folder of images, a \.csv",
     _empty: r"is empty, expected one subfolder of images for each class",
@@ -252,6 +279,10 @@ BAD_PATHS: dict[Callable[[Path], Path], str] = {
     _unknown_class: r"unknown class, expected a class of the bundle's 3, got 'be', try one of bee",
     _broken_image: r"data: no image of 1 can be read, expected whole image files, got bee/torn\.png \(",
     _torn_npz: r"is not a whole \.npz",
+    _npy_by_another_name: r"is not a whole \.npz, expected arrays x and y",
+    _member_without_a_header: r"is not a whole \.npz, expected arrays x and y",
+    _flipped_deflate: r"is not a whole \.npz, expected arrays x and y",
+    _lists_of_labels: r"and one of integer labels, got .* label list<",
     _torn_parquet: r"is not a whole parquet file",
     _other_columns: r"expected a column of image structs .* got text string",
     _null_image: r"row 1, expected image bytes and a label, got a null",

@@ -101,7 +101,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_has_changed_is_decoded_again_and_the_old_file_goes(
+def test_only_what_has_changed_is_decoded_again_and_the_old_file_goes(
     change: str, photos: Path, tmp_path: Path, opened: list[int]
 ) -> None:
     place = tmp_path / "images"
@@ -111,10 +111,70 @@ def test_what_has_changed_is_decoded_again_and_the_old_file_goes(
     fresh = load_data(photos, manifest())
     opened.clear()
     data = load_data(photos, manifest(), cache=place)
-    assert len(opened) == len(data)
+    assert len(opened) == (0 if change == "removed" else 1)
     assert rows(data) == rows(fresh)
     (after,) = place.glob("*.images")
     assert before != after
+
+
+def test_without_room_for_both_the_old_file_goes_first_and_all_is_decoded_again(
+    photos: Path, tmp_path: Path, opened: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "images"
+    load_data(photos, manifest(), cache=place)
+    _add(photos)
+    opened.clear()
+    real = cache.shutil.disk_usage(tmp_path)
+
+    def usage(_: object) -> object:
+        free = cache._LEFT_FREE_BYTES + X.nbytes if list(place.glob("*.images")) else real.free
+        return real._replace(free=free)
+
+    monkeypatch.setattr(cache.shutil, "disk_usage", usage)
+    assert len(load_data(photos, manifest(), cache=place)) == 13
+    assert len(opened) == 13
+
+
+def test_the_older_file_of_one_who_was_killed_before_he_removed_it_goes(photos: Path, tmp_path: Path) -> None:
+    place = tmp_path / "images"
+    load_data(photos, manifest(), cache=place)
+    (older,) = place.glob("*.images")
+    raw = older.read_bytes()
+    _add(photos)
+    load_data(photos, manifest(), cache=place)
+    older.write_bytes(raw)
+    load_data(photos, manifest(), cache=place)
+    assert [path.name for path in place.glob("*.images")] != [older.name]
+    assert len(list(place.glob("*.images"))) == 1
+
+
+def test_rows_of_parquet_are_found_again_beside_other_files(tmp_path: Path, opened: list[int]) -> None:
+    folder = tmp_path / "d"
+    folder.mkdir()
+    for count, name in ((12, "a"), (5, "b")):
+        write_parquet(folder / f"{name}.parquet", X[:count], Y[:count], LABELS)
+        data = load_data(folder, manifest(), cache=tmp_path / "images")
+    assert (len(opened), rows(data)) == (17, sorted_rows(np.concatenate([X, X[:5]]), np.concatenate([Y, Y[:5]])))
+
+
+def test_files_that_look_alike_are_told_apart_by_names_and_sizes(tmp_path: Path) -> None:
+    """Copies that keep their times, of pictures that are all of one size."""
+    root, place = tmp_path / "d", tmp_path / "images"
+
+    def put(name: str, pixels: np.ndarray) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(root / name)
+        os.utime(root / name, ns=(1, 1))
+
+    put("ant/0.bmp", X[0])
+    put("bee/1.bmp", X[1])
+    load_data(root, manifest(), cache=place)
+    (root / "cat").mkdir()
+    (root / "ant/0.bmp").rename(root / "cat/0.bmp")
+    assert rows(load_data(root, manifest(), cache=place)) == sorted_rows(X[[1, 0]], np.array([1, 2]))
+    put("bee/1.bmp", np.repeat(X[2], 2, axis=0))
+    expected = load_data(root, manifest())
+    assert rows(load_data(root, manifest(), cache=place)) == rows(expected)
 
 
 def test_another_shape_is_another_file(photos: Path, tmp_path: Path) -> None:
@@ -142,6 +202,14 @@ def test_parquet_is_kept_too_and_both_parts_of_a_hold_out_are_views_of_one_file(
     assert sorted(rows(train) + rows(held)) == sorted_rows(X, Y)
     assert is_mapped(train.x)
     assert is_mapped(held.x)
+
+
+def test_another_share_is_held_out_of_the_same_photos(photos: Path, tmp_path: Path) -> None:
+    """They lie in another order in the file then."""
+    for share, held_back in ((0.25, 3), (0.5, 6), (0.25, 3)):
+        train, held = load_held_out(photos, manifest(), share=share, cache=tmp_path / "images")
+        assert len(held) == held_back
+        assert sorted(rows(train) + rows(held)) == sorted_rows(X, Y)
 
 
 def test_broken_images_are_told_at_every_start(photos: Path, tmp_path: Path, opened: list[int]) -> None:

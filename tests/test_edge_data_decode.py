@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from test_edge_data import manifest, png, samples, sorted_rows, write_folder
 
@@ -59,8 +57,8 @@ def test_exif_orientations(orientation: int, kind: str) -> None:
 def test_a_jpeg_is_decoded_at_reduced_scale_and_looks_the_same(
     channels: int, progressive: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three megapixels come out as if all had been decoded, while a sixty-fourth of them are."""
-    large = photo(2000, 1500)
+    """A large picture comes out as if all had been decoded, while a sixty-fourth of its pixels are."""
+    large = photo(1040, 780)
     taken: list[int] = []
     load = JpegImageFile.load
 
@@ -71,7 +69,7 @@ def test_a_jpeg_is_decoded_at_reduced_scale_and_looks_the_same(
     monkeypatch.setattr(JpegImageFile, "load", loading)
     raw = encoded(large, "JPEG", quality=92, progressive=progressive)
     found = decode_image(raw, (48, 64, channels))
-    assert max(taken) == 250
+    assert max(taken) == 130
     expected = np.asarray(large.convert("L" if channels == 1 else "RGB").resize((64, 48), Image.Resampling.BILINEAR))
     assert off(found, expected.reshape(found.shape)) < 3
 
@@ -268,23 +266,36 @@ def test_only_so_many_images_are_under_way() -> None:
     assert threading.active_count() < 5
 
 
-def test_large_pictures_do_not_add_up_in_memory(tmp_path: Path) -> None:
-    """Eight PNGs of twelve megapixels, 48 MB each when decoded, with four threads: one at a time."""
-    raw = encoded(Image.new("RGB", (4000, 3000), (10, 200, 30)), compress_level=1)
-    for number in range(8):
-        (tmp_path / f"{number}.png").write_bytes(raw)
-    code = (
-        "import resource, sys, pathlib\n"
-        "from edge_client.data.decode import decode_all\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "files = sorted(pathlib.Path(sys.argv[1]).iterdir())\n"
-        "found = list(decode_all(((f.name, str(f)) for f in files), (32, 32, 3), threads=4))\n"
-        "assert all(one.mean() == 80 for one in found)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-    )
-    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=120, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 75_000  # two at once would be 96 MB
+def test_large_pictures_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With four threads: twelve megapixels take 48 MB each, and would add up."""
+    guard, inside, most = threading.Lock(), [0], [0]
+    real = ImageFile.ImageFile.load
+
+    def loading(image: ImageFile.ImageFile) -> object:
+        with guard:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+        time.sleep(0.005)
+        try:
+            return real(image)
+        finally:
+            with guard:
+                inside[0] -= 1
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", loading)
+    monkeypatch.setattr("edge_client.data.decode._TASK_IMAGES", 1)
+    items = [(str(number), encoded(photo(30, 30))) for number in range(12)]
+    for large, at_once in ((900, 4), (899, 1)):  # above so many pixels
+        monkeypatch.setattr("edge_client.data.decode._LARGE_PIXELS", large)
+        most[0] = 0
+        assert all(off(one, np.asarray(photo(8, 8))) < 40 for one in decode_all(items, (8, 8, 3), threads=4))
+        assert (most[0] == 1) if at_once == 1 else (1 < most[0] <= at_once)
+
+
+def test_a_progressive_jpeg_counts_with_all_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds the coefficients of all of them, at whatever scale it is decoded."""
+    monkeypatch.setattr("edge_client.data.decode._MAX_PIXELS", 200 * 100 - 1)
+    plain, progressive = (encoded(photo(200, 100), "JPEG", progressive=kind) for kind in (False, True))
+    assert decode_image(plain, (5, 10, 3)).shape == (5, 10, 3)
+    with pytest.raises(DataError, match="pixels, more than 19,999"):
+        decode_image(progressive, (5, 10, 3))

@@ -146,13 +146,13 @@ def test_endings_in_capitals_and_other_files(tmp_path: Path) -> None:
 
 def test_links_within_the_folder_are_followed_and_those_out_of_it_are_not(tmp_path: Path) -> None:
     root = write_folder(tmp_path / "d", X[:6], Y[:6], LABELS)
-    secret = write_folder(tmp_path / "private", X[6:], Y[6:], LABELS)
+    secret = write_folder(tmp_path / "d-private", X[6:], Y[6:], LABELS)
     (root / "ant" / "again.png").symlink_to(root / "ant" / "0000.png")
     (root / "ant" / "dangling.png").symlink_to(root / "ant" / "nothing.png")
     (root / "bee" / "out.png").symlink_to(secret / "bee" / "0001.png")
     (root / "bee" / "folder").symlink_to(secret / "bee")
     (root / "bee" / "loop").symlink_to(root / "bee")
-    (root / "cat" / "up.png").symlink_to(Path("..") / ".." / "private" / "cat" / "0002.png")
+    (root / "cat" / "up.png").symlink_to(Path("..") / ".." / "d-private" / "cat" / "0002.png")
     said: list[str] = []
     data = load_data(root, manifest(), log=said.append)
     again = [(0, X[0].tobytes())]
@@ -233,6 +233,11 @@ def test_small_classes_share_what_is_held_and_keep_a_sample(counts: list[int], s
         assert taken in (int(share * count), int(share * count) + 1)
 
 
+def test_the_class_that_lost_most_by_rounding_gives_one_more() -> None:
+    held = held_out(np.repeat([0, 1, 2], [11, 19, 12]), 0.1, seed=0)
+    assert np.bincount(np.repeat([0, 1, 2], [11, 19, 12])[held]).tolist() == [1, 2, 1]
+
+
 def test_what_has_no_label_is_never_held_out() -> None:
     labels = np.array([-1] * 50 + [0] * 20)
     held = held_out(labels, 0.5, seed=1)
@@ -278,7 +283,29 @@ def test_what_is_held_out_has_labels_and_shares_the_array(tmp_path: Path) -> Non
     (root / "unlabelled").mkdir()
     for row in range(5):
         (root / "unlabelled" / f"{row}.png").write_bytes(png(X[row]))
-    train, held = load_held_out(root, _of("fedproto"), share=0.25)
+    backwards = sorted(root.rglob("*.png"), key=lambda path: path.parent.name[::-1])
+    lines = [f"{path},{path.parent.name}" for path in backwards]
+    (tmp_path / "d.csv").write_text("\n".join(["path,label", *lines]) + "\n")  # those without a label in between
+    train, held = load_held_out(tmp_path / "d.csv", _of("fedproto"), share=0.25)
     assert (train.counts(3).sum(), (train.y < 0).sum(), len(held)) == (9, 5, 3)
     assert (held.y >= 0).all()
     assert train.x.base is held.x.base is train.labelled.x.base
+    assert rows(train.labelled) == sorted(set(sorted_rows(X, Y)) - set(rows(held)))
+    few, asked = load_held_out(tmp_path / "d.csv", _of("fedproto"), share=0.25, most=8)
+    assert (few.y >= 0).all()  # of many photos those without a label are the first that are not looked at
+    assert (few.counts(3).tolist(), asked.counts(3).tolist()) == ([2] * 3, [1] * 3)  # a class keeps its only one
+
+
+def test_a_broken_photo_moves_none_from_one_part_to_the_other(tmp_path: Path) -> None:
+    root = _folders(tmp_path / "d")
+    (root / "train" / LABELS[1] / "0000-torn.png").write_bytes(png(X[0])[:60])
+    train, held = load_held_out(root, manifest())
+    assert rows(train) == sorted_rows(X[:6], Y[:6])
+    assert rows(held) == sorted_rows(X[9:], Y[9:])
+
+
+def test_an_archive_is_divided_without_mixing_up_its_rows(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=X, y=Y)
+    train, held = load_held_out(tmp_path / "d.npz", manifest(), share=0.25)
+    assert (len(train), len(held)) == (9, 3)
+    assert sorted(rows(train) + rows(held)) == sorted_rows(X, Y)

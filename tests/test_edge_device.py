@@ -15,6 +15,8 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import BundleError, MethodError, ProtofleetError, WireError
 from contract.messages import ClassRows, Contribution
 from contract.methods import method
+from contract.ridge import solve_head
+from contract.sphere import unit_rows
 from contract.state import GlobalState
 from contract.statistics import FeatureGram
 from contract.wire import encode
@@ -114,6 +116,11 @@ def test_spherefed_trains_and_sends_only_that_it_did(mnist_like_bundle: Callable
     evaluation = pi.evaluate(None)
     assert evaluation is not None
     assert {"head", "personal"} <= set(evaluation.all_classes)
+    extractor = Extractor(bundle, {**bundle.params, **state})  # FFC on what it has trained, and on nobody else's sums
+    gram = FeatureGram.of(unit_rows(extractor.features(data.x).astype(np.float64)), data.y, 10)
+    means = pi.own_means()
+    assert means is not None
+    np.testing.assert_allclose(means.head, solve_head(gram, "auto"), atol=1e-9)
 
 
 def test_a_repeated_round_gives_the_identical_contribution(bundle: Bundle, data: LocalData) -> None:

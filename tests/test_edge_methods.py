@@ -18,9 +18,9 @@ from contract.methods import METHODS, method
 from contract.methods.fedhkd import HyperKnowledge
 from contract.methods.fedproto import FedProto
 from contract.rules import merge
-from contract.sphere import projection
+from contract.sphere import projection, unit_rows
 from contract.state import GlobalState
-from contract.statistics import ClassMeans, FeatureGram
+from contract.statistics import ClassMeans, FeatureGram, Statistic, class_sums
 from contract.wire import decode, encode
 from edge_client.data import LocalData
 from edge_client.device import Device
@@ -83,6 +83,35 @@ def test_small_classes_are_withheld_by_every_method(name: str, mnist_like_bundle
     kind = HyperKnowledge if name == "fedhkd" else ClassMeans
     assert method(name).statistic is kind
     assert np.flatnonzero(sent.statistic(kind, CLASSES, bundle.manifest.features).counts).tolist() == [3, 8]
+
+
+def test_over_frozen_features_means_are_of_unit_features_and_groups_are_drawn_from_the_devices_secret(
+    mnist_like_bundle: Callable[..., Path],
+) -> None:
+    """Eight to ten samples of each class, and no group below three of them."""
+    bundle = read_bundle(mnist_like_bundle("ncm"))
+    data = fashion(bundle, 28, OWN)
+
+    def sent(name: str, secret: bytes) -> Statistic:
+        device = Device(bundle, data, "pi-1", secret=secret)
+        contribution = device.run_round(announcement(bundle, 1, name, min_samples=3), None).contribution
+        return contribution.statistic(method(name).statistic, CLASSES, bundle.manifest.features)
+
+    z = unit_rows(_features(bundle, None, data))
+    sums, counts = class_sums(z, data.y, CLASSES)
+    means, groups, same, other = (
+        sent(*which) for which in (("ncm", b"1"), ("fedcof", b"1"), ("fedcof", b"1"), ("fedcof", b"2"))
+    )
+    np.testing.assert_allclose(means.sums, sums, rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(means.counts, counts)
+    for label in OWN:
+        mine = slice(label * groups.GROUPS, (label + 1) * groups.GROUPS)
+        into = counts[label] // 3
+        sizes = [len(range(k, counts[label], into)) for k in range(into)]
+        assert groups.counts[mine].tolist() == sizes + [0] * (groups.GROUPS - into)
+        np.testing.assert_allclose(groups.sums[mine].sum(axis=0), sums[label], rtol=1e-5, atol=1e-7)
+    np.testing.assert_array_equal(groups.sums, same.sums)
+    assert not np.allclose(groups.sums, other.sums)
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from edge_client.device import Device
 from edge_client.extractor import Extractor
 from edge_client.onnx_session import CPU, Provider
 from edge_client.predictor import Predictor
-from edge_client.provider_trials import FILE, Providers, settle_providers, tried, tried_apart
+from edge_client.provider_trials import FILE, Providers, _apart, settle_providers, tried, tried_apart
 from edge_client.providers import NEAR, PROVIDERS, Choice, Trial, choose, wanted_trials
 from edge_client.trainer import Trainer
 
@@ -79,6 +79,25 @@ def test_one_that_is_hardly_faster_is_left_unless_it_is_named() -> None:
     slow = replace(FAST, provider="xnnpack", image_ms=19.0, block_ms=9.5, step_ms=95.0)
     assert uses(choose([CPU_TRIAL, slow], "auto", has_vectors=True)) == ("cpu",) * 5
     assert uses(choose([CPU_TRIAL, slow], "xnnpack", has_vectors=True)) == ("xnnpack",) * 5
+
+
+def test_sums_are_timed_in_batches_and_answers_photo_by_photo() -> None:
+    quick_alone = replace(FAST, image_ms=1.0, block_ms=50.0)
+    assert uses(choose([CPU_TRIAL, quick_alone], "auto", has_vectors=True)) == ("cpu", "cpu", "cuda", "cuda", "cuda")
+    quick_together = replace(FAST, image_ms=50.0, block_ms=1.0)
+    assert uses(choose([CPU_TRIAL, quick_together], "auto", has_vectors=True)) == ("cuda", "cuda", "cuda", "cpu", "cpu")
+
+
+def test_a_step_is_compared_by_its_change_of_the_weights() -> None:
+    change = {"w": np.array([3e-7, 0.0], np.float32), "b": np.array([4e-7], np.float32)}
+    off = {"w": change["w"], "b": change["b"] * np.float32(1.5)}
+    assert _apart(off, change) == pytest.approx(0.4)
+
+
+def test_other_processors_are_asked_for_whole_float32() -> None:
+    (_, cuda), _ = Provider("cuda").settings(1)
+    (_, engine), (_, under), _ = Provider("tensorrt").settings(1)
+    assert cuda["use_tf32"] == under["use_tf32"] == engine["trt_fp16_enable"] == engine["trt_int8_enable"] == "0"
 
 
 def test_tensorrt_takes_no_weights_that_training_changes() -> None:
@@ -147,29 +166,31 @@ def bundle(path: Path) -> Bundle:
 class Wrong:
     """The CPU's session, whose features are off by a share of themselves; or one that raises from some run on."""
 
-    def __init__(self, session, off: float, dies_after: int) -> None:
-        self.session, self.off, self.left = session, off, dies_after
+    def __init__(self, session, off: float, dies_after: int, least: int) -> None:
+        self.session, self.off, self.left, self.least = session, off, dies_after, least
 
     def run(self, outputs, feed):
         self.left -= 1
         if self.left < 0:
             raise RuntimeError("CUDA failure 2: out of memory")
         found = self.session.run(outputs, feed)
+        if len(feed.get("x", ())) < self.least:
+            return found
         return [value * np.float32(1 + self.off) if value.dtype == np.float32 else value for value in found]
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`cuda(off=…, dies_after=…)`: from now on there is a provider cuda that is so wrong."""
+    """`cuda(off=…, dies_after=…)`: from now on there is a provider cuda that is so wrong, `least`: for batches."""
     real = onnx_session._session
 
-    def play(off: float = 0.0, dies_after: int = 10**9, opens: bool = True) -> None:
+    def play(off: float = 0.0, dies_after: int = 10**9, opens: bool = True, least: int = 0) -> None:
         def session(graph, options, settings):
             if settings[0][0] != "CUDAExecutionProvider":
                 return real(graph, options, settings)
             if not opens:
                 raise RuntimeError("libcudnn.so.9: cannot open shared object file")
-            return Wrong(real(graph, options, settings[-1:]), off, dies_after)
+            return Wrong(real(graph, options, settings[-1:]), off, dies_after, least)
 
         monkeypatch.setattr(onnx_session, "_session", session)
         monkeypatch.setattr("edge_client.provider_trials.providers_built_in", lambda: ("cpu", "cuda"))
@@ -207,6 +228,12 @@ def test_a_provider_that_perturbs_features_is_caught(bundle, path, cuda, off, ex
     cuda(off=off)
     choice = settle(bundle, path).choice
     assert (choice.shared, choice.answers) == expected
+
+
+def test_a_provider_that_is_wrong_for_a_whole_batch_only_is_caught(bundle, path, cuda) -> None:
+    cuda(off=0.2, least=2)
+    choice = settle(bundle, path).choice
+    assert (choice.shared, choice.answers) == ("cpu", "cpu")
 
 
 def test_a_provider_that_cannot_be_opened_is_left_and_why_is_said(bundle, path, cuda) -> None:
@@ -295,6 +322,31 @@ def test_what_failed_is_remembered_too_until_it_is_named(bundle, path, cuda, tmp
     assert device.names == ["cpu", "cuda"]
     device.settle("cuda")
     assert device.names == ["cpu", "cuda", "cuda"]
+    device.settle()
+    assert len(device.names) == 3  # and what was known of the CPU still is
+
+
+def test_another_build_tries_anew_and_without_a_state_tensorrt_is_not_compiled(
+    bundle, path, cuda, tmp_path, monkeypatch
+) -> None:
+    cuda()
+    device = Counted(bundle, path, tmp_path, FAST)
+    device.settle()
+    built = ("cpu", "cuda", "tensorrt")
+    monkeypatch.setattr("edge_client.provider_trials.providers_built_in", lambda: built)
+    device.settle()
+    assert device.names == ["cpu", "cuda", *built]
+    device.state = None
+    device.settle()
+    assert device.names[5:] == ["cpu", "cuda"]
+    device.settle("tensorrt")
+    assert device.names[7:] == list(built)
+
+
+def test_a_cpu_that_cannot_run_the_bundle_is_one_line(bundle, path, cuda, tmp_path) -> None:
+    cuda()
+    with pytest.raises(BundleError, match=r"features\.onnx on cpu, expected an inference, got no such operator"):
+        settle_providers(bundle, path, try_one=lambda name: Trial(name, failed="no such operator"))
 
 
 def test_a_trial_in_a_process_of_its_own_is_what_it_is_here(bundle: Bundle, path: Path) -> None:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
-from edge_samples import announcement, fashion
+from edge_samples import RUN, announcement, fashion
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import BundleError
+from contract.messages import ClassRows
+from contract.methods import method
 from contract.state import GlobalState
 from contract.wire import encode
 from edge_client.compiled_graphs import CompiledGraphs
@@ -21,7 +24,9 @@ from edge_client.data.activations import ActivationStore
 from edge_client.data.load import hold_back
 from edge_client.device import Device
 from edge_client.local import own_means
-from edge_client.trunk import TrunkGraph
+from edge_client.never_worse import Check
+from edge_client.trainer import Trainer
+from edge_client.trunk import TrunkGraph, _identity
 from edge_client.warm_start import class_mean_head
 
 TAIL = {"norm": "batch", "trainable_blocks": 2}
@@ -69,8 +74,8 @@ def test_kept_activations_change_nothing(bundle: Bundle, data: LocalData, tmp_pa
 def test_the_trunk_runs_once_for_each_photo(
     bundle: Bundle, data: LocalData, tmp_path: Path, trunk_runs: list[bytes]
 ) -> None:
-    """Whatever the epochs, rounds, evaluations and restarts are."""
-    train, held = hold_back(data, share=0.2)
+    """Whatever the epochs, rounds, evaluations and restarts are, and though both parts are views of one array."""
+    train, held = LocalData(data.x[:40], data.y[:40]), LocalData(data.x[40:], data.y[40:])
     test = fashion(bundle, 10, (0, 1), purpose="test")
     lines: list[str] = []
     for _ in range(2):  # and another process
@@ -78,6 +83,8 @@ def test_the_trunk_runs_once_for_each_photo(
         device = Device(bundle, train, "pi-1", test=test, held=held, activations=store)
         _rounds(device, bundle)
         device.evaluate(None)
+        assert device._trunk is not None
+        assert device._trunk._graph is None  # its memory is given back between rounds
     photos = [each.tobytes() for each in (*train.x, *held.x, *test.x)]
     assert sorted(trunk_runs) == sorted(photos)
     assert [line.partition(" photos")[0] for line in lines] == [
@@ -167,6 +174,53 @@ def test_the_first_round_begins_with_the_nearest_class_mean(bundle: Bundle, data
     assert lost[1] == min(lost)
 
 
+def test_a_later_round_goes_on_from_what_was_trained(bundle: Bundle, data: LocalData) -> None:
+    slow = _with_rate(bundle, 1e-12)
+    device = Device(slow, data, "pi-1")
+    before = {name: bundle.params[name] + np.float32(0.1) for name in bundle.manifest.names("param", "buffer")}
+    device.restore(before)
+    device.run_round(announcement(slow, 2), None)
+    assert all(np.allclose(device.state()[name], value, atol=1e-5) for name, value in before.items())
+
+
+def test_a_class_without_samples_is_as_unlikely_as_the_least_likely_and_one_of_a_single_photo_sets_no_scale(
+    bundle: Bundle, data: LocalData
+) -> None:
+    extractor = CompiledGraphs(bundle).extractor(bundle.params)
+    few = LocalData(data.x[:11], np.append(np.arange(10) % 2, 7))
+    means = own_means(extractor, few, classes=10)
+    head = class_mean_head(extractor, few, means)
+    absent = ~means.classes.present
+    assert absent.sum() == 7
+    assert not head["head.weight"][absent].any()
+    assert np.unique(head["head.bias"][absent]).tolist() == [head["head.bias"].min()]
+    pair = class_mean_head(extractor, LocalData(few.x[:10], few.y[:10]), own_means(extractor, few, classes=10))
+    assert all((head[name] == pair[name]).all() for name in head)
+    # the nearest mean's scores but for what is the same of all classes: s/2 times the squared distance to the middle
+    mu, middle = means.classes.means[[0, 1, 7]], means.classes.means[[0, 1, 7]].mean(axis=0)
+    z = extractor.features(few.x).astype(np.float64)
+    logits = (z @ head["head.weight"].T + head["head.bias"])[:, [0, 1, 7]]
+    nearer = ((z - middle) ** 2).sum(axis=1)[:, None] - ((z[:, None] - mu) ** 2).sum(axis=2)
+    assert np.corrcoef(logits.ravel(), nearer.ravel())[0, 1] > 0.999999
+    assert np.allclose(logits, nearer * (logits / nearer).mean(), rtol=1e-3, atol=1e-3 * np.abs(logits).max())
+
+
+def test_prototypes_that_no_fleet_has_sent_begin_at_the_own_class_means(
+    bundle: Bundle, data: LocalData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, np.ndarray]] = []
+    fit = Trainer.fit
+    monkeypatch.setattr(Trainer, "fit", lambda *args, **named: given.append(named["given"]) or fit(*args, **named))
+    device, width = Device(bundle, data, "pi-1"), bundle.manifest.features
+    means = own_means(CompiledGraphs(bundle).extractor(bundle.params), data, classes=10).classes.means
+    rows = ClassRows(np.array([1, 5], np.uint16), np.full((2, width), 0.5))
+    device.run_round(announcement(bundle), GlobalState(RUN, 1, 1, {"prototypes": rows}))
+    (found,) = given
+    assert np.flatnonzero(found["prototype_mask"]).tolist() == [0, 1, 2, 5]
+    assert (found["prototypes"][[1, 5]] == 0.5).all()
+    np.testing.assert_allclose(found["prototypes"][[0, 2]], means[[0, 2]], atol=1e-4)
+
+
 def _left_out_loss(z: np.ndarray, y: np.ndarray, weight: np.ndarray, bias: np.ndarray, factor: float) -> float:
     """Naive: each sample's class mean is computed without it, and its logit with that."""
     middle = np.stack([z[y == c].mean(axis=0) for c in np.unique(y)]).mean(axis=0)
@@ -184,8 +238,8 @@ def _left_out_loss(z: np.ndarray, y: np.ndarray, weight: np.ndarray, bias: np.nd
     return total
 
 
-def _with_rate(bundle: Bundle, lr: float) -> Bundle:
-    manifest = msgspec.structs.replace(bundle.manifest, hyper={**bundle.manifest.hyper, "lr": lr})
+def _with_rate(bundle: Bundle, lr: float, **hyper: object) -> Bundle:
+    manifest = msgspec.structs.replace(bundle.manifest, hyper={**bundle.manifest.hyper, "lr": lr, **hyper})
     return replace(bundle, manifest=manifest)
 
 
@@ -211,6 +265,44 @@ def test_a_bad_rate_is_found_out(bundle: Bundle, tmp_path: Path) -> None:
     means = own_means(CompiledGraphs(bad).extractor(bad.params), train, classes=10).classes
     rows = result.contribution.body
     assert np.allclose(rows.dense(10, 128)[0], means.means, atol=1e-4)
+
+
+def test_features_that_are_no_numbers_name_nothing(bundle: Bundle) -> None:
+    """The loss of a single step is still finite, the weights after it are not."""
+    wild = _with_rate(bundle, 1e38, epochs=1)
+    train, held = fashion(bundle, 12, (0, 1)), fashion(bundle, 12, (0, 1), seed=1)
+    device = Device(wild, train, "pi-1", held=held)
+    check = device.run_round(announcement(wild), None).check
+    assert check is not None
+    assert (check.trained, check.is_worse) == (0, True)
+    assert all(np.isfinite(value).all() for value in device.state().values())
+
+
+def test_as_good_is_good_enough() -> None:
+    assert [Check(7, trained, 9).is_worse for trained in (6, 7, 8)] == [True, False, False]
+
+
+def test_where_noise_protects_what_is_sent_nothing_is_told_by_falling_back(bundle: Bundle, data: LocalData) -> None:
+    hyper = method("fedhkd").settle({"noise": 1.0})
+    noised = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, method="fedhkd", hyper=hyper))
+    assert Device(noised, data, "pi-1", held=data)._held is None
+    assert Device(bundle, data, "pi-1", held=data)._held is data
+
+
+def test_what_is_trained_is_judged_by_the_answer_that_its_method_gives(bundle: Bundle, data: LocalData) -> None:
+    by_head = msgspec.structs.replace(bundle.manifest, method="fedhkd", hyper=method("fedhkd").settle({}))
+    z = np.random.default_rng(0).normal(size=(50, bundle.manifest.features)).astype(np.float32)
+    answers = Device(replace(bundle, manifest=by_head), data, "pi-1")._own_answer()(z)
+    wanted = (z @ bundle.params["head.weight"].T + bundle.params["head.bias"]).argmax(axis=1)
+    assert answers.tolist() == wanted.tolist()
+
+
+def test_another_runtime_runs_the_trunk_again(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _identity(bundle)
+    assert _identity(bundle) == before
+    assert _identity(replace(bundle, trunk=bundle.features)) != before
+    monkeypatch.setattr("edge_client.trunk.ort", SimpleNamespace(__version__="1.0"))
+    assert _identity(bundle) != before
 
 
 def test_a_fair_rate_is_kept(bundle: Bundle, tmp_path: Path) -> None:
@@ -239,7 +331,7 @@ def test_learned_prototypes_that_were_dropped_are_class_means(
     train, held = hold_back(fashion(bundle, 40, (0, 1)), share=0.2)
     device = Device(bundle, train, "pi-1", held=held)
     given = iter([5, 4])
-    monkeypatch.setattr("edge_client.device.right", lambda *_: next(given))
+    monkeypatch.setattr("edge_client.device.right", lambda *_: next(given))  # frozen once, trained at each round
     result = device.run_round(announcement(bundle), None)
     assert result.check is not None
     assert result.check.facts() == {"held_photos": 8, "frozen_right": 5, "trained_right": 4, "left_out": True}
@@ -247,6 +339,12 @@ def test_learned_prototypes_that_were_dropped_are_class_means(
     assert np.allclose(result.contribution.body.dense(10, 128)[0], means.means, atol=1e-4)
     trunk = [t.name for t in bundle.manifest.state if t.role == "param" and t.name.startswith("backbone.")]
     assert all((device.state()[name] == bundle.params[name]).all() for name in trunk)
+    before, given = device.state(), iter([4])
+    rows = ClassRows(np.array([0], np.uint16), np.ones((1, 128)))
+    again = device.run_round(announcement(bundle, 2), GlobalState(RUN, 1, 1, {"prototypes": rows}))
+    assert again.check is not None
+    assert again.check.is_worse  # so not even what the fleet has sent stays: the weights are those of before the round
+    assert all((device.state()[name] == value).all() for name, value in before.items())
 
 
 @pytest.mark.parametrize("part", ["shape", "trunk", "tail"])

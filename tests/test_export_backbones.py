@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from contract.errors import ExportError, UsageError
-from export.backbones import BACKBONES, IMAGENET_MEAN, build_backbone, default_statistics
+from export.backbones import BACKBONES, IMAGENET_MEAN, build_backbone, default_statistics, find_backbone
 from export.step import quiet
 
 # features (D) and parameters of the backbone alone, with the papers' or torchvision's own input
@@ -133,6 +133,15 @@ def test_an_absent_module_is_refused():
 def test_an_unknown_name_names_its_neighbours():
     with pytest.raises(UsageError, match=r"try one of .*mobilenet_v2"):
         build_backbone("mobilenetv2", (32, 32, 3))
+    with pytest.raises(UsageError, match=r"try one of .*mobilenet_v2"):  # before its size is asked for
+        find_backbone("mobilenetv2", None)
+    with pytest.raises(UsageError, match="expected a known backbone or module:callable, got timm:"):
+        find_backbone("timm:", None)
+
+
+def test_a_callable_that_ends_the_program_is_refused():
+    with pytest.raises(ExportError, match=r"cannot be imported and called, .* got SystemExit"):
+        build_backbone("builtins:exit", (8, 8, 3))
 
 
 def test_a_norm_that_is_not_there_is_refused():

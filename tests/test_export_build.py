@@ -147,7 +147,7 @@ def test_a_bundle_that_disagrees_is_not_written(tmp_path: Path, monkeypatch: pyt
         ({"method_name": "fedprot"}, MethodError, "try one of fedproto"),
         ({"head": "none"}, UsageError, "--head, expected local or frozen for fedproto, got none"),
         ({"hyper": {"momentun": 0.1}}, MethodError, "momentum"),
-        ({"hyper": {"lr": "fast"}}, MethodError, "lr, expected a float, got fast"),
+        ({"hyper": {"lr": "fast"}}, MethodError, "lr, expected a number, got fast"),
         ({"labels": ["a"]}, UsageError, "at least 2 classes"),
         ({"labels": ["a", "a"]}, UsageError, "names that differ"),
         ({"batch": 0}, UsageError, "--batch"),

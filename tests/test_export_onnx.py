@@ -115,3 +115,31 @@ def test_files_that_are_no_features_are_refused(tmp_path: Path):
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), tmp_path / "f.onnx")
     with pytest.raises(ExportError, match="float32 images"):
         _build(tmp_path)
+
+
+def _two_ends(path: Path, output: list, node: onnx.NodeProto, kind: int = TensorProto.FLOAT) -> None:
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "h", "w"])
+    ends = [helper.make_tensor_value_info(name, kind, ["n", None]) for name in output]
+    graph = helper.make_graph([node], "g", [given], ends)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+
+
+@pytest.mark.parametrize(
+    ("output", "node", "kind", "message"),
+    [
+        ([], ("Flatten", {}), TensorProto.FLOAT, "expected an output, the features, got none"),
+        (["z"], ("Shape", {}), TensorProto.INT64, "ONNX Runtime cannot"),
+        (["z"], ("DepthToSpace", {"blocksize": 2}), TensorProto.FLOAT, "ONNX Runtime cannot"),
+    ],
+)
+def test_what_onnx_runtime_refuses_is_one_line(tmp_path: Path, output: list, node: tuple, kind: int, message: str):
+    _two_ends(tmp_path / "f.onnx", output, helper.make_node(node[0], ["x"], ["z"], **node[1]), kind)
+    with pytest.raises(ExportError, match=message) as caught:
+        _build(tmp_path, input_shape=(8, 8, 3))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_never_ends_is_not_read(tmp_path: Path):
+    (tmp_path / "f.onnx").symlink_to("/dev/zero")
+    with pytest.raises(ExportError, match="got no regular file"):
+        _build(tmp_path)

@@ -30,7 +30,7 @@ from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from contract.wire import decode
 
-FLEET, DEVICES, SAMPLES = "e2e", 3, 320
+FLEET, DEVICES, SAMPLES = "e2e", 3, 200
 
 
 @dataclass(kw_only=True)
@@ -53,7 +53,7 @@ class Fleet(Processes):
         if not data.exists():
             np.savez(data, x=self.data[index][0], y=self.data[index][1])
         told = ("--data", str(data), "--state", str(state), "--hold-out", "0")  # every sample is counted below
-        self._join(name, "client", "--id", f"d{index}", *told)
+        self._join(name, "client", "--until-finished", "--id", f"d{index}", *told)
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -158,6 +158,7 @@ def _check_head_is_pooled_ridge(fleet: Fleet) -> None:
     np.testing.assert_array_equal((z @ rows.T).argmax(1), (z @ pooled.T).argmax(1))
 
 
+@pytest.mark.parametrize("fleet", ["mosquitto"], indirect=True)
 def test_a_fleet_learns_and_every_contribution_counts_once(fleet: Fleet) -> None:
     """FFC's sums travel in chunks, since messages are limited to 4 KB."""
     fleet.options = ("--rounds", "2", "--min-clients", str(DEVICES), "--limit-bytes", "4096")
@@ -196,6 +197,7 @@ def test_kill_9_of_a_client_the_aggregator_and_the_broker(fleet: Fleet) -> None:
     _check_head_is_pooled_ridge(fleet)
 
 
+@pytest.mark.parametrize("fleet", ["embedded"], indirect=True)
 def test_two_clients_with_one_id(fleet: Fleet) -> None:
     """One of them ends with a clear line; the run goes on with the other, and counts it once."""
     fleet.options = ("--rounds", "2", "--min-clients", str(DEVICES))

@@ -119,7 +119,7 @@ def test_hyper_knowledge_with_noise_and_a_budget_that_one_device_spends(fleet: F
     codes = fleet.finish()
     assert codes == {"aggregator": 0, "d0": 1, "d1": 0, "d2": 0}, fleet.log("d0")
     line = error_line(fleet.log("d0"))
-    assert "the privacy budget is spent: ε = 0.634, δ = 1e-05, 1 rounds" in line
+    assert "the privacy budget is spent: ε = 0.634, δ = 1e-05, 1 round" in line
     assert "expected at most ε = 0.8, got 0.926 with another round" in line
     assert {name: len(fleet.sent(name)) for name in names} == {"d0": 1, "d1": 2, "d2": 2}
     assert fleet.told("d0")["privacy"]["rounds"] == 1

@@ -55,6 +55,7 @@ def test_an_unknown_option_is_one_line_and_exit_2(name):
     [
         ("aggregate --rounds two", "--rounds, expected a valid integer, got two, try protofleet aggregate --help"),
         ("aggregate --deadline=soon", "--deadline, expected a valid number, got soon, try protofleet aggregate --help"),
+        ("predict --top 0", "--top, expected greater than or equal to 1, got 0, try protofleet predict --help"),
         ("aggregate --bundle b --rounds", "--rounds, expected a value, got none, try protofleet aggregate --help"),
         ("aggregate --quiet=3", "--quiet, expected no value, got one, try protofleet aggregate --help"),
         ("aggregate --store s", "--bundle, expected a value, got none, try protofleet aggregate --help"),

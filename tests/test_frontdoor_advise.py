@@ -18,6 +18,7 @@ from edge_samples import FASHION, FASHION_LABELS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from rich.console import Console
 
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import Policy
@@ -36,7 +37,8 @@ from edge_client.data import LocalData
 from edge_client.data.load import load_data, load_held_out
 from edge_client.device import Device
 from edge_client.journal import Journal
-from protofleet.advice import Measured, Plan, advise, recommended
+from protofleet.advice import Advice, Measured, Plan, _doubts, _trained, advise, recommended
+from protofleet.commands.advise import _show
 from protofleet.frozen_fleet import FrozenFleet, deal, features_of
 
 DEVICES, CLASSES = 3, 10
@@ -137,6 +139,7 @@ def test_it_needs_neither_torch_nor_onnx_nor_the_rooms_that_do(path: Path, photo
     )
     done = run_process("advise", "--bundle", path, "--data", photos, "--photos", 120, code=code, OMP_NUM_THREADS="1")
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("96 photos dealt to 5 devices, every class; measured on 24 others.")
     assert "Take " in done.stdout
 
 
@@ -150,12 +153,13 @@ def test_a_head_that_came_with_the_bundle_stands_beside(bundle: Bundle) -> None:
     weights = {**bundle.params, "head.weight": means}
     hyper = method("fedproto").settle({})
     manifest = msgspec.structs.replace(bundle.manifest, method="fedproto", head="local", hyper=hyper, state=state)
-    found = advise(dataclasses.replace(bundle, manifest=manifest, params=weights), parts, Plan(2)).as_json()
+    found = advise(dataclasses.replace(bundle, manifest=manifest, params=weights), parts, Plan(5, 2)).as_json()
     first = found["ways"][0]
     assert (first["way"], first["uplink_bytes"], first["alone"]) == ("bundle's own head", 0, None)
     z = unit_rows(made[1].x)
     assert first["accuracy"] == pytest.approx(((z @ means.T).argmax(axis=1) == made[1].y).mean())
     assert first["accuracy"] > 0.3
+    assert all(way["alone"] < 0.25 < way["accuracy"] for way in found["ways"][1:])  # who holds two of ten classes
     assert list(found["trained_not_measured"]) == ["fedproto"]
 
 
@@ -166,14 +170,71 @@ def test_few_photos_are_warned_of(path: Path, photos: Path, tmp_path: Path) -> N
             (tmp_path / "photos" / place.name / file.name).write_bytes(file.read_bytes())
     labels = ("[red]none", *read_bundle(path).manifest.labels)  # a bundle's labels style no terminal
     made = _written(tmp_path / "b.bundle", read_bundle(path), labels=labels)
-    done = run("advise", "--bundle", made, "--data", tmp_path / "photos", "--devices", 2)
+    done = run("advise", "--bundle", made, "--data", tmp_path / "photos", "--devices", 2, "--hold-out", 0.4)
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     first = sorted(photos.iterdir())[0].name
-    assert "only 5 held-out photos" in said
+    assert "only 11 held-out photos" in said
     assert f"{first}: fewer than 4 photos" in said
     assert "[red]none" in said
     assert "no photo at all" in said
+
+
+def _fleet_of_features(bundle: Bundle, held_classes: list[tuple[int, ...]]) -> tuple[list[LocalData], LocalData]:
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(CLASSES, bundle.manifest.features))
+
+    def drawn(classes: tuple[int, ...], each: int) -> LocalData:
+        y = np.repeat(classes, each)
+        return LocalData((centres[y] + 2 * rng.normal(size=(len(y), centres.shape[1]))).astype(np.float32), y)
+
+    return [drawn(classes, 3) for classes in held_classes], drawn(tuple(range(CLASSES)), 5)
+
+
+def test_alone_is_the_mean_of_the_first_five_and_bytes_are_the_largest_devices(bundle: Bundle) -> None:
+    shares, asked = _fleet_of_features(bundle, [(0, 1, 2), (3,), (4, 5), (6, 7), (8, 9), tuple(range(10)), (0,)])
+    rung = next(rung for rung in rungs(bundle.manifest) if rung.name == "ncm")
+    (whole,) = FrozenFleet(bundle, shares, asked).outcomes(rung)
+    each = [FrozenFleet(bundle, [share], asked).outcomes(rung)[0] for share in shares]
+    np.testing.assert_array_equal(whole.alone, np.mean([one.right for one in each[:5]], axis=0))
+    assert whole.uplink_bytes == max(one.uplink_bytes for one in each) == each[5].uplink_bytes
+
+
+def test_what_is_said_of_the_chosen_way(bundle: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {rung.name: rung for rung in rungs(bundle.manifest)}
+    lost, other = np.r_[np.zeros(2), np.ones(98)], np.r_[np.ones(99), np.zeros(1)]
+    for name, alone, words in (
+        ("fedcof groups=8", np.zeros(100), "Export f.bundle again with --method fedcof --set groups=8, then:"),
+        ("ffc discriminant", lost, "--bundle f.bundle --method ffc --form discriminant --broker"),
+        ("ncm", np.zeros(100), "protofleet aggregate --bundle f.bundle --broker"),
+    ):
+        chosen = Measured(name, known[name], lost, alone, 5_000, doubt="its photos are few")
+        best = Measured("ffc", known["ffc"], other, alone, 90_000, doubt="not this one's doubt")
+        _show(Advice(Plan(), bundle, 400, 100, (chosen, best), ("a doubt",), {}), Path("f.bundle"), Console())
+        said = " ".join(capsys.readouterr().out.split())
+        assert words in said
+        assert f"{name} *" in said
+        assert "ffc *" not in said
+        assert "That is 1.0 points behind ffc, no more than chance (1.7)" in said
+        assert ("One device alone does as well" in said) == (alone is lost)
+        assert "mind: a doubt" in said
+        assert "mind: its photos are few" in said
+        assert "not this one's doubt" not in said
+
+
+def test_doubts_are_about_few_held_out_photos_and_classes_that_have_few_or_none(bundle: Bundle) -> None:
+    def of(counts: list[int]) -> LocalData:
+        y = np.repeat(np.arange(len(counts)), counts)
+        return LocalData(np.zeros((len(y), 1, 1, 1), np.uint8), y)
+
+    assert _doubts(bundle, of([4] * 10), of([5] * 10)) == ()
+    first, few, untested, absent = _doubts(bundle, of([3, 4, 4, 4, 4, 3]), of([1, 0, 1, 1, 40, 6]))
+    assert first.startswith("only 49 held-out photos")
+    assert few.startswith("T-shirt/top, Sandal: fewer than 4 photos")
+    assert untested.startswith("Trouser: no held-out photo")
+    assert absent.startswith("Shirt, Sneaker, Bag and 1 more: no photo at all")
+    other = dataclasses.replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, method="fedhp"))
+    assert list(_trained(other)) == ["fedhp"]
 
 
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -194,13 +255,14 @@ def test_bad_photos_are_one_clear_line(path: Path, photos: Path, tmp_path: Path)
 
 
 def test_a_plan_that_does_not_fit_is_one_clear_line(path: Path, photos: Path) -> None:
-    assert "--devices, expected a photo for each device" in _refused(path, photos, "--devices", 900)
+    assert "--devices, expected photos enough that each gets one" in _refused(path, photos, "--devices", 900)
     assert "--classes-per-device, expected 4 to 10, got 3" in _refused(
         path, photos, "--devices", 3, "--classes-per-device", 3
     )
     assert "--hold-out" in _refused(path, photos, "--hold-out", 1)
     assert "--min-samples" in _refused(path, photos, "--min-samples", 0)
     assert "got fewer of each" in _refused(path, photos, "--min-samples", 100)
+    assert "got no folder /nowhere" in _refused(path, "/not/looked/at/yet", "--json", "/nowhere/out.json")
 
 
 @pytest.mark.parametrize(("value", "got"), [(1e30, "expected finite numbers"), (0.0, "all alike")])
@@ -341,15 +403,19 @@ def test_inspect_and_profile_tell_the_ladder(path: Path, tmp_path: Path) -> None
     wanted = [(rung.name, rung.uplink_bytes) for rung in rungs(bundle.manifest)]
     inspected = json.loads(run("inspect", path, "--json", "-").stdout)["uplink_without_training"]
     out = tmp_path / "p.json"
-    shown = run("profile", path, "--devices", "raspberry-pi-4", "--json", out).stdout
+    page = tmp_path / "p.html"
+    shown = run("profile", path, "--devices", "raspberry-pi-4", "--json", out, "--html", page).stdout
     profiled = json.loads(out.read_text())["uplink"]["without_training"]
     assert inspected == profiled
     assert [(each["way"], each["bytes"]) for each in inspected] == wanted
     text = run("inspect", path).stdout
+    assert ", none trained, " in text
+    assert "training batch" not in text
     for name, size in wanted:
         assert f"{size:,}" in text
         assert name in text
         assert name in " ".join(shown.split())
+        assert f'<td class="l">{name}</td>' in page.read_text()
     assert "protofleet advise" in text
     assert "protofleet advise" in " ".join(shown.split())
 
@@ -434,6 +500,10 @@ def test_dealing_gives_every_photo_to_one_device_and_every_class_in_equal_parts(
     assert all(len(np.unique(y[rows])) <= each for rows in dealt)
 
 
+def test_the_larger_parts_are_not_always_the_same_devices() -> None:
+    assert [len(rows) for rows in deal(np.repeat(np.arange(6), 4), 3)] == [8, 8, 8]
+
+
 def test_of_many_photos_the_same_share_of_every_class_is_looked_at(bundle: Bundle) -> None:
     said: list[str] = []
     learn, held = load_held_out(FASHION / "train.parquet", bundle.manifest, share=0.2, most=500, log=said.append)
@@ -452,3 +522,5 @@ def test_photos_of_one_class_or_none_held_out_are_refused_in_the_library(bundle:
         advise(bundle, (some, none))
     with pytest.raises(DataError, match="two classes"):
         advise(bundle, (LocalData(x, np.zeros(8, np.int64)), some))
+    with pytest.raises(DataError, match="two classes"):  # those without a label are no class
+        advise(bundle, (LocalData(x, np.arange(8) % 2 - 1), some))

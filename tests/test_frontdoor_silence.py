@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from brokers import Embedded
 from fleets import bundle, share
-from lab_samples import small_directory
 from watched import Watched, strace
 
 from contract.telemetry import VARIABLES
@@ -51,7 +50,16 @@ def test_a_device_and_an_aggregator_call_nobody_but_the_broker(bundle_path: Path
             tmp_path / "a", "aggregate", *common, "--store", store / "run.sqlite", "--rounds", 1, "--json", told
         ).start()
         device = Watched.protofleet(
-            tmp_path / "d", "client", *common, "--id", "d", "--data", tmp_path / "data.npz", "--state", state
+            tmp_path / "d",
+            "client",
+            "--until-finished",
+            *common,
+            "--id",
+            "d",
+            "--data",
+            tmp_path / "data.npz",
+            "--state",
+            state,
         ).start()
         assert (device.finish(), aggregator.finish()) == (0, 0), device.said + aggregator.said
     finally:
@@ -63,9 +71,8 @@ def test_a_device_and_an_aggregator_call_nobody_but_the_broker(bundle_path: Path
 
 def test_a_demo_calls_nobody_but_its_own_broker(tmp_path: Path) -> None:
     strace()
-    data, out, broker = small_directory(tmp_path / "data"), tmp_path / "out", tmp_path / "broker"
-    options = ("--clients", 2, "--rounds", 1, "--backbone", "fedproto_mnist", "--data", data, "--out", out)
-    demo = Watched.protofleet(tmp_path / "w", "demo", *options).start()
+    out, broker = tmp_path / "out", tmp_path / "broker"
+    demo = Watched.protofleet(tmp_path / "w", "demo", "--clients", 2, "--out", out).start()
     assert demo.finish(240) == 0, demo.said
     ports = {each.rpartition(":")[2] for each in demo.connections()}
     assert len(ports) == 1

@@ -65,6 +65,9 @@ def test_areas_of_holdings_are_in_proportion_to_samples() -> None:
     assert sides[0] == pytest.approx(2 * sides[1], abs=0.1)
     assert len(sides) == 2
     assert "none" in svg
+    many = holdings(["d"], [[400, *[0] * 9]], list("abcdefghij"))
+    assert "none" not in many, "ten columns have no room for the word"
+    assert many.count("–") == 9
 
 
 def test_byte_bars_are_logarithmic() -> None:

@@ -230,6 +230,12 @@ def test_ffc_adds_its_sums_and_their_copies(mnist_like_bundle):
     assert found.peak_bytes == found.closing
 
 
+def test_what_sends_class_means_alone_needs_no_room_for_ffcs_sums(mnist_like_bundle):
+    """No round of FFC ends its run: `rounds.plan`."""
+    ncm, ffc = (terms_of(mnist_like_bundle(name, backbone="fedhp_mnist"), 0).gram for name in ("ncm", "ffc"))
+    assert (ncm, ffc) == (8 * 10 * 1024, 8 * (1024 * 1025 // 2 + 10 * 1024))
+
+
 def test_a_projection_shrinks_ffcs_sums(mnist_like_bundle):
     terms = terms_of(mnist_like_bundle("ffc", hyper={"project": 32}), 0)
     assert terms.gram == 8 * (32 * 33 // 2 + 10 * 32)

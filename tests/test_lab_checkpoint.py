@@ -69,7 +69,7 @@ def _run(experiment: Experiment, checkpoint: Checkpoint | None, stop_after: int 
     [
         ("fedproto", {}),
         pytest.param("fedhp", {}, marks=pytest.mark.slow),
-        ("fedhkd", {"noise": 1.0}),
+        pytest.param("fedhkd", {"noise": 1.0}, marks=pytest.mark.slow),
         pytest.param("local", {}, marks=pytest.mark.slow),
         ("fedavg", {"base": "fedadam", "server_lr": 0.01}),
         ("fedper", {}),

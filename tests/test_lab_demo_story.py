@@ -113,18 +113,22 @@ def test_both_are_the_files_whose_hashes_are_stated() -> None:
 
 @pytest.mark.slow
 def test_the_shipped_bundle_is_what_its_command_makes(tmp_path: Path, bundle: Bundle, images: Images) -> None:
-    """On the machine that made it byte for byte; on another, floats are summed in another order."""
+    """On the machine that made it byte for byte. Another sums floats in another order, and twenty epochs make that
+    visible: three instruction sets of one machine (ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA) gave tensors of a cosine
+    from 0.66 to 0.98 with each other, and another seed gave 0.13 at most with these."""
     from lab.demo.make_bundle import make_bundle
 
-    made, _ = make_bundle(tmp_path)
+    made, archive = make_bundle(tmp_path)
+    assert archive.read_bytes() == IMAGES.read_bytes()
     again = read_bundle(made)
     same = ("backbone", "method", "hyper", "labels", "features", "input_shape", "mean", "std", "batch", "state")
     assert all(getattr(again.manifest, name) == getattr(bundle.manifest, name) for name in same)
     right = [(public_answers(each, images) == images.test.y).mean() for each in (again, bundle)]
     assert right[0] == pytest.approx(right[1], abs=0.02)
     for name, weights in bundle.params.items():
-        distance = np.linalg.norm(again.params[name] - weights)
-        assert distance <= 0.2 * np.linalg.norm(weights), name
+        if weights.ndim > 1:
+            both = np.linalg.norm(again.params[name]) * np.linalg.norm(weights)
+            assert float((again.params[name] * weights).sum()) > 0.5 * both, name
 
 
 def test_images_that_are_not_whole_are_one_line(tmp_path: Path, images: Images) -> None:

@@ -79,7 +79,19 @@ def test_every_table_names_what_can_run(name: str) -> None:
     for quick in (False, True):
         for row, column in table.choose((), ()):
             table.settle(row, column, quick=quick).experiment(table.data, 0)
-    assert table.quick.says
+    assert table.fraction.says
+
+
+def test_the_table_in_the_docs_can_run_and_needs_no_fraction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+    (path := tmp_path / "mine.toml").write_text(text.split("```toml\n")[1].split("```")[0])
+    _, table = read_table(str(path))
+    for row, column in table.choose((), ()):
+        assert table.settle(row, column, quick=False).experiment(table.data, 0).method in ("fedproto", "ncm")
+    assert main(["lab", "table", str(path), "--quick", "--out", str(tmp_path / "out")]) == 2
+    assert "error: --quick, expected a table with a section [quick], got none" in capsys.readouterr().err
 
 
 def test_an_interrupted_table_goes_on_with_the_next_run(table: Path) -> None:

@@ -139,10 +139,18 @@ def test_a_projected_head_and_a_class_that_nobody_holds(frozen: Finished) -> Non
     )
     session, _ = open_session(classifier(predictor.bundle, answer, {}), "it")
     scores, found = session.run(["scores", "class"], {"x": frozen.x})
-    wanted = answer.scores(predictor._extractor.features(frozen.x))
+    wanted = answer.scores(predictor._ready.extractor.features(frozen.x))
     np.testing.assert_allclose(scores[:, present], wanted[:, present], rtol=1e-4, atol=1e-4)
     assert found.tolist() == wanted.argmax(axis=1).tolist()
     assert (scores[:, 1] < -1e38).all()
+
+
+def test_what_is_read_from_is_not_written_over(frozen: Finished) -> None:  # noqa: F811
+    before = frozen.bundle.read_bytes()
+    for out in (frozen.bundle, frozen.store):
+        said = one_error_line(here("model", out, "--bundle", frozen.bundle, "--store", frozen.store))
+        assert "would be written over, expected a file of its own" in said
+    assert frozen.bundle.read_bytes() == before
 
 
 def test_what_no_file_can_hold_is_refused(frozen: Finished) -> None:  # noqa: F811

@@ -18,15 +18,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from brokers import Embedded
 from fleets import CLASSES, ENVIRONMENT, LABELS, bundle, error_line, fleet_in, run, share
 from PIL import Image
 from safetensors.numpy import load, save
 
 import protofleet
 from contract.bundle import read_bundle
+from contract.errors import UsageError
+from contract.link import Address, Link, Received
+from contract.messages import ClassRows
 from contract.sphere import unit_rows
+from contract.state import GlobalState
+from edge_client import predictor
 from edge_client.extractor import Extractor
 from edge_client.journal import read_kept
+from edge_client.predictor import Knowledge
 
 HELD = ((0, 1, 2), (2, 3, 4))
 
@@ -50,13 +57,14 @@ class Finished:
 
 
 def _finished(folder: Path, method: str, *options: object) -> Finished:
+    x, y = share(5, range(CLASSES), 40)
+    np.savez(folder / "test.npz", x=x, y=y)
     with fleet_in(folder) as fleet:
         path = bundle(folder / "f.bundle", method)
         fleet.aggregator([path], "--rounds", 1, "--min-clients", 2, *options)
         for index, held in enumerate(HELD):
-            fleet.client(f"d{index}", path, share(index, held, 60))
+            fleet.client(f"d{index}", path, share(index, held, 60), "--test", folder / "test.npz")
         assert set(fleet.finish().values()) == {0}, fleet.log("aggregator")
-    x, y = share(5, range(CLASSES), 40)
     photos = folder / "photos"
     for row, image in enumerate(x):
         place = photos / ("in" if row % 2 else "")
@@ -178,8 +186,10 @@ def test_what_cannot_answer_says_so_in_one_line(trained: Finished, frozen: Finis
         protofleet.Predictor(trained.state(), bundle=frozen.bundle)
     with pytest.raises(error, match="is of another bundle"):
         protofleet.Predictor(frozen.bundle, store=trained.store)
-    with pytest.raises(error, match="nothing to answer with, expected a device that has done a round"):
+    with pytest.raises(error, match=r"nothing to answer with, expected a device that has done a round"):
         protofleet.Predictor(frozen.bundle)
+    with pytest.raises(error, match=r"learning, expected a predictor of a device.s state directory, got one"):
+        protofleet.Predictor(trained.bundle, store=trained.store).learn(trained.x[0], LABELS[0])
     with pytest.raises(error, match=r"the images, expected \(N, 14, 14, 1\), got"):
         protofleet.Predictor(frozen.state())(np.zeros((2, 9, 9, 1), np.uint8))
     with pytest.raises(error, match=r"journal .*expected a journal, got no such file"):
@@ -258,6 +268,25 @@ def test_photos_of_known_classes_set_the_threshold(frozen: Finished, tmp_path: P
     assert said.count("unknown, nearest class-") == 2
 
 
+def test_published_answers_are_the_lines_of_json(frozen: Finished, tmp_path: Path) -> None:
+    broker = Embedded()
+    broker.start()
+    listener = Link(Address.parse(broker.url), "listener", subscriptions=["kitchen/answers", "pf/#"]).open()
+    listener.wait_connected(10)
+    url, out = f"{broker.url}/kitchen/answers", tmp_path / "a.jsonl"
+    code, said = run("predict", frozen.photos, "--state", frozen.state(), "--publish", url, "--json", out)
+    assert code == 0, said
+    heard: list[Received] = []
+    while len(heard) < 40 and (event := listener.receive(10)) is not None:
+        heard += [event] if isinstance(event, Received) else []
+        listener.acknowledge(heard[-1])
+    assert [json.loads(event.payload) for event in heard] == _lines(out)
+    assert {event.topic for event in heard} == {"kitchen/answers"}
+    assert {line["global_version"] for line in _lines(out)} == {1}
+    listener.close()
+    broker.stop()
+
+
 @pytest.fixture
 def watcher(frozen: Finished, tmp_path: Path) -> Iterator[tuple[Path, Path]]:
     """A folder, and the file that a `predict --follow` on it writes."""
@@ -332,13 +361,56 @@ def test_a_camera_is_asked_through_opencv_and_its_absence_is_one_line(frozen: Fi
     assert wanted in error_line(done.stderr)
 
 
+def test_a_name_that_is_no_utf_8_is_a_line_of_json_too(frozen: Finished, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")
+    shutil.copy(frozen.photos / "00.png", odd)
+    code, said = run("predict", odd, "--state", frozen.state(), "--json", tmp_path / "answers.jsonl")
+    assert code == 0, said
+    (line,) = _lines(tmp_path / "answers.jsonl")
+    assert line["photo"] == str(tmp_path / "caf\\udce9.png")
+
+
+def test_a_state_of_no_class_answers_nothing_and_says_so(frozen: Finished) -> None:
+    """What a fleet has whose devices all withheld every class: `--min-samples` larger than what any of them holds."""
+    found = read_bundle(frozen.bundle)
+    empty = ClassRows(np.zeros(0, np.uint16), np.zeros((0, found.manifest.features), np.float32))
+    for rows in ({"means": empty}, {"means": empty, "head": empty}):
+        with pytest.raises(UsageError, match=r"nothing to answer with, .* a global state that knows a class"):
+            predictor.Predictor(found, Knowledge(state=GlobalState(bytes(4), 1, 1, rows)))
+    head = ClassRows(np.arange(5, dtype=np.uint16), np.eye(5, found.manifest.features, dtype=np.float32))
+    made = predictor.Predictor(found, Knowledge(state=GlobalState(bytes(4), 1, 1, {"means": empty, "head": head})))
+    assert made(frozen.x).scores.shape == (40, 5)
+
+
+def test_where_ways_differ_the_devices_own_test_of_each_stands_beside_the_answers(
+    trained: Finished, frozen: Finished
+) -> None:
+    """The last round of FedProto's run is FFC's: what the terminal said then is another way than the method's own."""
+    said = run("predict", trained.photos / "00.png", "--state", trained.state())[1]
+    tested = json.loads((trained.state() / "history.jsonl").read_text().splitlines()[-1])
+    shares = tested["accuracy"]["all_classes"]
+    assert {"prototype", "linear"} <= set(shares)
+    best = max(shares, key=lambda way: shares[way])
+    assert f"right after round {tested['round']}, of the {tested['test_samples']} photos" in said
+    assert f": {best} {shares[best]:.1%}, " in said
+    assert all(f"{way} {share:.1%}" in said for way, share in shares.items())
+    elsewhere = ("--bundle", trained.bundle, "--store", trained.store)
+    assert "--way takes one of prototype, head, linear" in run("predict", trained.photos / "00.png", *elsewhere)[1]
+    assert "--way" not in run("predict", frozen.photos / "00.png", "--state", frozen.state())[1]
+
+
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
         (["p.png"], "expected --state or --bundle, got neither"),
+        (["p.png", "--state", "nowhere"], "--state nowhere, expected a device's state directory, got nothing there"),
         ([], "expected photos or --camera, got none"),
         (["nowhere.png", "--bundle", "B"], "no photo at nowhere.png"),
+        (["x" * 300, "--bundle", "B"], "got File name too long"),
+        (["F", "--bundle", "B", "--unknown-above", "nan"], "unknown, expected a number, got nan"),
         (["F", "--follow", "--bundle", "B"], "--follow, expected a folder to watch, got photos only"),
+        (["F", "--bundle", "B", "--publish", "mqtt://h/pf/x"], "--publish, expected a topic that is no fleet's"),
+        (["F", "--bundle", "B", "--ca", "ca.pem"], "a certificate file, expected --publish mqtts://BROKER/TOPIC"),
     ],
 )
 def test_wrong_use_is_one_line(trained: Finished, words: list[str], wanted: str) -> None:

@@ -20,6 +20,7 @@ from contract.answers import _WORDS
 from contract.bundle import write_bundle
 
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
+LIBRARY = (ROOT / "docs" / "library.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", TUTORIAL, re.MULTILINE | re.DOTALL)
 SAID = re.findall(r"`([^`]+)`", TUTORIAL.split("| what is said |")[1])
 
@@ -64,6 +65,12 @@ def test_the_tutorial_runs_as_it_stands_and_ends_in_right_answers(tmp_path: Path
     assert sum(": sandal " in line for line in sandals) > len(sandals) / 2  # which the kitchen never had
     for made in ("things.onnx", "own.bundle"):
         assert (tmp_path / made).stat().st_size > 1000
+    plain = next(
+        block for block in re.findall(r"```python\n(.*?)```", LIBRARY, re.DOTALL) if "InferenceSession" in block
+    )
+    plain = plain.replace("pets.onnx", "things.onnx").replace("cat.jpg", answers[7]["photo"])
+    told = subprocess.run([sys.executable, "-c", plain], text=True, capture_output=True, cwd=tmp_path, check=True)
+    assert told.stdout.split()[0] == answers[7]["top"][0]["label"]
 
 
 def photos(folder: Path, *labels: str) -> Path:
@@ -98,7 +105,7 @@ def test_the_errors_of_the_table_are_what_is_really_said(tmp_path: Path) -> None
         ("waiting for devices: 2/3 online", "aggregator/console.py"),
         ("waiting for round 1 to open", "edge_client/rounds.py"),
         ("the fleet runs another bundle, expected", "edge_client/rounds.py"),
-        ("is of another bundle than", "edge_client/predictor.py"),
+        ("is of another bundle than", "edge_client/knowledge.py"),
         ("expected the features of the bundle's test vectors, got others", "edge_client/compiled_graphs.py"),
     ],
 )

@@ -35,6 +35,7 @@ __all__ = [
     "Method",
     "Value",
     "closing_method",
+    "last_method",
     "load_method",
     "method",
     "place_of",
@@ -143,6 +144,12 @@ def load_method(path: str) -> Method:
 def closing_method() -> Method:
     """The method that ends a run of another with one round over the bundle's extractor."""
     return next(found for found in METHODS.values() if found.closes_runs)
+
+
+def last_method(own: Method) -> Method:
+    """The method of a run's last round, as `aggregate` plans it where nothing else is asked for: the one that closes
+    runs after rounds that trained; what trains nothing has a result of its own already."""
+    return closing_method() if own.trains else own
 
 
 def runs_on(own: str) -> tuple[str, ...]:

@@ -107,7 +107,8 @@ class Hyper:
         try:
             number = kind(str(value))
         except ValueError:
-            raise MethodError(f"{name}", expected=f"a {kind.__name__}{beside}", got=value) from None
+            wanted = f"a{' whole' if kind is int else ''} number{beside}"
+            raise MethodError(f"{name}", expected=wanted, got=value) from None
         if not (self.low <= number <= self.high and math.isfinite(number)):
             raise MethodError(f"{name}", expected=f"{self.low:g} to {self.high:g}{beside}", got=value)
         return number

@@ -32,6 +32,7 @@ from contract.rules import Rule, Source
 from contract.sphere import unit_rows
 from contract.state import GlobalState
 from contract.statistics import MAX_GROUPS, Field, Rows, Statistic
+from contract.terminal import counted
 
 __all__ = ["FedCOF", "GroupMeans"]
 
@@ -123,7 +124,8 @@ class FedCOF(Method):
     def told(self, merged: Merged, hyper: Mapping[str, Value]) -> str:
         assert isinstance(merged, MeanSpread)
         words = chosen_in_words(merged.within, _given_ridge(hyper))
-        return f"{int(merged.groups.sum())} groups of {int(merged.present.sum())} classes, {words}"
+        groups, classes = int(merged.groups.sum()), int(merged.present.sum())
+        return f"{counted(groups, 'group')} of {counted(classes, 'class', 'classes')}, {words}"
 
     def shared_answers(
         self, state: GlobalState, classes: int, width: int, hyper: Mapping[str, Value]

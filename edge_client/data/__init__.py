@@ -8,7 +8,8 @@ The way of the data, a file for each step; the lab goes the same way:
 3. `decode.py` makes pixels of them, in parallel: upright, of the bundle's channels and size, uint8.
 4. `cache.py` keeps the pixels in a memory-mapped file, so that 100,000 photos are neither held in memory nor decoded
    at every start.
-5. `load.py` puts these together into `LocalData` (`samples.py`).
+5. `learned.py` has what a person has taught the device beside them.
+6. `load.py` puts these together into `LocalData` (`samples.py`).
 """
 
 from edge_client.data.samples import UNLABELLED, LocalData, Purpose

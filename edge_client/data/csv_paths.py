@@ -58,6 +58,7 @@ def list_csv(path: Path) -> Listing:
         names=tuple(names),
         own_numbers=False,
         stamp=stamp.digest(),
+        ids=stamp.ids(),
     )
 
 

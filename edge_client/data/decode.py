@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from contract.errors import DataError
+from edge_client.data.samples import LeavesOut, pixel_hash
 
 __all__ = [
     "FEW",
@@ -88,12 +89,14 @@ class Decoded:
     Attributes:
         x: (K, H, W, c) uint8: those that could be read, in their order.
         kept: (N,) bool: which of all these are.
-        broken: the first few of the others.
+        broken: the first few of those that could not be read.
+        left_out: how many were not wanted, once they had been seen.
     """
 
     x: NDArray[np.uint8]
     kept: NDArray[np.bool_]
     broken: tuple[Broken, ...]
+    left_out: int = 0
 
     def tell(self, where: str, log: Callable[[str], None]) -> None:
         """Say in one line how many were skipped, and which first.
@@ -101,7 +104,7 @@ class Decoded:
         Raises:
             DataError: when none is left.
         """
-        skipped = len(self.kept) - len(self.x)
+        skipped = len(self.kept) - len(self.x) - self.left_out
         if not skipped:
             return
         named = "; ".join(f"{one.name} ({one.why})" for one in self.broken)
@@ -123,18 +126,26 @@ def check_channels(shape: Shape, name: object) -> None:
         )
 
 
-def gather(results: Iterable[NDArray[np.uint8] | Broken], count: int, shape: Shape) -> Decoded:
-    """Images in memory: what `decode_all` gives for `count` of them."""
+def gather(
+    results: Iterable[NDArray[np.uint8] | Broken], count: int, shape: Shape, leaves_out: LeavesOut | None = None
+) -> Decoded:
+    """Images in memory: what `decode_all` gives for `count` of them.
+
+    Args:
+        leaves_out: says of an image by its place and its `pixel_hash` that it is not wanted.
+    """
     x, kept = np.empty((count, *shape), np.uint8), np.zeros(count, dtype=bool)
     broken: list[Broken] = []
-    rows = 0
+    rows = left_out = 0
     for index, result in enumerate(results):
         if isinstance(result, Broken):
             broken += [result] if len(broken) < FEW else []
-            continue
-        x[rows], kept[index] = result, True
-        rows += 1
-    return Decoded(x[:rows], kept, tuple(broken))
+        elif leaves_out is not None and leaves_out(index, pixel_hash(result)):
+            left_out += 1
+        else:
+            x[rows], kept[index] = result, True
+            rows += 1
+    return Decoded(x[:rows], kept, tuple(broken), left_out)
 
 
 def decode_all(

@@ -73,6 +73,7 @@ def list_folder(root: Path, log: Callable[[str], None]) -> Listing:
         names=tuple(names),
         own_numbers=False,
         stamp=stamp.digest(),
+        ids=stamp.ids(),
     )
 
 

@@ -38,6 +38,7 @@ class Listing:
         names: the source's class names.
         own_numbers: whether `labels` are numbers that the source itself gave to its classes.
         stamp: changes when what was listed does: names, sizes, times of change.
+        ids: (N,) uint64, of each sample what the stamp is of all, where images are encoded.
     """
 
     where: str
@@ -47,6 +48,7 @@ class Listing:
     names: tuple[str, ...] | None
     own_numbers: bool
     stamp: bytes
+    ids: NDArray[np.uint64] | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -57,16 +59,22 @@ class Listing:
 
 
 class Stamp:
-    """The identity of files that are listed one after another."""
+    """The identity of files that are listed one after another, of all and of each."""
 
     def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+        self._hash, self._each = hashlib.sha256(), bytearray()
 
     def add(self, name: str, found: os.stat_result | None) -> None:
         """One more file; None where there is none."""
         mark = "absent" if found is None else f"{found.st_size}\0{found.st_mtime_ns}"
-        self._hash.update(f"{name}\0{mark}\n".encode(errors="surrogateescape"))
+        line = f"{name}\0{mark}\n".encode(errors="surrogateescape")
+        self._hash.update(line)
+        self._each += hashlib.blake2b(line, digest_size=8).digest()
 
     def digest(self) -> bytes:
         """32 bytes."""
         return self._hash.digest()
+
+    def ids(self) -> NDArray[np.uint64]:
+        """(N,) a number for each file."""
+        return np.frombuffer(bytes(self._each), "<u8")

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +20,17 @@ from contract.bundle import Manifest
 from contract.errors import DataError
 from edge_client.data.listing import Listing
 from edge_client.data.npz import class_numbers, pixels
-from edge_client.data.samples import UNLABELLED, LocalData, Purpose, class_number
+from edge_client.data.samples import UNLABELLED, LeavesOut, LocalData, Purpose, class_number, pixel_hash
 from edge_client.data.sources import list_source
 from edge_client.data.splits import declared_rows, fewer_rows, held_out, ranks_of, train_and_held_rows
+
+if TYPE_CHECKING:
+    from edge_client.data.learned import Learned
 
 __all__ = ["from_arrays", "hold_back", "load_data", "load_held_out", "read_images"]
 
 Log = Callable[[str], None]
+Rows = NDArray[np.int64]
 Shape = tuple[int, int, int]
 _MANY = 1_000  # images whose decoding is announced
 _WITHOUT_CACHE_BYTES = 64 << 20  # of pixels that are held in memory where the disk refuses
@@ -39,6 +43,7 @@ def load_data(
     purpose: Purpose = "train",
     log: Log = lambda line: None,
     cache: Path | None = None,
+    learned: Learned | None = None,
 ) -> LocalData:
     """The samples at `path`, as the bundle's shape and classes ask for them; those without a label last.
 
@@ -47,14 +52,22 @@ def load_data(
         purpose: `train` or `test` picks the split where the source declares splits; a test set has labels only.
         log: takes a line about images that are left out, and about what takes long.
         cache: the directory that keeps decoded images; None to decode them into memory.
+        learned: examples beside them, which train; whatever is among these is left out of what is at `path`, so that of
+            a test set nothing may be left.
 
     Raises:
         DataError: one line: what is wrong with which file, and what was expected.
     """
     listing = _of_bundle(list_source(path, log), manifest)
     rows = declared_rows(listing, purpose)
-    x, kept = read_images(listing, rows, manifest.input_shape, name=purpose, log=log, cache=cache)
-    return _checked(LocalData(x, listing.labels[kept]), manifest, listing.where, purpose)
+    listing, rows, leaves_out = _with_learned(listing, rows, rows[:0], manifest, learned, purpose)
+    x, kept = read_images(
+        listing, rows, manifest.input_shape, name=purpose, log=log, cache=cache, leaves_out=leaves_out
+    )
+    found = LocalData(x, listing.labels[kept])
+    if leaves_out is not None and purpose == "test" and not len(found):
+        return found
+    return _checked(found, manifest, listing.where, purpose)
 
 
 def load_held_out(
@@ -67,6 +80,7 @@ def load_held_out(
     most: int | None = None,
     log: Log = lambda line: None,
     cache: Path | None = None,
+    learned: Learned | None = None,
 ) -> tuple[LocalData, LocalData]:
     """The samples at `path` to train on, and those that are held back to test with.
 
@@ -78,8 +92,8 @@ def load_held_out(
         share, seed: of the hold-out.
         least: a class with fewer samples has none held back.
         most: at most so many samples in all, those without a label left out first, and then the same share of every
-            class on either side; no other is decoded. None for all.
-        path, log, cache: as of `load_data`.
+            class on either side, where each keeps one of those it has; no other is decoded. None for all.
+        path, log, cache, learned: as of `load_data`; what is learned changes nothing of which others are held back.
 
     Returns:
         (to train on, held back); the latter may be empty.
@@ -91,15 +105,39 @@ def load_held_out(
     train, held = train_and_held_rows(listing, share, seed, least=least)
     if most is not None and len(train) + len(held) > most:
         labelled = train[listing.labels[train] >= 0]
-        looked_at = min(most / (len(labelled) + len(held)), 1.0)
-        log(f"{most:,} of {len(train) + len(held):,} photos are looked at")
+        looked_at, whole = min(most / (len(labelled) + len(held)), 1.0), len(train) + len(held)
         train, held = (fewer_rows(listing, side, looked_at, seed) for side in (labelled, held))
-    rows = np.concatenate([train, held])
-    x, kept = read_images(listing, rows, manifest.input_shape, name="train", log=log, cache=cache)
-    trained = int(np.isin(kept, train, assume_unique=True).sum())  # rows that could be read keep their order
+        log(f"{len(train) + len(held):,} of {whole:,} photos are looked at")
+    listing, rows, leaves_out = _with_learned(listing, train, held, manifest, learned, "train")
+    x, kept = read_images(
+        listing, rows, manifest.input_shape, name="train", log=log, cache=cache, leaves_out=leaves_out
+    )
+    trained = int((~np.isin(kept, held, assume_unique=True)).sum())  # rows that could be read keep their order
     first = _checked(LocalData(x[:trained], listing.labels[kept[:trained]]), manifest, listing.where, "train")
     last = LocalData(x[trained:], listing.labels[kept[trained:]])
     return first, _checked(last, manifest, listing.where, "test") if len(last) else last
+
+
+def _with_learned(
+    listing: Listing, train: Rows, held: Rows, manifest: Manifest, learned: Learned | None, purpose: Purpose
+) -> tuple[Listing, Rows, LeavesOut | None]:
+    """A source with what was learned beside it: all rows in the order that they are kept in, those to train on with a
+    label, what was learned, those without a label, those held back; and which of the source's are left out for it."""
+    if learned is None or not len(learned):
+        return listing, np.concatenate([train, held]), None
+    own = train[:0]
+    if purpose == "train":
+        listing, own = learned.beside(listing, manifest)
+    else:
+        listing = replace(listing, stamp=listing.stamp and learned.stamp(listing.stamp))
+    labelled = int((listing.labels[train] >= 0).sum())
+    rows = np.concatenate([train[:labelled], own, train[labelled:], held])
+    return listing, rows, _leaves_out(labelled, labelled + len(own), learned)
+
+
+def _leaves_out(first: int, last: int, learned: Learned) -> LeavesOut:
+    """Whatever was learned is left out, but for the places of the examples themselves."""
+    return lambda place, hashed: not first <= place < last and learned.is_duplicate(hashed)
 
 
 def from_arrays(images: NDArray[Any], labels: NDArray[Any], manifest: Manifest) -> LocalData:
@@ -143,13 +181,15 @@ def read_images(
     name: str = "images",
     log: Log = lambda line: None,
     cache: Path | None = None,
+    leaves_out: LeavesOut | None = None,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The pixels of some rows of a listing, in that order, without those that cannot be read.
+    """The pixels of some rows of a listing, in that order, without those that cannot be read or are left out.
 
     Args:
         rows: (N,) no row twice.
         shape: (H, W, c) that images are brought to; pixels of a `.npz` must have it.
         name: what the cache's file is called.
+        leaves_out: says of an image by its place in `rows` and the hash of its pixels that it is not wanted.
 
     Returns:
         (K, H, W, c) uint8, read only where a cache gives it; and (K,) which rows these are.
@@ -159,17 +199,20 @@ def read_images(
     """
     if isinstance(listing.images, np.ndarray):
         _check_shape(listing.images, shape, listing.where)
+        if leaves_out is not None:
+            unwanted = [leaves_out(place, pixel_hash(listing.images[row])) for place, row in enumerate(rows)]
+            rows = rows[~np.array(unwanted, bool)]
         everything = len(rows) == len(listing) and bool((np.diff(rows) > 0).all())
         return (listing.images if everything else listing.images[rows]), rows
     from edge_client.data.decode import check_channels, decode_all, gather
 
     check_channels(shape, listing.where)
 
-    def decode() -> Iterator[Any]:
-        if len(rows) >= _MANY:
+    def decode(places: Rows) -> Iterator[Any]:
+        if len(places) >= _MANY:
             kept = "" if cache is None else f" into {cache}"
-            log(f"decoding {len(rows):,} images{kept}")
-        return decode_all(_encoded(listing, rows), shape)
+            log(f"decoding {len(places):,} images{kept}")
+        return decode_all(_encoded(listing, rows[places]), shape)
 
     found = None
     if cache is not None and listing.stamp:
@@ -177,10 +220,11 @@ def read_images(
 
         try:
             key = cache_key(listing.stamp, rows, shape)
-            found = ImageCache(cache, log).fetch(name, key, len(rows), shape, decode)
+            ids = None if listing.ids is None else listing.ids[rows]
+            found = ImageCache(cache, log).fetch(name, key, len(rows), shape, decode, ids=ids, leaves_out=leaves_out)
         except OSError as error:
             _without_cache(error, cache, len(rows), shape, log)
-    found = found or gather(decode(), len(rows), shape)
+    found = found or gather(decode(np.arange(len(rows))), len(rows), shape, leaves_out)
     found.tell(listing.where, log)
     return found.x, rows[found.kept]
 

@@ -111,7 +111,13 @@ def list_parquet(source: Path, paths: list[Path]) -> Listing:
         names=names.pop(),
         own_numbers=True,
         stamp=stamp.digest(),
+        ids=np.concatenate([_ids(number, file.rows) for number, file in zip(stamp.ids(), files, strict=True)]),
     )
+
+
+def _ids(file: int, rows: int) -> NDArray[np.uint64]:
+    """A number for each row of a file: far from those of other files, which are hashes."""
+    return np.uint64(file) + np.arange(rows, dtype=np.uint64)
 
 
 @contextlib.contextmanager
@@ -153,7 +159,7 @@ def _split_of(path: Path, source: Path) -> int:
 def _columns(source: pq.ParquetFile, path: Path) -> tuple[str, str]:
     schema = source.schema_arrow
     images = [field.name for field in schema if _is_image(field.type)]
-    integers = [field.name for field in schema if "int" in str(field.type)]
+    integers = [field.name for field in schema if re.fullmatch(r"u?int\d+", str(field.type))]
     labels = [name for name in _LABELS if name in integers] or integers[:1]
     if not images or not labels:
         raise DataError(
@@ -182,6 +188,6 @@ def _class_names(source: pq.ParquetFile, label: str) -> tuple[str, ...] | None:
     raw = (source.schema_arrow.metadata or {}).get(b"huggingface")
     try:
         names = json.loads(raw)["info"]["features"][label].get("names") if raw else None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return tuple(str(name) for name in names) if isinstance(names, list) else None

@@ -6,7 +6,9 @@ Images stay uint8: no float copy of the set is ever made, since turning uint8 in
 
 from __future__ import annotations
 
+import hashlib
 import mmap
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,9 +18,11 @@ from numpy.typing import NDArray
 from contract.bundle import Manifest
 from contract.errors import DataError, near_names
 
-__all__ = ["UNLABELLED", "LocalData", "Purpose", "class_number", "release_pages"]
+__all__ = ["UNLABELLED", "LeavesOut", "LocalData", "Purpose", "class_number", "pixel_hash", "release_pages"]
 
 Purpose = Literal["train", "test"]
+LeavesOut = Callable[[int, bytes], bool]
+"""Whether an image is not wanted, by its place among others and the hash of its pixels."""
 UNLABELLED = -1
 _UNLABELLED_NAME = "unlabelled"
 
@@ -66,6 +70,13 @@ def release_pages(x: NDArray[Any]) -> None:
         base = base.obj
     if isinstance(base, mmap.mmap):
         base.madvise(mmap.MADV_DONTNEED)
+
+
+def pixel_hash(image: NDArray[np.uint8]) -> bytes:
+    """16 bytes that follow from an image's shape and pixels."""
+    found = hashlib.blake2b(repr(image.shape).encode(), digest_size=16)
+    found.update(np.ascontiguousarray(image).data)
+    return found.digest()
 
 
 def class_number(label: str, manifest: Manifest, where: object) -> int:

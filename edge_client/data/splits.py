@@ -121,11 +121,12 @@ def train_and_held_rows(listing: Listing, share: float, seed: int, *, least: int
 
 
 def fewer_rows(listing: Listing, rows: Rows, share: float, seed: int) -> Rows:
-    """The same share of every class of some labelled rows, by the samples' names; all of them for a share of 1."""
+    """The same share of every class of some labelled rows, by the samples' names, and of a small class one; all of them
+    for a share of 1."""
     if share >= 1:
         return rows
     ranks = ranks_of((listing.name(int(row)) for row in rows), len(rows), seed)
-    return rows[held_out(listing.labels[rows], share, seed, ranks=ranks)]
+    return rows[~held_out(listing.labels[rows], 1.0 - share, seed, ranks=ranks)]
 
 
 def _labelled_first(rows: Rows, listing: Listing) -> Rows:

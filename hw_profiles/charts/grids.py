@@ -11,6 +11,7 @@ from hw_profiles.units import percent
 __all__ = ["heatmap", "holdings"]
 
 _LEFT, _TOP = 92, 84
+_WORD_WIDE = 48  # a column with room for "none" and some air
 _MOST_WORDS = 12  # classes beyond which a cell has no room for its figure
 
 
@@ -41,6 +42,7 @@ def holdings(names: Sequence[str], counts: Sequence[Sequence[int]], labels: Sequ
     """Who holds what: one row per device, one column per class, a square whose area is the number of samples."""
     left, right, tall = 78, WIDTH - 46, 44
     wide = (right - left) / len(labels)
+    absent = "none" if wide >= _WORD_WIDE else "–"
     most = max((n for row in counts for n in row), default=1) or 1
     parts = [slanted(left + (i + 0.5) * wide, _TOP - 8, name) for i, name in enumerate(labels)]
     for row, (device, held) in enumerate(zip(names, counts, strict=True)):
@@ -49,17 +51,17 @@ def holdings(names: Sequence[str], counts: Sequence[Sequence[int]], labels: Sequ
         parts.append(text(left - 10, middle + 4, truncate(device, 9), "t-label", "end"))
         for index, count in enumerate(held):
             x, side = left + (index + 0.5) * wide, max((min(wide, tall) - 4) * math.sqrt(count / most), 3)
-            parts += _square(x, middle, side, count, f"{device}: {count} of {labels[index]}")
+            parts += _square(x, middle, side, count, f"{device}: {count} of {labels[index]}", absent)
         parts.append(text(WIDTH, middle + 4, f"{sum(held):,}".replace(",", " "), "t-value", "end"))
     bottom = _TOP + len(names) * tall
     parts.append(text(WIDTH, bottom + 16, "samples", "t-axis", "end"))
     return svg(parts, bottom + 24, "samples of each class on each device")
 
 
-def _square(x: float, y: float, side: float, count: int, says: str) -> list[str]:
-    """A number of samples as an area, the number in it or below."""
+def _square(x: float, y: float, side: float, count: int, says: str, absent: str) -> list[str]:
+    """A number of samples as an area, the number in it or below; `absent` where there are none."""
     if not count:
-        return [text(x, y + 4, "none", "t-absent", "middle")]
+        return [text(x, y + 4, absent, "t-absent", "middle")]
     inside = side >= 8 * len(str(count))
     figure = text(x, y + 4 if inside else y + side / 2 + 12, str(count), "t-cell on" if inside else "t-cell", "middle")
     return [rect(x - side / 2, y - side / 2, side, side, "c-fed", says), figure]

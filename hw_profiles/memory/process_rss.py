@@ -7,9 +7,9 @@ and then, one after the other, never together:
                 and the arena
     training    the state twice (the step is a function: it reads one copy and writes the other), the trained weights of
                 the round before and those on their way out, a session and its arena
-    closing     inference, with the sums of the method that closes runs beside it in float64: a triangle of D(D+1)/2,
-                the full matrix it is taken from, and the copies of which the contribution is encoded and put into the
-                outbox
+    closing     inference, with the sums of the run's last round beside it in float64: after rounds that trained FFC's,
+                a triangle of D(D+1)/2, the full matrix it is taken from, and the copies of which the contribution is
+                encoded and put into the outbox; of a bundle that trains nothing those of its own method
 
 The arena is the greedy packing of `liveness` with the nodes in ONNX Runtime's order (depth first from the last result),
 times a factor for what its allocator wastes and for the second copies it makes of blocked layouts.
@@ -30,7 +30,7 @@ from importlib import resources
 from math import prod
 
 from contract.bundle import Manifest
-from contract.methods import closing_method
+from contract.methods import last_method, method
 from hw_profiles.memory.liveness import blocks_of, pack
 from hw_profiles.workload.model import Workload
 
@@ -68,7 +68,7 @@ class Terms:
         state: both copies of what the training step reads and writes.
         nodes, arena: of the features graph at the bundle's batch.
         step_nodes, step_arena: of the training step.
-        gram: the sums of the method that closes runs, float64.
+        gram: the sums of the run's last round, float64.
     """
 
     data: int
@@ -163,8 +163,8 @@ def memory_terms(manifest: Manifest, features: Workload, step: Workload | None, 
         features: the inference graph at the bundle's batch, weights folded (`fold.fold_weights`).
         step: the training step, or None.
     """
-    closing = closing_method()
-    width = closing.row_width(closing.settled_in(manifest.hyper), manifest.features)
+    last = last_method(method(manifest.method))
+    width = last.row_width(last.settled_in(manifest.hyper), manifest.features)
     stored = {role: sum(4 * prod(t.shape) for t in manifest.state if t.role == role) for role in _STORED_IN_BUNDLE}
     trained = stored["param"] + stored["buffer"] if step is not None else 0
     return Terms(
@@ -176,7 +176,7 @@ def memory_terms(manifest: Manifest, features: Workload, step: Workload | None, 
         arena=_arena(features, training=False),
         step_nodes=0 if step is None else len(step.layers),
         step_arena=0 if step is None else _arena(step, training=True),
-        gram=8 * closing.statistic.numbers(manifest.classes, width),
+        gram=8 * last.statistic.numbers(manifest.classes, width),
     )
 
 

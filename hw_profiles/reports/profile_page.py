@@ -37,6 +37,7 @@ def profile_page(report: Mapping[str, Any]) -> str:
         "r": report,
         "tiles": _tiles(report),
         "fleet": _fleet(devices),
+        "ladder": _ladder(report["uplink"]),
         "untrained": len(training) < len(devices) and bool(report["subject"]["training_step_macs"]),
         "training": _training(training),
         "training_basis": _training_basis(training),
@@ -70,6 +71,17 @@ def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     found.append((size(uplink["closing_bytes"]), f"up once, for {closing}"))
     found.append((size(uplink["fedavg_bytes"]), "FedAvg would send"))
     return found
+
+
+def _ladder(uplink: Mapping[str, Any]) -> Table:
+    """The ways that train nothing, few bytes first; what no message can hold is left out."""
+    rungs = [rung for rung in uplink["without_training"] if rung["bytes"] is not None]
+    shares = [rung["bytes"] / uplink["fedavg_bytes"] if uplink["fedavg_bytes"] else None for rung in rungs]
+    rows = [
+        (rung["way"], size(rung["bytes"]), "–" if share is None else f"{share:.2%}", rung["sends"])
+        for rung, share in zip(rungs, shares, strict=True)
+    ]
+    return Table("ways without training", ("way", "once", "of a FedAvg round", "a device sends"), rows, wide=(3,))
 
 
 def _fleet(devices: Sequence[_Device]) -> Table:

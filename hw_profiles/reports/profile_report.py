@@ -25,7 +25,7 @@ from typing import Any, cast
 
 from contract.bundle import Bundle, Manifest
 from contract.errors import UsageError
-from contract.methods import closing_method, method
+from contract.methods import last_method, method
 from contract.uplink_bytes import rungs, uplink_bytes
 from hw_profiles.accelerator.simulate import Cost, assumptions, simulate
 from hw_profiles.cli import array_of
@@ -115,8 +115,10 @@ def _about(subject: Subject, bundle: Bundle) -> dict[str, Any]:
 
 
 def _uplink(bundle: Bundle) -> dict[str, Any]:
-    """Bytes up with every class present, encoded: of the bundle's method, of the closing one; FedAvg's are counted."""
-    own, closing, up = method(bundle.manifest.method), closing_method(), uplink_bytes(bundle.manifest)
+    """Bytes up with every class present, encoded: of the bundle's method, of a run's last round (the same method where
+    nothing is trained); FedAvg's are counted."""
+    own, up = method(bundle.manifest.method), uplink_bytes(bundle.manifest)
+    closing = last_method(own)
     return {
         "kind": "measured",
         "method": own.name,

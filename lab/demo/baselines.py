@@ -39,7 +39,8 @@ from contract.wire import decode
 from edge_client.data import LocalData
 from edge_client.evaluate import Evaluation
 from edge_client.extractor import Extractor
-from edge_client.predictor import Knowledge, Predictor
+from edge_client.knowledge import Knowledge
+from edge_client.predictor import Predictor
 from lab.demo.story import Images
 from lab.engine.deployed import Course, RoundRecord, local_only, simulate
 

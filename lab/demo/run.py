@@ -255,7 +255,7 @@ def _run_fleet(
         fleet.start("aggregator", ["aggregate", *common, *named, *_aggregate_options(demo, rounds, prepared, out)])
         for name, theirs in zip(names, prepared, strict=True):
             own = ["--bundle", str(theirs.path), *_client_options(out, name)]
-            fleet.start(name, ["client", *common, *named, *own])
+            fleet.start(name, ["client", "--until-finished", *common, *named, *own])
         _follow(fleet, names, out, part)
         head = received_head(broker, FLEET, prepared[0].bundle.manifest) if demo.closes else None
     return Evidence(

@@ -156,9 +156,9 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     source: str
     data: str
     metric: str
-    quick: Quick
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    quick: Quick | None = None
     settings: Settings = Settings()
     last: int = 1
     seeds: int = 1
@@ -170,10 +170,23 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         metric = row.metric or self.metric
         return metric if column.part is None else f"{column.part}/{metric.partition('/')[2]}"
 
+    @property
+    def fraction(self) -> Quick:
+        """What `--quick` runs.
+
+        Raises:
+            UsageError: the table states none.
+        """
+        if self.quick is None:
+            raise UsageError(
+                "--quick", expected="a table with a section [quick]", got="none", hint="--seeds 1, or --only"
+            )
+        return self.quick
+
     def settle(self, row: Row, column: Column, *, quick: bool) -> Settings:
         """A cell's settings."""
         settled = row.settings.over(column.settings.over(self.settings))
-        settled = self.quick.settings.over(settled) if quick else settled
+        settled = self.fraction.settings.over(settled) if quick else settled
         return msgspec.structs.replace(settled, hyper=row.settings.hyper) if row.own_hyper else settled
 
     def choose(self, rows: Iterable[str], columns: Iterable[str]) -> list[tuple[Row, Column]]:

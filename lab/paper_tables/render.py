@@ -92,7 +92,7 @@ def _notes(cells: Sequence[Cell], order: Order) -> list[str]:
 
 
 def _quick(order: Order) -> str:
-    return f"quick: {order.table.quick.says}; not comparable with the published numbers"
+    return f"quick: {order.table.fraction.says}; not comparable with the published numbers"
 
 
 def _as_markdown(order: Order, cells: Sequence[Cell], command: str, stem: str) -> str:
@@ -113,7 +113,7 @@ def _as_json(name: str, order: Order, cells: Sequence[Cell], command: str) -> di
         "title": order.table.title,
         "source": order.table.source,
         "command": command,
-        "quick": order.table.quick.says if order.quick else None,
+        "quick": order.table.fraction.says if order.quick else None,
         "notes": list(order.table.notes),
         "cells": [_cell_json(cell) for cell in cells],
     }

@@ -54,7 +54,7 @@ class Order:
     @property
     def runs(self) -> int:
         """Seeds for each cell."""
-        return self.seeds or (self.table.quick.seeds if self.quick else self.table.seeds)
+        return self.seeds or (self.table.fraction.seeds if self.quick else self.table.seeds)
 
 
 @dataclass(frozen=True)

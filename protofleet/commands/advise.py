@@ -18,10 +18,10 @@ from rich.markup import escape
 
 from contract.bundle import read_bundle
 from contract.interrupt import interruptible
-from contract.json_output import JSON_HELP, beside, write_json
+from contract.json_output import JSON_HELP, beside, check_target, write_json
 from contract.methods import LOAD_HELP, load_method
 from contract.tables import show_table
-from contract.terminal import printable
+from contract.terminal import counted, printable
 from contract.uplink_bytes import Rung
 from hw_profiles.units import size
 from protofleet.advice import Advice, Measured, Plan, advise
@@ -54,6 +54,7 @@ def advise_command(
         load_method(method)
     plan = Plan(devices, classes_per_device, hold_out, photos, min_samples, seed)
     found = read_bundle(bundle)
+    check_target(json)
     told = Console(stderr=True, highlight=False, soft_wrap=True)
     cores = len(os.sched_getaffinity(0)) if threads is None else threads
     with interruptible(), _progress(told) as on_done:
@@ -84,9 +85,10 @@ _COLUMNS = ("way", "up once", "right", "+-", "alone")
 
 def _show(advice: Advice, path: Path, console: Console) -> None:
     plan, chosen = advice.plan, advice.chosen
-    each = "every class" if plan.classes_each is None else f"{plan.classes_each} classes each"
+    each = "every class" if plan.classes_each is None else f"{counted(plan.classes_each, 'class', 'classes')} each"
     console.print(
-        f"{advice.photos:,} photos dealt to {plan.devices} devices, {each}; measured on {advice.held_out:,} others.",
+        f"{advice.photos:,} photos dealt to {counted(plan.devices, 'device')}, {each}; "
+        f"measured on {counted(advice.held_out, 'other')}.",
         markup=False,
     )
     rows = [_row(one, one is chosen) for one in advice.ways]

@@ -29,6 +29,7 @@ from contract.errors import MethodError, ProtofleetError, UsageError
 from contract.json_output import JSON_HELP, beside, write_json
 from contract.methods import LOAD_HELP, METHODS, load_method
 from contract.tables import show_table
+from contract.terminal import counted
 
 __all__ = ["Finding", "doctor_command", "examine"]
 
@@ -201,7 +202,8 @@ def _bundle(path: Path) -> Finding:
         began = time.perf_counter()
         trainer.fit(LocalData(x, labels), epochs=1, lr=float(m.hyper["lr"]), given=given, seed=0)
         took.append(f"a step of {m.batch} images {(time.perf_counter() - began) * 1e3:.0f} ms")
-    found = f"{m.backbone} for {m.method}, {m.classes} classes, {bundle.sha256.hex()[:12]}; {', '.join(took)}"
+    classes = counted(m.classes, "class", "classes")
+    found = f"{m.backbone} for {m.method}, {classes}, {bundle.sha256.hex()[:12]}; {', '.join(took)}"
     return Finding("bundle", "good", found)
 
 

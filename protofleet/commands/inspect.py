@@ -177,9 +177,17 @@ def _cut_in_words(cut: list[dict[str, Any]]) -> str:
     return f"the tail alone, from activations of {shapes}: {size / 1e3:,.1f} kB a photo, computed once"
 
 
+def _parameters_in_words(counts: dict[str, int], trains: bool) -> str:
+    fixed = counts["frozen"] + counts["trunk"]
+    found = f"{counts['param']:,} trained, {fixed:,} frozen" if trains else f"{counts['param'] + fixed:,}, none trained"
+    found += f", {counts['buffer']:,} running statistics"
+    found += f", {counts['optimizer']:,} optimizer state" if trains else ""
+    return f"{found}; {4 * sum(counts.values()):,} bytes as float32"
+
+
 def _show_bundle(facts: dict[str, Any], console: Console) -> None:
     height, width, channels = facts["input_shape"]
-    counts = facts["parameters"]
+    trains = any(each["name"] == "train_step.onnx" for each in facts["members"])
     signed = "yes (the signature is checked where a key is trusted)" if facts["signed"] else "no"
     _show_facts(
         console,
@@ -196,11 +204,9 @@ def _show_bundle(facts: dict[str, Any], console: Console) -> None:
             f"and std {facts['std']}",
             "features": f"D = {facts['features']}",
             "labels": f"C = {len(facts['labels'])}: {_some(facts['labels'])}",
-            "training batch": f"B = {facts['batch']}, ONNX opset {facts['opset']}",
+            "training batch" if trains else "batch": f"B = {facts['batch']}, ONNX opset {facts['opset']}",
             **({"trained": _cut_in_words(facts["cut"])} if facts["cut"] else {}),
-            "parameters": f"{counts['param']:,} trained, {counts['frozen'] + counts['trunk']:,} frozen, "
-            f"{counts['buffer']:,} running statistics, {counts['optimizer']:,} optimizer state; "
-            f"{4 * sum(counts.values()):,} bytes as float32",
+            "parameters": _parameters_in_words(facts["parameters"], trains),
         },
     )
     _show_table(

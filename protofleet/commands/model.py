@@ -19,9 +19,10 @@ from contract.answers import way_in_words
 from contract.errors import ExportError, StoreError, UsageError
 from contract.files import whole_file
 from contract.methods import LOAD_HELP, load_method
+from contract.terminal import counted
 from edge_client.onnx_session import open_session
 from protofleet.predictor import Predictor
-from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, tell
+from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
 
 __all__ = ["model_bytes", "model_command"]
 
@@ -42,9 +43,9 @@ def model_command(
     """Write one plain ONNX classifier: uint8 images in; scores and class out; labels in its metadata."""
     if method is not None:
         load_method(method)
-    source = state or bundle
-    if source is None:
-        raise UsageError("protofleet model", expected="--state or --bundle", got="neither", hint="--help")
+    source = source_of("protofleet model", state, bundle)
+    if any(path is not None and out.is_file() and path.exists() and out.samefile(path) for path in (bundle, store)):
+        raise UsageError(f"{out} would be written over", expected="a file of its own", got="what is read from")
     predictor = Predictor(
         source, bundle=bundle if state else None, store=store, way=way, solve=asked(ridge, form), provider="cpu"
     )
@@ -58,7 +59,7 @@ def model_command(
     m = predictor.bundle.manifest
     shape = "x".join(map(str, m.input_shape))
     answers = f"answers by {way_in_words(predictor.way)}, on {predictor.basis}"
-    typer.echo(f"{out}: {len(blob):,} bytes, {m.classes} classes, {answers}")
+    typer.echo(f"{out}: {len(blob):,} bytes, {counted(m.classes, 'class', 'classes')}, {answers}")
     typer.echo(f"x uint8 (N, {shape.replace('x', ', ')}) → scores (N, {m.classes}), class (N,)")
 
 

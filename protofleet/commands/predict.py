@@ -1,15 +1,18 @@
 """`protofleet predict`: answers about photos, on a device or wherever a bundle and what the fleet has learned are.
 
 1. What is known is read: a state directory, whose client may be running, or a bundle, and a store beside either.
-2. Photos come from files, from folders, from folders that are watched (`--follow`), or from a camera.
-3. Each gets a line for a person, or a line of JSON; one that cannot be read gets a line, too, and the rest go on.
+2. Photos come from files, from folders, from folders that are watched (`--follow`), or from a camera. While one of the
+   last two is asked for, what the client or the aggregator comes to know is taken up (`edge_client/predictor.py`).
+3. Each gets a line for a person, or a line of JSON, and one on a topic of a broker where `--publish` names one; a photo
+   that cannot be read gets a line, too, and the rest go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -22,15 +25,17 @@ from contract.terminal import printable
 from edge_client.data.decode import Broken
 from edge_client.data.folder import is_image
 from edge_client.data.load import load_data
+from edge_client.history import last_tested
 from edge_client.predictor import Answers
 from edge_client.providers import PROVIDER_HELP
+from edge_client.publisher import Target
 from edge_client.watch import camera_pictures, new_files
 from protofleet.predictor import Predictor
-from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, tell
+from protofleet.publisher import Publisher, facts
+from protofleet.solving import FORM_HELP, RIDGE_HELP, asked, source_of, tell
 
 __all__ = ["predict_command"]
 
-SCHEMA = "protofleet.predict/1"
 _CALIBRATED = 2_000  # photos of known classes that are looked at, at most
 
 
@@ -42,7 +47,9 @@ def predict_command(
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with photos that come into the folders.")] = False,
     camera: Annotated[int | None, typer.Option(help="A camera by its number, through OpenCV.")] = None,
-    every: Annotated[float, typer.Option(help="Seconds between looks at folders or camera.", min=0.01)] = 1.0,
+    every: Annotated[
+        float, typer.Option(help="Seconds between looks at folders or camera.", min=0.01, max=86_400)
+    ] = 1.0,
     way: Annotated[str | None, typer.Option(help="The way of answering.  [default: the method's own]")] = None,
     known: Annotated[
         Path | None, typer.Option(help="Labelled photos of known classes: 95 % of them are to be known.")
@@ -53,6 +60,12 @@ def predict_command(
     form: Annotated[str | None, typer.Option(help=FORM_HELP)] = None,
     provider: Annotated[str, typer.Option(help=PROVIDER_HELP, show_default=False)] = "auto",
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
+    publish: Annotated[
+        str | None, typer.Option(help="Publish each answer: mqtt://[user:password@]BROKER/TOPIC, or mqtts://.")
+    ] = None,
+    ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signs that broker.")] = None,
+    cert: Annotated[str | None, typer.Option(help="PEM file of a certificate to publish with.")] = None,
+    key: Annotated[str | None, typer.Option(help="PEM file of its private key.")] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("a line for each photo"))] = None,
 ) -> None:
     """Answer about photos, a folder or a camera, with what a device or its fleet has learned."""
@@ -60,11 +73,10 @@ def predict_command(
         load_method(method)
     if (photos is None) == (camera is None):
         raise UsageError("protofleet predict", expected="photos or --camera", got="none" if camera is None else "both")
-    source = state or bundle
-    if source is None:
-        raise UsageError("protofleet predict", expected="--state or --bundle", got="neither", hint="--help")
+    log = lambda line: typer.echo(line, err=True)  # noqa: E731
+    target = _target(publish, ca, cert, key)
     predictor = Predictor(
-        source,
+        source_of("protofleet predict", state, bundle),
         bundle=bundle if state else None,
         store=store,
         way=way,
@@ -72,7 +84,8 @@ def predict_command(
         threads=threads,
         threshold=unknown_above,
         provider=provider,
-        log=lambda line: typer.echo(line, err=True),
+        follow=follow or camera is not None,
+        log=log,
     )
     tell(predictor)
     if known is not None:
@@ -80,19 +93,30 @@ def predict_command(
     if json is not None and not is_stdout(json):
         write_text(json, "")
     console = beside(json, highlight=False, soft_wrap=True)
-    _tell_basis(predictor)
+    _tell_basis(predictor, state)
     if camera is not None:
         found = _asked_about_camera(predictor, camera, every)
     else:
         files = _files(photos or [], follow, every)
         found = predictor.photos(files, together=1) if follow else predictor.photos(files)
     read = 0
-    for name, answer in found:
-        console.print(printable(_line(name, answer, top)), markup=False)
-        add_json_line(json, _facts(name, answer, top))
-        read += isinstance(answer, Answers)
+    with contextlib.nullcontext() if target is None else Publisher(target, top=top, log=log) as publisher:
+        for name, answer in found:
+            console.print(printable(_line(name, answer, top)), markup=False)
+            add_json_line(json, facts(name, answer, top))
+            if publisher is not None:
+                publisher.put(name, answer)
+            read += isinstance(answer, Answers)
     if not read:
         raise DataError("protofleet predict", expected="at least one photo that can be read", got="none")
+
+
+def _target(url: str | None, ca: str | None, cert: str | None, key: str | None) -> Target | None:
+    if url is not None:
+        return Target.parse(url, ca_file=ca, cert_file=cert, key_file=key)
+    if ca or cert or key:
+        raise UsageError("a certificate file", expected="--publish mqtts://BROKER/TOPIC", got="none")
+    return None
 
 
 def _calibrate(predictor: Predictor, known: Path) -> None:
@@ -101,13 +125,30 @@ def _calibrate(predictor: Predictor, known: Path) -> None:
     predictor.calibrate(data.x[np.sort(chosen)])
 
 
-def _tell_basis(predictor: Predictor) -> None:
+def _tell_basis(predictor: Predictor, state: Path | None) -> None:
     limit = "none is called unknown" if predictor.threshold is None else f"unknown above {predictor.threshold:.3g}"
     typer.echo(
         f"answers by {way_in_words(predictor.way)}, on {predictor.basis}; novelty: {predictor.measure}, {limit}",
         err=True,
     )
+    others = _others(predictor.ways, state)
+    if others:
+        typer.echo(others, err=True)
     typer.echo(predictor.runs_on, err=True)
+
+
+def _others(ways: Sequence[str], state: Path | None) -> str:
+    """What else could answer, where there is a choice, and how well each did on the device's own test; best first."""
+    if len(ways) < 2:
+        return ""
+    tested = last_tested(state / "history.jsonl") if state else None
+    if tested is None:
+        return f"--way takes one of {', '.join(ways)}"
+    shares = {way: share for way, share in tested["accuracy"]["all_classes"].items() if way in ways}
+    told = ", ".join(f"{way} {share:.1%}" for way, share in sorted(shares.items(), key=lambda item: -item[1]))
+    own = ", all of its own classes" if tested["accuracy"]["own_classes"] == tested["accuracy"]["all_classes"] else ""
+    photos = f"{tested['test_samples']:,} photos that the device was tested on{own}"
+    return f"right after round {tested['round']}, of the {photos}: {told}; --way takes another"
 
 
 # ── where photos come from ──────────────────────────────────────────────────────────────────────────────────────────
@@ -147,17 +188,3 @@ def _line(name: str, answer: Answers | Broken, top: int) -> str:
         return f"{name}: cannot be read ({answer.why})"
     best = "  ".join(f"{label} {score:.3f}" for label, score in answer.top(0, top))
     return f"{name}: {'unknown, nearest ' if answer.unknown[0] else ''}{best}"
-
-
-def _facts(name: str, answer: Answers | Broken, top: int) -> dict[str, Any]:
-    about: dict[str, Any] = {"schema": SCHEMA, "photo": name}
-    if isinstance(answer, Broken):
-        return about | {"error": answer.why}
-    best = [{"label": label, "score": score} for label, score in answer.top(0, top)]
-    label = None if answer.unknown[0] else answer.labels[0]
-    return about | {
-        "label": label,
-        "unknown": bool(answer.unknown[0]),
-        "novelty": float(answer.novelty[0]),
-        "top": best,
-    }

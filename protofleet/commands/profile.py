@@ -188,7 +188,7 @@ _LEGEND = (
 def _uplink_line(uplink: Mapping[str, Any]) -> str:
     own, closing, fedavg = (size(uplink[f"{what}_bytes"]) for what in ("contribution", "closing", "fedavg"))
     if uplink["method"] == uplink["closing_method"]:
-        return f"up once {closing} (measured); FedAvg would send {fedavg} each round"
+        return f"up once {closing} ({uplink['closing_statistic']}), measured; FedAvg would send {fedavg} each round"
     title = METHODS[uplink["closing_method"]].title
     once = f"once for {title} {closing} ({uplink['closing_statistic']})"
     return f"up per round {own} ({uplink['statistic']}), {once}, measured; FedAvg would send {fedavg} each round"

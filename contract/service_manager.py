@@ -1,0 +1,86 @@
+"""What a service manager is told of this process: that it is ready, that it gets on, what it waits for (sd_notify(3)).
+
+Each word is a datagram to the socket that `NOTIFY_SOCKET` names; started without one, nothing is sent. With
+`WatchdogSec=` in the unit, systemd ends a process that has said nothing for so long. `alive` is to be called where
+something was done, and by nothing else: no thread and no timer says it, so a process that hangs is found out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+__all__ = ["ServiceManager"]
+
+_SHARE = 4  # how often the watchdog is fed in its time
+_TEXT = 200
+
+
+class ServiceManager:
+    """Whoever started this process, if it wants to hear of it.
+
+    Args:
+        environment: has `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` where a service manager set them.
+        clock: seconds of a steady clock.
+
+    Attributes:
+        watchdog_s: how long this process may say nothing; None for as long as it likes.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        name = environment.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + name[1:] if name.startswith("@") else name if name.startswith("/") else ""
+        self._clock, self._fed_at, self._told = clock, float("-inf"), ""
+        micros, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
+        ours = bool(self._address) and micros.isascii() and micros.isdigit() and pid in ("", str(os.getpid()))
+        self.watchdog_s = int(micros) / 1e6 if ours and int(micros) else None
+
+    def ready(self) -> None:
+        """The service does its work from now on."""
+        self._tell("READY=1")
+
+    def alive(self) -> None:
+        """Something was done: a turn of the loop, a training step, a batch of photos. Cheap, however often."""
+        now = self._clock()
+        if self.watchdog_s is not None and now - self._fed_at >= self.watchdog_s / _SHARE:
+            self._fed_at = now
+            self._tell("WATCHDOG=1")
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long a process that waits may sleep at most, to say in time that it is there; None for ever."""
+        return None if self.watchdog_s is None else self.watchdog_s / 2
+
+    @contextlib.contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """While something is done that takes long and says nothing meanwhile."""
+        if self.watchdog_s is None or seconds <= self.watchdog_s:
+            yield
+            return
+        self._tell(f"WATCHDOG_USEC={int(seconds * 1e6)}\nWATCHDOG=1")
+        try:
+            yield
+        finally:
+            self._tell(f"WATCHDOG_USEC={int(self.watchdog_s * 1e6)}\nWATCHDOG=1")
+
+    def status(self, line: str) -> None:
+        """What the process does or waits for, for `systemctl status`."""
+        line = line.splitlines()[0][:_TEXT] if line.strip() else ""
+        if line and line != self._told:
+            self._told = line
+            self._tell(f"STATUS={line}")
+
+    def stopping(self) -> None:
+        """The service is about to end."""
+        self._tell("STOPPING=1")
+
+    def _tell(self, words: str) -> None:
+        if self._address:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.setblocking(False)  # a manager that does not read must not stop us
+                sock.sendto(words.encode(), self._address)

@@ -1,0 +1,50 @@
+"""What a device says of itself: the status message, with what it measured since it started and its newest accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from contract.messages import Status
+from edge_client import process_metrics
+
+__all__ = ["Health"]
+
+
+class Health:
+    """Of one process of a device.
+
+    Args:
+        instance: 8 bytes of this process.
+        boot: how often the device has started.
+        profiled: figures of `profile --measure`.
+
+    Attributes:
+        accuracy: what the fleet is told of the newest round's accuracy; empty where it is told nothing.
+        step_ms: the time of a training step; None before the first round that trains.
+        samples_new: how many photos came or went since the last contribution; None where that is not told.
+    """
+
+    def __init__(self, instance: bytes, boot: int, profiled: Mapping[str, float]) -> None:
+        self._instance, self._boot, self._profiled = instance, boot, dict(profiled)
+        self.accuracy: Mapping[str, float] = {}
+        self.step_ms: float | None = None
+        self.samples_new: int | None = None
+
+    def death(self) -> Status:
+        """This process is gone."""
+        return Status(False, self._instance, self._boot)
+
+    def birth(self) -> Status:
+        """This process is here."""
+        metrics: dict[str, float] = {**self._profiled, **self.accuracy}
+        metrics |= {
+            "peak_rss_bytes": float(process_metrics.peak_rss_bytes()),
+            "rss_bytes": float(process_metrics.rss_bytes()),
+        }
+        if self.step_ms is not None:
+            metrics["train_step_ms"] = self.step_ms
+        if self.samples_new is not None:
+            metrics["samples_new"] = float(self.samples_new)
+        return Status(
+            True, self._instance, self._boot, process_metrics.board_name(), process_metrics.versions(), metrics
+        )

@@ -1,0 +1,123 @@
+"""What arrives at a device, message by message: decoded, held to its topic, and handed to whoever it concerns.
+
+A malformed message is counted and logged, and stops nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from contract import topics
+from contract.bundle import Bundle
+from contract.errors import UsageError, WireError
+from contract.link import Received
+from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
+from contract.methods import METHODS, method
+from contract.wire import decode
+from edge_client.journal import FINAL, Journal
+from edge_client.outbox import Outbox
+from edge_client.presence import Presence
+from edge_client.rounds import Follower
+
+__all__ = ["Inbox"]
+
+
+class Inbox:
+    """Of one device.
+
+    Args:
+        stays: whether a run of another bundle is told of, instead of being an error.
+        on_settled: is told of each receipt that ends a contribution.
+        log: takes one line for a person; `say` the same, unless it is what was said last.
+        detail: takes a line for each message.
+
+    Attributes:
+        malformed: how many messages were skipped.
+    """
+
+    def __init__(
+        self,
+        follower: Follower,
+        outbox: Outbox,
+        journal: Journal,
+        presence: Presence,
+        bundle: Bundle,
+        *,
+        fleet: str,
+        device_id: str,
+        stays: bool,
+        on_settled: Callable[[Receipt], None],
+        log: Callable[[str], None],
+        say: Callable[[str], None],
+        detail: Callable[[str], None],
+    ) -> None:
+        self._follower, self._outbox, self._journal, self._bundle = follower, outbox, journal, bundle
+        self._stays, self._on_settled = stays, on_settled
+        self._log, self._say, self._detail = log, say, detail
+        self.malformed = 0
+        self._handlers: dict[type[Message], tuple[str, Callable[[Any], None]]] = {
+            Announcement: (topics.round_(fleet), self._on_announcement),
+            GlobalPart: (topics.global_all(fleet)[:-1], self._on_global_part),
+            Receipt: (topics.down(fleet, device_id), self._on_receipt),
+            Status: (topics.status(fleet, device_id), lambda status: presence.heard(status, time.monotonic())),
+        }
+
+    def take(self, received: Received) -> None:
+        """A message; what follows from it is durable on return.
+
+        Raises:
+            LinkError: another process runs under this device's id.
+            StoreError: the disk refused.
+            UsageError: the fleet runs another bundle, and the client ends with its run.
+        """
+        if not received.payload:
+            return  # a retained message that its publisher has cleared
+        try:
+            message = decode(received.payload)
+            topic, handler = self._handlers.get(type(message), ("", None))
+            if handler is None or not received.topic.startswith(topic):
+                raise WireError(received.topic, expected="a message of this topic", got=type(message).__name__)
+            self._detail(f"{type(message).__name__.lower()}, {len(received.payload):,} bytes on {received.topic}")
+            handler(message)
+        except WireError as error:
+            self.malformed += 1
+            self._log(f"skipped a message on {received.topic}: {error}")
+
+    def _on_announcement(self, announcement: Announcement) -> None:
+        try:
+            self._follower.announced(announcement)
+        except UsageError as error:
+            if not self._stays:
+                raise
+            self._say(str(error))
+            return
+        self._outbox.announced(announcement.run, announcement.limit_bytes, time.monotonic())
+        if self._follower.stale:
+            self._say(f"run {announcement.run.hex()} was over before this device came, waiting for the next")
+        elif announcement.phase == "finished":
+            self._say(f"run {announcement.run.hex()} is finished")
+
+    def _on_global_part(self, part: GlobalPart) -> None:
+        m = self._bundle.manifest
+        for found in (method(m.method), *METHODS.values()):
+            if part.kind in found.global_rows:
+                kinds = found.row_kinds(found.settled_in(m.hyper), m.classes, m.features)
+                part.body.dense(m.classes, kinds[part.kind])
+                break  # it refuses another fleet's rows
+        self._follower.part(part)
+
+    def _on_receipt(self, receipt: Receipt) -> None:
+        key = (receipt.run, receipt.round, receipt.method)
+        if receipt.status not in FINAL:
+            self._outbox.need_chunks(receipt)
+            return
+        if receipt.status == "rejected" and not self._outbox.is_refused(receipt):
+            self._log(f"round {receipt.round} ({receipt.method}): other bytes than ours were refused: {receipt.reason}")
+            return
+        if self._journal.settle(receipt, self._outbox.sent_bytes(key)):
+            reason = f" ({receipt.reason})" if receipt.reason else ""
+            self._log(f"round {receipt.round} ({receipt.method}): {receipt.status}{reason}")
+        self._outbox.settled(key)
+        self._on_settled(receipt)

@@ -1,0 +1,129 @@
+"""What is known beside a bundle, and what is new of it: read from a device's state directory while its client runs.
+
+`Knowledge.of_state` reads all of it in one look, so that weights, class means and global state belong together.
+`Following` looks again, cheaply, whether there is something newer, and reads it only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from contract.bundle import Bundle, Manifest, read_bundle
+from contract.errors import BundleError, UsageError
+from contract.sqlite import Watch
+from contract.state import GlobalState
+from edge_client.journal import FILE, Kept, read_kept
+from edge_client.local import OwnMeans
+from edge_client.trainer import Weights, check_weights
+
+__all__ = ["Following", "Knowledge", "follow_state"]
+
+Mark = tuple[bytes, int, int]  # run and version of the global state, and rounds done
+
+
+@dataclass(frozen=True, eq=False)
+class Knowledge:
+    """What is known beside the bundle.
+
+    Attributes:
+        weights: what training has changed, by name; empty where nothing was trained.
+        means: of the device's own classes under these weights.
+        state: the newest global state.
+        rounds: how many this device has done.
+    """
+
+    weights: Weights = field(default_factory=dict)
+    means: OwnMeans | None = None
+    state: GlobalState | None = None
+    rounds: int = 0
+
+    @property
+    def mark(self) -> Mark:
+        """What differs where anything does."""
+        state = self.state
+        return (b"", 0, self.rounds) if state is None else (state.run, state.version, self.rounds)
+
+    @classmethod
+    def of_state(cls, directory: Path, bundle: Path | None = None) -> tuple[Bundle, Knowledge, Path]:
+        """What a device of this state directory knows, its bundle, and where that lies; its client may be running.
+
+        Args:
+            bundle: where the bundle lies; None for where it lay when the device last started.
+
+        Raises:
+            StoreError: there is no state that can be read.
+            UsageError: the bundle is not known, or another one.
+            BundleError: it cannot be read.
+        """
+        kept = read_kept(directory)
+        path = bundle or kept.bundle_path
+        if path is None or not path.is_file():
+            raise UsageError(
+                f"the bundle of {directory}", expected="its file", got=path or "none", hint="--bundle FILE"
+            )
+        found = read_bundle(path)
+        return found, cls.of_kept(kept, found, f"{directory} is of another bundle than {path}"), path
+
+    @classmethod
+    def of_kept(cls, kept: Kept, bundle: Bundle, otherwise: str) -> Knowledge:
+        """The same, of what was read before.
+
+        Raises:
+            UsageError: it is of another bundle, for which `otherwise` has the words.
+            BundleError: it says that it is of this one, and does not fit.
+        """
+        if bundle.sha256 != kept.bundle:
+            raise UsageError(
+                otherwise,
+                expected=f"sha256 {kept.bundle.hex()[:12]}…",
+                got=f"{bundle.sha256.hex()[:12]}…",
+                hint="the bundle that the device has",
+            )
+        _check_kept(kept, bundle.manifest)
+        return cls(kept.weights, kept.means, kept.state, kept.rounds)
+
+
+class Following:
+    """What is newer than what is known.
+
+    Args:
+        path: the SQLite file that it is read from.
+        read: reads it; whatever that raises of ours, the next change is looked at again.
+        known: what was read before.
+    """
+
+    def __init__(self, path: Path, read: Callable[[], Knowledge], known: Knowledge) -> None:
+        self._watch, self._read, self._mark = Watch(path), read, known.mark
+
+    def __call__(self) -> Knowledge | None:
+        """Something newer, if there is any: a look takes microseconds where nothing was written.
+
+        Raises:
+            ProtofleetError: something was written, and cannot be used.
+        """
+        if not self._watch.changed():
+            return None
+        found = self._read()
+        if found.mark == self._mark:
+            return None
+        self._mark = found.mark
+        return found
+
+
+def follow_state(directory: Path, bundle: Bundle, known: Knowledge) -> Following:
+    """What the client of this state directory comes to know."""
+    otherwise = f"{directory} is of another bundle now"
+    read = lambda: Knowledge.of_kept(read_kept(directory), bundle, otherwise)  # noqa: E731
+    return Following(directory / FILE, read, known)
+
+
+def _check_kept(kept: Kept, m: Manifest) -> None:
+    """That what a state directory says it keeps is of its bundle."""
+    check_weights(kept.weights, m)
+    means = kept.means
+    if means is not None and (means.classes.sums.shape, means.spread.shape) != ((m.classes, m.features), (m.classes,)):
+        raise BundleError(
+            "device state", expected="the bundle's classes and width", got="others", hint="another --state"
+        )

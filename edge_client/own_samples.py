@@ -1,0 +1,203 @@
+"""The device's own photos over the years: read at the start, looked after between rounds, read again when they changed.
+
+`look` lists what `--data` names, without decoding anything: which photos are there now, and how many of them are in no
+contribution yet. `newer` gives the samples anew where a photo came, went or was written again since they were read, and
+where an example was learned, unlearned or corrected (`data/learned.py`). What can no longer be read is an error until
+it has changed once more: a device never goes on with photos that its owner has taken away. The test photos of `--test`
+are read again only where examples that were learned have to be left out of them.
+
+`STATE/photos-sent` remembers which photos the last contribution was made from, 8 bytes for each: a hash of its name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.bundle import Manifest
+from contract.errors import DataError
+from contract.files import whole_file
+from edge_client.config import ClientConfig
+from edge_client.data import LocalData
+from edge_client.data.folder import parquet_files
+from edge_client.data.learned import ExampleGoneError, Learned
+from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
+from edge_client.data.sources import list_source
+from edge_client.data.splits import ranks_of
+
+__all__ = ["HOLD_OUT", "LEAST", "OwnSamples", "Samples"]
+
+HOLD_OUT = 0.1  # of the labelled samples, where nobody says otherwise and no test samples are given
+LEAST = 5  # a class with fewer labelled samples has none held out
+
+Log = Callable[[str], None]
+_Ranks = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What a device has.
+
+    Attributes:
+        data: to train on.
+        test: to test with; None for nothing.
+        held: held out of training, for a trained tail to stand on; None for nothing.
+    """
+
+    data: LocalData
+    test: LocalData | None
+    held: LocalData | None
+
+
+class OwnSamples:
+    """The samples of one device.
+
+    Args:
+        state: the state directory, which keeps decoded images.
+        arrays: images (N, H, W, c) and class numbers (N,) in memory, instead of what `settings.data` names.
+
+    Attributes:
+        new: photos that are there and in no contribution yet, and photos of the last one that are gone; None where
+            that cannot be told: arrays in memory, and files of many images.
+    """
+
+    def __init__(
+        self,
+        settings: ClientConfig,
+        manifest: Manifest,
+        state: Path,
+        log: Log,
+        arrays: tuple[NDArray[Any], NDArray[Any]] | None = None,
+    ) -> None:
+        self._settings, self._manifest, self._log, self._arrays = settings, manifest, log, arrays
+        self._cache, self._path = state / "images", state / "photos-sent"
+        self.learned = Learned(state)
+        self._test: LocalData | None = None
+        self._test_beside: bytes | None = None  # which examples it was read beside
+        self._there: tuple[bytes, _Ranks | None] = b"", None  # at the last look: a stamp, and which photos
+        self._read: tuple[bytes, _Ranks | None] = b"", None  # when they were read
+        self._unreadable: DataError | None = None
+        self.new: int | None = None
+
+    def read(self) -> Samples:
+        """All samples, for the first time.
+
+        Raises:
+            DataError, UsageError: as `edge_client.data.load`.
+        """
+        self._there = self._listed()
+        self._count_new()
+        return self._settled()
+
+    def look(self) -> None:
+        """See what is there now. What cannot be looked into is found out when a round needs it."""
+        with contextlib.suppress(DataError):
+            self._there = self._listed()
+            self._count_new()
+
+    def newer(self) -> Samples | None:
+        """The samples as they are now; None where nothing has changed since they were read.
+
+        Raises:
+            DataError, UsageError: they cannot be read.
+        """
+        try:
+            self._there = self._listed()
+            self._count_new()
+            if self._there[0] == self._read[0]:
+                if self._unreadable is not None:
+                    raise self._unreadable
+                return None
+            found = self._settled()
+            self._unreadable = None
+            return found
+        except DataError as error:
+            self._read, self._unreadable = self._there, error
+            raise
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the last look found something else than what was read, or what was read last could not be."""
+        return self._there[0] != self._read[0] or self._unreadable is not None
+
+    def sent(self) -> None:
+        """A contribution was made of what was read last. A disk that does not take this only counts some twice."""
+        ranks = self._read[1]
+        if ranks is not None:
+            with contextlib.suppress(OSError), whole_file(self._path) as file:
+                file.write(ranks.astype("<u8").tobytes())
+            self._count_new()
+
+    def _count_new(self) -> None:
+        ranks = self._there[1]
+        if ranks is None:
+            self.new = None
+            return
+        try:
+            sent = np.frombuffer(self._path.read_bytes(), "<u8")
+        except (OSError, ValueError):
+            sent = np.empty(0, "<u8")
+        self.new = len(np.setxor1d(ranks, sent))
+
+    def _settled(self) -> Samples:
+        """The samples as they were listed, or, where an example was unlearned meanwhile, as they are listed then."""
+        while True:
+            self._read = self._there
+            try:
+                return self._divided()
+            except ExampleGoneError:
+                self._there = self._listed()
+                self._count_new()
+
+    def _listed(self) -> tuple[bytes, _Ranks | None]:
+        """What is there now, learned examples included: a stamp that changes when anything does, and each photo."""
+        self.learned.look()
+        stamp, ranks = (b"", None) if self._arrays is not None else self._listed_data()
+        if ranks is not None:
+            ranks = np.concatenate([ranks, np.frombuffer(self.learned.mark, "<u8")])
+        return stamp + self.learned.mark, ranks
+
+    def _listed_data(self) -> tuple[bytes, _Ranks | None]:
+        """What `--data` names now."""
+        path = Path(self._settings.data)
+        files = parquet_files(path) if path.is_dir() else [] if path.suffix.lower() == ".csv" else [path]
+        if files:  # one file of many images: listing it reads it
+            with contextlib.suppress(OSError):
+                looks = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
+                return hashlib.sha256(repr(looks).encode()).digest(), None
+        listing = list_source(path)
+        ranks = ranks_of((listing.name(row) for row in range(len(listing))), len(listing), 0)
+        return listing.stamp, ranks
+
+    def _divided(self) -> Samples:
+        """What to train on; what to test with, `--test`, or else a share of `--data`, or nothing; and what is held out,
+        which a trained tail has to stand on: the same share, that no test set may stand for."""
+        settings, m, log, cache = self._settings, self._manifest, self._log, self._cache
+        share = settings.hold_out
+        if share is None:
+            share = HOLD_OUT if settings.test is None or m.cut else 0.0
+        options: dict[str, Any] = {"log": log, "cache": cache, "learned": self.learned}
+        if settings.test is not None and self._test_beside != self.learned.mark:
+            test = load_data(settings.test, m, purpose="test", **options)
+            self._test, self._test_beside = test if len(test) else None, self.learned.mark
+        held: LocalData | None = None
+        if self._arrays is not None:
+            data, held = self.learned.added(*hold_back(from_arrays(*self._arrays, m), share=share, least=LEAST), m)
+        elif share:
+            data, held = load_held_out(settings.data, m, share=share, least=LEAST, **options)
+        else:
+            data = load_data(settings.data, m, **options)
+        if not share:
+            return Samples(data, self._test, None)
+        if held is None or not len(held):
+            lost = "accuracy stays unknown; --test" if self._test is None else "nothing shows whether training helps"
+            log(f"too few photos to hold {share:.0%} out of classes of {LEAST} or more: {lost}")
+            return Samples(data, self._test, None)
+        return Samples(data, held if self._test is None else self._test, held)

@@ -1,0 +1,250 @@
+"""A round of this device: run it, make it durable, hand it to the outbox, and report on it once its result is back.
+
+Photos that came or went since the last one are taken in first. While those there are now cannot be read, the device
+sits its rounds out: nothing is made of photos that its owner has taken away.
+
+Weights, contribution and the round's mark are committed in one transaction, and only then may anything be sent. A round
+whose training diverges is left out: the weights stay, and what is sent says only that the device took part. The report,
+a line of `history.jsonl` with the accuracy that the device then has, follows when the round's outcome and the global
+state that came out of it are here, or when nothing more will come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from contract.accuracy import Accuracy
+from contract.errors import DataError, DivergedError, UsageError
+from contract.messages import Announcement, Receipt
+from contract.service_manager import ServiceManager
+from contract.terminal import counted
+from edge_client import process_metrics
+from edge_client.device import Device, RoundResult
+from edge_client.evaluate import in_words
+from edge_client.history import append_line, history_line
+from edge_client.journal import Journal, Pending, Report
+from edge_client.outbox import Outbox, fitting
+from edge_client.own_samples import OwnSamples
+from edge_client.privacy import Accountant
+from edge_client.rounds import Follower, Task
+from edge_client.standing_sums import StandingSums, is_complete
+
+__all__ = ["RoundWork"]
+
+_DECODING_S = 3600.0  # for photos that have changed: nothing says meanwhile that the device gets on
+
+
+class RoundWork:
+    """Does the rounds of one device.
+
+    Args:
+        boot: how often the device has started.
+        samples: its photos; without them it has what `device` was given.
+        accountant: of noise, where the bundle says that its method adds it.
+        manager: is told that the device gets on.
+        photos: what the device tests with, in words.
+        log: takes one line for a person.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        journal: Journal,
+        outbox: Outbox,
+        follower: Follower,
+        *,
+        device_id: str,
+        boot: int,
+        samples: OwnSamples | None,
+        manager: ServiceManager,
+        accountant: Accountant | None,
+        photos: str,
+        log: Callable[[str], None],
+    ) -> None:
+        self._device, self._journal, self._outbox, self._follower = device, journal, outbox, follower
+        self._id, self._boot, self._accountant = device_id, boot, accountant
+        self._samples, self._manager = samples, manager
+        self._photos, self._log = photos, log
+        self._unreported = journal.unreported()
+        self._standing = StandingSums(device, journal, device_id)
+        self._note = ""  # what was said last where sums stand
+
+    @property
+    def unreported(self) -> Report | None:
+        """The oldest round that is done and that the history does not have yet."""
+        return next(iter(self._unreported), None)
+
+    def take_part(self, task: Task) -> float | None:
+        """Do a round: it is durable, and in the outbox, on return.
+
+        Returns:
+            the median time of a training step in milliseconds; None where none was trained.
+
+        Raises:
+            PrivacyError: the round would exceed the budget, or release something without noise.
+            StoreError: the disk refused; nothing of the round happened.
+        """
+        a, key = task.announcement, task.key
+        what = f"round {a.round} ({a.method})"
+        readable = self._take_in_photos(what, "the round is left out", self._log)
+        if self._accountant is not None:
+            self._accountant.check(a.method)
+        clock, began_s = process_metrics.StepClock(), time.monotonic()
+        result = self._result(task, what, clock) if readable else self._device.sit_out(a)
+        seconds = time.monotonic() - began_s
+        payload = fitting(result.contribution, a.encoding)
+        metrics = {
+            "device": self._id,
+            "boot": self._boot,
+            "loss": result.loss,
+            "seconds": round(seconds, 3),
+            "samples": result.samples,
+            "steps": result.steps,
+            "step_ms": clock.step_ms,
+            "payload_bytes": len(payload),
+            **({} if result.check is None else result.check.facts()),
+        }
+        if self._accountant is not None:
+            metrics["squared_counts"] = self._accountant.squared_counts
+        self._journal.commit_round(
+            key,
+            weights=self._device.state(),
+            means=self._device.own_means(),
+            payload=payload,
+            limit_bytes=a.limit_bytes,
+            metrics=metrics,
+        )
+        self._outbox.add(Pending(key, payload, a.limit_bytes))
+        self._unreported.append(Report(key, metrics))
+        if readable and self._samples is not None:
+            self._samples.sent()
+        process_metrics.release_memory()
+        loss = "" if result.loss is None else f"loss {result.loss:.3f}, "
+        cost = ""
+        if self._accountant is not None:
+            self._accountant.count(a.method)
+            cost = f", {self._accountant.told()}"
+        sent = f"{len(payload):,} bytes to send"
+        self._log(f"{what}: {loss}{counted(result.samples, 'sample')}, {seconds:.1f} s, {sent}{cost}")
+        return clock.step_ms
+
+    def stand(self, a: Announcement) -> bool:
+        """Where sums stand: send those of what is here, if enough has changed; False when nothing is to be sent.
+
+        Raises:
+            PrivacyError: noise is asked for, and sums that stand have none.
+            StoreError: the disk refused; nothing is sent.
+        """
+        if self._accountant is not None:
+            self._accountant.check_standing()
+        changed = self._samples is not None and self._samples.has_changed
+        if changed and not self._take_in_photos("the sums", "what was sent stands", self._log_once):
+            return False
+        made = self._standing.make(a, self._boot, time.monotonic())
+        if made is None:
+            return False
+        for older in made.older:
+            self._outbox.settled(older)
+        self._unreported = [report for report in self._unreported if report.key[0] != a.run] + [made.report]
+        self._outbox.add(Pending(made.report.key, made.payload, a.limit_bytes))
+        if self._samples is not None:
+            self._samples.sent()
+        process_metrics.release_memory()
+        self._log(made.words)
+        return True
+
+    def standing_waits_for(self) -> str:
+        """What standing sums wait for, for a person; empty where there are rounds."""
+        return self._standing.waits_for()
+
+    def settled(self, receipt: Receipt) -> None:
+        """A receipt that ends a contribution came."""
+        self._standing.told(receipt, time.monotonic())
+
+    def _log_once(self, line: str) -> None:
+        if line != self._note:
+            self._log(line)
+        self._note = line
+
+    def _take_in_photos(self, what: str, otherwise: str, log: Callable[[str], None]) -> bool:
+        """See to it that the device has the photos that are there now; False when they cannot be read."""
+        if self._samples is None:
+            return True
+        try:
+            with self._manager.patient(_DECODING_S):
+                found = self._samples.newer()
+        except (DataError, UsageError) as error:
+            log(f"{what}: {error}; {otherwise}")
+            return False
+        if found is not None:
+            self._device.hold(found.data, test=found.test, held=found.held)
+            if self._accountant is not None:
+                self._accountant.hold(found.data.labelled.counts(self._device.classes))
+            self._log(f"the photos have changed: {len(found.data):,} samples now")
+        return True
+
+    def _result(self, task: Task, what: str, clock: process_metrics.StepClock) -> RoundResult:
+        a = task.announcement
+
+        def on_step(done: int, steps: int) -> None:
+            clock.tick(time.perf_counter())
+            self._manager.alive()
+
+        try:
+            result = self._device.run_round(a, task.state, on_step=on_step)
+        except DivergedError as error:
+            self._log(f"{what}: {error}; weights as before the round, which is left out")
+            result = self._device.sit_out(a)
+        if result.refused:
+            self._log(f"{what}: {result.refused}")
+        if result.check is not None and result.check.is_worse:
+            self._log(f"{what}: {result.check.in_words()}")
+        return result
+
+    def is_complete(self, report: Report) -> bool:
+        """Whether the round's outcome and the global state that came out of it are here."""
+        run, number, _ = report.key
+        state = self._follower.state(run)
+        if "standing" in report.metrics:
+            return is_complete(report, self._journal.outcome(report.key), state)
+        settled = not report.metrics["payload_bytes"] or self._journal.outcome(report.key) is not None
+        return settled and state is not None and state.round >= number
+
+    def report(self, report: Report) -> Accuracy | None:
+        """Write a round's line of the history.
+
+        Returns:
+            the round's accuracy, where it is known.
+
+        Raises:
+            StoreError: the disk refused; the round is reported once it does not.
+        """
+        run, number, name = report.key
+        state = self._follower.state(run)
+        evaluation = self._device.evaluate(state)
+        told = None if evaluation is None else self._device.accuracy(evaluation, name)
+        process_metrics.release_memory()
+        outcome = self._journal.outcome(report.key)
+        line = history_line(
+            report.key,
+            report.metrics,
+            outcome=None if outcome is None else outcome[0],
+            uplink_bytes=self._outbox.sent_bytes(report.key) if outcome is None else outcome[1],
+            global_version=0 if state is None else state.version,
+            evaluation=evaluation,
+            told=told,
+            peak_rss_bytes=process_metrics.peak_rss_bytes(),
+        )
+        append_line(self._journal.directory / "history.jsonl", line)
+        self._journal.mark_reported(report.key)
+        self._unreported.remove(report)
+        if told is not None:
+            personal = None if evaluation is None else evaluation.all_classes.get("personal")
+            what = "sums" if "standing" in report.metrics else "round"
+            self._log(f"{what} {number}: {in_words(told, self._photos, personal)}")
+        if (
+            told is None or "standing" in report.metrics or (state is not None and state.round > number)
+        ):  # then it is of a later round
+            return None
+        return told

@@ -1,0 +1,67 @@
+"""`protofleet learn` and `unlearn`: a photo and its label into a device's own data, and out of it again.
+
+The example is on the disk when the command ends (`edge_client/data/learned.py`); the device's client, whether it runs
+now or later, trains on it from its next round on. A label that was wrong is learned again with the right one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from contract.bundle import Manifest
+from contract.json_output import JSON_HELP, beside, write_json
+from contract.terminal import printable
+from edge_client.data.learned import Learned, LearnedFile, example_of
+from edge_client.knowledge import Knowledge
+
+__all__ = ["learn_command", "unlearn_command"]
+
+SCHEMA = "protofleet.learn/1"
+_STATE_HELP = "The device's state directory; its client may be running."
+_BUNDLE_HELP = "Where the device's bundle lies now, if it was moved."
+_OUTCOMES = {"learned": "learned", "known": "was learned already", "corrected": "corrected: learned"}
+
+Photo = Annotated[Path, typer.Argument(help="An image file.")]
+State = Annotated[Path, typer.Option(help=_STATE_HELP)]
+At = Annotated[Path | None, typer.Option(help=_BUNDLE_HELP)]
+Json = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was done"))]
+
+
+def learn_command(
+    photo: Photo,
+    label: Annotated[str, typer.Argument(help="Its class, one of the bundle's.")],
+    state: State,
+    bundle: At = None,
+    json: Json = None,
+) -> None:
+    """Teach a device a photo: its next contribution holds it. Once more with another label corrects it."""
+    manifest = _manifest(state, bundle)
+    outcome = LearnedFile(state, manifest.labels).learn(example_of(photo, manifest), label)
+    _tell(
+        state, f"{photo}: {_OUTCOMES[outcome]} as {label}", {"photo": photo, "label": label, "outcome": outcome}, json
+    )
+
+
+def unlearn_command(photo: Photo, state: State, bundle: At = None, json: Json = None) -> None:
+    """Take a learned photo out of a device's data again: its next contribution is made without it."""
+    manifest = _manifest(state, bundle)
+    label = LearnedFile(state, manifest.labels).unlearn(example_of(photo, manifest))
+    facts = {"photo": photo, "label": label, "outcome": "unlearned"}
+    _tell(state, f"{photo}: unlearned, it was {label}", facts, json)
+
+
+def _manifest(state: Path, bundle: Path | None) -> Manifest:
+    return Knowledge.of_state(state, bundle)[0].manifest
+
+
+def _tell(state: Path, line: str, facts: dict[str, Any], json: Path | None) -> None:
+    there = Learned(state)
+    there.look()
+    there.close()
+    beside(json, highlight=False, soft_wrap=True).print(
+        printable(f"{line}; {len(there):,} examples learned on this device"), markup=False
+    )
+    write_json(json, {"schema": SCHEMA, **facts, "photo": str(facts["photo"]), "examples": len(there)})

@@ -1,0 +1,345 @@
+"""A device that stays: photos that come and go, what it forgets, what it says in weeks alone, and run after run."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from brokers import TestBroker, make_broker
+from edge_peer import Peer
+from edge_samples import fashion
+from PIL import Image
+from test_edge_journal import commit, opened, receipt
+from test_edge_rounds import OTHER, announced, follower
+
+import edge_client.client as client_module
+from contract.bundle import Bundle, read_bundle
+from contract.errors import DataError, UsageError
+from contract.service_manager import ServiceManager
+from edge_client import history, retention
+from edge_client.config import settle_config
+from edge_client.journal import read_kept
+from edge_client.own_samples import OwnSamples
+from edge_client.retention import drop_old_rounds
+from edge_client.service import Service
+from edge_client.waiting_notice import Absence, Waits
+
+# ── photos ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def path(mnist_like_bundle: Callable[..., Path]) -> Path:
+    return mnist_like_bundle()
+
+
+@pytest.fixture(scope="module")
+def bundle(path: Path) -> Bundle:
+    return read_bundle(path)
+
+
+def photos(bundle: Bundle, folder: Path, count: int = 12, *, first: int = 0) -> Path:
+    """Real images of two classes in a folder for each; `first` is the number that the first of them is called."""
+    data = fashion(bundle, first + count, (1, 3))
+    for number, (x, y) in enumerate(zip(data.x[first:], data.y[first:], strict=True), first):
+        into = folder / bundle.manifest.labels[int(y)]
+        into.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(x[..., 0]).save(into / f"{number}.png")
+    return folder
+
+
+def own(bundle: Bundle, tmp_path: Path, said: list[str] | None = None) -> OwnSamples:
+    named = {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": str(tmp_path / "photos"), "state": "s"}
+    said = [] if said is None else said
+    return OwnSamples(settle_config(None, {**named, "hold_out": 0.0}), bundle.manifest, tmp_path / "s", said.append)
+
+
+def test_photos_that_come_and_go_are_counted_until_a_contribution_holds_them(bundle: Bundle, tmp_path: Path) -> None:
+    folder = photos(bundle, tmp_path / "photos")
+    (tmp_path / "s").mkdir()
+    mine = own(bundle, tmp_path)
+    assert len(mine.read().data) == mine.new == 12
+    mine.sent()
+    assert (mine.new, mine.newer()) == (0, None)
+    photos(bundle, folder, 3, first=12)
+    next(folder.rglob("0.png")).unlink()
+    mine.look()
+    assert mine.new == 4  # three came, one went
+    found = mine.newer()
+    assert found is not None
+    assert len(found.data) == 14
+    assert mine.newer() is None
+    again = own(bundle, tmp_path)  # after a restart
+    again.read()
+    assert again.new == 4
+    again.sent()
+    assert again.new == 0
+
+
+def test_photos_that_cannot_be_read_any_more_are_not_used_again(bundle: Bundle, tmp_path: Path) -> None:
+    folder = photos(bundle, tmp_path / "photos")
+    mine = own(bundle, tmp_path)
+    mine.read()
+    (folder / "no-class-of-ours").mkdir()
+    (folder / "no-class-of-ours" / "x.png").write_bytes(next(folder.rglob("0.png")).read_bytes())
+    for _ in range(2):  # it does not go back to what it read before
+        with pytest.raises(DataError, match="no-class-of-ours"):
+            mine.newer()
+    (folder / "no-class-of-ours" / "x.png").unlink()
+    (folder / "no-class-of-ours").rmdir()
+    found = mine.newer()
+    assert found is not None
+    assert len(found.data) == 12
+    for photo in folder.rglob("*.png"):
+        photo.unlink()
+    mine.look()
+    with pytest.raises(DataError, match="is empty"):
+        mine.newer()
+
+
+def test_one_file_of_many_images_is_read_again_when_it_is_another(bundle: Bundle, tmp_path: Path) -> None:
+    data = fashion(bundle, 20, (0, 3))
+    file = tmp_path / "photos"  # `own` names it so
+    np.savez(tmp_path / "a.npz", x=data.x[:10], y=data.y[:10])
+    (tmp_path / "a.npz").rename(tmp_path / "photos.npz")
+    mine = own(bundle, tmp_path)
+    mine._settings = settle_config(
+        None, {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": f"{file}.npz", "state": "s", "hold_out": 0.0}
+    )
+    assert len(mine.read().data) == 10
+    assert (mine.newer(), mine.new) == (None, None)
+    np.savez(tmp_path / "photos.npz", x=data.x, y=data.y)
+    found = mine.newer()
+    assert found is not None
+    assert len(found.data) == 20
+
+
+# ── what is kept ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_old_rounds_are_forgotten_but_their_numbers_and_what_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention.drop_old_rounds, "__defaults__", (3,))
+    with opened(tmp_path) as journal:
+        for number in range(1, 11):
+            commit(journal, number)
+            if number != 2:  # whose receipt never came
+                journal.settle(receipt(number, "late" if number == 1 else "committed"), 7)
+            if number != 3:  # the history lacks it
+                journal.mark_reported((b"run1", number, "fedproto"))
+        kept = [number for number in range(1, 11) if journal.is_done((b"run1", number, "fedproto"))]
+        assert kept == [2, 3, 8, 9, 10]  # the last one is settled after the transaction that forgets
+        assert journal.rounds_done() == journal.rounds_done("fedproto") == 10
+        assert journal.outcomes() == {
+            "sent": 10, "committed": 8, "late": 1, "pending": 1, "duplicate": 0, "rejected": 0,
+        }  # fmt: skip
+        assert [pending.key[1] for pending in journal.pending()] == [2]
+        assert journal.took_part(b"run1")
+    assert read_kept(tmp_path).rounds == 10
+
+
+def test_a_round_that_added_noise_is_never_forgotten(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        for number in range(1, 6):
+            journal.commit_round(
+                (b"run1", number, "fedhkd"), weights={}, payload=None, limit_bytes=1, metrics={"squared_counts": 4.0}
+            )
+            journal.mark_reported((b"run1", number, "fedhkd"))
+        with journal._transaction() as db:
+            drop_old_rounds(db, 2)
+        assert len(journal.metrics("fedhkd")) == 5
+
+
+def test_a_history_that_is_large_enough_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "HISTORY_BYTES", 100)
+    path = tmp_path / "history.jsonl"
+    for number in range(40):
+        history.append_line(path, {"round": number})
+    lines = [json.loads(line)["round"] for name in ("history.1.jsonl", path.name) for line in (tmp_path / name).open()]
+    assert lines == list(range(40 - len(lines), 40))
+    assert 100 <= sum(file.stat().st_size for file in tmp_path.iterdir()) < 300
+
+
+# ── weeks alone ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_broker_that_stays_away_is_told_of_once_a_day() -> None:
+    absence, said = Absence(), list[str]()
+    for minute in range(3 * 1440):
+        said.append(absence.line("connection lost", f"refused {minute % 2}", 60.0 * minute))
+    assert [line for line in said if line] == [
+        "connection lost (refused 0), trying again",
+        "no broker for 1 day (refused 0), trying again",
+        "no broker for 2 days (refused 0), trying again",
+    ]
+    absence.over()
+    assert absence.line("connection lost", "gone", 1e9) == "connection lost (gone), trying again"
+
+
+def test_what_waits_knows_when_it_has_something_to_say() -> None:
+    waits = Waits()
+    assert waits.wait_s(0.0) is None
+    assert waits.line("a round", 0.0) == ""
+    assert waits.wait_s(0.25) == 0.75
+    assert waits.line("a round", 1.0) == "a round"
+    assert waits.wait_s(1.0) is None
+
+
+def test_a_device_that_stays_waits_for_its_own_run_and_for_the_next() -> None:
+    fleet = follower()
+    fleet._stays = True
+    with pytest.raises(UsageError, match="the fleet runs another bundle"):
+        fleet.announced(announced(1, bundle=b"\xff" * 32))
+    assert fleet.task() is None
+    assert fleet.newest_state is None
+    assert fleet.waits_for() == "waiting for a run of this device's bundle"
+    fleet.announced(announced(1))
+    assert fleet.task() is not None
+    fleet.announced(announced(1, "finished"))
+    assert (fleet.finished, fleet.task()) == (True, None)
+    assert fleet.waits_for() == "waiting for the next run"
+    fleet.announced(announced(1, run=OTHER))
+    assert fleet.task() is not None
+    for number in range(100):
+        fleet.announced(announced(1, run=number.to_bytes(4, "big")))
+    assert len(fleet._seen_open) <= 4
+
+
+# ── the service manager ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["file", "abstract"])
+def notified(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, socket.socket]]:
+    """A socket as systemd's, and what `NOTIFY_SOCKET` says of it."""
+    name = str(tmp_path / "notify") if request.param == "file" else f"@protofleet-{tmp_path.name}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind("\0" + name[1:] if name.startswith("@") else name)
+        sock.settimeout(5.0)
+        yield name, sock
+
+
+def words(sock: socket.socket) -> list[str]:
+    """All that has come, without waiting."""
+    found = list[str]()
+    sock.setblocking(False)
+    try:
+        while True:
+            found.append(sock.recv(4096).decode())
+    except BlockingIOError:
+        return found
+
+
+def test_a_service_manager_hears_of_progress_and_of_nothing_else(notified: tuple[str, socket.socket]) -> None:
+    name, sock = notified
+    clock = [0.0]
+    told = ServiceManager({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "40000000"}, lambda: clock[0])
+    assert (told.watchdog_s, told.wait_s) == (40.0, 20.0)
+    told.ready()
+    told.alive()
+    clock[0] = 9.0
+    told.alive()  # too soon
+    clock[0] = 10.0
+    told.alive()
+    told.status("waiting\nfor a round")
+    told.status("waiting")
+    with told.patient(100.0):
+        assert words(sock)[-1] == "WATCHDOG_USEC=100000000\nWATCHDOG=1"
+    with told.patient(1.0):
+        pass
+    told.stopping()
+    assert words(sock) == ["WATCHDOG_USEC=40000000\nWATCHDOG=1", "STOPPING=1"]
+    told.ready()
+    sock.close()
+    told.ready()  # a manager that is gone stops nothing
+
+
+def test_without_a_service_manager_nothing_is_said() -> None:
+    for environment in ({}, {"WATCHDOG_USEC": "1000"}, {"NOTIFY_SOCKET": "vsock:1:2", "WATCHDOG_USEC": "1000"}):
+        told = ServiceManager(environment)
+        assert (told.watchdog_s, told.wait_s) == (None, None)
+        told.ready()
+        told.alive()
+    of_another = {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
+    assert ServiceManager(of_another).watchdog_s is None
+
+
+# ── run after run ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[TestBroker]:
+    found = make_broker("mosquitto", tmp_path)
+    found.start()
+    yield found
+    found.stop()
+
+
+def says_new(peer: Peer, count: int) -> None:
+    """Wait until the device says that it has so many new photos."""
+    deadline = time.monotonic() + 60
+    while not peer.statuses or peer.statuses[-1].metrics.get("samples_new") != count:
+        assert time.monotonic() < deadline, peer.statuses
+        peer.receive()
+
+
+def test_run_after_run_with_photos_that_come_between(
+    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts on last week's end, takes part in two runs and sits out a round whose photos it cannot read; a run of
+    other bundles does not end it."""
+    monkeypatch.setattr(client_module, "_LOOK_S", 0.2)
+    folder, said = photos(bundle, tmp_path / "photos"), list[str]()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "notify"))
+        notes = list[str]()
+        threading.Thread(target=lambda: notes.extend(iter(lambda: sock.recv(4096).decode(), "")), daemon=True).start()
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+        with Peer(broker.url, bundle) as last_week:
+            last_week.announce(7, phase="finished")
+        given = {"bundle": str(path), "broker": broker.url, "id": "pi-1", "data": str(folder), "hold_out": 0.0}
+        service = Service(settle_config(None, {**given, "state": str(tmp_path / "state")}))
+        thread = threading.Thread(target=lambda: service.run(said.append, lambda content, finished: None), daemon=True)
+        thread.start()
+        counts = []
+        for photo in (12, None):
+            with Peer(broker.url, bundle) as peer:
+                says_new(peer, 12 if photo else 0)
+                if photo:
+                    peer.announce(1, bundle=b"\xff" * 32)
+                peer.announce(1)
+                sent = peer.contribution(1)
+                counts.append(sent.samples)
+                peer.answer(1)
+                peer.give(1, sent)
+                if photo:
+                    photos(bundle, folder, 4, first=photo)
+                    says_new(peer, 4)
+                    peer.announce(2, global_version=1)
+                    counts.append(peer.contribution(2).samples)
+                    peer.answer(2)
+                    (folder / "hamster").mkdir()
+                    (folder / "hamster" / "x.png").write_bytes(b"")
+                    peer.announce(3, global_version=1)
+                    counts.append(peer.contribution(3).samples)
+                    peer.answer(3)
+                    (folder / "hamster" / "x.png").unlink()
+                    (folder / "hamster").rmdir()
+                peer.announce(1, phase="finished")
+        service.stop()
+        thread.join(10)
+        assert not thread.is_alive()
+        ServiceManager().status("the end")
+        while not notes or notes[-1] != "STATUS=the end":
+            time.sleep(0.01)
+    assert counts == [12, 16, 0, 16]
+    assert (notes[0], notes[-2], notes.count("WATCHDOG=1") > 3) == ("READY=1", "STOPPING=1", True)
+    assert sum("the fleet runs another bundle" in line for line in said) == 1
+    assert "the photos have changed: 16 samples now" in said
+    assert any("hamster" in line and "the round is left out" in line for line in said)
