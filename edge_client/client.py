@@ -33,7 +33,7 @@ from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
-from contract.errors import LinkError
+from contract.errors import LinkError, PrivacyError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
 from contract.service_manager import ServiceManager
 from contract.wire import encode
@@ -41,13 +41,13 @@ from edge_client import process_metrics
 from edge_client.device import Device
 from edge_client.health import Health
 from edge_client.inbox import Inbox
-from edge_client.journal import Journal
+from edge_client.journal import Journal, Key
 from edge_client.outbox import Outbox
 from edge_client.own_samples import OwnSamples
 from edge_client.presence import Presence
 from edge_client.privacy import Accountant
 from edge_client.round_work import RoundWork
-from edge_client.rounds import Follower
+from edge_client.rounds import Follower, Task
 from edge_client.waiting_notice import Absence, Waits
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
@@ -134,8 +134,8 @@ class Client:
             photos=photos,
             log=log,
         )
-        self._connections = 0
-        self._note = ""
+        self._connections, self._note = 0, ""
+        self._left_out: Key | None = None  # a round that the privacy budget does not allow
         self._waits, self._absence = Waits(), Absence()
         self._looked_at: tuple[bytes, int] | None = None  # run and version of the newest global state
         kept = journal.kept_global()
@@ -164,12 +164,7 @@ class Client:
         self._link = Link(
             address,
             f"pf-{fleet}-{device_id}-{instance.hex()}",
-            subscriptions=[
-                topics.round_(fleet),
-                topics.global_all(fleet),
-                topics.down(fleet, device_id),
-                self._status,
-            ],
+            subscriptions=[topics.round_(fleet), topics.global_all(fleet), topics.down(fleet, device_id), self._status],
             will=(self._status, encode(self._health.death())),
             echo_topic=self._status,
             keepalive_s=keepalive_s,
@@ -182,7 +177,8 @@ class Client:
             LinkError: no broker within the patience, refused for good, or another process under this id.
             UsageError: the fleet runs another bundle, and the client ends with the run.
             StoreError: the disk refused; what was committed is safe.
-            PrivacyError: another round would exceed the budget, or release something without noise.
+            PrivacyError: the client ends with its run, and another round would exceed the budget, or release something
+                without noise. One that stays leaves such rounds out.
         """
         for pending in self._journal.pending():
             self._outbox.add(pending)
@@ -248,9 +244,10 @@ class Client:
         return max(min(wait for wait in waits if wait is not None), _QUIET_S)
 
     def _is_timed(self) -> bool:
-        """Whether something is waited for that has a time limit."""
-        ends = self._follower.finished and self._rounds.unreported is not None
-        return ends or self._until_finished or (self._patience_s is not None and not self._connections)
+        """Whether something is waited for that has a time limit, or that the outbox counts from: bytes on their way."""
+        if not self._link.idle or (self._follower.finished and self._rounds.unreported is not None):
+            return True
+        return self._until_finished or (self._patience_s is not None and not self._connections)
 
     def _send(self) -> None:
         now_s = time.monotonic()
@@ -280,14 +277,24 @@ class Client:
                 self._health.accuracy = accuracy.metrics(run, number)
                 self._publish_birth()
             return True
-        if task is not None:
-            step_ms, changed = self._rounds.take_part(task), self._count_new_photos()
-            first = step_ms is not None and self._health.step_ms is None
-            self._health.step_ms = step_ms if first else self._health.step_ms
-            if first or changed:  # the aggregator's side reads it
-                self._publish_birth()
+        if task is not None and task.key != self._left_out:
+            self._take_part(task)
             return True
         return False
+
+    def _take_part(self, task: Task) -> None:
+        try:
+            step_ms, changed = self._rounds.take_part(task), self._count_new_photos()
+        except PrivacyError as error:
+            if self._until_finished:
+                raise
+            self._left_out = task.key
+            self._log(f"round {task.announcement.round} is left out: {error}")
+            return
+        first = step_ms is not None and self._health.step_ms is None
+        self._health.step_ms = step_ms if first else self._health.step_ms
+        if first or changed:  # the aggregator's side reads it
+            self._publish_birth()
 
     def _keep_state(self) -> bool:
         """Put a new global state on the disk, so that answers need no broker; False when there is none.

@@ -198,6 +198,25 @@ def test_killed_at_any_moment_all_that_was_confirmed_is_there_and_no_more_than_o
     assert taught.learn(example(MORE[0]), "ant") == "learned"
 
 
+def test_who_reads_and_writes_in_one_process_still_sees_what_another_writes(
+    taught: LearnedFile, tmp_path: Path
+) -> None:
+    """A file that is closed here takes SQLite's locks along, and who is last elsewhere then removes the log."""
+    learned = Learned(tmp_path / "state")
+    code = LEARN.replace("range(10_000)", "range(1)")
+    tests = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    for count in (2, 4, 6):
+        taught.learn(example(MORE[count - 2]), "ant")
+        assert learned.look()
+        subprocess.run(
+            [sys.executable, "-c", code, tmp_path / "state", str(count)], stdout=subprocess.DEVNULL, env=env, check=True
+        )
+        assert learned.look()
+        assert len(learned) == count
+        assert not learned.look()
+
+
 def test_threads_that_correct_each_other_leave_one_label(taught: LearnedFile, tmp_path: Path) -> None:
     def correct(label: str) -> None:
         for _ in range(8):
