@@ -104,7 +104,8 @@ class Server:
     ) -> None:
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round = listener, on_round
-        self._patience_s = None if patience_s is None and coordinator.rounds.policy.stays else patience_s or PATIENCE_S
+        stays = isinstance(coordinator, StandingCoordinator) or coordinator.rounds.policy.stays
+        self._patience_s = None if patience_s is None and stays else patience_s or PATIENCE_S
         self._stopping, self._manager = stopping or threading.Event(), manager or ServiceManager({})
         self._teller = (
             StandingTeller(coordinator, listener)
