@@ -104,8 +104,7 @@ class Server:
     ) -> None:
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round = listener, on_round
-        stays = isinstance(coordinator, StandingCoordinator) or coordinator.rounds.policy.stays
-        self._patience_s = None if patience_s is None and stays else patience_s or PATIENCE_S
+        self._patience_s = None if patience_s is None and coordinator.rounds.stays else patience_s or PATIENCE_S
         self._stopping, self._manager = stopping or threading.Event(), manager or ServiceManager({})
         self._teller = (
             StandingTeller(coordinator, listener)

@@ -35,6 +35,7 @@ from contract import topics
 from contract.bundle import Bundle
 from contract.errors import LinkError, PrivacyError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
+from contract.messages import Announcement
 from contract.service_manager import ServiceManager
 from contract.wire import encode
 from edge_client import process_metrics
@@ -118,7 +119,12 @@ class Client:
         self._health = Health(instance, self._boot, measured or {})
         self._outbox = Outbox(random.Random())
         self._follower = Follower(
-            device_id, bundle, is_done=journal.is_done, took_part=journal.took_part, stays=not until_finished
+            device_id,
+            bundle,
+            is_done=journal.is_done,
+            took_part=journal.took_part,
+            was_rejected=lambda key: (journal.outcome(key) or ("", 0))[0] == "rejected",
+            stays=not until_finished,
         )
         self._presence = Presence(device_id, instance, is_own=journal.is_own_instance)
         self._rounds = RoundWork(
@@ -263,9 +269,7 @@ class Client:
             return True
         self._look_for_photos()
         standing = self._follower.standing
-        if standing is not None and self._rounds.stand(standing):
-            if self._count_new_photos():
-                self._publish_birth()
+        if standing is not None and self._stand(standing):
             return True
         task = self._follower.task()
         last = self._follower.finished and self._last_state_is_here() and not len(self._outbox)
@@ -295,6 +299,18 @@ class Client:
         self._health.step_ms = step_ms if first else self._health.step_ms
         if first or changed:  # the aggregator's side reads it
             self._publish_birth()
+
+    def _stand(self, a: Announcement) -> bool:
+        try:
+            sent = self._rounds.stand(a)
+        except PrivacyError as error:
+            if self._until_finished:
+                raise
+            self._say(f"nothing of this device stands: {error}")
+            return False
+        if sent and self._count_new_photos():
+            self._publish_birth()
+        return sent
 
     def _keep_state(self) -> bool:
         """Put a new global state on the disk, so that answers need no broker; False when there is none.
@@ -395,7 +411,7 @@ class Client:
     def _tell_what_is_waited_for(self) -> None:
         waited_for = self._outbox.waits_for()
         if self._connections and not self._outbox:
-            waited_for = self._follower.waits_for() or self._rounds.standing_waits_for()
+            waited_for = self._follower.waits_for() or self._rounds.waits_for()
         line = self._waits.line(waited_for, time.monotonic())
         if line:
             self._log(line)

@@ -154,8 +154,8 @@ class RoundWork:
         self._log(made.words)
         return True
 
-    def standing_waits_for(self) -> str:
-        """What standing sums wait for, for a person; empty where there are rounds."""
+    def waits_for(self) -> str:
+        """What is waited for where sums stand, for a person; empty where there are rounds."""
         return self._standing.waits_for()
 
     def settled(self, receipt: Receipt) -> None:

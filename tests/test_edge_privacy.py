@@ -150,7 +150,7 @@ def test_photos_that_come_weigh_in_from_then_on() -> None:
     now.hold(np.array([50, 60, 5]))
     assert now.epsilon() == pytest.approx(before)
     sums = 2 * (2 * (2 * 50**2 + 5**2) + 50**2 + 60**2 + 5**2)  # of two rounds, and of the third
-    assert now.epsilon(1) == pytest.approx(get_epsilon_gaussian(500.0 / math.sqrt(sums), 1e-5))
+    assert now.epsilon(1) == pytest.approx(_epsilon(500.0 / math.sqrt(sums), 1e-5))
 
 
 def test_a_device_that_has_fewer_samples_than_before_does_not_forget_what_it_told(tmp_path: Path) -> None:
