@@ -335,7 +335,7 @@ def test_a_store_with_rounds_does_not_stand(store: SqliteStore) -> None:
     [
         ({"rounds": 2}, "--rounds with --standing, expected one of them"),
         ({"rule": "median"}, "--rule with --standing"),
-        ({"every": "soon"}, "--every, expected a length of time: 60s, 15m, 6h or 1d, got soon"),
+        ({"every": "soon"}, "--every, expected a duration such as 90s, 10m, 6h or 7d, got soon"),
     ],
 )
 def test_options_that_do_not_go_with_standing_sums(given: dict[str, object], words: str) -> None:
