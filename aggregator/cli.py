@@ -99,7 +99,12 @@ def aggregate_command(
     encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, f32, f16 or int8.")] = "f32",
     sums_encoding: Annotated[str, typer.Option(help="Sums (FFC's) on the wire: f64, f32 or f16.")] = "f64",
     limit_bytes: Annotated[int, typer.Option(help="Largest message; larger contributions travel in chunks.")] = 65_536,
-    patience: Annotated[float, typer.Option(help="Seconds to wait for the broker at the start.")] = 60.0,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds to wait for the broker at the start.  [default: 60; for ever with --every or --when-new]"
+        ),
+    ] = None,
     ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the broker.")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of our certificate.")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of our key.")] = None,

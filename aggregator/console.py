@@ -21,6 +21,7 @@ _HELD_OUT = (
     "  where a device lacks classes, its held-out photos lack them, too: naming these is not in that figure "
     "(client --test shows it; docs/accuracy.md)"
 )
+_AWAY_LINES, _AWAY_EVERY_S = 20, 3600.0
 
 
 class Progress:
@@ -35,6 +36,7 @@ class Progress:
         self._console, self._verbose = console, verbose
         self._printed_at: dict[type, float] = {}
         self._screened_in, self._screened = 0, 0
+        self._away = 0  # attempts in a row that found no broker
         self._refused: set[str] = set()  # devices named in this round, the first ones
         self._explained = False  # why a fleet may look worse than a device alone, once
 
@@ -61,11 +63,17 @@ class Progress:
 
     @_show.register
     def _(self, event: events.LinkUp) -> None:
+        self._away = 0
         self._line(f"connected to {event.address}, messages up to {event.limit_bytes:,} bytes")
 
     @_show.register
     def _(self, event: events.LinkDown) -> None:
-        self._line(f"[yellow]broker away[/yellow] ({escape(event.reason)}), trying again in {event.retry_s:.1f} s")
+        """Each time for some minutes, then once an hour: a broker may be away for weeks."""
+        self._away += 1
+        now = time.monotonic()
+        if self._verbose or self._away <= _AWAY_LINES or now - self._printed_at[events.LinkDown] >= _AWAY_EVERY_S:
+            self._printed_at[events.LinkDown] = now
+            self._line(f"[yellow]broker away[/yellow] ({escape(event.reason)}), trying again in {event.retry_s:.1f} s")
 
     @_show.register
     def _(self, event: events.Waiting) -> None:

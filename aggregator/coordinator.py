@@ -23,7 +23,7 @@ from aggregator.merging import merge_round, traits_of
 from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
 from aggregator.outliers import Finding, Traits
 from aggregator.rounds import Closed, Opened, Rounds, Step, plan
-from aggregator.settings import Settings, check_limit, least_limit_of, own_method
+from aggregator.settings import Settings, check_heads, check_limit, least_limit_of, own_method
 from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
@@ -91,6 +91,7 @@ class Coordinator:
                 got=f"{1 + len(others)} bundles",
                 hint="--no-calibrate",
             )
+        check_heads(settings, methods)
         check_rule(settings.rule, method_of(methods[0]).statistic)
         check_limit(manifest, settings)
         self._store, self._manifest, self._bundle, self._settings = store, manifest, bundle, settings

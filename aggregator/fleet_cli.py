@@ -8,6 +8,7 @@ it up within about a second; where none runs, the next one does, and the command
 from __future__ import annotations
 
 import getpass
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -59,7 +60,7 @@ def list_command(store: _Store, json: _Json = None) -> int:
     devices = [asdict(record) | {"drift": drift.get(record.device)} for record in found.values()]
     write_json(json, {"schema": SCHEMA, "devices": devices})
     rows = [(r.device, _standing(r), str(r.rounds), _suspected(drift, r.device), r.refused) for r in found.values()]
-    show_table(beside(json), ("device", "standing", "rounds", "drift", "refused, since it"), rows, words=(0, 1, 3, 4))
+    show_table(beside(json), ("device", "standing", "rounds", "drift", "refused"), rows, words=(0, 1, 3, 4))
     return 0
 
 
@@ -138,7 +139,7 @@ def backup_command(
     json: _Json = None,
 ) -> int:
     """Write the store as it is now into one file, while the aggregator runs."""
-    made = back_up(store, out, getpass.getuser())
+    made = back_up(store, out, _who())
     write_json(json, {"schema": SCHEMA, "backup": asdict(made)})
     _say(
         json, f"backup of {store}: {out}, {made.file_bytes:,} bytes; it holds what the store holds, for its owner alone"
@@ -154,7 +155,7 @@ def restore_command(
     json: _Json = None,
 ) -> int:
     """Make a store of a backup, as a new run, which devices join by themselves."""
-    made = restore(backup, store, getpass.getuser(), force=force)
+    made = restore(backup, store, _who(), force=force)
     write_json(json, {"schema": SCHEMA, "restored": asdict(made)})
     again = "what was forgotten since is not known here: forget it again"
     if made.again is not None and made.replaced:
@@ -173,7 +174,7 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
         found, _, _ = _read(store)
         if device not in found:
             raise _unknown(store, device, found)
-    order, running = give(store, what, device, getpass.getuser())
+    order, running = give(store, what, device, _who())
     if running:
         order = await_done(store, order, wait_s)
     write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running})
@@ -182,6 +183,13 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
         line += ": no aggregator runs on this store, its next start takes it up"
     _say(json, line)
     return int((order.outcome or "").startswith("refused"))
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return f"user {os.getuid()}"
 
 
 def _read(store: Path) -> tuple[dict[str, Record], list[Order], dict[str, dict[str, Any]]]:

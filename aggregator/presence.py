@@ -51,6 +51,7 @@ class NoRounds:
     due_in_s: Callable[[float], float]
     contributions: frozenset[str] = frozenset()
     number: int = 0
+    stays: bool = True
 
     @property
     def online(self) -> int:

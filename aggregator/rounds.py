@@ -183,6 +183,11 @@ class Rounds:
         self.schedule = Schedule(policy.every_s, policy.when_new, policy.min_clients, MAX_DEVICES)
 
     @property
+    def stays(self) -> bool:
+        """Whether there is no last round."""
+        return self.policy.stays
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing of the plan is left to open."""
         return not self.policy.stays and self.number >= len(self.plan)

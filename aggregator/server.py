@@ -53,6 +53,7 @@ RECEIVE_MAXIMUM = 1_024
 TURN_S = 1.0
 GRACE_S = 40.0  # after the last round: a device without a receipt asks at once, then after 5 to 10 s, then 10 to 20
 QUIET_S = 1.0
+PATIENCE_S = 60.0
 LATECOMERS_S = 60.0  # a store that was finished before: as long as the client's --patience
 _ASKED_EACH_TURN = 100
 _HANGS_S = 120.0  # a network thread that has not gone round for so long, not even in vain
@@ -81,7 +82,8 @@ class Server:
     Args:
         listener: is told what happens.
         on_round: called with whether the run is finished, after each round and at the end.
-        patience_s: how long the broker may be absent at the start.
+        patience_s: how long the broker may be absent at the start; None for 60 s, and for ever where there is no end of
+            the plan.
         take_over: end another aggregator that serves this fleet, instead of refusing to start.
         stopping: ends `run` once it is set.
         manager: of the service, if there is one.
@@ -96,14 +98,15 @@ class Server:
         *,
         listener: events.Listener,
         on_round: Callable[[bool], None],
-        patience_s: float = 60.0,
+        patience_s: float | None = None,
         take_over: bool = False,
         stopping: threading.Event | None = None,
         manager: ServiceManager | None = None,
         each_turn: Callable[[], None] = lambda: None,
     ) -> None:
         self._core, self._address, self._fleet = coordinator, address, fleet
-        self._listener, self._on_round, self._patience_s = listener, on_round, patience_s
+        self._listener, self._on_round = listener, on_round
+        self._patience_s = None if patience_s is None and coordinator.rounds.stays else patience_s or PATIENCE_S
         self._each_turn = each_turn
         self._stopping, self._manager = stopping or threading.Event(), manager or ServiceManager({})
         self._teller = (
@@ -142,7 +145,8 @@ class Server:
         """
         self._link.open()
         try:
-            self._connected(self._link.wait_connected(self._patience_s))
+            if self._patience_s is not None:
+                self._connected(self._link.wait_connected(self._patience_s))
             self._manager.ready()
             self._teller.resumed()
             while not (self._over() or self._stopping.is_set()):
@@ -187,7 +191,9 @@ class Server:
 
     def _gather(self) -> list[Received]:
         now = time.monotonic()
-        waits = (self._core.rounds.due_in_s(now), self._seat.wait_s(now))
+        # without the seat nothing opens or closes
+        due_s = self._core.rounds.due_in_s(now) if self._seat.taken else None
+        waits = (due_s, self._seat.wait_s(now))
         event = self._link.receive(min((TURN_S, *(wait + 0.001 for wait in waits if wait is not None))))
         received: list[Received] = []
         while event is not None:

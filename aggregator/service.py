@@ -56,7 +56,8 @@ class Service:
         bundles: the fleet's bundle, and one for each further backbone that devices may have.
         address: of the broker.
         store: SQLite file that holds the run; made when absent, resumed when not.
-        patience_s: how long the broker may be absent at the start.
+        patience_s: how long the broker may be absent at the start; None for 60 s, and for ever where there is no end of
+            the plan.
         take_over: end another aggregator that serves this fleet, instead of refusing.
         new_run: go on from the store as a new run: for a store from a backup.
         metrics: host and port to serve metrics on; None for nowhere.
@@ -67,7 +68,7 @@ class Service:
     store: Path
     fleet: str
     settings: Settings
-    patience_s: float = 60.0
+    patience_s: float | None = None
     take_over: bool = False
     new_run: bool = False
     metrics: tuple[str, int] | None = None

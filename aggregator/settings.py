@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from aggregator.rounds import Policy
@@ -10,12 +10,12 @@ from aggregator.validation import MAX_SAMPLES
 from contract.bundle import Manifest
 from contract.errors import UsageError, near_names
 from contract.messages import Encoding
-from contract.methods import METHODS, Method, Value, runs_on
+from contract.methods import METHODS, Method, Value, closing_method, runs_on
 from contract.methods import method as method_of
 from contract.rules import Rule
 from contract.state import least_limit_bytes
 
-__all__ = ["Settings", "check_limit", "least_limit_of", "own_method", "standing_method"]
+__all__ = ["Settings", "check_heads", "check_limit", "least_limit_of", "own_method", "standing_method"]
 
 
 @dataclass(frozen=True)
@@ -96,3 +96,17 @@ def check_limit(manifest: Manifest, settings: Settings) -> None:
     least = least_limit_of(manifest)
     if not least <= settings.limit_bytes <= 1 << 28:
         raise UsageError("--limit-bytes", expected=f"at least {least} for class rows", got=settings.limit_bytes)
+
+
+def check_heads(settings: Settings, methods: Iterable[str]) -> None:
+    """See to it that what a head is to be made with is used by one of the methods.
+
+    Raises:
+        UsageError: when it is not.
+    """
+    given, named = set(settings.hyper) & set(closing_method().solved_with), list(dict.fromkeys(methods))
+    unused = given - {name for each in named for name in method_of(each).solved_with}
+    if unused:
+        options = ", ".join(f"--{name}" for name in sorted(unused))
+        got = f"rounds of {', '.join(named)}"
+        raise UsageError(options, expected="a round whose head is made with it", got=got, hint="leaving it out")

@@ -23,7 +23,7 @@ from aggregator.drift import DriftTable
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
 from aggregator.presence import NoRounds, Presence
-from aggregator.settings import Settings, check_limit, least_limit_of, standing_method
+from aggregator.settings import Settings, check_heads, check_limit, least_limit_of, standing_method
 from aggregator.standing import ExactSum, Standing
 from aggregator.standing_store import WITHDREW, Order, Stands
 from aggregator.state import next_global
@@ -82,6 +82,7 @@ class StandingCoordinator:
     ) -> None:
         assert settings.standing_every_s is not None
         self.method = standing_method(manifest, settings)
+        check_heads(settings, (self.method.name,))
         check_limit(manifest, settings)
         if settings.max_samples > MAX_SAMPLES:
             raise UsageError(

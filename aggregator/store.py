@@ -315,7 +315,9 @@ class SqliteStore:
                 (round, method),
             ).fetchall()
             tally = self._db.execute("SELECT outcome, messages FROM tally WHERE round = ?", (round,)).fetchall()
-        return RoundRecord(round, method, seed, opened_at, bool(closed), seconds, merged, dict(uplink), dict(tally))
+        with as_written(self._file.path):
+            counts = [{name: int(number) for name, number in rows} for rows in (uplink, tally)]
+            return RoundRecord(round, str(method), int(seed), opened_at, bool(closed), seconds, merged, *counts)
 
     def refusals(self, round: int) -> list[str]:
         """The devices whose contribution to `round` was rejected."""
@@ -363,7 +365,9 @@ class SqliteStore:
             found = {"run": os.urandom(4), **owner}
             with self._transaction():
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", list(found.items()))
-        self._run = memoryview(found["run"]).tobytes()
+        with as_written(self._file.path):
+            found = {name: memoryview(value).tobytes() for name, value in found.items() if name in ("run", *owner)}
+        self._run = found["run"]
         shown: dict[str, Callable[[bytes], str]] = {
             "bundle": lambda value: f"sha256 {value.hex()[:12]}…",
             "fleet": lambda value: f"fleet {value.decode()}",

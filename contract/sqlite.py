@@ -104,16 +104,19 @@ class Watch:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
-        self._inode, self._seen = (0, 0), -1
+        self._files: tuple[object, ...] = ()
+        self._seen = -1
 
     def changed(self) -> bool:
         """Look; the first look at a file that is there finds it changed."""
         try:
-            found = os.stat(self._path)
-            if self._db is None or self._inode != (found.st_dev, found.st_ino):
+            os.stat(self._path)
+            if self._db is None or self._files != self._stats():
                 self.close()
-                self._db, self._inode = _reader(self._path), (found.st_dev, found.st_ino)
+                self._db = _reader(self._path)
             (seen,) = self._db.execute("PRAGMA data_version").fetchone()
+            if self._seen < 0:
+                self._files = self._stats()  # which opening it may have made
         except OSError:
             return False
         except sqlite3.DatabaseError:
@@ -126,6 +129,20 @@ class Watch:
         if self._db is not None:
             self._db.close()
         self._db, self._seen = None, -1
+
+    def _stats(self) -> tuple[object, ...]:
+        """What the system says of the file and its log. Where these have changed, the connection is made anew: when
+        this process closes the file elsewhere, SQLite's locks on it are gone, and another process may take from under
+        an open connection what it hears of commits by."""
+        return tuple(_stat(f"{os.fspath(self._path)}{suffix}") for suffix in ("", "-wal"))
+
+
+def _stat(path: str) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def is_taken(path: str | os.PathLike[str]) -> bool:

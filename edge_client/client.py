@@ -33,8 +33,9 @@ from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
-from contract.errors import LinkError
+from contract.errors import LinkError, PrivacyError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
+from contract.messages import Announcement
 from contract.service_manager import ServiceManager
 from contract.wire import encode
 from edge_client import process_metrics
@@ -42,13 +43,13 @@ from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.health import Health
 from edge_client.inbox import Inbox
-from edge_client.journal import Journal
+from edge_client.journal import Journal, Key
 from edge_client.outbox import Outbox
 from edge_client.own_samples import OwnSamples
 from edge_client.presence import Presence
 from edge_client.privacy import Accountant
 from edge_client.round_work import RoundWork
-from edge_client.rounds import Follower
+from edge_client.rounds import Follower, Task
 from edge_client.waiting_notice import Absence, Waits
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
@@ -121,7 +122,12 @@ class Client:
         self._health = Health(instance, self._boot, measured or {})
         self._outbox = Outbox(random.Random())
         self._follower = Follower(
-            device_id, bundle, is_done=journal.is_done, took_part=journal.took_part, stays=not until_finished
+            device_id,
+            bundle,
+            is_done=journal.is_done,
+            took_part=journal.took_part,
+            was_rejected=lambda key: (journal.outcome(key) or ("", 0))[0] == "rejected",
+            stays=not until_finished,
         )
         self._presence = Presence(device_id, instance, is_own=journal.is_own_instance)
         self._rounds = RoundWork(
@@ -137,8 +143,8 @@ class Client:
             photos=photos,
             log=log,
         )
-        self._connections = 0
-        self._note = ""
+        self._connections, self._note = 0, ""
+        self._left_out: Key | None = None  # a round that the privacy budget does not allow
         self._waits, self._absence = Waits(), Absence()
         self._looked_at: tuple[bytes, int] | None = None  # run and version of the newest global state
         kept = journal.kept_global()
@@ -167,12 +173,7 @@ class Client:
         self._link = Link(
             address,
             f"pf-{fleet}-{device_id}-{instance.hex()}",
-            subscriptions=[
-                topics.round_(fleet),
-                topics.global_all(fleet),
-                topics.down(fleet, device_id),
-                self._status,
-            ],
+            subscriptions=[topics.round_(fleet), topics.global_all(fleet), topics.down(fleet, device_id), self._status],
             will=(self._status, encode(self._health.death())),
             echo_topic=self._status,
             keepalive_s=keepalive_s,
@@ -185,7 +186,8 @@ class Client:
             LinkError: no broker within the patience, refused for good, or another process under this id.
             UsageError: the fleet runs another bundle, and the client ends with the run.
             StoreError: the disk refused; what was committed is safe.
-            PrivacyError: another round would exceed the budget, or release something without noise.
+            PrivacyError: the client ends with its run, and another round would exceed the budget, or release something
+                without noise. One that stays leaves such rounds out.
         """
         for pending in self._journal.pending():
             self._outbox.add(pending)
@@ -251,9 +253,10 @@ class Client:
         return max(min(wait for wait in waits if wait is not None), _QUIET_S)
 
     def _is_timed(self) -> bool:
-        """Whether something is waited for that has a time limit."""
-        ends = self._follower.finished and self._rounds.unreported is not None
-        return ends or self._until_finished or (self._patience_s is not None and not self._connections)
+        """Whether something is waited for that has a time limit, or that the outbox counts from: bytes on their way."""
+        if not self._link.idle or (self._follower.finished and self._rounds.unreported is not None):
+            return True
+        return self._until_finished or (self._patience_s is not None and not self._connections)
 
     def _send(self) -> None:
         now_s = time.monotonic()
@@ -269,9 +272,7 @@ class Client:
             return True
         self._look_for_photos()
         standing = self._follower.standing
-        if standing is not None and self._rounds.stand(standing):
-            if self._count_new_photos() | self._health.measure(self._drift):
-                self._publish_birth()
+        if standing is not None and self._stand(standing):
             return True
         task = self._follower.task()
         last = self._follower.finished and self._last_state_is_here() and not len(self._outbox)
@@ -283,14 +284,36 @@ class Client:
                 self._health.accuracy = accuracy.metrics(run, number)
                 self._publish_birth()
             return True
-        if task is not None:
-            step_ms, changed = self._rounds.take_part(task), self._count_new_photos()
-            first = step_ms is not None and self._health.step_ms is None
-            self._health.step_ms = step_ms if first else self._health.step_ms
-            if first | changed | self._health.measure(self._drift):  # the aggregator's side reads it
-                self._publish_birth()
+        if task is not None and task.key != self._left_out:
+            self._take_part(task)
             return True
         return False
+
+    def _take_part(self, task: Task) -> None:
+        try:
+            step_ms, changed = self._rounds.take_part(task), self._count_new_photos()
+        except PrivacyError as error:
+            if self._until_finished:
+                raise
+            self._left_out = task.key
+            self._log(f"round {task.announcement.round} is left out: {error}")
+            return
+        first = step_ms is not None and self._health.step_ms is None
+        self._health.step_ms = step_ms if first else self._health.step_ms
+        if first | changed | self._health.measure(self._drift):  # the aggregator's side reads it
+            self._publish_birth()
+
+    def _stand(self, a: Announcement) -> bool:
+        try:
+            sent = self._rounds.stand(a)
+        except PrivacyError as error:
+            if self._until_finished:
+                raise
+            self._say(f"nothing of this device stands: {error}")
+            return False
+        if sent and self._count_new_photos() | self._health.measure(self._drift):
+            self._publish_birth()
+        return sent
 
     def _keep_state(self) -> bool:
         """Put a new global state on the disk, so that answers need no broker; False when there is none.
@@ -389,7 +412,9 @@ class Client:
             self._presence.born()
 
     def _tell_what_is_waited_for(self) -> None:
-        waited_for = self._follower.waits_for() if self._connections and not self._outbox else self._outbox.waits_for()
+        waited_for = self._outbox.waits_for()
+        if self._connections and not self._outbox:
+            waited_for = self._follower.waits_for() or self._rounds.waits_for()
         line = self._waits.line(waited_for, time.monotonic())
         if line:
             self._log(line)

@@ -148,6 +148,19 @@ class Accountant:
             "rounds_without_noise": self._bare,
         }
 
+    def check_standing(self) -> None:
+        """Refuse sums that stand, which are sent anew without an end and carry no noise.
+
+        Raises:
+            PrivacyError: always; nothing was sent.
+        """
+        raise PrivacyError(
+            "the fleet's sums stand",
+            expected=f"rounds of {self._method}, each of which costs its ε",
+            got="sums without noise, sent anew whenever photos change",
+            hint="a fleet with rounds, or a bundle without noise",
+        )
+
     def count(self, method: str) -> None:
         """A round of `method` was done."""
         if method == self._method:

@@ -110,8 +110,9 @@ def settle_providers(
 
 
 def _counts(known: Trial | None, name: str, wanted: str) -> bool:
-    """Whether what is remembered is enough: a provider that is named gets another chance."""
-    return known is not None and not (name == wanted and known.failed)
+    """Whether what is remembered is enough: a provider that is named gets another chance, and so does the CPU, without
+    which nothing runs."""
+    return known is not None and not (name in (wanted, "cpu") and known.failed)
 
 
 # ── a trial ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -249,7 +250,7 @@ def _table(state: Path, bundle: Bundle) -> dict[str, list[Trial]]:
         if (table["schema"], table["key"]) != (SCHEMA, _key(bundle)):
             return {}
         return msgspec.convert(table["threads"], dict[str, list[Trial]])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from contract.accuracy import Accuracy
-from contract.errors import DataError, DivergedError, PrivacyError, UsageError
+from contract.errors import DataError, DivergedError, UsageError
 from contract.messages import Announcement, Receipt
 from contract.service_manager import ServiceManager
 from contract.terminal import counted
@@ -137,9 +137,7 @@ class RoundWork:
             StoreError: the disk refused; nothing is sent.
         """
         if self._accountant is not None:
-            raise PrivacyError(
-                "the fleet's sums stand", expected="rounds, each of which costs ε", got="sums without noise, sent anew"
-            )
+            self._accountant.check_standing()
         changed = self._samples is not None and self._samples.has_changed
         if changed and not self._take_in_photos("the sums", "what was sent stands", self._log_once):
             return False
@@ -155,6 +153,10 @@ class RoundWork:
         process_metrics.release_memory()
         self._log(made.words)
         return True
+
+    def waits_for(self) -> str:
+        """What is waited for where sums stand, for a person; empty where there are rounds."""
+        return self._standing.waits_for()
 
     def settled(self, receipt: Receipt) -> None:
         """A receipt that ends a contribution came."""

@@ -49,6 +49,7 @@ class Follower:
         bundle: this device's.
         is_done: whether a round was committed before, also by an earlier process.
         took_part: whether any round of a run was.
+        was_rejected: whether the aggregator refused what this device sent for a round.
         stays: whether a run of another bundle is waited out, instead of being an error.
     """
 
@@ -59,11 +60,12 @@ class Follower:
         *,
         is_done: Callable[[Key], bool],
         took_part: Callable[[bytes], bool],
+        was_rejected: Callable[[Key], bool] = lambda key: False,
         stays: bool = False,
     ) -> None:
         self._stays, self._foreign = stays, False
         self._device_id, self._bundle = device_id, bundle
-        self._is_done, self._took_part = is_done, took_part
+        self._is_done, self._took_part, self._was_rejected = is_done, took_part, was_rejected
         self._announcement: Announcement | None = None
         self._seen_open: OrderedDict[bytes, None] = OrderedDict()
         self._runs: OrderedDict[bytes, tuple[GlobalCollector, GlobalState | None]] = OrderedDict()
@@ -188,7 +190,10 @@ class Follower:
         if a.phase == "closed" or a.round < 1:
             return f"waiting for round {a.round + 1} to open"
         if self._is_done((a.run, a.round, a.method)):
-            return f"{what} is open and done here: waiting for the next round"
+            how = "and done here"
+            if self._was_rejected((a.run, a.round, a.method)):
+                how = "but what this device sent was rejected"
+            return f"{what} is open {how}: waiting for the next round"
         if not self.is_called:
             return f"{what} is open, this device was not sampled: waiting for the next round"
         state = self.state(a.run)

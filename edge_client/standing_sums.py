@@ -58,6 +58,8 @@ class StandingSums:
         self._device, self._journal, self._id = device, journal, device_id
         self._known: tuple[LocalData, list[bytes]] | None = None
         self._nothing_at: tuple[object, ...] | None = None  # where the last look found nothing to send
+        self._held_back = 0
+        self._waits = ""
         self._again_at_s = float("-inf")
 
     def make(self, a: Announcement, boot: int, now_s: float) -> Made | None:
@@ -67,18 +69,25 @@ class StandingSums:
             a: the announcement under which sums stand.
             boot: how often the device has started.
         """
+        self._waits = ""
         if now_s < self._again_at_s:
+            self._waits = "refused by the aggregator: waiting to be admitted again"
             return None
         generation, sent = self._journal.standing.newest(a.run)
         keys = self._keys()
         looked = (self._known, a.run, a.method, a.min_samples, generation, sent is None)
-        if looked == self._nothing_at:
-            return None
-        choice = choose(keys, None if sent is None else separated(sent), a.min_samples)
-        if choice.rows is None:
-            self._nothing_at = looked
-            return None
-        return self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
+        if looked != self._nothing_at:
+            choice = choose(keys, None if sent is None else separated(sent), a.min_samples)
+            if choice.rows is not None:
+                return self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
+            self._nothing_at, self._held_back = looked, choice.waiting
+        back = f", {self._held_back:,} changes are too few of their class to be told" if self._held_back else ""
+        self._waits = f"sums {generation} stand{back}: waiting for photos to change"
+        return None
+
+    def waits_for(self) -> str:
+        """What is waited for, for a person; empty where there are rounds."""
+        return self._waits
 
     def told(self, receipt: Receipt, now_s: float) -> None:
         """A receipt came; of no effect unless it speaks of the newest generation."""

@@ -261,10 +261,10 @@ def table_command(
         raise UsageError("--seeds", expected="1 or more", got=seeds)
     rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
     order = Order(table, out / stem, data, seeds, quick, rows, wanted, show)
-    return _until_stopped(lambda: _fill_table(stem, order, json, tensorboard, threads))
+    return _until_stopped(lambda: _fill_table(stem, order, json, tensorboard, threads, Path(name).name))
 
 
-def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | None, threads: int) -> None:
+def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | None, threads: int, asked: str) -> None:
     import torch
 
     from lab.paper_tables.render import show, write_sheet
@@ -284,16 +284,16 @@ def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | No
         cells = run_table(order, progress)
     if board is not None:
         board.close()
-    paths = write_sheet(stem, order, cells, _command_line(stem, order))
+    paths = write_sheet(stem, order, cells, _command_line(asked, order))
     if json is not None:
         write_text(json, paths[0].read_text(encoding="utf-8"))
     console.print(show(stem, order, cells))
     console.print(*paths, sep="\n", highlight=False, soft_wrap=True)
 
 
-def _command_line(stem: str, order: Any) -> str:
+def _command_line(asked: str, order: Any) -> str:
     """The command that gives these cells, with the data's place left to the reader."""
-    parts = ["protofleet lab table", stem, *(["--quick"] if order.quick else [])]
+    parts = ["protofleet lab table", asked, *(["--quick"] if order.quick else [])]
     parts += ["--data DIR"] if order.data else []
     parts += [f"--seeds {order.seeds}"] if order.seeds else []
     parts += [f"--only '{','.join(order.rows)}'"] if order.rows else []

@@ -27,7 +27,8 @@ class Aggregator:
         fleet: the fleet's id, in every topic.
         calibrate: end with one FFC round; where there is one bundle, unless said otherwise.
         ca, cert, key: PEM files, for `mqtts://`.
-        patience_s: how long the broker may be absent at the start.
+        patience_s: how long the broker may be absent at the start; 60 s unless told, and for ever with `every` or
+            `when_new`.
         take_over, new_run, metrics, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
             `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`, `ridge`,
             `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `every`, `when_new`, `window`, `open_clients`,
@@ -48,7 +49,7 @@ class Aggregator:
         ca: str | None = None,
         cert: str | None = None,
         key: str | None = None,
-        patience_s: float = 60.0,
+        patience_s: float | None = None,
         take_over: bool = False,
         new_run: bool = False,
         metrics: str | None = None,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from aggregator_samples import BUNDLE, contribution, manifest, means
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_aggregator_console import _lines
 
@@ -173,6 +173,7 @@ share = st.floats(0, 1)
 said = st.builds(Accuracy, st.integers(1, 10**6), share, share, shipped=share, alone=st.none() | share)
 
 
+@example({"b": Accuracy(1, 0.5), "a": Accuracy(2, 0.5)})  # equals: the first by id
 @given(st.dictionaries(st.text("abc", min_size=1, max_size=3), said, min_size=1, max_size=8))
 def test_averages_are_those_of_all_photos_one_by_one_and_of_all_devices(by_device: dict[str, Accuracy]) -> None:
     found = fleet_accuracy(by_device)
@@ -181,7 +182,8 @@ def test_averages_are_those_of_all_photos_one_by_one_and_of_all_devices(by_devic
     right = sum(each.all_classes * each.samples for each in told)
     assert found.pooled["all_classes"] == pytest.approx(right / sum(each.samples for each in told))
     assert found.mean["all_classes"] == pytest.approx(sum(each.all_classes for each in told) / len(told))
-    assert by_device[found.worst].all_classes == min(each.all_classes for each in told)
+    lowest = min(each.all_classes for each in told)
+    assert found.worst == min(device for device, each in by_device.items() if each.all_classes == lowest)
     known = [each.alone for each in told if each.alone is not None]
     assert ("alone" in found.mean) == bool(known)
     for averages in (found.mean, found.pooled):

@@ -50,6 +50,13 @@ def test_a_run_is_told_line_by_line() -> None:
     ]
 
 
+def test_a_broker_that_stays_away_does_not_fill_the_log() -> None:
+    away = [events.LinkDown(f"refused {number % 2}", 30.0) for number in range(500)]
+    told = _lines(*away, events.LinkUp("mqtt://b", 1_024), away[0])
+    assert len(told) == 20 + 2
+    assert told[-1] == "broker away (refused 0), trying again in 30.0 s"
+
+
 def test_windows_are_told_as_such() -> None:
     assert _lines(
         events.Waiting(4, 2, 1, opens_in_s=7_500.0),

@@ -332,6 +332,15 @@ def test_a_round_in_which_every_class_was_withheld_is_warned_of(tmp_path: Path) 
         assert core.doubt.startswith("no class is known: devices withhold")
 
 
+@pytest.mark.parametrize(("name", "given"), [("ncm", {"ridge": 1.0}), ("fedcof", {"form": "discriminant"})])
+def test_what_no_head_is_made_with_is_refused(tmp_path: Path, name: str, given: dict[str, object]) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        settings = dataclasses.replace(SETTINGS, rounds=1, method=name, hyper=given)
+        line = f"--{next(iter(given))}, expected a round whose head is made with it, got rounds of {name}"
+        with pytest.raises(UsageError, match=line):
+            Coordinator(store, manifest(name="ffc"), BUNDLE, settings, now=0.0)
+
+
 def test_after_a_restart_a_liar_is_still_left_out(tmp_path: Path) -> None:
     one = dataclasses.replace(SETTINGS, rounds=1, calibrate=False)
     liar = ClassMeans.from_means(means(0).means * 1000, means(0).counts)

@@ -55,6 +55,7 @@ class Fleet(RuleBasedStateMachine):
         self.core = self._core()
         self.kept: dict[str, tuple[int, int | None]] = {}  # device → generation, which sum; what a store would hold
         self.now, self.changed_at = 0.0, None
+        self.headed = self.core.total  # what the last head was made of
 
     def _core(self) -> Standing:
         return Standing(ExactSum.zero(UnitMeans, CLASSES, WIDTH), EVERY_S)
@@ -78,8 +79,11 @@ class Fleet(RuleBasedStateMachine):
         self.core = self._core()
         for device, (generation, which) in self.kept.items():
             self.core.replace(device, generation, None, None if which is None else SUMS[which], self.now)
-        if self.changed_at is None:
-            self.core.solved(self.now)  # its digest says that the head is of these
+        if self.core.total.equal(self.headed):  # its digest says that the head is of these
+            self.core.solved(self.now)
+            self.changed_at = None
+        else:
+            self.core.changed(self.now)
 
     @rule(seconds=st.floats(0.0, 2 * EVERY_S))
     def time_goes_by(self, seconds: float) -> None:
@@ -90,7 +94,7 @@ class Fleet(RuleBasedStateMachine):
             self.now += wait_s
             assert self.now <= self.changed_at + EVERY_S + 1e-6
             self.core.solved(self.now)
-            self.changed_at = None
+            self.changed_at, self.headed = None, self.core.total
         self.now = end
         assert self.changed_at is None or self.now < self.changed_at + EVERY_S + 1e-6
 

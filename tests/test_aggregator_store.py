@@ -292,3 +292,21 @@ def test_a_new_run_goes_on_from_what_is_held(tmp_path: Path) -> None:
         assert store.run != before
     with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
         assert (store.run != before, store.state().run, store.state().version) == (True, store.run, 1)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["UPDATE contribution SET received_bytes = 'many'", "UPDATE meta SET value = 'text' WHERE name = 'bundle'"],
+)
+def test_what_no_aggregator_wrote_is_one_line(tmp_path: Path, sql: str) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        store.open_round(1, "fedproto", 0, 0.0)
+        store.commit([_accepted("a")], {})
+    with sqlite3.connect(tmp_path / "s") as db:
+        db.execute(sql)
+    db.close()
+    with (
+        pytest.raises(StoreError, match="expected what an aggregator writes"),
+        SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store,
+    ):
+        store.record(1)

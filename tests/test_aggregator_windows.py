@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import heapq
 import random
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, gram, manifest, means
+from aggregator_samples import BUNDLE, CLASSES, WIDTH, bundle_file, contribution, extractor, gram, manifest, means
+from brokers import free_port
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+import aggregator.server as server_module
 from aggregator.coordinator import Coordinator, Settings
-from aggregator.events import RoundOpened, Waiting
+from aggregator.events import LinkDown, RoundOpened, Waiting
 from aggregator.rounds import Closed, Extended, Opened, Policy, Rounds
 from aggregator.run_events import Teller
 from aggregator.schedule import Schedule
-from aggregator.service import settle
+from aggregator.service import Service, settle
 from aggregator.store import SqliteStore
 from contract.durations import in_words, seconds
-from contract.errors import UsageError
+from contract.errors import LinkError, UsageError
+from contract.link import Address, Link
 from contract.messages import Status
 from contract.methods import method as method_of
 from contract.ridge import solve_head
@@ -459,3 +464,34 @@ def test_what_stands_in_does_not_close_a_round_and_is_bounded(tmp_path: Path) ->
         assert core.advance(120.0, 120.0) == Extended(2, 1)
         core.take([("b", sums_of(core, "b", 2))], 121.0)
         closed(core, 121.0, ("a", 2), ("b", 2), ("c", 1), ("d", 1))
+
+
+def test_it_waits_for_a_broker_without_a_limit_and_without_haste(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a window that should have ended: who cannot speak for the fleet has nothing to do."""
+    bundle, looks, told = tmp_path / "f.bundle", list[float](), list[object]()
+    sha256 = bundle_file(bundle)
+    with SqliteStore(tmp_path / "s", sha256, "fleet") as store:
+        store.open_round(1, "fedproto", 0, 0.0)
+    receive = Link.receive
+
+    def counted(self: Link, timeout_s: float) -> object:
+        looks.append(timeout_s)
+        return receive(self, timeout_s)
+
+    monkeypatch.setattr(Link, "receive", counted)
+    monkeypatch.setattr(server_module, "PATIENCE_S", 0.1)
+    address = Address.parse(f"mqtt://127.0.0.1:{free_port()}")
+    service = Service([bundle], address, tmp_path / "s", "fleet", settle(every="1h", calibrate=False))
+    running = threading.Thread(target=lambda: service.run(told.append, lambda content, finished: None), daemon=True)
+    running.start()
+    while sum(isinstance(event, LinkDown) for event in told) < 3:
+        time.sleep(0.02)
+    assert running.is_alive()
+    assert len([wait_s for wait_s in looks if 0 < wait_s < 0.5]) <= 3
+    service.stop()
+    running.join(10)
+    assert not running.is_alive()
+    with pytest.raises(LinkError, match=r"no broker at .* within 0\.1 s"):
+        Service([bundle], address, tmp_path / "t", "fleet", settle()).run(told.append, lambda content, finished: None)

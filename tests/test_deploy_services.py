@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from brokers import Embedded
+from watched import strace
 
 from contract.files import whole_file
 from edge_client.config import settle_config
@@ -59,6 +65,68 @@ def test_what_is_started_has_the_options_that_it_is_given(name: str) -> None:
     given = {option for line in lines for option in re.findall(r"--[a-z][a-z-]+", line)}
     assert given, name
     assert given <= set(re.findall(r"--[a-z][a-z-]+", described))
+
+
+def calls_of(*groups: str) -> set[str]:
+    """The system calls of systemd's groups."""
+    found = set[str]()
+    for group in groups:
+        lines = analyzed("syscall-filter", group).stdout.splitlines()
+        words = [word for word in map(str.strip, lines) if word and not word.startswith("#")]
+        found |= {word for word in words if not word.startswith("@")}
+        found |= calls_of(*(word for word in words if word.startswith("@") and word != group))
+    return found
+
+
+@pytest.mark.slow
+def test_a_round_needs_no_call_that_the_units_deny_and_no_memory_that_they_deny(tmp_path: Path) -> None:
+    """Both commands from start to SIGTERM, with `MemoryDenyWriteExecute=` by the kernel's own means, under strace."""
+    lines = (DEPLOY / UNITS[0]).read_text().splitlines()
+    named = [line.partition("=")[2] for line in lines if line.startswith("SystemCallFilter=")]
+    assert named == ["@system-service", "~@privileged @resources"]
+    shipped = ROOT / "lab" / "demo" / "shipped"
+    with np.load(shipped / "images.npz") as images:
+        np.savez(tmp_path / "a.npz", x=images["dealt_x"][:60], y=images["dealt_y"][:60])
+    guarded = tmp_path / "guarded.py"
+    guarded.write_text(
+        "import ctypes, os, sys\n"
+        "assert ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) == 0  # PR_SET_MDWE, Linux 6.3\n"
+        "os.execvp(sys.argv[1], sys.argv[1:])\n"
+    )
+    broker = Embedded()
+    broker.start()
+    common = ["--bundle", shipped / "fleet.bundle", "--broker", broker.url]
+    started = {
+        "aggregate": [*common, "--store", tmp_path / "s", "--every", "1h", "--window", "2s"],
+        "client": [*common, "--id", "d", "--data", tmp_path / "a.npz", "--state", tmp_path / "d"],
+    }
+    running = []
+    try:
+        for name, words in started.items():
+            watched = [strace(), "-f", "-qq", "-c", "-o", tmp_path / f"{name}.calls", sys.executable, guarded]
+            command = [*watched, sys.executable, "-m", "protofleet", name, *words]
+            running.append(subprocess.Popen([str(word) for word in command], stderr=subprocess.DEVNULL))
+        deadline = time.monotonic() + 120
+        while not (tmp_path / "d" / "history.jsonl").exists():
+            assert time.monotonic() < deadline
+            assert all(process.poll() is None for process in running)
+            time.sleep(0.2)
+        for process in running:
+            (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            os.kill(int(child), signal.SIGTERM)
+        assert [process.wait(60) for process in running] == [143, 143]
+    finally:
+        for process in running:
+            process.kill()
+        broker.stop()
+    allowed, denied = calls_of("@system-service"), calls_of("@privileged", "@resources")
+    for name in started:
+        rows = [line.split() for line in (tmp_path / f"{name}.calls").read_text().splitlines()[2:]]
+        used = {row[-1] for row in rows if len(row) >= 4 and row[-1].isidentifier()} - {"total"}
+        assert {"openat", "sendto", "fdatasync"} <= used  # it sees what it is meant to see
+        assert used <= allowed
+        # of these it gets EPERM: numpy's library then leaves memory where it lies, and SQLite asks only as root
+        assert used & denied <= {"mbind", "set_mempolicy", "fchown"}
 
 
 def test_the_configuration_that_they_name_is_one() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from edge_samples import FASHION_LABELS, announcement, fashion
 
+from contract.accuracy import Accuracy
 from contract.bundle import Activation, Bundle, Manifest, read_bundle
 from contract.errors import UsageError
 from contract.methods import method
@@ -17,6 +18,7 @@ from edge_client.config import ClientConfig, settle_config
 from edge_client.data import LocalData
 from edge_client.data.load import hold_back
 from edge_client.device import Device
+from edge_client.evaluate import in_words
 from edge_client.extractor import Extractor
 from edge_client.own_samples import LEAST, OwnSamples, Samples
 from edge_client.service import _tells_accuracy
@@ -84,6 +86,17 @@ def test_own_classes_are_the_photos_of_classes_that_are_trained_on(bundle: Bundl
     assert found is not None
     assert found.own_classes == pytest.approx(found.all_classes * 80 / np.isin(test.y, (0, 3)).sum())
     assert found.own_classes > found.all_classes > 0
+
+
+def test_in_words_own_classes_stand_beside_where_they_differ() -> None:
+    found = Accuracy(40, 0.5, 0.75, shipped=0.25, alone=0.4)
+    beside = "(bundle as shipped 25.0%, alone 40.0%, personal head 60.0%)"
+    assert in_words(found, "photos", 0.6) == f"50.0% right on 40 photos, 75.0% on those of its own classes {beside}"
+    assert (
+        in_words(Accuracy(40, 0.5, 0.5), "photos")
+        == in_words(Accuracy(40, 0.5), "photos")
+        == "50.0% right on 40 photos"
+    )
 
 
 # ── what is held out ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -103,7 +103,7 @@ def test_own_weights_are_taken_up_with_what_belongs_to_them(opened: Opens, x: np
     key = (RUN, 1, "fedproto")
     journal.commit_round(key, weights=trained, payload=None, limit_bytes=0, metrics={})
     answers = predictor(x)
-    assert predictor.basis == "own weights after 1 rounds, global version 1"
+    assert predictor.basis == "own weights after 1 round, global version 1"
     np.testing.assert_array_equal(answers.scores, protofleet.Predictor(tmp_path / "state", way="prototype")(x).scores)
 
 

@@ -109,6 +109,12 @@ def test_names_of_classes_are_mapped_to_the_bundles_numbers(make, tmp_path: Path
         load_data(path, manifest(("bee", "cat")))
 
 
+def test_a_folder_of_devices_is_not_a_folder_of_classes_and_the_error_says_so(tmp_path: Path) -> None:
+    write_folder(tmp_path / "photos" / "kitchen", X, Y, LABELS)
+    with pytest.raises(DataError, match=r"got 'kitchen', try --data with the folder kitchen, in which ant lies"):
+        load_data(tmp_path / "photos", manifest())
+
+
 @pytest.mark.parametrize("trains", [True, False])
 def test_one_class_and_an_empty_class_are_welcome(trains: bool, tmp_path: Path) -> None:
     write_folder(tmp_path / "one", X[:4], np.full(4, 2), LABELS)

@@ -21,7 +21,7 @@ from test_edge_data import manifest, png, samples, sorted_rows, write_folder
 from contract.errors import DataError, ProtofleetError
 from edge_client.config import settle_config
 from edge_client.data import LocalData
-from edge_client.data.learned import Example, ExampleGoneError, Learned, LearnedFile, example_of
+from edge_client.data.learned import KIND, Example, ExampleGoneError, Learned, LearnedFile, example_of
 from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
 from edge_client.own_samples import OwnSamples
 
@@ -150,8 +150,34 @@ def test_what_is_no_file_of_ours_is_left_alone(taught: LearnedFile, tmp_path: Pa
     (tmp_path / "state" / "learned.sqlite").write_bytes(b"something else" * 20)
     with pytest.raises(ProtofleetError, match="expected a file of learned examples of version 2, got another file"):
         taught.learn(example(MORE[0]), "ant")
-    with pytest.raises(DataError, match=r"file of learned examples .*that can be read"):
+    with pytest.raises(DataError, match=r"file of learned examples|--state .*learned.sqlite, expected"):
         seen(tmp_path).look()
+
+
+@pytest.mark.parametrize("begun", ["empty", "hot journal"])
+def test_what_a_killed_writer_began_stops_nobody(begun: str, taught: LearnedFile, tmp_path: Path) -> None:
+    """Killed as soon as it had made the file, or in the middle of the transaction that fills it."""
+    file = tmp_path / "state" / "learned.sqlite"
+    if begun == "empty":
+        file.touch()
+    else:
+        db = sqlite3.connect(tmp_path / "other.sqlite", isolation_level=None)
+        db.executescript(
+            f"PRAGMA cache_size = 1; BEGIN; PRAGMA application_id = {KIND.application_id}; {KIND.steps[0]}"
+        )
+        rows = [
+            (bytes([row]), b"", "ant", bytes(9000)) for row in range(20)
+        ]  # more than the cache holds: it is written
+        db.executemany("INSERT INTO examples VALUES (?, ?, ?, ?)", rows)
+        file.write_bytes((tmp_path / "other.sqlite").read_bytes())
+        (tmp_path / "state" / "learned.sqlite-journal").write_bytes((tmp_path / "other.sqlite-journal").read_bytes())
+        db.close()
+        assert file.stat().st_size > 9000
+    learned = Learned(tmp_path / "state")
+    assert not learned.look()
+    assert taught.learn(example(MORE[0]), "ant") == "learned"
+    assert learned.look()
+    assert len(learned) == 1
 
 
 # ── who writes, and who dies ────────────────────────────────────────────────────────────────────────────────────────
@@ -196,6 +222,38 @@ def test_killed_at_any_moment_all_that_was_confirmed_is_there_and_no_more_than_o
     assert confirmed <= there
     assert len(there - confirmed) <= 2
     assert taught.learn(example(MORE[0]), "ant") == "learned"
+
+
+def test_a_full_disk_is_one_line_and_what_was_confirmed_is_there(taught: LearnedFile, tmp_path: Path) -> None:
+    tests = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    command = ["prlimit", "--fsize=40000", sys.executable, "-c", LEARN, tmp_path / "state", "1"]
+    done = subprocess.run(command, capture_output=True, env=env, timeout=60)
+    confirmed = done.stdout.decode().split()
+    assert b"StoreError: file of learned examples" in done.stderr.splitlines()[-1]
+    assert b"expected a disk that takes it" in done.stderr.splitlines()[-1]
+    assert len(confirmed) > 3
+    assert {pixels.hex() for _, pixels in held(seen(tmp_path))} == set(confirmed)
+    assert taught.learn(example(MORE[0]), "ant") == "learned"  # with room again
+
+
+def test_who_reads_and_writes_in_one_process_still_sees_what_another_writes(
+    taught: LearnedFile, tmp_path: Path
+) -> None:
+    """A file that is closed here takes SQLite's locks along, and who is last elsewhere then removes the log."""
+    learned = Learned(tmp_path / "state")
+    code = LEARN.replace("range(10_000)", "range(1)")
+    tests = Path(__file__).parent
+    env = {**os.environ, "PYTHONPATH": f"{tests}{os.pathsep}{tests.parent}"}
+    for count in (2, 4, 6):
+        taught.learn(example(MORE[count - 2]), "ant")
+        assert learned.look()
+        subprocess.run(
+            [sys.executable, "-c", code, tmp_path / "state", str(count)], stdout=subprocess.DEVNULL, env=env, check=True
+        )
+        assert learned.look()
+        assert len(learned) == count
+        assert not learned.look()
 
 
 def test_threads_that_correct_each_other_leave_one_label(taught: LearnedFile, tmp_path: Path) -> None:

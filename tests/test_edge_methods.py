@@ -88,8 +88,8 @@ def test_small_classes_are_withheld_by_every_method(name: str, mnist_like_bundle
 def test_over_frozen_features_means_are_of_unit_features_and_groups_are_drawn_from_the_devices_secret(
     mnist_like_bundle: Callable[..., Path],
 ) -> None:
-    """Eight to ten samples of each class, and no group below three of them."""
-    bundle = read_bundle(mnist_like_bundle("ncm"))
+    """Eight to ten samples of each class, and none in a group of fewer than three; features are of any length."""
+    bundle = read_bundle(mnist_like_bundle())
     data = fashion(bundle, 28, OWN)
 
     def sent(name: str, secret: bytes) -> Statistic:

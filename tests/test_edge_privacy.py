@@ -142,6 +142,17 @@ def test_rounds_are_counted_with_the_samples_that_they_had() -> None:
     assert then.epsilon() == then.epsilon(0) > first.epsilon()
 
 
+def test_photos_that_come_weigh_in_from_then_on() -> None:
+    mechanism = Mechanism(1.0, 500.0, True)
+    now = Accountant(mechanism, 1e-5, None, 1, method="fedhkd", counts=np.array([50, 50, 5]))
+    now.count("fedhkd")
+    before = now.epsilon()
+    now.hold(np.array([50, 60, 5]))
+    assert now.epsilon() == pytest.approx(before)
+    sums = 2 * (2 * (2 * 50**2 + 5**2) + 50**2 + 60**2 + 5**2)  # of two rounds, and of the third
+    assert now.epsilon(1) == pytest.approx(_epsilon(500.0 / math.sqrt(sums), 1e-5))
+
+
 def test_a_device_that_has_fewer_samples_than_before_does_not_forget_what_it_told(tmp_path: Path) -> None:
     """What the service makes of a journal with a round over many samples."""
     manifest = SimpleNamespace(method="fedhkd", hyper=method("fedhkd").settle({"noise": 500.0}), classes=3)
@@ -213,6 +224,8 @@ def test_with_a_budget_a_round_without_noise_is_refused() -> None:
             f"got a round of {other}, which adds none, try aggregate --no-calibrate, or this client without --epsilon"
         )
     accountant.check("fedhkd")
+    with pytest.raises(PrivacyError, match="the fleet's sums stand, expected rounds of fedhkd"):
+        accountant.check_standing()
 
 
 @pytest.mark.parametrize(("predictions", "bare"), [(True, 1), (False, 0)])

@@ -349,6 +349,17 @@ def test_a_cpu_that_cannot_run_the_bundle_is_one_line(bundle, path, cuda, tmp_pa
         settle_providers(bundle, path, try_one=lambda name: Trial(name, failed="no such operator"))
 
 
+@pytest.mark.parametrize("written", ["[" * 100_000, None], ids=["a file that nobody wrote", "a CPU that failed once"])
+def test_no_remembered_trial_bars_the_cpu(bundle, path, cuda, tmp_path, written: str | None) -> None:
+    cuda()
+    device = Counted(bundle, path, tmp_path, FAST)
+    first = device.settle()
+    table = json.loads((tmp_path / FILE).read_text())
+    table["threads"]["1"][0]["failed"] = "not enough memory, once"
+    (tmp_path / FILE).write_text(written or json.dumps(table))
+    assert device.settle() == first
+
+
 def test_a_trial_in_a_process_of_its_own_is_what_it_is_here(bundle: Bundle, path: Path) -> None:
     apart = tried_apart([sys.executable, "-m", "edge_client.provider_trials", str(path), "cpu", "1", ""], "cpu")
     assert apart.failed == ""

@@ -240,6 +240,9 @@ def test_what_is_waited_for_is_named() -> None:
     assert fleet.waits_for() == ""  # there is something to do
     done.add((RUN, 1, "fedproto"))
     assert fleet.waits_for() == "round 1 (fedproto) is open and done here: waiting for the next round"
+    refused = Follower("pi-1", BUNDLE, is_done=done.__contains__, took_part=bool, was_rejected=done.__contains__)
+    refused.announced(announced(1))
+    assert refused.waits_for().startswith("round 1 (fedproto) is open but what this device sent was rejected: ")
     fleet.announced(announced(2, fraction=1e-9))
     assert "not sampled" in fleet.waits_for()
     fleet.announced(announced(2, global_version=3))

@@ -107,6 +107,7 @@ def test_generations_rise_through_receipts_restarts_and_lost_state(bundle: Bundl
         assert sums.make(a, 1, 1.0) is None
         sums.told(Receipt(RUN, 1, "ncm", "committed"), 2.0)
         assert sums.make(a, 1, 3.0) is None
+        assert sums.waits_for() == "sums 1 stand: waiting for photos to change"
     with journal(tmp_path, bundle) as kept:  # the same photos, in another order, are no news
         shuffled = LocalData(few.x[::-1], few.y[::-1])
         assert StandingSums(Device(bundle, shuffled, "pi-1"), kept, "pi-1").make(a, 2, 0.0) is None
@@ -120,10 +121,22 @@ def test_generations_rise_through_receipts_restarts_and_lost_state(bundle: Bundl
         assert sums.make(a, 2, 4.0).report.key[1] == 8
         sums.told(Receipt(RUN, 8, "ncm", "rejected", "it was forgotten"), 5.0)
         assert sums.make(a, 2, 5.0 + REFUSED_WAIT_S - 1) is None
+        assert sums.waits_for() == "refused by the aggregator: waiting to be admitted again"
         assert sums.make(a, 2, 5.0 + REFUSED_WAIT_S).report.key[1] == 9
         assert sums.make(standing(bundle, run=b"run2"), 2, 9e9).report.key[1] == 1
         with pytest.raises(MethodError, match="expected one whose sums can stand, got fedcof"):
             sums.make(standing(bundle, run=b"run3", method="fedcof"), 2, 9e9)
+
+
+def test_a_person_is_told_what_is_held_back(bundle: Bundle, tmp_path: Path) -> None:
+    data, a = fashion(bundle, 24, (0, 1)), standing(bundle, min_samples=5)
+    with journal(tmp_path, bundle) as kept:
+        fewer = LocalData(data.x[:-1], data.y[:-1])
+        assert StandingSums(Device(bundle, data, "pi-1"), kept, "pi-1").make(a, 1, 0.0) is not None
+        sums = StandingSums(Device(bundle, fewer, "pi-1"), kept, "pi-1")
+        assert sums.make(a, 1, 1.0) is None
+        assert sums.make(a, 1, 2.0) is None
+        assert sums.waits_for().startswith("sums 1 stand, 1 changes are too few of their class to be told")
 
 
 def test_sums_of_chosen_samples_are_those_of_a_device_that_holds_no_others(bundle: Bundle) -> None:

@@ -20,13 +20,15 @@ from test_edge_rounds import OTHER, announced, follower
 
 import edge_client.client as client_module
 from contract.bundle import Bundle, read_bundle
-from contract.errors import DataError, UsageError
+from contract.errors import DataError, PrivacyError, UsageError
 from contract.service_manager import ServiceManager
 from edge_client import history, retention
 from edge_client.config import settle_config
 from edge_client.journal import read_kept
 from edge_client.own_samples import OwnSamples
 from edge_client.retention import drop_old_rounds
+from edge_client.round_work import RoundWork
+from edge_client.rounds import Task
 from edge_client.service import Service
 from edge_client.waiting_notice import Absence, Waits
 
@@ -278,6 +280,35 @@ def broker(tmp_path: Path) -> Iterator[TestBroker]:
     found.start()
     yield found
     found.stop()
+
+
+def test_a_round_that_the_privacy_budget_does_not_allow_is_left_out_and_said_once(
+    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_part, said = RoundWork.take_part, list[str]()
+
+    def refuses(self: RoundWork, task: Task) -> float | None:
+        if task.announcement.round == 1:
+            raise PrivacyError("the privacy budget is spent")
+        return take_part(self, task)
+
+    monkeypatch.setattr(RoundWork, "take_part", refuses)  # a network that adds noise takes long to export
+    folder = photos(bundle, tmp_path / "photos")
+    given = {"bundle": str(path), "broker": broker.url, "id": "pi-1", "data": str(folder), "hold_out": 0.0}
+    service = Service(settle_config(None, {**given, "state": str(tmp_path / "state")}))
+    threading.Thread(target=lambda: service.run(said.append, lambda content, finished: None), daemon=True).start()
+    with Peer(broker.url, bundle) as peer:
+        peer.announce(1)
+        peer.announce(1, phase="closed")
+        peer.announce(1)
+        deadline = time.monotonic() + 30
+        while not any("left out" in line for line in said):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.02)
+        peer.announce(2)
+        peer.contribution(2)
+    service.stop()
+    assert [line for line in said if "left out" in line] == ["round 1 is left out: the privacy budget is spent"]
 
 
 def says_new(peer: Peer, count: int) -> None:

@@ -37,12 +37,32 @@ class DropRate(nn.Module):
         return functional.dropout(x, p=self.drop_rate, training=self.training)
 
 
+class DropPath(nn.Module):
+    """As timm calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop_prob = 0.5
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (torch.rand(len(x), 1) > self.drop_prob) if self.training else x
+
+
+class SelfAttention(nn.Module):
+    """As torch writes it: by a number that has no name of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(x, p=0.5, training=self.training)
+
+
 @pytest.mark.parametrize(
     ("layer", "names"),
     [
         (nn.Dropout(0.5), ("Dropout",)),
         (DropConnect(), ("drop_connect_rate",)),
         (DropRate(), ("drop_rate",)),
+        (DropPath(), ("DropPath",)),
+        (SelfAttention(), ()),
         (nn.Dropout(0.0), ()),
         (nn.BatchNorm1d(8), ()),
     ],

@@ -184,6 +184,13 @@ def test_where_a_network_cannot_be_divided(where: dict[str, object], words: str)
     assert words in str(caught.value)
 
 
+def test_a_layer_is_not_another_whose_name_begins_with_its() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 1, 1), *(nn.Tanh() for _ in range(9)), nn.Flatten(), nn.Linear(64, 6))
+    with pytest.raises(UsageError, match="--train-from, expected a layer with weights, got 1"):
+        cut_network(net, Preprocess((0.5,), (0.25,)), SHAPE, layer="1")
+    assert cut_network(net, Preprocess((0.5,), (0.25,)), SHAPE, layer="11").trained == {"11.weight", "11.bias"}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -55,7 +56,13 @@ def awake(url: str, name: str, share: slice, folder: Path) -> None:
     assert not running.is_alive()
 
 
-def test_devices_that_are_never_awake_together_are_in_one_round(url: str, tmp_path: Path) -> None:
+def test_devices_that_are_never_awake_together_are_in_one_round(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager, notes = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM), list[str]()
+    manager.bind(str(tmp_path / "notify"))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    threading.Thread(target=lambda: notes.extend(iter(lambda: manager.recv(4096).decode(), "")), daemon=True).start()
     told, once = list[Event](), threading.Event()
     aggregator = protofleet.Aggregator(
         SHIPPED / "fleet.bundle", broker=url, store=tmp_path / "s", every="1h", window="6s", min_clients=2
@@ -76,6 +83,7 @@ def test_devices_that_are_never_awake_together_are_in_one_round(url: str, tmp_pa
     aggregator.stop()
     serving.join(20)
     assert not serving.is_alive()
+    wait_for(lambda: [notes.count(word) for word in ("READY=1", "STOPPING=1")] == [3, 3], notes)
     assert summary["schedule"] == {
         "every_s": 3600.0, "when_new": 0, "window_s": 6.0, "open_clients": 1, "min_clients": 2, "max_clients": 0,
     }  # fmt: skip

@@ -37,7 +37,7 @@ def test_a_measurement_reaches_the_status(mnist_like_bundle: Callable[..., Path]
             device_id="d",
             measured=found,
         )
-        status = decode(encode(client._state_of_health(online=True)))
+        status = decode(encode(client._health.birth()))
     assert found["profile_train_step_ms"] > 0
     assert found.items() <= dict(status.metrics).items()  # type: ignore[union-attr]
     assert "rss_bytes" in status.metrics  # type: ignore[union-attr]

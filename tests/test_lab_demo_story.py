@@ -33,6 +33,11 @@ def test_every_class_is_somewhere_and_no_device_has_all(classes: int, devices: i
     assert set(np.concatenate(held).tolist()) == set(range(classes))
 
 
+def test_three_of_ten_are_enough_and_who_is_alone_has_not_all() -> None:
+    assert [len(each) for each in held_classes(10, 5, 0)] == [3] * 5
+    assert [len(each) for each in held_classes(10, 1, 0)] == [9]
+
+
 def _images(per_class: int, classes: int = 10) -> Images:
     """Each image is a number of its own."""
     y = np.repeat(np.arange(classes), per_class)
@@ -52,6 +57,10 @@ def test_no_image_is_in_two_places(devices: int) -> None:
     assert set(images.dealt.counts(10).tolist()) == {DEALT_PER_CLASS}
     if devices > 1:
         assert sum(map(len, shares)) == len(images.dealt)
+    if devices == 12:  # those that share a class share it at random: nobody has one stretch of what is dealt
+        places = {image.tobytes(): place for place, image in enumerate(images.dealt.x[images.dealt.y == 0])}
+        held = [sorted(places[image.tobytes()] for image in share.x[share.y == 0]) for share in shares]
+        assert all(max(np.diff(each)) > 1 for each in held if each)
     again = deal(images, devices, seed=3)
     assert all(np.array_equal(one.x, other.x) for one, other in zip(shares, again, strict=True))
 

@@ -165,7 +165,7 @@ def test_the_command_end_to_end(table: Path, capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "quick: one round; not comparable" in out
     found = json.loads((table.parent / "r.json").read_text())
-    assert found["command"] == "protofleet lab table small --quick --data DIR --only 'FedAvg' --columns 'IID'"
+    assert found["command"] == "protofleet lab table small.toml --quick --data DIR --only 'FedAvg' --columns 'IID'"
     assert [cell["row"] for cell in found["cells"]] == ["FedAvg"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from fleets import LABELS, error_line, run
 from test_predict import Finished, frozen, trained  # noqa: F401
 
 import protofleet
-from contract.answers import Answer, way_in_words
+from contract.answers import Answer, LinearAnswer, way_in_words
 from contract.errors import ExportError
 from edge_client.onnx_session import open_session
 from export.classifier import classifier
@@ -151,6 +152,17 @@ def test_what_is_read_from_is_not_written_over(frozen: Finished) -> None:  # noq
         said = one_error_line(here("model", out, "--bundle", frozen.bundle, "--store", frozen.store))
         assert "would be written over, expected a file of its own" in said
     assert frozen.bundle.read_bytes() == before
+
+
+def test_a_graph_that_answers_otherwise_is_found_out(frozen: Finished, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    predictor = protofleet.Predictor(frozen.state())
+    answer = predictor.answering.answer
+    assert isinstance(answer, LinearAnswer)
+    off = replace(answer, weight=answer.weight * 1.01)
+    wrong = classifier(replace(predictor.bundle, params=predictor.params), off, {})
+    monkeypatch.setattr("export.classifier.classifier", lambda *_: wrong)
+    with pytest.raises(ExportError, match=r"the classifier, expected the predictor's scores, got others, by 0\.0"):
+        model_bytes(predictor)
 
 
 def test_what_no_file_can_hold_is_refused(frozen: Finished) -> None:  # noqa: F811

@@ -195,7 +195,7 @@ def test_what_cannot_answer_says_so_in_one_line(trained: Finished, frozen: Finis
     with pytest.raises(error, match=r"journal .*expected a journal, got no such file"):
         protofleet.Predictor(tmp_path)
     shutil.copytree(trained.state(), tmp_path / "moved")
-    with pytest.raises(error, match=r"store .*expected a store of version 2, got another file"):
+    with pytest.raises(error, match=r"store .*expected a store of version 3, got another file"):
         protofleet.Predictor(trained.bundle, store=tmp_path / "moved" / "journal.sqlite")
 
 
@@ -396,7 +396,10 @@ def test_where_ways_differ_the_devices_own_test_of_each_stands_beside_the_answer
     assert all(f"{way} {share:.1%}" in said for way, share in shares.items())
     elsewhere = ("--bundle", trained.bundle, "--store", trained.store)
     assert "--way takes one of prototype, head, linear" in run("predict", trained.photos / "00.png", *elsewhere)[1]
-    assert "--way" not in run("predict", frozen.photos / "00.png", "--state", frozen.state())[1]
+    said = run("predict", frozen.photos / "00.png", "--state", frozen.state())[1]
+    assert "--way" not in said
+    assert "unknown above 2; --known PHOTOS makes a limit of yours" in said
+    assert "--known" not in run("predict", frozen.photos / "00.png", "--state", frozen.state(), "--unknown-above", 3)[1]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.files import whole_file
+from contract.terminal import counted
 from edge_client.data.samples import release_pages
 
 __all__ = ["ActivationStore"]
@@ -75,12 +76,14 @@ class ActivationStore:
         self, name: str, identity: bytes, x: NDArray[np.uint8], width: int, compute: Callable[[int], Float32]
     ) -> Float32:
         others = sum(used for other, used in self._used.items() if other != name)
-        count = max(min(len(x), (self._room(name) - others) // (4 * width)), 0)
+        room = self._room(name)
+        count = max(min(len(x), (room - others) // (4 * width)), 0)
         self._used[name] = 4 * width * count
         if count < len(x):
             self._log(
                 f"activations of {count:,} of {len(x):,} photos are kept ({self._used[name] / 1e6:,.0f} MB): the trunk"
-                f" runs again for the other {len(x) - count:,} in each epoch; --activations MB for more"
+                f" runs again for the other {len(x) - count:,} in each epoch; "
+                + ("--activations MB for more" if room == self._budget else "the disk has no room for more")
             )
         if not count:
             return np.empty((0, width), np.float32)
@@ -107,7 +110,8 @@ class ActivationStore:
         for old in [*self._directory.glob(f"{name}-*.activations"), *self._directory.glob("*.partial")]:
             old.unlink(missing_ok=True)
         self._log(
-            f"running the trunk once over {count:,} photos; {4 * width * count / 1e6:,.1f} MB stay in {self._directory}"
+            f"running the trunk once over {counted(count, 'photo')}; {4 * width * count / 1e6:,.1f} MB stay in "
+            f"{self._directory}"
         )
         with whole_file(path) as file:
             os.chmod(file.fileno(), 0o600)

@@ -6,7 +6,8 @@ is learned twice counts once, with the label that it was given last.
 
 Who writes: `protofleet learn` and `unlearn`, and `Predictor.learn` and `unlearn`, each for as long as one transaction
 takes; one waits for another, and what was confirmed survives a power cut. The client only reads, whole looks that no
-writer disturbs: at its start, and before each round. Which part they belong to: examples train, always. None is held
+writer disturbs: at its start, and before each round. It writes no more than what SQLite needs to finish or undo what
+somebody who was killed had begun. Which part they belong to: examples train, always. None is held
 out or tests, and a photo of `--data` or `--test` with the same pixels is left out there, whatever its label.
 
 What is unlearned is overwritten in this file (SQLite's `secure_delete`, the log cut off). The decoded images of the
@@ -151,7 +152,7 @@ class LearnedFile:
         """
         found = None
         if os.path.exists(self._path):
-            with self._changing() as db:
+            with self._changing(erasing=True) as db:
                 query = "DELETE FROM examples WHERE pixels = ? OR source = ? RETURNING label"
                 found = db.execute(query, _hashes(example)).fetchone()
         if found is None:
@@ -159,15 +160,16 @@ class LearnedFile:
         return str(found[0])
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[Any]:
+    def _changing(self, *, erasing: bool = False) -> Iterator[Any]:
         if not os.path.isdir(self._path.parent):
             raise StoreError(f"{self._path.parent}", expected="a device's state directory", got="no such folder")
         file = Database(self._path, KIND, wait_s=_WAIT_S)
         try:
             with file.transaction() as db:
                 yield db
-            with file.guard():
-                file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            if erasing:  # of the log, too
+                with file.guard():
+                    file.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         finally:
             file.close()
 
@@ -218,8 +220,11 @@ class Learned:
         if not os.path.exists(self._path):
             self._take([])
         elif self._watch.changed():
-            with self._reading() as db:
-                self._take(db.execute("SELECT pixels, label FROM examples ORDER BY pixels").fetchall())
+            try:
+                self._take(self._rows())
+            except DataError:
+                self._finish()
+                self._take(self._rows())
         return before != (self.hashes, self.labels)
 
     @property
@@ -261,13 +266,19 @@ class Learned:
                     raise ExampleGoneError(f"{self._path}", expected="the examples of a moment ago", got="others")
                 yield bytes(found[0])
 
+    def _rows(self) -> list[tuple[bytes, str]]:
+        with self._reading() as db:
+            return db.execute("SELECT pixels, label FROM examples ORDER BY pixels").fetchall()
+
+    def _finish(self) -> None:
+        """Wait for whoever is just making the file, or finish what one who was killed began."""
+        with _as_data():
+            Database(self._path, KIND, wait_s=_WAIT_S).close()
+
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        try:
-            with read_only(self._path, KIND) as db:
-                yield db
-        except (StoreError, UsageError) as error:
-            raise DataError(error.message, expected=error.expected, got=error.got, hint="another --state") from None
+        with _as_data(), read_only(self._path, KIND) as db:
+            yield db
 
     def is_duplicate(self, hashed: bytes) -> bool:
         """Whether an image of this hash was learned."""
@@ -322,6 +333,15 @@ class Learned:
     def _without(self, data: LocalData) -> LocalData:
         kept = np.array([not self.is_duplicate(pixel_hash(image)) for image in data.x], bool)
         return data if kept.all() else LocalData(data.x[kept], data.y[kept])
+
+
+@contextlib.contextmanager
+def _as_data() -> Iterator[None]:
+    """A file that cannot be read is data that cannot be used."""
+    try:
+        yield
+    except (StoreError, UsageError) as error:
+        raise DataError(error.message, expected=error.expected, got=error.got, hint="another --state") from None
 
 
 class _Joined:

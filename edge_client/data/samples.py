@@ -94,5 +94,12 @@ def class_number(label: str, manifest: Manifest, where: object) -> int:
             f"{where}: unknown class",
             expected=f"a class of the bundle's {manifest.classes}",
             got=repr(label)[:80],
-            hint=near_names(label, manifest.labels[:1000]),
+            hint=_class_below(label, manifest, str(where)) or near_names(label, manifest.labels[:1000]),
         ) from None
+
+
+def _class_below(label: str, manifest: Manifest, where: str) -> str:
+    """What to do where a folder of class folders was taken for a class: `photos: kitchen/cat/1.jpg`."""
+    first, *folders = where.rpartition(": ")[2].split("/")[:-1] or [""]
+    found = next((each for each in folders if each in manifest.labels), None)
+    return "" if first != label or found is None else f"--data with the folder {label}, in which {found} lies"

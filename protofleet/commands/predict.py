@@ -93,7 +93,7 @@ def predict_command(
     if json is not None and not is_stdout(json):
         write_text(json, "")
     console = beside(json, highlight=False, soft_wrap=True)
-    _tell_basis(predictor, state)
+    _tell_basis(predictor, state, is_default=known is None and unknown_above is None)
     if camera is not None:
         found = _asked_about_camera(predictor, camera, every)
     else:
@@ -125,8 +125,9 @@ def _calibrate(predictor: Predictor, known: Path) -> None:
     predictor.calibrate(data.x[np.sort(chosen)])
 
 
-def _tell_basis(predictor: Predictor, state: Path | None) -> None:
+def _tell_basis(predictor: Predictor, state: Path | None, *, is_default: bool) -> None:
     limit = "none is called unknown" if predictor.threshold is None else f"unknown above {predictor.threshold:.3g}"
+    limit += "; --known PHOTOS makes a limit of yours" if is_default else ""
     typer.echo(
         f"answers by {way_in_words(predictor.way)}, on {predictor.basis}; novelty: {predictor.measure}, {limit}",
         err=True,
@@ -134,7 +135,7 @@ def _tell_basis(predictor: Predictor, state: Path | None) -> None:
     others = _others(predictor.ways, state)
     if others:
         typer.echo(others, err=True)
-    typer.echo(predictor.runs_on, err=True)
+    typer.echo(printable(predictor.runs_on), err=True)
 
 
 def _others(ways: Sequence[str], state: Path | None) -> str:

@@ -1,0 +1,77 @@
+"""`protofleet forget` and `protofleet fleet …` on a store that no aggregator has: what they show, record and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from aggregator_samples import BUNDLE
+from commands import one_error_line, run
+
+from aggregator.standing_store import Stands
+from aggregator.store import SqliteStore
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Two devices stand, one has withdrawn."""
+    path = tmp_path / "s.sqlite"
+    with SqliteStore(path, BUNDLE, "fleet") as made:
+        given = [Stands("kitchen", 1, b"sums", 4), Stands("porch", 7, b"sums", 4), Stands("shed", 3, None, 0)]
+        made.standing.commit(given, {}, 1000.0)
+    return path
+
+
+def test_the_devices_are_listed_and_shown(store: Path) -> None:
+    done = run("fleet", "list", "--store", store)
+    shown = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in done.stdout.splitlines()[2:]}
+    assert shown["porch"].split() == ["sums", "7", "0"]
+    assert shown["shed"].endswith("it withdrew what it had sent")
+    listed = json.loads(run("fleet", "list", "--store", store, "--json", "-").stdout)["devices"]
+    assert [(each["device"], each["generation"], each["present"]) for each in listed] == [
+        ("kitchen", 1, True),
+        ("porch", 7, True),
+        ("shed", 3, False),
+    ]
+    lines = run("fleet", "show", "shed", "--store", store).stdout.splitlines()
+    assert lines[0] == "shed: none since sums 3, 0 rounds"
+    assert lines[-1].startswith("withdraw shed, asked by the device at 1970-01-01")
+
+
+def test_an_order_is_recorded_and_says_that_nobody_is_there_to_do_it(store: Path) -> None:
+    done = run("forget", "kitchen", "--store", store, "--json", "-")
+    assert done.returncode == 0
+    assert done.stderr.endswith("no aggregator runs on this store, its next start takes it up\n")
+    told = json.loads(done.stdout)
+    assert (told["order"]["what"], told["order"]["done_at"], told["aggregator_runs"]) == ("forget", None, False)
+    for words in (("admit", "shed"), ("remove", "newcomer"), ("pause",), ("resume",)):
+        assert run("fleet", *words, "--store", store).returncode == 0
+    said = run("fleet", "log", "--store", store).stdout
+    asked = [line.split(", ")[0] for line in said.splitlines()]
+    assert asked == ["withdraw shed", "forget kitchen", "admit shed", "remove newcomer", "pause", "resume"]
+    with SqliteStore(store, BUNDLE, "fleet") as opened:
+        assert [order.what for order in opened.standing.open_orders()][1:3] == ["forget", "admit"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("forget", "kitchn"), "a device that the store knows, got kitchn, try one of kitchen"),
+        (("fleet", "admit", "nobody"), "a device that the store knows, got nobody"),
+        (("fleet", "show", "nobody"), "a device that the store knows, got nobody"),
+        (("fleet", "remove", "No Device"), "DEVICE"),
+    ],
+)
+def test_a_device_that_is_none_is_one_line(store: Path, words: tuple[str, ...], line: str) -> None:
+    done = run(*words, "--store", store)
+    assert (done.returncode, line in one_error_line(done)) == (2, True), done.stderr
+    said = run("fleet", "log", "--store", store).stdout
+    assert [line.split(",")[0] for line in said.splitlines()] == ["withdraw shed"]
+
+
+def test_a_file_that_is_no_store_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no store" * 100)
+    for path, code in ((tmp_path / "none", 1), (tmp_path / "text", 1)):
+        done = run("forget", "a", "--store", path)
+        assert (done.returncode, one_error_line(done)[:6]) == (code, "error:")
