@@ -74,7 +74,7 @@ class Knowledge:
             UsageError: it is of another bundle, for which `otherwise` has the words.
             BundleError: it says that it is of this one, and does not fit.
         """
-        if bundle.sha256 != kept.bundle:
+        if kept.bundle not in (bundle.sha256, *bundle.manifest.extended):
             raise UsageError(
                 otherwise,
                 expected=f"sha256 {kept.bundle.hex()[:12]}…",

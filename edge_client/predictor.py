@@ -247,7 +247,7 @@ class Predictor:
         bundle, m = self.bundle, self.bundle.manifest
         found, params = method(m.method), {**bundle.params, **known.weights}
         local = Remembered(m.classes, m.features, found.settled_in(m.hyper), params, known.means)
-        state = known.state
+        state = None if known.state is None else known.state.below(m.classes)
         doubt = state and self._caution.doubt(state, lambda: largest_norm(found.own_prototypes(local)[0]))
         if state is not None and doubt:
             self._say(f"global version {state.version} is not taken up: {doubt}")
