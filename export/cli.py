@@ -130,7 +130,8 @@ def _tell_extension(made: Extension, old: str, console: Console) -> None:
     first = m.extended[made.extended]
     rows = {
         "bundle": f"{made.path}  {made.path.stat().st_size / 1e6:.2f} MB  sha256 {made.sha256.hex()[:12]}…",
-        "extends": f"{old}  sha256 {made.extended.hex()[:12]}…, extractor {m.extractor[:12]}… of both",
+        "extends": f"{old}  sha256 {made.extended.hex()[:12]}…",
+        "extractor": f"{m.extractor[:12]}… of both",
         "classes": f"{m.classes}: the first {first} as they were, then {', '.join(m.labels[first:])}",
         "version": f"{m.version}",
     }
