@@ -113,7 +113,7 @@ class Service:
                 until_finished=settings.until_finished,
                 patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
                 keepalive_s=settings.keepalive,
-                measured=measured_metrics(state, bundle.sha256),
+                measured=measured_metrics(state, bundle.sha256, *m.extended),
                 accountant=accountant,
                 photos=self._photos,
                 tells_accuracy=tells,

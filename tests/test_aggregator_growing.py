@@ -10,15 +10,18 @@ import msgspec
 import numpy as np
 import pytest
 from aggregator_samples import WIDTH, manifest
+from contract_samples import empty_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import Policy
+from aggregator.service import Service, settle
 from aggregator.standing import ExactSum
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.store import SqliteStore
-from contract.bundle import Manifest, extractor_of
+from contract.address import Address
+from contract.bundle import Manifest, extractor_of, write_bundle
 from contract.errors import UsageError
 from contract.fleet import list_digest
 from contract.messages import Contribution, Status
@@ -182,6 +185,24 @@ def test_a_round_that_is_open_while_the_list_grows_counts_both(tmp_path: Path, n
         ((kind, rows),) = method(name).next_rows({}, merged, method(name).settled_in(grown(3).hyper)).items()
         np.testing.assert_allclose(core.state.rows[kind].rows, rows.rows, rtol=1e-9)
         assert core.state.rows[kind].classes.tolist() == [0, 1, 2]
+
+
+def test_a_service_takes_bundles_in_any_order_and_goes_on_with_the_store(tmp_path: Path) -> None:
+    paths = [tmp_path / "old.bundle", tmp_path / "new.bundle"]
+    hashes = []
+    for path, classes in zip(paths, (2, 4), strict=True):
+        made, params = grown(classes), {"backbone.weight": np.ones((2, 2), np.float32)}
+        hashes.append(write_bundle(path, made, features=empty_graph(), train_step=None, params=params))
+    address, runs = Address.parse("mqtt://127.0.0.1"), []
+    for given_ in (paths[:1], paths[::-1], paths, paths[1:]):
+        service = Service(given_, address, tmp_path / "s", "fleet", settle(standing=True))
+        roster = service._roster
+        assert roster.bundle == (hashes[0] if len(given_) == 1 and given_[0] == paths[0] else hashes[1])
+        with SqliteStore(tmp_path / "s", roster.bundle, "fleet", extends=roster.shorter) as store:
+            told = service._core(store).announcement()
+            runs.append(told.run)
+            assert told.others == ((hashes[0],) if len(given_) == 2 else ())
+    assert len(set(runs)) == 1
 
 
 def test_other_backbones_are_still_no_fleet_of_sums(tmp_path: Path) -> None:

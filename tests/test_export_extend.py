@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 import zipfile
 from pathlib import Path
@@ -98,6 +100,12 @@ def test_bundles_are_one_fleet_where_the_shorter_list_begins_the_longer(
         assert (
             list(lists) == [list_digest(names) for names in sorted((one, other), key=len, reverse=True)][: len(lists)]
         )
+
+
+@given(labels=LISTS)
+def test_what_stands_for_a_list_is_what_any_json_library_makes_of_it(labels: list[str]) -> None:
+    plain = json.dumps(labels, ensure_ascii=False, separators=(",", ":")).encode()
+    assert list_digest(labels) == hashlib.sha256(plain).digest()[:8]
 
 
 def test_only_what_shares_an_extractor_and_trains_nothing_may_be_shorter(tmp_path: Path) -> None:
