@@ -25,7 +25,7 @@ from contract.bundle import Manifest, extractor_of, write_bundle
 from contract.errors import UsageError
 from contract.fleet import list_digest
 from contract.messages import Contribution, Status
-from contract.methods import method
+from contract.methods import METHODS, method
 from contract.sphere import unit_rows
 from contract.statistics import Statistic
 from contract.wire import encode
@@ -42,11 +42,13 @@ def grown(classes: int, name: str = "ncm") -> Manifest:
 def sums(name: str, seed: int, labels: list[int], classes: int) -> Statistic:
     """Of samples of these classes, as a device with a list of so many classes sums them."""
     z = unit_rows(np.random.default_rng(seed).normal(size=(len(labels), WIDTH)))
-    return method(name).statistic.of(z, np.array(labels, np.int64), classes)  # type: ignore[attr-defined]
+    kind, numbers = method(name).statistic, np.array(labels, np.int64)
+    groups = np.arange(len(labels)) % 2 if kind.GROUPS > 1 else 0
+    return kind.of(z, numbers * kind.GROUPS + groups, classes * kind.GROUPS)  # type: ignore[attr-defined]
 
 
 def message(core: StandingCoordinator | Coordinator, statistic: Statistic, bundle: bytes, number: int, **more: object):
-    name = "ncm" if "Means" in type(statistic).__name__ else "ffc"
+    name = next(each.name for each in METHODS.values() if each.statistic is type(statistic))
     key = {"run": core.run, "round": number, "method": name, "bundle": bundle}
     return encode(
         Contribution.of(statistic, **key, extractor=extractor_of(grown(2), OLD, method(name)), **more), "f64"
@@ -162,7 +164,7 @@ def test_a_store_goes_on_with_a_bundle_that_extends_its_own_and_not_back(tmp_pat
         SqliteStore(path, OLD, "fleet")
 
 
-@pytest.mark.parametrize("name", ["ncm", "ffc"])
+@pytest.mark.parametrize("name", ["ncm", "fedcof", "ffc"])
 def test_a_round_that_is_open_while_the_list_grows_counts_both(tmp_path: Path, name: str) -> None:
     chosen = Settings(rounds=1, calibrate=False, method=name, policy=Policy(min_clients=2, deadline_s=0))
     with SqliteStore(tmp_path / "s", OLD, "fleet") as store:
@@ -181,10 +183,12 @@ def test_a_round_that_is_open_while_the_list_grows_counts_both(tmp_path: Path, n
         assert [d.outcome for d in decided] == ["duplicate", "committed"]
         while core.advance(1e6, 0.0) is not None:
             pass
-        merged = sums(name, 1, [0, 1, 1], 3).merge(sums(name, 2, [0, 2, 2], 3))
-        ((kind, rows),) = method(name).next_rows({}, merged, method(name).settled_in(grown(3).hyper)).items()
-        np.testing.assert_allclose(core.state.rows[kind].rows, rows.rows, rtol=1e-9)
-        assert core.state.rows[kind].classes.tolist() == [0, 1, 2]
+        found, hyper = method(name), method(name).settled_in(grown(3).hyper)
+        pooled = [sums(name, 1, [0, 1, 1], 3), sums(name, 2, [0, 2, 2], 3)]
+        merged = found.merge(lambda: iter(pooled), "mean", hyper)
+        for kind, rows in found.next_rows({}, merged, hyper).items():
+            np.testing.assert_allclose(core.state.rows[kind].rows, rows.rows, rtol=1e-9)
+            assert core.state.rows[kind].classes.tolist() == [0, 1, 2]
 
 
 def test_a_service_takes_bundles_in_any_order_and_goes_on_with_the_store(tmp_path: Path) -> None:
