@@ -35,7 +35,10 @@ _OPEN_WARNING = (
 
 def aggregate_command(
     bundle: Annotated[
-        list[Path], typer.Option(help="The fleet's bundle; again for each further backbone that devices may have.")
+        list[Path],
+        typer.Option(
+            help="The fleet's bundle; again for each further backbone that devices may have, and for any it extends."
+        ),
     ],
     broker: Annotated[str, typer.Option(help="mqtt://host[:port] or mqtts://host[:port].")],
     store: Annotated[Path, typer.Option(help="SQLite file that holds the run; made when absent, resumed when not.")],

@@ -12,7 +12,7 @@ contributions it was promised, and nothing is counted a second time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
@@ -28,10 +28,11 @@ from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store, global_parts
-from aggregator.validation import Terms
+from aggregator.validation import ClassLists, Terms
 from contract.accuracy import read_accuracy
 from contract.bundle import Manifest, extractor_of
 from contract.errors import UsageError, WireError
+from contract.fleet import further_bundles
 from contract.messages import Announcement, Contribution, Encoding, Status
 from contract.methods import Method, Value
 from contract.methods import method as method_of
@@ -57,6 +58,7 @@ class Coordinator:
     Args:
         manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
         others: sha256 of further bundles, which `contract.fleet` has found to agree with it.
+        shorter: how many classes bundles of the same extractor have that it extends, by sha256.
         now: seconds of a steady clock, as in `take` and `advance`.
         wall: seconds since the epoch, for how long ago a round was opened; as if just now when None.
 
@@ -73,6 +75,7 @@ class Coordinator:
         *,
         now: float,
         others: tuple[bytes, ...] = (),
+        shorter: Mapping[bytes, int] | None = None,
         wall: float | None = None,
     ) -> None:
         mode = store.standing.meta("standing")
@@ -95,7 +98,8 @@ class Coordinator:
         check_rule(settings.rule, method_of(methods[0]).statistic)
         check_limit(manifest, settings)
         self._store, self._manifest, self._bundle, self._settings = store, manifest, bundle, settings
-        self._others = others
+        self._others, self._shorter = others, shorter or {}
+        self._lists = ClassLists.of(manifest, bundle, self._shorter)
         self.rounds = Rounds(methods, settings.policy)
         self.state: GlobalState = store.state()
         self._traits: dict[str, Traits] = {}  # of the open round's contributions, as far as this process took them
@@ -187,8 +191,9 @@ class Coordinator:
             encoding=self._encoding,
             min_samples=settings.min_samples,
             limit_bytes=settings.limit_bytes if limit_bytes is None else limit_bytes,
-            others=self._others,
+            others=further_bundles(self._others, self._shorter),
             extractor=self._extractor,
+            class_lists=self._lists.digests if self._extractor else (),
         )
 
     def status(self, device: str, payload: bytes, now: float) -> bool:
@@ -402,13 +407,14 @@ class Coordinator:
             seed=rounds.seed,
             fraction=self._settings.policy.fraction,
             limit_bytes=self._settings.limit_bytes,
-            others=self._others,
+            others=further_bundles(self._others, self._shorter),
             terms=Terms(
                 encoding=self._encoding,
                 min_samples=self._settings.min_samples,
                 max_samples=self._settings.max_samples,
                 noise=self.method.mechanism(self._hyper(self.method)),
                 extractor=self._extractor,
+                lists=self._lists,
             ),
             refusal=lambda device: refusal(device, self._refused),
         )

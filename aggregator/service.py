@@ -53,7 +53,7 @@ class Service:
     """An aggregator of one fleet.
 
     Attributes:
-        bundles: the fleet's bundle, and one for each further backbone that devices may have.
+        bundles: the fleet's bundle, those that it extends, and one for each further backbone that devices may have.
         address: of the broker.
         store: SQLite file that holds the run; made when absent, resumed when not.
         patience_s: how long the broker may be absent at the start; None for 60 s, and for ever where there is no end of
@@ -77,8 +77,7 @@ class Service:
     def __post_init__(self) -> None:
         check_id(self.fleet, "--fleet")
         read = [(path, read_bundle(path)) for path in self.bundles]
-        check_fleet(read)  # their graphs and weights do not stay in memory
-        self._manifest, self._hashes = read[0][1].manifest, tuple(bundle.sha256 for _, bundle in read)
+        self._roster = check_fleet(read)  # graphs and weights do not stay in memory
 
     def run(self, listener: Listener, on_summary: OnSummary) -> dict[str, Any]:
         """Serve until the plan is done and the devices have gone, or `stop`; returns the summary.
@@ -87,11 +86,12 @@ class Service:
             LinkError: when there is no broker, it refuses us, or another aggregator serves this fleet.
             StoreError, UsageError: when the disk refuses, or the store is another fleet's or bundle's.
         """
-        with SqliteStore(self.store, _together(self._hashes), self.fleet) as store:
+        roster, first = self._roster, self._roster.bundle
+        identity = _together((first, *roster.others))
+        with SqliteStore(self.store, identity, self.fleet, extends=roster.shorter) as store:
             if self.new_run:
                 store.begin_new_run()
-            first, *others = self._hashes
-            core = self._core(store, first, tuple(others))
+            core = self._core(store)
             standing = isinstance(core, StandingCoordinator)
             metrics = Metrics(self.fleet, core, store.standing)
             tell = _both(metrics, listener)
@@ -146,21 +146,16 @@ class Service:
             listener(MetricsServed(server.url, server.is_local))
             yield
 
-    def _core(self, store: SqliteStore, first: bytes, others: tuple[bytes, ...]) -> Coordinator | StandingCoordinator:
+    def _core(self, store: SqliteStore) -> Coordinator | StandingCoordinator:
         """Of rounds, or of sums that stand."""
+        roster, now = self._roster, time.monotonic()
+        bundle = (store, roster.manifest, roster.bundle, self.settings)
         if self.settings.standing_every_s is None:
-            return Coordinator(
-                store,
-                self._manifest,
-                first,
-                self.settings,
-                now=time.monotonic(),
-                others=others,
-                wall=time.time(),
-            )
-        if others:
-            raise UsageError("--standing", expected="one bundle", got=f"{1 + len(others)}", hint="one fleet for each")
-        return StandingCoordinator(store, self._manifest, first, self.settings, now=time.monotonic())
+            return Coordinator(*bundle, now=now, others=roster.others, shorter=roster.shorter, wall=time.time())
+        if roster.others:
+            got = f"{1 + len(roster.others)}"
+            raise UsageError("--standing", expected="one extractor", got=got, hint="one fleet for each")
+        return StandingCoordinator(*bundle, now=now, shorter=roster.shorter)
 
     def stop(self) -> None:
         """End `run` within about a second, from any thread. The run goes on with the same store."""

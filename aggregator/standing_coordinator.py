@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.drift import DriftTable
@@ -28,9 +28,10 @@ from aggregator.standing import ExactSum, Standing
 from aggregator.standing_store import WITHDREW, Order, Stands
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, SqliteStore, global_parts
-from aggregator.validation import Terms
+from aggregator.validation import ClassLists, Terms
 from contract.bundle import Manifest, extractor_of
 from contract.errors import UsageError, WireError
+from contract.fleet import further_bundles
 from contract.messages import Announcement, Contribution, Encoding, Status
 from contract.methods import Value
 from contract.state import GlobalState
@@ -62,6 +63,7 @@ class StandingCoordinator:
         store: a store of this mode, or a new one.
         manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
         settings: with `standing_every_s`.
+        shorter: how many classes bundles of the same extractor have that it extends, by sha256.
         now: seconds of a steady clock, as in `take` and `advance`.
         wall: gives seconds since the epoch, for the record of when something came.
 
@@ -78,6 +80,7 @@ class StandingCoordinator:
         settings: Settings,
         *,
         now: float,
+        shorter: Mapping[bytes, int] | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:
         assert settings.standing_every_s is not None
@@ -90,6 +93,8 @@ class StandingCoordinator:
             )
         self._store, self._tables, self._wall = store, store.standing, wall
         self._manifest, self._bundle, self._settings = manifest, bundle, settings
+        self._shorter = shorter or {}
+        self._lists = ClassLists.of(manifest, bundle, self._shorter)
         self._hyper: dict[str, Value] = self._settled()
         self._width = self.method.row_width(self._hyper, manifest.features)
         self._claim()
@@ -185,7 +190,9 @@ class StandingCoordinator:
             encoding=self._encoding,
             min_samples=self._settings.min_samples,
             limit_bytes=self.limit_bytes if limit_bytes is None else limit_bytes,
+            others=further_bundles((), self._shorter),
             extractor=self._extractor,
+            class_lists=self._lists.digests,
         )
 
     def status(self, device: str, payload: bytes, now: float) -> bool:
@@ -266,6 +273,7 @@ class StandingCoordinator:
                 max_samples=self._settings.max_samples,
                 extractor=self._extractor,
                 standing=True,
+                lists=self._lists,
             ),
             refusal=self._refusal,
             held=self.standing.held,

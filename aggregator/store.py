@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -133,6 +133,7 @@ class SqliteStore:
         path: made when it does not exist.
         bundle: sha256 (32 bytes) of the bundle that the run is of.
         fleet: the fleet's id.
+        extends: sha256 of bundles that this one extends: a store of one of these becomes its own.
         keep_bytes: payloads of closed rounds that are kept, but for the last round of each method.
 
     Raises:
@@ -141,7 +142,13 @@ class SqliteStore:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], bundle: bytes, fleet: str, *, keep_bytes: int = KEEP_BYTES
+        self,
+        path: str | os.PathLike[str],
+        bundle: bytes,
+        fleet: str,
+        *,
+        extends: Collection[bytes] = (),
+        keep_bytes: int = KEEP_BYTES,
     ) -> None:
         self._keep_bytes = keep_bytes
         self._file = Database(path, KIND)
@@ -149,7 +156,7 @@ class SqliteStore:
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
             with as_written(self._file.path):
-                self._claim({"bundle": bundle, "fleet": fleet.encode()})
+                self._claim({"bundle": bundle, "fleet": fleet.encode()}, extends)
                 self.drift = DriftTable(self._file)
         except BaseException:
             self._file.close()
@@ -357,7 +364,7 @@ class SqliteStore:
         self._db.execute("DELETE FROM refusal WHERE round < ?", (closed,))
         self._db.execute("DELETE FROM accuracy WHERE round <= ?", (closed - KEEP_ROUNDS,))
 
-    def _claim(self, owner: Mapping[str, bytes]) -> None:
+    def _claim(self, owner: Mapping[str, bytes], extends: Collection[bytes]) -> None:
         """Mark a new file as this run's, or find out that it is another's."""
         with self._disk():
             found = dict(self._db.execute("SELECT name, value FROM meta").fetchall())
@@ -372,14 +379,18 @@ class SqliteStore:
             "bundle": lambda value: f"sha256 {value.hex()[:12]}…",
             "fleet": lambda value: f"fleet {value.decode()}",
         }
+        grows = memoryview(found["bundle"]).tobytes() in extends
         for name, given in owner.items():
-            if found[name] != given:
+            if found[name] != given and not (grows and name == "bundle"):
                 raise UsageError(
                     f"--store {self._file.path} is of another {name}",
                     expected=shown[name](found[name]),
                     got=shown[name](given),
                     hint=f"the {name} it was made for, or another --store",
                 )
+        if grows:
+            with self._transaction():
+                self._db.execute("UPDATE meta SET value = ? WHERE name = 'bundle'", (owner["bundle"],))
 
 
 @contextmanager

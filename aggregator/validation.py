@@ -24,19 +24,23 @@ What only a comparison of devices can show is in `aggregator/outliers.py`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.bundle import Manifest
 from contract.errors import WireError
+from contract.fleet import announced_lists
 from contract.mechanism import Mechanism
 from contract.messages import Contribution, Encoding
 from contract.methods import method as method_of
 from contract.plausible import INT8_STEPS, LARGEST_NORM, improbable, row_norms
 from contract.statistics import FeatureGram, Participation
 
-__all__ = ["MAX_SAMPLES", "Terms", "check_content", "check_sums"]
+__all__ = ["MAX_SAMPLES", "ClassLists", "Terms", "check_content", "check_sums"]
 
 MAX_SAMPLES = 1_000_000
 _ARITHMETIC = 1e-6  # of the samples: what a device that computes features in float32 may be off by
@@ -44,6 +48,45 @@ _ROUNDING: dict[Encoding, float] = {"f64": 0.0, "f32": 2.0**-24, "f16": 2.0**-11
 _SUBNORMAL_F16 = 2.0**-25  # half the distance of the smallest numbers of float16
 
 Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ClassLists:
+    """The lists of classes that devices of a fleet may have: the fleet's own, and those that it began with.
+
+    Attributes:
+        by_bundle: how many classes a bundle of the fleet has, by the first 4 bytes of its sha256.
+        by_digest: the same by the first 4 bytes of what stands for its list.
+        digests: what stands for the lists, 8 bytes each, longest first.
+    """
+
+    by_bundle: Mapping[bytes, int]
+    by_digest: Mapping[bytes, int]
+    digests: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest, bundle: bytes, shorter: Mapping[bytes, int]) -> Self:
+        """Of a fleet's bundle and of those that it extends."""
+        sizes = sorted({manifest.classes, *shorter.values()}, reverse=True)
+        digests = announced_lists(manifest, shorter)
+        return cls(
+            {sha256[:4]: size for sha256, size in {**shorter, bundle: manifest.classes}.items()},
+            {digest[:4]: size for digest, size in zip(digests, sizes, strict=False)},
+            digests,
+        )
+
+    def classes(self, message: Contribution) -> int:
+        """How many classes the sender of a contribution knows.
+
+        Raises:
+            WireError: its list of classes is none of the fleet's, or not told.
+        """
+        known = self.by_bundle.get(message.bundle) or self.by_digest.get(message.class_list)
+        if known is None:
+            got = f"{message.class_list.hex()}… of another bundle" if message.class_list else "another bundle's, untold"
+            expected = " or ".join(f"{digest.hex()}…" for digest in list(self.by_digest)[:4])
+            raise WireError("list of classes", expected=expected, got=got)
+        return known
 
 
 @dataclass(frozen=True)
@@ -57,6 +100,7 @@ class Terms:
         noise: what the bundle declares; None for none.
         extractor: sha256 of the extractor whose features are summed; empty where each device has its own.
         standing: whether sums stand, and there are no rounds.
+        lists: where there is an extractor, the lists of classes that devices may have; None for any.
     """
 
     encoding: Encoding = "f64"
@@ -65,6 +109,7 @@ class Terms:
     noise: Mechanism | None = None
     extractor: bytes = b""
     standing: bool = False
+    lists: ClassLists | None = None
 
 
 def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, ...], classes: int, width: int) -> None:
@@ -88,7 +133,8 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
     kind = method_of(message.method).statistic
     if issubclass(kind, Participation) and len(message.body.classes):
         raise WireError(f"round of {message.method}", expected="no class rows", got="class rows")
-    message.check(kind, classes, width)
+    known = classes if terms.lists is None or not terms.extractor else terms.lists.classes(message)
+    message.check(kind, known, width)
     _check_counts(message, terms)
     statistic = message.statistic(kind, classes, width) if kind.has_checks() else None
     if isinstance(statistic, FeatureGram):

@@ -28,6 +28,7 @@ import re
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, Literal
@@ -47,6 +48,7 @@ __all__ = [
     "STEP_INPUTS",
     "Activation",
     "Bundle",
+    "Extends",
     "Manifest",
     "StateTensor",
     "pack_params",
@@ -81,6 +83,13 @@ class Activation(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
 
 
+class Extends(msgspec.Struct, frozen=True):
+    """A bundle that another one extends: its sha256 (hex), and how many classes it has, which are the other's first."""
+
+    sha256: str
+    classes: int
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a bundle is, as `manifest.json` says it. A reader leaves out fields that it does not know.
 
@@ -98,6 +107,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         extractor: sha256 (hex) of what turns images into features: the features graph, preprocessing inside, and the
             backbone's weights. Bundles that differ otherwise may share it.
         cut: where only the tail of the network is trained, what the trunk hands to it; empty where all is trained.
+        extends: the bundles of the same extractor that this one adds classes to, newest first.
     """
 
     schema: int
@@ -119,6 +129,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     members: dict[str, str]
     extractor: str = ""
     cut: tuple[Activation, ...] = ()
+    extends: tuple[Extends, ...] = ()
+
+    @property
+    def extended(self) -> dict[bytes, int]:
+        """How many classes each bundle has that this one extends, by its sha256 (32 bytes)."""
+        return {bytes.fromhex(each.sha256): each.classes for each in self.extends}
 
     @property
     def classes(self) -> int:
@@ -393,6 +409,7 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
             "a cut where tensors are the trunk's",
             "none",
         ),
+        (_is_extension(manifest), "shorter bundles, ever shorter, in `extends`", manifest.extends),
         (manifest.batch >= 1 and manifest.version >= 0, "a positive batch and version", manifest.batch),
         (max(_sizes(manifest)) <= MAX_MEMBER_BYTES, "sizes of which a batch, or a row for each class, is under 2 GiB",
             f"batch {manifest.batch}, images {manifest.input_shape}, width {manifest.features}"
@@ -401,6 +418,13 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
     for holds, expected, got in rules:
         if not holds:
             raise BundleError(f"{path}: manifest.json", expected=expected, got=got)
+
+
+def _is_extension(manifest: Manifest) -> bool:
+    """Whether what a manifest says it extends can be: ever fewer classes, and bundles that have a name."""
+    sizes = (manifest.classes, *(each.classes for each in manifest.extends))
+    named = all(re.fullmatch("[0-9a-f]{64}", each.sha256) for each in manifest.extends)
+    return named and sizes[-1] >= 1 and all(more > fewer for more, fewer in pairwise(sizes))
 
 
 def _sizes(manifest: Manifest) -> Iterator[int]:

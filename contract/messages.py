@@ -127,6 +127,9 @@ class Announcement:
         limit_bytes: the largest message the aggregator takes; larger contributions travel in chunks.
         extractor: sha256 of the extractor whose features a round's statistic is over, where devices share one; empty in
             rounds over the devices' own. A device with another bundle but this extractor may take part.
+        class_lists: where there is an extractor, what stands for each list of classes that the fleet has: its own, and
+            the shorter ones that it began with (`contract.fleet.list_digest`). A device with another list is no part
+            of it.
     """
 
     run: bytes
@@ -143,6 +146,7 @@ class Announcement:
     limit_bytes: int = 65_536
     others: tuple[bytes, ...] = ()
     extractor: bytes = b""
+    class_lists: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
@@ -154,6 +158,10 @@ class Announcement:
         _require(len(hashes) <= MAX_BUNDLES, "bundles", f"at most {MAX_BUNDLES}", len(hashes))
         _require(all(len(sha256) == 32 for sha256 in hashes), "bundle", "32 bytes", "another length")
         _require(len(set(hashes)) == len(hashes), "bundles", "different ones", "one twice")
+        lists = self.class_lists
+        _require(len(lists) <= MAX_BUNDLES, "lists of classes", f"at most {MAX_BUNDLES}", len(lists))
+        _require(all(len(digest) == 8 for digest in lists), "list of classes", "8 bytes", "another length")
+        _require(len(set(lists)) == len(lists), "lists of classes", "different ones", "one twice")
         _require(math.isfinite(self.deadline_s) and self.deadline_s >= 0, "deadline_s", "0 or more", self.deadline_s)
         _require(0 < self.fraction <= 1, "fraction", "above 0, up to 1", self.fraction)
         _require(0 <= self.seed <= MAX_ROUND, "seed", f"0 to {MAX_ROUND}", self.seed)
@@ -208,6 +216,8 @@ class Contribution:
         standing: `present` where it takes the place of what the aggregator holds of this device, `withdrawn` where that
             is to leave the sums, and nothing is sent; `round` is then the device's own generation, which rises with
             each. None in rounds.
+        class_list: the first 4 bytes of what stands for the device's list of classes, where its bundle is none of those
+            announced; empty otherwise.
     """
 
     run: bytes
@@ -220,6 +230,7 @@ class Contribution:
     further: tuple[NDArray[np.floating], ...] = ()
     extractor: bytes = b""
     standing: Standing | None = None
+    class_list: bytes = b""
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round)
@@ -230,6 +241,7 @@ class Contribution:
             _require(empty, "a withdrawal", "no class and no number", "some")
         _require(len(self.bundle) == 4, "bundle", "4 bytes", len(self.bundle))
         _require(len(self.extractor) in (0, 4), "extractor", "4 bytes or none", len(self.extractor))
+        _require(len(self.class_list) in (0, 4), "list of classes", "4 bytes or none", len(self.class_list))
         _require(self.counts.shape == self.body.classes.shape, "counts", f"{len(self.body.classes)}", len(self.counts))
         if len(self.counts):
             _require(self.counts.min() > 0, "counts", "positive counts", "a zero")
@@ -277,8 +289,10 @@ class Contribution:
         bundle: bytes,
         extractor: bytes = b"",
         standing: Standing | None = None,
+        class_list: bytes = b"",
     ) -> Contribution:
-        """The contribution that carries `statistic`; `bundle` and `extractor` are whole sha256."""
+        """The contribution that carries `statistic`; `bundle` and `extractor` are whole sha256, and `class_list` is a
+        whole digest."""
         present = statistic.present
         rows = [statistic.as_sent(field)[present] for field in statistic.row_fields()]
         numbers = (np.flatnonzero(present) // statistic.GROUPS).astype(np.uint16)
@@ -293,6 +307,7 @@ class Contribution:
             further=tuple(rows[1:]),
             extractor=extractor[:4],
             standing=standing,
+            class_list=class_list[:4],
         )
 
     def check(self, kind: type[Statistic], classes: int, width: int) -> None:

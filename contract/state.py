@@ -64,6 +64,14 @@ class GlobalState:
         """This state without the kinds that have no row: of a round in which every device withheld every class."""
         return replace(self, rows={kind: rows for kind, rows in self.rows.items() if len(rows.classes)})
 
+    def below(self, classes: int) -> GlobalState:
+        """This state as a bundle of so many classes knows it: without the rows of those that the fleet has beside."""
+        if all(int(rows.classes[-1]) < classes for rows in self.rows.values() if len(rows.classes)):
+            return self
+        cut = {kind: int(np.searchsorted(rows.classes, classes)) for kind, rows in self.rows.items()}
+        known = {kind: ClassRows(rows.classes[: cut[kind]], rows.rows[: cut[kind]]) for kind, rows in self.rows.items()}
+        return replace(self, rows=known)
+
     def dense(self, kind: str, classes: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Rows (C, W) of a kind as a training step takes them, zero where there is none, and (C,) 1 where there is.
 

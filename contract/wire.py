@@ -91,6 +91,7 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         13: m.limit_bytes,
         **({14: list(m.others)} if m.others else {}),
         **({15: m.extractor} if m.extractor else {}),
+        **({16: list(m.class_lists)} if m.class_lists else {}),
     }
 
 
@@ -124,6 +125,8 @@ def _encode_contribution(m: Contribution, encoding: Encoding) -> dict[int, Any]:
         body[13] = m.extractor
     if m.standing is not None:
         body[15] = _STANDINGS.index(m.standing)
+    if m.class_list:
+        body[16] = m.class_list
     return body
 
 
@@ -405,6 +408,7 @@ def _decode_announcement(f: _Fields) -> Announcement:
         limit_bytes=f.integer(13),
         others=f.binaries(14) if f.has(14) else (),
         extractor=f.binary(15) if f.has(15) else b"",
+        class_lists=f.binaries(16) if f.has(16) else (),
     )
 
 
@@ -432,6 +436,7 @@ def _decode_contribution(f: _Fields) -> Contribution:
         further=tuple(f.reals(key, 2) for key in itertools.takewhile(f.has, _FURTHER)),
         extractor=f.binary(13) if f.has(13) else b"",
         standing=f.one_of(15, _STANDINGS) if f.has(15) else None,
+        class_list=f.binary(16) if f.has(16) else b"",
     )
 
 

@@ -39,6 +39,7 @@ from contract.accuracy import Accuracy
 from contract.answers import Answer, linear_answer, nearest_answer
 from contract.bundle import Bundle
 from contract.errors import DivergedError, MethodError, StatisticError
+from contract.fleet import list_digest
 from contract.messages import Announcement, Contribution
 from contract.methods import Method, method, runs_on
 from contract.methods.base import Extractor as ExtractorName
@@ -203,7 +204,7 @@ class Device:
         found = self._method_of(announcement)
         if not found.trains:
             return self._untrained(found, announcement)
-        judged, before = self._caution.judge(global_state, self._longest), (self._trained, self._own_means)
+        judged, before = self.judge(global_state), (self._trained, self._own_means)
         seed = round_seed(self._id, announcement.run, announcement.round)
         try:
             given = self._given(judged.state)
@@ -266,7 +267,7 @@ class Device:
             self._rest()
 
     def _evaluated(self, global_state: GlobalState | None, test: LocalData) -> Evaluation:
-        m, state = self._manifest, self._caution.judge(global_state, self._longest).state
+        m, state = self._manifest, self.judge(global_state).state
         known = known_answers(m, self._local(self._method), state)
         confusion: dict[str, NDArray[np.int64]] = {}
         for name in ("local", "bundle"):
@@ -311,9 +312,11 @@ class Device:
         answers = found.shared_answers(GlobalState(bytes(4), 1, 1, rows), m.classes, m.features, hyper)
         return {"alone": answers[found.way]} if found.way in answers else {}
 
-    def judge(self, global_state: GlobalState) -> Judged:
-        """Whether this global state can be true (`edge_client/global_state_check.py`)."""
-        return self._caution.judge(global_state, self._longest)
+    def judge(self, global_state: GlobalState | None) -> Judged:
+        """Whether this global state can be true (`edge_client/global_state_check.py`), and what of it is to go on with:
+        its rows of the bundle's classes."""
+        known = None if global_state is None else global_state.below(self._manifest.classes)
+        return self._caution.judge(known, self._longest)
 
     def own_means(self) -> OwnMeans | None:
         """What answers need to know of the device's own samples, where its method has prototypes or a personal head;
@@ -432,6 +435,7 @@ class Device:
 
     def _wrapped(self, statistic: Statistic, announcement: Announcement) -> Contribution:
         a, found = announcement, method(announcement.method)
+        stranger = bool(a.class_lists) and self._bundle.sha256 not in (a.bundle, *a.others)
         return Contribution.of(
             statistic,
             run=a.run,
@@ -439,6 +443,7 @@ class Device:
             method=a.method,
             bundle=self._bundle.sha256,
             extractor=self._bundle.extractor(found),
+            class_list=list_digest(self._manifest.labels) if stranger else b"",
         )
 
     def _local(

@@ -104,8 +104,9 @@ class Inbox:
         for found in (method(m.method), *METHODS.values()):
             if part.kind in found.global_rows:
                 kinds = found.row_kinds(found.settled_in(m.hyper), m.classes, m.features)
-                part.body.dense(m.classes, kinds[part.kind])
-                break  # it refuses another fleet's rows
+                if part.body.rows.shape[1] != kinds[part.kind]:
+                    raise WireError(part.kind, expected=f"width {kinds[part.kind]}", got=part.body.rows.shape[1])
+                break  # rows of classes that only a longer list has are kept, and not looked at
         self._follower.part(part)
 
     def _on_receipt(self, receipt: Receipt) -> None:

@@ -22,7 +22,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,13 +129,24 @@ class Journal:
         directory: made when it is not there.
         fleet, device: whose state this is.
         bundle: sha256 of the bundle, 32 bytes.
+        extends: sha256 of bundles that this one extends: the state of a device that had one of these goes on with it.
+        lies_at: where the bundle lies, for whoever asks this directory for answers; None leaves that as it was.
 
     Raises:
         StoreError: the directory cannot be used: read-only, full, in use by another process, or of another
             device or bundle.
     """
 
-    def __init__(self, directory: Path, *, fleet: str, device: str, bundle: bytes) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        fleet: str,
+        device: str,
+        bundle: bytes,
+        extends: Collection[bytes] = (),
+        lies_at: Path | None = None,
+    ) -> None:
         self.directory = directory
         self._path = directory / FILE
         try:
@@ -148,7 +159,7 @@ class Journal:
         self._db, self._guard, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         self.standing = StandingMarks(self._file)
         try:
-            self._claim({"fleet": fleet, "device": device, "bundle": bundle.hex()})
+            self._claim({"fleet": fleet, "device": device, "bundle": bundle.hex()}, extends, lies_at)
         except BaseException:
             self._file.close()
             raise
@@ -271,11 +282,6 @@ class Journal:
         with self._guard(), _as_written(self._path):
             return _kept_global(self._db)
 
-    def remember_bundle(self, path: Path) -> None:
-        """Where the bundle lies, for whoever asks this directory for answers."""
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO meta VALUES ('bundle-path', ?)", (os.fspath(path),))
-
     # ── contributions ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def pending(self) -> list[Pending]:
@@ -327,16 +333,14 @@ class Journal:
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _claim(self, owner: Mapping[str, str]) -> None:
-        """Mark the directory as this device's, or find out that it is another's."""
+    def _claim(self, owner: Mapping[str, str], extends: Collection[bytes], lies_at: Path | None) -> None:
+        """Mark the directory as this device's, or find out that it is another's. Its bundle, a longer one too, and
+        where that lies, are known together or not at all."""
         with self._guard():
             found = dict(self._db.execute("SELECT name, value FROM meta").fetchall())
-        if not found:
-            with self._transaction() as db:
-                db.executemany("INSERT INTO meta VALUES (?, ?)", list(owner.items()))
-            return
-        for name, value in owner.items():
-            if found.get(name) != value:
+        grows = found.get("bundle") in {sha256.hex() for sha256 in extends}
+        for name, value in owner.items() if found else ():
+            if found.get(name) != value and not (grows and name == "bundle"):
                 short = 12 if name == "bundle" else 64
                 raise StoreError(
                     f"{self.directory} holds the state of another {name}",
@@ -344,6 +348,10 @@ class Journal:
                     got=str(found.get(name))[:short],
                     hint="another --state",
                 )
+        told = {**owner, **({} if lies_at is None else {"bundle-path": os.fspath(lies_at)})}
+        if any(found.get(name) != value for name, value in told.items()):
+            with self._transaction() as db:
+                db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(told.items()))
 
     def _drop_old_payloads(self, db: sqlite3.Connection) -> None:
         db.execute(

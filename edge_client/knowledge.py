@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from contract.bundle import Bundle, Manifest, read_bundle
@@ -20,7 +20,7 @@ from edge_client.trainer import Weights, check_weights
 
 __all__ = ["Following", "Knowledge", "follow_state"]
 
-Mark = tuple[bytes, int, int]  # run and version of the global state, and rounds done
+Mark = tuple[bytes, int, int, bytes]  # run and version of the global state, rounds done, a bundle that came
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,18 +32,20 @@ class Knowledge:
         means: of the device's own classes under these weights.
         state: the newest global state.
         rounds: how many this device has done.
+        bundle: what takes the place of the bundle before, where the device has changed to one that extends it.
     """
 
     weights: Weights = field(default_factory=dict)
     means: OwnMeans | None = None
     state: GlobalState | None = None
     rounds: int = 0
+    bundle: Bundle | None = None
 
     @property
     def mark(self) -> Mark:
         """What differs where anything does."""
-        state = self.state
-        return (b"", 0, self.rounds) if state is None else (state.run, state.version, self.rounds)
+        state, bundle = self.state, b"" if self.bundle is None else self.bundle.sha256
+        return (b"", 0, self.rounds, bundle) if state is None else (state.run, state.version, self.rounds, bundle)
 
     @classmethod
     def of_state(cls, directory: Path, bundle: Path | None = None) -> tuple[Bundle, Knowledge, Path]:
@@ -74,7 +76,7 @@ class Knowledge:
             UsageError: it is of another bundle, for which `otherwise` has the words.
             BundleError: it says that it is of this one, and does not fit.
         """
-        if bundle.sha256 != kept.bundle:
+        if kept.bundle not in (bundle.sha256, *bundle.manifest.extended):
             raise UsageError(
                 otherwise,
                 expected=f"sha256 {kept.bundle.hex()[:12]}…",
@@ -113,10 +115,25 @@ class Following:
 
 
 def follow_state(directory: Path, bundle: Bundle, known: Knowledge) -> Following:
-    """What the client of this state directory comes to know."""
-    otherwise = f"{directory} is of another bundle now"
-    read = lambda: Knowledge.of_kept(read_kept(directory), bundle, otherwise)  # noqa: E731
+    """What the client of this state directory comes to know, also with a bundle that extends this one."""
+    otherwise, now = f"{directory} is of another bundle now", bundle
+
+    def read() -> Knowledge:
+        nonlocal now
+        kept = read_kept(directory)
+        now = _successor(kept, now)
+        found = Knowledge.of_kept(kept, now, otherwise)
+        return found if now is bundle else replace(found, bundle=now)
+
     return Following(directory / FILE, read, known)
+
+
+def _successor(kept: Kept, bundle: Bundle) -> Bundle:
+    """The bundle that the device has now, where that extends this one; else this one."""
+    if kept.bundle == bundle.sha256 or kept.bundle_path is None or not kept.bundle_path.is_file():
+        return bundle
+    found = read_bundle(kept.bundle_path)
+    return found if found.sha256 == kept.bundle and bundle.sha256 in found.manifest.extended else bundle
 
 
 def _check_kept(kept: Kept, m: Manifest) -> None:

@@ -85,11 +85,13 @@ class _Ready:
     """All that answers need, made of one knowledge: taken up as a whole."""
 
     known: Knowledge
+    bundle: Bundle
     ways: tuple[str, ...]
     way: str
     answering: Answering
     params: Weights
     basis: str
+    own: bool
     extractor: Extractor
     novelty: Novelty
     version: int
@@ -128,13 +130,24 @@ class Predictor:
         if threshold is not None and np.isnan(threshold):
             raise UsageError("the novelty above which an image is unknown", expected="a number", got=threshold)
         m = bundle.manifest
-        self.bundle, self._shape, self.labels = bundle, m.input_shape, m.labels
+        self._first, self._shape = bundle, m.input_shape
         self._wanted, self._threads, self._providers = way, threads, providers or Providers()
         self._given_threshold = threshold
         self._caution = Caution(method(m.method), m.hyper)
         self._newer, self._log, self._said = newer, log, ""
         self._renewing = threading.Lock()
         self._ready = self._made_ready(knowledge or Knowledge(), None)
+
+    @property
+    def bundle(self) -> Bundle:
+        """Whose graph and labels are used: the one it was made with, or one that the device has changed to since, which
+        has more classes over the same extractor."""
+        return self._ready.bundle
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Of all classes, in the order of their numbers."""
+        return self.bundle.manifest.labels
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -208,7 +221,8 @@ class Predictor:
         features = ready.extractor.features(x)
         novelty = ready.novelty.of(features)
         over = np.zeros(len(x), bool) if threshold is None else novelty > threshold
-        return Answers(self.labels, ready.answering.answer.scores(features), novelty, over, ready.version)
+        labels = ready.bundle.manifest.labels
+        return Answers(labels, ready.answering.answer.scores(features), novelty, over, ready.version)
 
     def photos(
         self, files: Iterable[tuple[str, str | bytes]], together: int = _TOGETHER
@@ -244,10 +258,11 @@ class Predictor:
 
     def _made_ready(self, known: Knowledge, before: _Ready | None) -> _Ready:
         """What answers need, of this knowledge; of what was ready before, an extractor that has not changed."""
-        bundle, m = self.bundle, self.bundle.manifest
+        bundle = known.bundle or self._first
+        m = bundle.manifest
         found, params = method(m.method), {**bundle.params, **known.weights}
         local = Remembered(m.classes, m.features, found.settled_in(m.hyper), params, known.means)
-        state = known.state
+        state = None if known.state is None else known.state.below(m.classes)
         doubt = state and self._caution.doubt(state, lambda: largest_norm(found.own_prototypes(local)[0]))
         if state is not None and doubt:
             self._say(f"global version {state.version} is not taken up: {doubt}")
@@ -259,11 +274,13 @@ class Predictor:
         settled = replace(known, state=state)
         return _Ready(
             known=settled,
+            bundle=bundle,
             ways=tuple(answers),
             way=way,
             answering=answering,
             params=params if own else bundle.params,
             basis=_basis(answering, settled),
+            own=own,
             extractor=self._extractor(known, params if own else None, before),
             novelty=novelty_of(answering, known.means, state, m),
             version=0 if state is None else state.version,
@@ -271,13 +288,12 @@ class Predictor:
 
     def _extractor(self, known: Knowledge, own: Weights | None, before: _Ready | None) -> Extractor:
         """With these own weights, or the bundle's; that of before, where they have not changed since."""
-        if before is not None:
-            was_own = before.params is not self.bundle.params
-            if was_own == (own is not None) and (own is None or before.known.rounds == known.rounds):
-                return before.extractor
+        same = before is not None and before.own == (own is not None)
+        if before is not None and same and (own is None or before.known.rounds == known.rounds):
+            return before.extractor
         choice = self._providers.choice
         provider = self._providers.of(choice.answers if own is None else choice.own_answers)
-        return Extractor(self.bundle, self.bundle.params if own is None else own, self._threads, provider)
+        return Extractor(self._first, self._first.params if own is None else own, self._threads, provider)
 
     def _say(self, line: str) -> None:
         """Log a line unless it is what was said last."""

@@ -20,8 +20,11 @@ PROFILE_FILE = "profile.json"
 _RESERVED = 16  # the client's own figures, accuracy and drift among them
 
 
-def measured_metrics(state: Path, bundle_sha256: bytes) -> dict[str, float]:
-    """The figures of `STATE/profile.json` by name; none where there is no such file, or it is of another bundle.
+def measured_metrics(state: Path, *bundles: bytes) -> dict[str, float]:
+    """The figures of `STATE/profile.json` by name; none where there is no such file, or it is of none of these bundles.
+
+    Args:
+        bundles: sha256 of the device's bundle, and of those that it extends: what they compute is the same.
 
     Raises:
         UsageError: the file is there, but not a record of `profile --measure`.
@@ -36,7 +39,7 @@ def measured_metrics(state: Path, bundle_sha256: bytes) -> dict[str, float]:
     record = table.get("measured", table) if isinstance(table, dict) else None
     if not isinstance(record, dict) or not isinstance(record.get("bundle"), dict):
         raise UsageError(f"{path}", expected="a record of profile --measure", got="another file", hint="removing it")
-    if record["bundle"].get("sha256") != bundle_sha256.hex():
+    if record["bundle"].get("sha256") not in {sha256.hex() for sha256 in bundles}:
         return {}
     found = record.get("status_metrics")
     if not isinstance(found, dict) or not all(_is_figure(name, value) for name, value in found.items()):

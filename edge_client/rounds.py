@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from contract.bundle import Bundle
 from contract.errors import UsageError
+from contract.fleet import list_digest
 from contract.messages import Announcement, GlobalPart
 from contract.methods import METHODS, method
 from contract.sampling import sampled
@@ -101,6 +102,7 @@ class Follower:
             if self._stays:
                 self._announcement, self._foreign = None, True
             fleet = (announcement.bundle, *announcement.others)
+            self._check_lists(announcement)
             raise UsageError(
                 "the fleet runs another bundle",
                 expected="sha256 " + " or ".join(f"{sha256.hex()[:12]}…" for sha256 in fleet[:4]),
@@ -113,7 +115,31 @@ class Follower:
 
     def _is_of_bundle(self, announcement: Announcement) -> bool:
         fleet = (announcement.bundle, *announcement.others)
-        return self._bundle.sha256 in fleet or self._shares_extractor(announcement)
+        return self._bundle.sha256 in fleet or (
+            self._shares_extractor(announcement) and self._shares_classes(announcement)
+        )
+
+    def _shares_classes(self, announcement: Announcement) -> bool:
+        """Whether this device's list of classes is one of the fleet's; an older aggregator does not say."""
+        return not announcement.class_lists or list_digest(self._bundle.manifest.labels) in announcement.class_lists
+
+    def _check_lists(self, announcement: Announcement) -> None:
+        """Where nothing but the list of classes keeps this device away, say so."""
+        m = self._bundle.manifest
+        if announcement.bundle in m.extended:
+            raise UsageError(
+                "the fleet does not know all classes of this device's bundle",
+                expected=f"an aggregator with {m.classes} classes",
+                got=f"one with the first {m.extended[announcement.bundle]}",
+                hint="starting it with this bundle",
+            )
+        if self._shares_extractor(announcement) and not self._shares_classes(announcement):
+            raise UsageError(
+                "the fleet has other classes, or has them in another order",
+                expected=" or ".join(f"{digest.hex()}…" for digest in announcement.class_lists[:4]),
+                got=f"{list_digest(m.labels).hex()}… of {', '.join(m.labels[:4])}{', …' * (m.classes > 4)}",
+                hint="export --extend of the fleet's bundle",
+            )
 
     def _shares_extractor(self, announcement: Announcement) -> bool:
         """Whether the round sums features of one extractor, and this device's bundle has that."""

@@ -76,7 +76,14 @@ class Service:
         own = OwnSamples(settings, m, state, log, self._arrays)
         found = own.read()
         data, test = found.data, found.test
-        with Journal(state, fleet=settings.fleet, device=settings.id, bundle=bundle.sha256) as journal:
+        with Journal(
+            state,
+            fleet=settings.fleet,
+            device=settings.id,
+            bundle=bundle.sha256,
+            extends=m.extended,
+            lies_at=Path(settings.bundle).resolve(),
+        ) as journal:
             graphs = CompiledGraphs(bundle, settings.threads, providers=_providers(settings, bundle, log))
             device = Device(
                 bundle,
@@ -90,7 +97,6 @@ class Service:
                 on_batch=self._manager.alive,
             )
             device.restore(journal.weights())
-            journal.remember_bundle(Path(settings.bundle).resolve())
             beside = f", {len(test):,} {self._photos}" if test is not None else ""
             beside += f", {len(own.learned):,} of them learned" if len(own.learned) else ""
             classes = counted(int(device.own_classes.sum()), "class", "classes")
@@ -108,7 +114,7 @@ class Service:
                 until_finished=settings.until_finished,
                 patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
                 keepalive_s=settings.keepalive,
-                measured=measured_metrics(state, bundle.sha256),
+                measured=measured_metrics(state, bundle.sha256, *m.extended),
                 accountant=accountant,
                 photos=self._photos,
                 tells_accuracy=tells,

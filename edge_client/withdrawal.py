@@ -44,8 +44,9 @@ def withdraw(settings: ClientConfig, log: Callable[[str], None]) -> None:
     if settings.method is not None:
         load_method(settings.method)
     trusted = None if settings.trust is None else read_public_key(settings.trust)
-    sha256 = read_bundle(settings.bundle, public_key=trusted).sha256
-    with Journal(Path(settings.state), fleet=settings.fleet, device=settings.id, bundle=sha256) as journal:
+    bundle, lies_at = read_bundle(settings.bundle, public_key=trusted), Path(settings.bundle).resolve()
+    owner = {"fleet": settings.fleet, "device": settings.id, "bundle": bundle.sha256}
+    with Journal(Path(settings.state), **owner, extends=bundle.manifest.extended, lies_at=lies_at) as journal:  # type: ignore[arg-type]
         _Withdrawal(settings, journal, address, log).run()
 
 

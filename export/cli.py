@@ -19,20 +19,23 @@ from contract.errors import UsageError, near_names
 from contract.interrupt import interruptible
 from contract.methods import METHOD_HELP, Head
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
+from export.extend import Extension, extend_bundle
 
 __all__ = ["export_command", "read_shape"]
 
 BACKBONE_HELP = "A known backbone, timm:NAME, torchvision:NAME, hub:ORG/NAME, onnx:FILE, or your own module:callable."
 TRAIN_FROM_HELP = "Train this layer and what comes after it; what lies before it is frozen.  [default: all is trained]"
+EXTEND_HELP = "Add --classes +NAME,… to this bundle, whose extractor and method stay as they are."
 BLOCKS_HELP = "Train the last K blocks of the network; what lies before them is frozen."
 WEIGHTS_HELP = "pretrained, for those that the library publishes; or safetensors or a torch state dict."
 
 
 def export_command(
-    backbone: Annotated[str, typer.Option(help=BACKBONE_HELP)],
-    method: Annotated[str, typer.Option(help=METHOD_HELP)],
-    classes: Annotated[str, typer.Option(help="How many, or their names: cat,dog,…")],
+    classes: Annotated[str, typer.Option(help="How many, or their names: cat,dog,…; with --extend: +hamster,…")],
     out: Annotated[str, typer.Option(help="The bundle to write.")],
+    backbone: Annotated[str | None, typer.Option(help=BACKBONE_HELP)] = None,
+    method: Annotated[str | None, typer.Option(help=METHOD_HELP)] = None,
+    extend: Annotated[str | None, typer.Option(metavar="BUNDLE", help=EXTEND_HELP)] = None,
     input: Annotated[
         str | None,
         typer.Option(help="Size of the uint8 images: HxWxc.  [default: what a library's network is used to]"),
@@ -42,7 +45,7 @@ def export_command(
     norm: Annotated[str | None, typer.Option(help="batch or group.  [default: the backbone's]")] = None,
     train_from: Annotated[str | None, typer.Option(metavar="LAYER", help=TRAIN_FROM_HELP)] = None,
     trainable_blocks: Annotated[int | None, typer.Option(metavar="K", help=BLOCKS_HELP)] = None,
-    batch: Annotated[int, typer.Option(help="Batch of the training step.")] = 16,
+    batch: Annotated[int | None, typer.Option(help="Batch of the training step.  [default: 16]")] = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter; may be repeated.")
     ] = None,
@@ -50,17 +53,32 @@ def export_command(
         str | None, typer.Option(help="Of x/255, per channel: m or m,m,m.  [default: the backbone's]")
     ] = None,
     std: Annotated[str | None, typer.Option(help="Of x/255, per channel.  [default: the backbone's]")] = None,
-    seed: Annotated[int, typer.Option(help="Of initial weights and of a frozen head.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Of initial weights and of a frozen head.  [default: 0]")] = None,
     provenance: Annotated[str | None, typer.Option(help="How the weights were obtained, in words.")] = None,
-    bundle_version: Annotated[int, typer.Option(help="Must grow with each export for one fleet.")] = 1,
+    bundle_version: Annotated[
+        int | None,
+        typer.Option(help="Must grow with each export for one fleet.  [default: 1; with --extend one more]"),
+    ] = None,
     sign: Annotated[str | None, typer.Option(help="File with the 32 bytes of an Ed25519 private key.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("each step's seconds, and all that is ignored"))
     ] = False,
 ) -> None:
-    """Turn a backbone and a method into one bundle file."""
+    """Turn a backbone and a method into one bundle file, or add classes to one."""
+    given = dict(locals())
     check_loudness(quiet, verbose)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
+    if extend is not None:
+        _refuse_beside_extend(given)
+        versioned = {"provenance": provenance, "bundle_version": bundle_version, "private_key": _private_key(sign)}
+        with interruptible():
+            made = extend_bundle(extend, _added(classes), _writable(out), **versioned)  # type: ignore[arg-type]
+        _tell_extension(made, extend, console)
+        return
+    if backbone is None or method is None:
+        missing = "--backbone" if backbone is None else "--method"
+        raise UsageError(missing, expected="a value", got="none", hint="protofleet export --help")
     arguments = {
         "backbone": backbone,
         "method_name": method,
@@ -71,22 +89,57 @@ def export_command(
         "head": _one_of("--head", head, get_args(Head)),
         "norm": _one_of("--norm", norm, ("batch", "group")),
         "hyper": _pairs(set or []),
-        "batch": batch,
-        "seed": _seed(seed),
+        "batch": 16 if batch is None else batch,
+        "seed": _seed(seed or 0),
         "provenance": provenance,
-        "bundle_version": bundle_version,
+        "bundle_version": 1 if bundle_version is None else bundle_version,
         "private_key": _private_key(sign),
         "train_from": train_from,
         "trainable_blocks": trainable_blocks,
     }
     arguments |= {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
-    console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
     console.print("loading torch", style="dim")
     from export.build import build_bundle  # torch takes seconds; wrong options are answered before it loads
 
     with interruptible():  # a half-written bundle is removed
         exported = build_bundle(**arguments, progress=lambda line: console.print(line, style="dim", markup=False))
     _summarise(exported, console, verbose)
+
+
+def _refuse_beside_extend(given: dict[str, object]) -> None:
+    """All but the classes comes from the bundle that is extended."""
+    own = ("extend", "classes", "out", "provenance", "bundle_version", "sign", "quiet", "verbose")
+    for name in (name for name, value in given.items() if name not in own and value is not None):
+        option = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{option} with --extend", expected="one of them", got="both: all but classes stays as it is")
+
+
+def _added(text: str) -> list[str]:
+    """`+hamster,+mouse` → these."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(name.startswith("+") and name[1:].strip() for name in names):
+        raise UsageError(
+            "--classes with --extend", expected="+ before each new name", got=text, hint="--classes +hamster,+mouse"
+        )
+    return [name[1:].strip() for name in names]
+
+
+def _tell_extension(made: Extension, old: str, console: Console) -> None:
+    m = made.manifest
+    table = Table.grid(padding=(0, 2))
+    first = m.extended[made.extended]
+    rows = {
+        "bundle": f"{made.path}  {made.path.stat().st_size / 1e6:.2f} MB  sha256 {made.sha256.hex()[:12]}…",
+        "extends": f"{old}  sha256 {made.extended.hex()[:12]}…",
+        "extractor": f"{m.extractor[:12]}… of both",
+        "classes": f"{m.classes}: the first {first} as they were, then {', '.join(m.labels[first:])}",
+        "version": f"{m.version}",
+    }
+    for name, value in rows.items():
+        table.add_row(f"[bold]{name}[/bold]", escape(value))
+    console.print(table)
+    if made.unsigned:
+        console.print(f"[yellow]note[/yellow]: {escape(old)} is signed and this one is not: --sign KEY signs it")
 
 
 def _summarise(exported, console: Console, verbose: bool) -> None:  # type: ignore[no-untyped-def]

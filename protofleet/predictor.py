@@ -170,7 +170,7 @@ def _solved(store: Source | None, bundle: Bundle, given: Mapping[str, object], w
 
 
 def _check_identity(identity: bytes, store: Source, bundle: Bundle) -> None:
-    if identity != bundle.sha256:
+    if identity not in (bundle.sha256, *bundle.manifest.extended):
         raise UsageError(
             f"--store {os.fspath(store)} is of another bundle, or of several",
             expected=f"sha256 {bundle.sha256.hex()[:12]}…",

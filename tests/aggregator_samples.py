@@ -36,10 +36,10 @@ def contribution(
     method: str = "fedproto",
     bundle: bytes = BUNDLE,
     extractor: bytes = b"",
+    class_list: bytes = b"",
 ) -> Contribution:
-    return Contribution.of(
-        statistic or means(), run=run, round=round, method=method, bundle=bundle, extractor=extractor
-    )
+    key = {"run": run, "round": round, "method": method, "bundle": bundle}
+    return Contribution.of(statistic or means(), **key, extractor=extractor, class_list=class_list)  # type: ignore[arg-type]
 
 
 def extractor(name: str, bundle: bytes = BUNDLE) -> bytes:

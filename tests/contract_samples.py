@@ -50,8 +50,9 @@ def contributions(draw: st.DrawFn) -> Contribution:
     further = tuple(draw(hnp.arrays(np.float64, (len(body.classes), w), elements=floats())) for w in widths)
     extractor = draw(st.just(b"") | RUN)
     standing = draw(st.sampled_from([None, "present"]))
+    class_list = draw(st.just(b"") | RUN)
     return Contribution(
-        draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, triangle, further, extractor, standing
+        draw(RUN), draw(U32), draw(METHOD), draw(RUN), body, counts, triangle, further, extractor, standing, class_list
     )
 
 
@@ -90,6 +91,7 @@ announcements = st.builds(
     min_samples=U32,
     limit_bytes=st.integers(1024, 1 << 28),
     extractor=st.just(b"") | st.binary(min_size=32, max_size=32),
+    class_lists=st.sets(st.binary(min_size=8, max_size=8), max_size=4).map(tuple),
 )
 receipts = st.builds(
     Receipt,
@@ -134,6 +136,9 @@ def readable_messages() -> dict[str, Message]:
         "announcement-standing": Announcement(
             run, 0, "standing", "ncm", bundle, global_version=6, min_samples=5, extractor=bundle[::-1]
         ),
+        "announcement-class-lists": Announcement(
+            run, 9, "open", "ncm", bundle, extractor=bundle[::-1], class_lists=(bundle[:8], bundle[8:16])
+        ),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,
@@ -144,6 +149,9 @@ def readable_messages() -> dict[str, Message]:
         "contribution-groups": Contribution(run, 7, "fedcof", bundle[:4], groups, counts, extractor=bundle[::-1][:4]),
         "contribution-standing": Contribution(
             run, 9, "ncm", bundle[:4], rows, counts, extractor=bundle[::-1][:4], standing="present"
+        ),
+        "contribution-class-list": Contribution(
+            run, 9, "ncm", bundle[:4], rows, counts, extractor=bundle[::-1][:4], class_list=bundle[:4]
         ),
         "contribution-withdrawn": Contribution.withdrawal(
             run=run, round=10, method="ncm", bundle=bundle, extractor=bundle[::-1]

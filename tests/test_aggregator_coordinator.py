@@ -16,6 +16,7 @@ from aggregator.rounds import Closed, Finished, Opened, Policy
 from aggregator.store import SqliteStore
 from contract.bundle import extractor_of
 from contract.errors import StoreError, UsageError
+from contract.fleet import list_digest
 from contract.json_output import write_json
 from contract.messages import Status
 from contract.methods import method
@@ -371,12 +372,17 @@ def test_an_ffc_round_takes_any_bundle_of_its_extractor_and_no_other(tmp_path: P
         assert told == extractor_of(made, another, method("ffc"))  # it follows from the manifest alone
         sent = {
             "a": _sums(core, gram(0), extractor=told),
-            "b": _sums(core, gram(1), extractor=told, bundle=another),
+            "b": _sums(core, gram(1), extractor=told, bundle=another, class_list=list_digest(made.labels)),
             "c": _sums(core, gram(2), extractor=extractor_of(manifest(), BUNDLE, method("ffc"))),
         }
         decided = core.take(list(sent.items()), 1.0)
         assert [d.outcome for d in decided] == ["committed", "committed", "rejected"]
         assert f"extractor, expected sha256 {told[:4].hex()}…, got" in decided[2].receipt.reason
+        for listed in (b"", list_digest(made.labels[::-1])):  # the class numbers of another bundle must mean the same
+            (refused,) = core.take(
+                [("c", _sums(core, gram(2), extractor=told, bundle=another, class_list=listed))], 2.0
+            )
+            assert refused.receipt.reason.startswith(f"list of classes, expected {list_digest(made.labels)[:4].hex()}…")
         core.take([("c", _sums(core, gram(2), extractor=told))], 2.0)
         _steps(core, 2.0)
         pooled = gram(0).merge(gram(1)).merge(gram(2))

@@ -74,6 +74,10 @@ OPTIONAL = {
     ("contribution-standing", 15),
     ("contribution-withdrawn", 13),
     ("contribution-withdrawn", 15),
+    ("announcement-class-lists", 15),
+    ("announcement-class-lists", 16),
+    ("contribution-class-list", 13),
+    ("contribution-class-list", 16),
     ("contribution-soft", 10),
 }
 
@@ -116,7 +120,7 @@ def test_a_structure_that_departs_from_the_file_is_refused_by_it_and_by_the_deco
         decode(payload)
 
 
-ADDITIONS = {16: 1, 17: "text", 40: [1.5, None, {"a": b"b"}], 2**32 - 1: cbor2.CBORTag(85, bytes(8))}
+ADDITIONS = {17: 1, 18: "text", 40: [1.5, None, {"a": b"b"}], 2**32 - 1: cbor2.CBORTag(85, bytes(8))}
 
 
 @pytest.mark.parametrize("name", readable_messages())
@@ -152,7 +156,7 @@ def test_what_the_decoder_accepts_the_file_accepts():
 # Where numbers may stand in quantity, and in which messages: a row for each class, a count for each class, the numbers
 # of those classes, one triangle. A slice is a piece of an encoded contribution, and is hashed and decoded as one.
 BULK = {
-    "announcement": {"bundle-hashes"},  # at most 255 of 32 bytes, and the aggregator sends it
+    "announcement": {"bundle-hashes", "list-digests"},  # at most 256 of 32 and 8 bytes, and the aggregator sends them
     "global-part": {"class-numbers", "class-rows"},
     "contribution": {"class-numbers", "class-counts", "class-rows", "triangle"},
     "chunk": {"contribution-slice"},

@@ -45,8 +45,8 @@ def opened(paths: dict[str, Path], tmp_path: Path) -> Iterator[Opens]:
 
     def make(method: str) -> tuple[Bundle, Journal]:
         found = read_bundle(paths[method])
-        journals.append(Journal(tmp_path / "state", fleet="f", device="d", bundle=found.sha256))
-        journals[-1].remember_bundle(paths[method])
+        owner = {"fleet": "f", "device": "d", "bundle": found.sha256}
+        journals.append(Journal(tmp_path / "state", **owner, lies_at=paths[method]))
         return found, journals[-1]
 
     yield make

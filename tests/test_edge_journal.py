@@ -254,9 +254,8 @@ def test_kill_9_at_random_moments_loses_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_what_no_device_wrote_is_one_line(tmp_path: Path, crafted: str) -> None:
-    with opened(tmp_path) as journal:
+    with opened(tmp_path, lies_at=tmp_path / "fleet.bundle") as journal:
         commit(journal, 1)
-        journal.remember_bundle(tmp_path / "fleet.bundle")
     with sqlite3.connect(tmp_path / "journal.sqlite") as db:
         db.execute(crafted)
     db.close()
@@ -305,12 +304,11 @@ def test_what_the_disk_does_not_take_leaves_the_state_before(tmp_path: Path, mon
 
 def test_all_of_it_is_read_beside_the_process_that_has_the_directory(tmp_path: Path) -> None:
     classes = ClassMeans(np.array([[2.0, 4.0], [0.0, 0.0]]), np.array([2, 0]))
-    with opened(tmp_path) as journal:
+    with opened(tmp_path, lies_at=Path("/somewhere/f.bundle")) as journal:
         weights = {"head.weight": np.full((2, 3), 7.0, np.float32)}
         means = OwnMeans(classes, np.array([0.5, 0.0]))
         journal.commit_round(key(1), weights=weights, means=means, payload=None, limit_bytes=1, metrics={})
         journal.keep_global(_state(3, 1.0))
-        journal.remember_bundle(Path("/somewhere/f.bundle"))
         kept = read_kept(tmp_path)
         journal.keep_global(_state(4, 1.0))  # looking changes nothing and holds nothing up
         newer = read_kept(tmp_path)

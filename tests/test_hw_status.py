@@ -49,6 +49,7 @@ def test_a_record_of_another_bundle_is_not_sent(tmp_path: Path) -> None:
     (tmp_path / PROFILE_FILE).write_text(json.dumps(record))
     assert measured_metrics(tmp_path, b"\1" * 32) == {}
     assert measured_metrics(tmp_path, bytes(32)) == {"profile_inference_ms": 1.0}
+    assert measured_metrics(tmp_path, b"\1" * 32, bytes(32)) == {"profile_inference_ms": 1.0}  # which it extends
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ def describe_bundle(file: Path) -> dict[str, Any]:
         "inference": row.inference,
         "hyper": {name: _hyper(m, name) for name in m.hyper},
         "labels": list(m.labels),
+        "extends": [{"sha256": each.sha256, "classes": each.classes} for each in m.extends],
         "features": m.features,
         "input_shape": list(m.input_shape),
         "mean": list(m.mean),

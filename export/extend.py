@@ -1,0 +1,114 @@
+"""A bundle with more classes than the one before, over the same extractor, byte for byte.
+
+Features graph, weights, preprocessing, test vectors and the method with its hyper-parameters are copied; the old
+classes come first, in their order, and the new ones after them. So every sum of features that was ever made with the
+old bundle is one of the new bundle's (docs/decisions/125). Nothing is computed, and torch is not loaded.
+
+What a method trains has as many outputs as there are classes: such a bundle is exported anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from contract.bundle import Extends, Manifest, pack_params, read_bundle, write_bundle
+from contract.errors import BundleError, UsageError
+from contract.methods import METHODS, method
+
+__all__ = ["Extension", "extend_bundle"]
+
+
+@dataclass(frozen=True)
+class Extension:
+    """What was written.
+
+    Attributes:
+        sha256: 32 bytes, the identity of the new bundle.
+        extended: of the one that it extends.
+        unsigned: whether that one was signed and this one is not.
+    """
+
+    path: Path
+    sha256: bytes
+    manifest: Manifest
+    extended: bytes
+    unsigned: bool
+
+
+def extend_bundle(
+    old: str | Path,
+    added: Sequence[str],
+    out: str | Path,
+    *,
+    provenance: str | None = None,
+    bundle_version: int | None = None,
+    private_key: bytes | None = None,
+) -> Extension:
+    """Write a bundle with the classes of another one and some more.
+
+    Args:
+        old: the bundle to extend.
+        added: names of the new classes, in the order of their numbers.
+        out: the file to write.
+        provenance: words to stand in place of the old bundle's; which bundle is extended is said after them.
+        bundle_version: above the old bundle's; one above when None.
+        private_key: 32 bytes Ed25519 seed, to sign the manifest.
+
+    Raises:
+        BundleError: the old bundle cannot be read or extended, or the new one cannot be written.
+        UsageError: the new classes or the version do not fit it.
+    """
+    bundle = read_bundle(old)
+    m = bundle.manifest
+    _check_extensible(m, old)
+    if hashlib.sha256(pack_params(bundle.params)).hexdigest() != m.members["params.safetensors"]:
+        raise BundleError(f"{old}: params.safetensors", expected="weights as export packs them", got="another order")
+    _check_added(added, m)
+    version = m.version + 1 if bundle_version is None else bundle_version
+    if version <= m.version:
+        raise UsageError("--bundle-version", expected=f"above {m.version}, which {old} has", got=version)
+    made = msgspec.structs.replace(
+        m,
+        version=version,
+        labels=(*m.labels, *added),
+        provenance=f"{provenance or m.provenance}; {' and '.join(added)} added to bundle {bundle.sha256.hex()}",
+        extends=(Extends(bundle.sha256.hex(), m.classes), *m.extends),
+    )
+    method(m.method).check(m.hyper, made.classes, m.features)
+    sha256 = write_bundle(
+        out,
+        made,
+        features=bundle.features,
+        train_step=None,
+        params=bundle.params,
+        vectors=bundle.vectors,
+        private_key=private_key,
+    )
+    return Extension(Path(out), sha256, made, bundle.sha256, bundle.signed and private_key is None)
+
+
+def _check_extensible(m: Manifest, old: str | Path) -> None:
+    if method(m.method).trains:
+        able = ", ".join(name for name, each in METHODS.items() if not each.trains)
+        raise BundleError(
+            f"{old} cannot be extended: {m.method} trains a step that is made for {m.classes} classes",
+            expected=f"a bundle of {able}",
+            got=m.method,
+            hint="exporting it anew, for a fleet of its own",
+        )
+    if not m.extractor:
+        raise BundleError(f"{old} cannot be extended", expected="the extractor in its manifest", got="none")
+
+
+def _check_added(added: Sequence[str], m: Manifest) -> None:
+    for number, name in enumerate(added):
+        if not name or name in (*m.labels, *added[:number]):
+            got = f"{name}, which is class {m.labels.index(name)}" if name in m.labels else f"{name or 'no name'} again"
+            raise UsageError("--classes", expected="classes that the bundle does not have", got=got)
+    if m.classes + len(added) > 65_535:
+        raise UsageError("--classes", expected="65535 classes at most", got=m.classes + len(added))
