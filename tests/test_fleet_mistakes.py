@@ -122,7 +122,7 @@ def test_a_demo_of_an_unknown_method() -> None:
     ("name", "changes", "line"),
     [
         ("fedproto", {"labels": ("class-0", "class-1")}, "number of classes than the fleet's first bundle, expected 3"),
-        ("fedproto", {"labels": ("class-0", "class-2", "class-1")}, "another list of classes"),
+        ("fedproto", {"labels": ("class-0", "class-2", "class-1")}, "class 1 is another than in"),
         ("fedproto", {"features": 6}, "another feature width than the fleet's first bundle, expected 4, got 6"),
         ("spherefed", {"hyper": {"project": 2}}, "another project than the fleet's first bundle, expected 0, got 2"),
         ("spherefed", {"hyper": {"project_seed": 2}}, "another project_seed than the fleet's first bundle"),
@@ -135,7 +135,7 @@ def test_bundles_that_differ_where_they_must_agree(
     bundles = [_bundle(tmp_path / "one.bundle", name), _bundle(tmp_path / "other.bundle", name, version=2, **changes)]
     code, said = _aggregate(tmp_path, *bundles)
     assert code == 2
-    assert "other.bundle: another" in error_line(said)
+    assert "other.bundle: " in error_line(said)
     assert line in error_line(said)
     assert not (tmp_path / "s.sqlite").exists()
 
