@@ -42,7 +42,7 @@ from contract.methods import method as method_of
 from contract.sampling import sampled
 from contract.wire import decode
 
-__all__ = ["Cause", "Decision", "Ingest", "Outcome", "View", "largest_contribution_bytes"]
+__all__ = ["Cause", "Decision", "Held", "Ingest", "Outcome", "View", "largest_contribution_bytes"]
 
 Outcome = Literal["committed", "duplicate", "late", "rejected", "malformed", "need-chunks", "partial"]
 
@@ -61,6 +61,19 @@ def _nobody(device: str) -> str:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What is held of a device where sums stand.
+
+    Attributes:
+        generation: of its sums, also of those that were taken out; 0 where nothing ever came.
+        digest: of the contribution that stands, as `digest_of`; empty where none does.
+    """
+
+    generation: int = 0
+    digest: bytes = b""
+
+
+@dataclass(frozen=True)
 class View:
     """What the round machine and the bundle say at this moment.
 
@@ -72,7 +85,7 @@ class View:
         bundle, others: sha256 of the fleet's bundles.
         terms: what its contributions are held to.
         refusal: why nothing of a device is taken; empty where it is.
-        held: where sums stand, the generation that is held of a device; None in rounds.
+        held: where sums stand, what is held of a device; None in rounds.
     """
 
     run: bytes
@@ -88,7 +101,7 @@ class View:
     others: tuple[bytes, ...] = ()
     terms: Terms = field(default_factory=Terms)
     refusal: Callable[[str], str] = _nobody
-    held: Callable[[str], int] | None = None
+    held: Callable[[str], Held] | None = None
 
     @functools.cached_property
     def largest_bytes(self) -> int:
@@ -140,7 +153,7 @@ class Ingest:
     holds: Callable[[int, str, str], bool]
     assembler: Assembler = field(default_factory=Assembler)
     _accepted: set[tuple[int, str, str]] = field(default_factory=set)
-    _newest: dict[str, int] = field(default_factory=dict)  # generations accepted in this batch, where sums stand
+    _newest: dict[str, Held] = field(default_factory=dict)  # accepted in this batch, where sums stand
     _in_progress: OrderedDict[tuple[str, str], _InProgress] = field(default_factory=OrderedDict)
     _damaged: OrderedDict[tuple[str, str, bytes], None] = field(default_factory=OrderedDict)
 
@@ -156,12 +169,13 @@ class Ingest:
                 raise WireError("message", expected="a contribution", got=type(message).__name__.lower())
         except WireError as error:
             return self._answer(device, payload, str(error), view)
-        standing = self._standing(device, message, view)
+        digest = message.digest if isinstance(message, Chunk) else digest_of(payload)
+        standing = self._standing(device, message, digest, view)
         if isinstance(message, Chunk):
             taken = standing or self._take_chunk(device, message, len(payload), view, now)
             return _signed(taken, message.digest)
         decided = standing or self._take(device, message, payload, len(payload), view)
-        return _signed(decided, digest_of(payload)) if decided.outcome == "rejected" else decided
+        return _signed(decided, digest)
 
     def stalled(self, now: float, view: View, is_online: Callable[[str], bool]) -> list[Decision]:
         """For contributions of which nothing came for a while: what is missing.
@@ -192,7 +206,7 @@ class Ingest:
         """For what cannot be decoded: a rejection of what it speaks of, or of whatever it was for the open round."""
         known = tie(payload)
         if known is not None:
-            standing = self._standing(device, known, view)
+            standing = self._standing(device, known, known.digest, view)
             return _signed(
                 standing or _decision(device, known, "rejected", reason=reason, cause="unreadable"), known.digest
             )
@@ -212,17 +226,17 @@ class Ingest:
                 del self._in_progress[(device, method)]
                 self.assembler.forget(device, method)
 
-    def _standing(self, device: str, message: Contribution | Chunk | Tie, view: View) -> Decision | None:
+    def _standing(self, device: str, message: Contribution | Chunk | Tie, digest: bytes, view: View) -> Decision | None:
         """The decision that the key alone calls for, or None when its content must decide."""
         if message.run != view.run:
             reason = f"of run {message.run.hex()}, this aggregator's is {view.run.hex()}"
             return _decision(device, message, "rejected", reason=reason, round=0, cause="other-run")
         refusal = view.refusal(device)
-        if refusal and (view.held is None or message.round != view.held(device)):  # that it withdrew is answered again
-            number = None if view.held is None else 0
-            return _decision(device, message, "rejected", reason=refusal, round=number, cause="refused-device")
         if view.held is not None:
-            return self._by_generation(device, message, view, view.held(device))
+            held = self._newest.get(device) or view.held(device)
+            return self._by_generation(device, message, digest, view.method, held, refusal)
+        if refusal:
+            return _decision(device, message, "rejected", reason=refusal, cause="refused-device")
         if message.round > view.round:
             reason = f"round {message.round} is not open, the last was {view.round}"
             return _decision(device, message, "rejected", reason=reason, round=0, cause="not-open")
@@ -240,20 +254,27 @@ class Ingest:
         return None
 
     def _by_generation(
-        self, device: str, message: Contribution | Chunk | Tie, view: View, held: int
+        self, device: str, message: Contribution | Chunk | Tie, digest: bytes, method: str, held: Held, refusal: str
     ) -> Decision | None:
-        """Where sums stand: what a device's generation says beside the one that is held of it."""
-        if message.method != view.method:
-            reason = f"sums of {view.method} stand here, not of {message.method}"
+        """Where sums stand: what a device's generation says beside what is held of it.
+
+        Nothing keeps a device from taking out what stands of it; once nothing does, and it is refused, it is told so
+        however it numbers that. The number that is held counts as a duplicate only with the same bytes: a device whose
+        state directory is an older copy may use it for others, and has to go on above it.
+        """
+        withdraws = isinstance(message, Contribution) and message.standing == "withdrawn"
+        if method != message.method:
+            reason = f"sums of {method} stand here, not of {message.method}"
             return _decision(device, message, "rejected", reason=reason, round=0, cause="other-method")
-        held = max(held, self._newest.get(device, 0))
-        if message.round > held:
+        if withdraws and not held.digest and (refusal or message.round == held.generation):
+            return _decision(device, message, "duplicate", round=0)
+        if refusal and not withdraws:
+            return _decision(device, message, "rejected", reason=refusal, round=0, cause="refused-device")
+        if message.round > held.generation:
             return None
-        outcome: ReceiptStatus = "duplicate" if message.round == held else "late"
-        made = _decision(device, message, outcome, round=0)
-        if made.receipt is None or outcome == "duplicate":
-            return made
-        return replace(made, receipt=replace(made.receipt, held=held))
+        if message.round == held.generation and digest == held.digest:
+            return _decision(device, message, "duplicate", round=0)
+        return _decision(device, message, "late", round=0, held=held.generation)
 
     def _take_chunk(self, device: str, chunk: Chunk, received_bytes: int, view: View, now: float) -> Decision:
         largest = min(largest_contribution_bytes(view), self.assembler.max_contribution_bytes)
@@ -315,7 +336,7 @@ class Ingest:
         except WireError as error:
             return _decision(device, message, "rejected", reason=str(error), cause="content")
         self._accepted.add((message.round, message.method, device))
-        self._newest[device] = message.round
+        self._newest[device] = Held(message.round, b"" if message.standing == "withdrawn" else digest_of(payload))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes)
         return _decision(device, message, "committed", accepted=accepted, traits=Traits.of(message, view.terms.noise))
 
@@ -337,8 +358,9 @@ def _decision(
     accepted: Accepted | None = None,
     traits: Traits | None = None,
     round: int | None = None,
+    held: int = 0,
 ) -> Decision:
-    receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing)
+    receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing, held=held)
     number = message.round if round is None else round
     return Decision(device, outcome, number, receipt, accepted, reason, cause, traits)
 

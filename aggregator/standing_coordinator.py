@@ -19,8 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from aggregator.broken_message import digest_of
 from aggregator.drift import DriftTable
-from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
+from aggregator.ingest import Decision, Held, Ingest, View, largest_contribution_bytes
 from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
 from aggregator.presence import NoRounds, Presence
 from aggregator.settings import Settings, check_heads, check_limit, least_limit_of, standing_method
@@ -32,7 +33,7 @@ from aggregator.validation import ClassLists, Terms
 from contract.bundle import Manifest, extractor_of
 from contract.errors import UsageError, WireError
 from contract.fleet import further_bundles
-from contract.messages import Announcement, Contribution, Encoding, Status
+from contract.messages import Announcement, Contribution, Encoding, Receipt, Status
 from contract.methods import Value
 from contract.state import GlobalState
 from contract.wire import decode
@@ -107,6 +108,8 @@ class StandingCoordinator:
         self.state: GlobalState = store.state()
         self.told = self.doubt = ""
         self.standing = Standing(self._zero(), settings.standing_every_s)
+        self._digests: dict[str, bytes] = {}  # of what stands, by device
+        self._untold: list[Decision] = []
         self._resume(now)
         self.rounds = NoRounds(self._presence, self._due_in_s)
 
@@ -135,6 +138,7 @@ class StandingCoordinator:
         for device, payload in self._tables.payloads():
             self.standing.total = self.standing.total.add(self._exact(payload))
             self.standing.present.add(device)
+            self._digests[device] = digest_of(payload)
         if self._tables.meta("standing solved") != self._digest() and (self.standing.present or self.state.version):
             self.standing.changed(now)
 
@@ -207,7 +211,27 @@ class StandingCoordinator:
         if device not in self._refused:
             self._store.drift.hear(device, message.metrics, max_samples=self._settings.max_samples)
         told = self._presence.birth if message.online else self._presence.death
-        return told(device, message.instance)
+        changed = told(device, message.instance)
+        if changed and message.online:
+            self._tell(device)
+        return changed
+
+    def _tell(self, device: str) -> None:
+        """See to it that a device of which nothing stands any more learns it, and whether it may send again: what it
+        sent last had a receipt, so it would wait for photos to change."""
+        held = self._held(device)
+        if not held.generation or held.digest:
+            return
+        refusal = self._refusal(device)
+        receipt = Receipt(
+            self.run,
+            held.generation,
+            self.method.name,
+            "rejected" if refusal else "late",
+            refusal[:200],
+            held=0 if refusal else held.generation,
+        )
+        self._untold.append(Decision(device, receipt.status, 0, receipt, reason=refusal))
 
     def malformed(self) -> None:
         """A message that is none of ours came on another topic; counted with the next batch."""
@@ -215,8 +239,9 @@ class StandingCoordinator:
         self.skipped += 1
 
     def stalled(self, now: float) -> list[Decision]:
-        """What to ask devices for whose chunks have stopped coming."""
-        return self._ingest.stalled(now, self._view(), self._presence.is_online)
+        """What to ask devices for whose chunks have stopped coming, and what to tell those that were taken out."""
+        untold, self._untold = self._untold, []
+        return untold + self._ingest.stalled(now, self._view(), self._presence.is_online)
 
     # ── what comes ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -228,27 +253,33 @@ class StandingCoordinator:
                 object is of no use any more.
         """
         view = self._view()
-        made = [self._ingest.decide(device, payload, view, now) for device, payload in batch]
-        newer: dict[str, Stands] = {}
-        for found in (decision.accepted for decision in made if decision.accepted is not None):
+        made, newer = [], dict[str, Stands]()
+        for name, sent in batch:
+            decision = self._ingest.decide(name, sent, view, now)
+            made.append(decision)
+            found = decision.accepted
+            if found is None:
+                continue
             message = decode(found.payload)
             assert isinstance(message, Contribution)
             gone = message.standing == "withdrawn"
-            newer[found.device] = Stands(
-                found.device, found.round, None if gone else found.payload, 0 if gone else found.received_bytes
+            if gone:  # what follows it in this batch is refused
+                self._refused[name] = WITHDREW
+            newer[name] = Stands(
+                name, found.round, None if gone else found.payload, 0 if gone else found.received_bytes
             )
         tally = self._uncounted + Counter((0, d.outcome) for d in made if d.outcome in OUTCOMES)
         for device, stands in newer.items():
             self._replace(device, stands, now)
         if newer or tally:
             self._tables.commit(list(newer.values()), tally, self._wall())
-        self._refused |= {device: WITHDREW for device, stands in newer.items() if stands.payload is None}
         self._uncounted.clear()
         self._ingest.forget_accepted()
         return made
 
     def _replace(self, device: str, stands: Stands, now: float) -> None:
         before = self._tables.payload(device)
+        self._digests[device] = b"" if stands.payload is None else digest_of(stands.payload)
         self.standing.replace(
             device,
             stands.generation,
@@ -276,8 +307,11 @@ class StandingCoordinator:
                 lists=self._lists,
             ),
             refusal=self._refusal,
-            held=self.standing.held,
+            held=self._held,
         )
+
+    def _held(self, device: str) -> Held:
+        return Held(self.standing.held(device), self._digests.get(device, b""))
 
     def _refusal(self, device: str) -> str:
         return refusal(device, self._refused)
@@ -325,6 +359,8 @@ class StandingCoordinator:
         else:
             outcome = self._settle(order, wall)
             self._tables.done(order, wall, outcome, before, before)
+        if order.what in ("forget", "admit"):
+            self._tell(order.device)
         return Obeyed(order, outcome, self.state.version)
 
     def _take_out(self, order: Order, now: float, wall: float) -> str:
@@ -334,6 +370,7 @@ class StandingCoordinator:
         payload = self._tables.payload(device)
         if payload is not None:
             self.standing.replace(device, self.standing.held(device), self._exact(payload), None, now)
+            self._digests.pop(device)
         changed = self._tables.meta("standing solved") != self._digest() and (before or self.standing.present)
         state = self._next() if changed else self.state
         reason = WITHDREW if order.what == "withdraw" else FORGOTTEN

@@ -90,8 +90,11 @@ class StandingSums:
         return self._waits
 
     def told(self, receipt: Receipt, now_s: float) -> None:
-        """A receipt came; of no effect unless it speaks of the newest generation."""
+        """A receipt came; of no effect unless it speaks of the newest generation, or ends the wait of a refused one."""
         generation, sent = self._journal.standing.newest(receipt.run)
+        if sent is None and receipt.status == "late":
+            self._journal.standing.unsent(receipt.run, receipt.held)
+            self._again_at_s = float("-inf")
         if sent is None or receipt.round != generation:
             return
         if receipt.status == "late":

@@ -22,7 +22,7 @@ from aggregator.store import SqliteStore
 from contract.chunks import split
 from contract.errors import ProtofleetError, StoreError, UsageError
 from contract.fixed_point import FRACTION_BITS
-from contract.messages import Contribution
+from contract.messages import Contribution, Status
 from contract.methods.ncm import UnitMeans
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram, Statistic
@@ -281,6 +281,74 @@ def test_a_pause_takes_and_keeps_and_makes_nothing(store: SqliteStore, tmp_path:
     give(tmp_path / "s", "close-round", "", "me")
     (refused,) = steps(core, 3000.0)
     assert refused.outcome == "refused: close-round is for rounds, and sums stand here"
+
+
+# ── the device and the aggregator do not hold the same ──────────────────────────────────────────────────────────────
+
+
+def receipts(core: StandingCoordinator, now: float = 0.0) -> list[tuple[str, str, int, int]]:
+    """What devices are told that did not ask: who, what, of which generation, and which is held."""
+    told = [(decision.device, decision.receipt) for decision in core.stalled(now)]
+    return [(device, receipt.status, receipt.round, receipt.held) for device, receipt in told if receipt is not None]
+
+
+def test_a_device_that_is_admitted_again_is_told_to_send(store: SqliteStore, tmp_path: Path) -> None:
+    """It had a receipt for what was forgotten, and would wait for its photos to change."""
+    core = core_of(store)
+    core.take([message(core, "a", 3, 1), message(core, "b", 1, 2)], 0.0)
+    steps(core, 0.0)
+    assert receipts(core) == []
+    give(tmp_path / "s", "forget", "a", "me")
+    steps(core, 1.0)
+    assert receipts(core) == [("a", "rejected", 3, 0)]
+    born = encode(Status(True, b"instance", 1))
+    core.status("a", born, 2.0)
+    core.status("b", born, 2.0)
+    assert receipts(core) == [("a", "rejected", 3, 0)]
+    give(tmp_path / "s", "admit", "a", "me")
+    steps(core, 3.0)
+    assert receipts(core) == [("a", "late", 3, 3)]
+    core = core_of(store, now=4.0)  # the device was away when it was admitted
+    core.status("a", born, 4.0)
+    assert receipts(core) == [("a", "late", 3, 3)]
+    assert outcomes(core, message(core, "a", 3, 1), now=5.0) == ["late"]  # of it, nothing stands
+    assert outcomes(core, message(core, "a", 4, 1), now=5.0) == ["committed"]
+    core.status("a", encode(Status(True, b"instanc2", 1)), 6.0)
+    assert receipts(core) == []
+
+
+def test_the_same_generation_with_other_bytes_is_no_duplicate(store: SqliteStore) -> None:
+    """A device whose state directory is an older copy numbers other sums as those that are held."""
+    core = core_of(store)
+    assert outcomes(core, message(core, "a", 2, 1), message(core, "a", 2, 1), message(core, "a", 2, 5)) == [
+        "committed",
+        "duplicate",
+        "late",
+    ]
+    core = core_of(store)
+    same, other = core.take([message(core, "a", 2, 1), message(core, "a", 2, 5)], 1.0)
+    assert (same.outcome, other.outcome, other.receipt.held) == ("duplicate", "late", 2)
+
+
+def test_a_refused_device_can_still_take_out_what_stands_of_it(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store)
+    core.take([message(core, "a", 1, 1), message(core, "b", 1, 2)], 0.0)
+    steps(core, 0.0)
+    give(tmp_path / "s", "remove", "a", "me")
+    steps(core, 1.0)
+    assert outcomes(core, message(core, "a", 2, 5), message(core, "a", 2, None), now=2.0) == ["rejected", "committed"]
+    assert [step.order.what for step in steps(core, 3.0)] == ["withdraw"]
+    expect_head_of(core, 2)
+    assert outcomes(core, message(core, "a", 3, None), message(core, "a", 7, None), now=4.0) == ["duplicate"] * 2
+    assert steps(core, 5.0) == []
+
+
+def test_what_follows_a_withdrawal_in_the_same_batch_is_refused(store: SqliteStore) -> None:
+    core = core_of(store)
+    given = [message(core, "a", 1, 1), message(core, "a", 2, None), message(core, "a", 3, 5)]
+    assert outcomes(core, *given, given[1]) == ["committed", "committed", "rejected", "duplicate"]
+    steps(core, 0.0)
+    assert (core.standing.present, core.standing.held("a")) == (set(), 2)
 
 
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -128,6 +128,21 @@ def test_generations_rise_through_receipts_restarts_and_lost_state(bundle: Bundl
             sums.make(standing(bundle, run=b"run3", method="fedcof"), 2, 9e9)
 
 
+def test_an_admitted_device_sends_at_once_what_was_forgotten(bundle: Bundle, tmp_path: Path) -> None:
+    a = standing(bundle)
+    with journal(tmp_path, bundle) as kept:
+        sums = StandingSums(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept, "pi-1")
+        sums.make(a, 1, 0.0)
+        sums.told(Receipt(RUN, 1, "ncm", "committed"), 1.0)
+        sums.told(Receipt(RUN, 1, "ncm", "rejected", "it was forgotten"), 2.0)
+        assert sums.make(a, 1, 3.0) is None
+        sums.told(Receipt(RUN, 1, "ncm", "late", held=1), 4.0)
+        assert sums.make(a, 1, 5.0).report.key[1] == 2
+        sums.told(Receipt(RUN, 2, "ncm", "rejected", "it was forgotten"), 6.0)
+        sums.told(Receipt(RUN, 1, "ncm", "late", held=1), 7.0)  # the aggregator never held the second
+        assert sums.make(a, 1, 8.0).report.key[1] == 3
+
+
 def test_a_person_is_told_what_is_held_back(bundle: Bundle, tmp_path: Path) -> None:
     data, a = fashion(bundle, 24, (0, 1)), standing(bundle, min_samples=5)
     with journal(tmp_path, bundle) as kept:
