@@ -178,4 +178,9 @@ def _line(order: Order) -> str:
 
 
 def _when(at: float | None) -> str:
-    return "never" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    if at is None:
+        return "never"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, ValueError, OSError):  # no clock has ever said that
+        return "an unknown time"

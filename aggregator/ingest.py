@@ -216,9 +216,7 @@ class Ingest:
                 del self._in_progress[(device, method)]
                 self.assembler.forget(device, method)
 
-    def _standing(
-        self, device: str, message: Contribution | Chunk | Tie, digest: bytes, view: View
-    ) -> Decision | None:
+    def _standing(self, device: str, message: Contribution | Chunk | Tie, digest: bytes, view: View) -> Decision | None:
         """The decision that the key alone calls for, or None when its content must decide."""
         if message.run != view.run:
             reason = f"of run {message.run.hex()}, this aggregator's is {view.run.hex()}"
@@ -261,7 +259,7 @@ class Ingest:
             return _decision(device, message, "duplicate", round=0)
         if refusal and not withdraws:
             return _decision(device, message, "rejected", reason=refusal, round=0)
-        if message.round > held.generation:
+        if message.round > held.generation or (isinstance(message, Tie) and message.round == held.generation):
             return None
         if message.round == held.generation and digest == held.digest:
             return _decision(device, message, "duplicate", round=0)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from aggregator.broken_message import digest_of
 from aggregator.ingest import Decision, Held, Ingest, View, largest_contribution_bytes
-from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
+from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle, unfit
 from aggregator.presence import NoRounds, Presence
 from aggregator.settings import Settings, check_heads, check_limit, least_limit_of, standing_method
 from aggregator.standing import ExactSum, Standing
@@ -248,7 +248,9 @@ class StandingCoordinator:
             gone = message.standing == "withdrawn"
             if gone:  # what follows it in this batch is refused
                 self._refused[name] = WITHDREW
-            newer[name] = Stands(name, found.round, None if gone else found.payload, 0 if gone else found.received_bytes)
+            newer[name] = Stands(
+                name, found.round, None if gone else found.payload, 0 if gone else found.received_bytes
+            )
         tally = self._uncounted + Counter((0, d.outcome) for d in made if d.outcome in OUTCOMES)
         for device, stands in newer.items():
             self._replace(device, stands, now)
@@ -305,7 +307,7 @@ class StandingCoordinator:
             wall: seconds since the epoch, for the record.
         """
         if now >= self._orders_at:
-            order = next(iter(self._tables.open_orders()), None)
+            order = self._tables.next_order()
             if order is not None:
                 return self._obey(order, now, wall)
             self._orders_at = now + LOOK_S
@@ -333,13 +335,13 @@ class StandingCoordinator:
         return next_global(empty, found, merged, round=self.state.version + 1, hyper=self._hyper)
 
     def _obey(self, order: Order, now: float, wall: float) -> Obeyed:
-        before = self.state.version
-        if order.what in ("forget", "withdraw"):
+        before, wrong = self.state.version, unfit(order)
+        if order.what in ("forget", "withdraw") and not wrong:
             outcome = self._take_out(order, now, wall)
         else:
-            outcome = self._settle(order, wall)
+            outcome = wrong or self._settle(order, wall)
             self._tables.done(order, wall, outcome, before, before)
-        if order.what in ("forget", "admit"):
+        if not wrong and order.what in ("forget", "admit"):
             self._tell(order.device)
         return Obeyed(order, outcome, self.state.version)
 

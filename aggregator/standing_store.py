@@ -215,10 +215,10 @@ class StandingTables:
 
     # ── orders ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def open_orders(self) -> list[Order]:
-        """What was asked for and has not taken effect, oldest first."""
+    def next_order(self) -> Order | None:
+        """The oldest of what was asked for and has not taken effect; None when nothing is."""
         with self._disk():
-            return orders(self._db, "WHERE done_at IS NULL")
+            return next(iter(orders(self._db, "WHERE done_at IS NULL", limit=1)), None)
 
     def done(self, order: Order, at: float, outcome: str, before: int, after: int) -> None:
         """An order has taken effect, or cannot; `outcome` says which, and the versions of the global state."""
@@ -226,14 +226,23 @@ class StandingTables:
             _done(db, order, at, outcome, before, after)
 
 
-def orders(db: sqlite3.Connection, where: str = "", values: Sequence[object] = ()) -> list[Order]:
-    """The orders of a store, oldest first."""
+def orders(db: sqlite3.Connection, where: str = "", values: Sequence[object] = (), limit: int = -1) -> list[Order]:
+    """The orders of a store, oldest first, `limit` at most; -1 for all."""
     rows = db.execute(
         "SELECT id, what, device, who, given_at, done_at, outcome, version_before, version_after FROM fleet_order"
-        f" {where} ORDER BY id",
-        tuple(values),
+        f" {where} ORDER BY id LIMIT ?",
+        (*values, limit),
     )
-    return [Order(*row) for row in rows.fetchall()]
+    return [_order(*row) for row in rows.fetchall()]
+
+
+def _order(
+    id: int, what: object, device: object, who: object, at: object, done: object, outcome: str | None, *versions: int
+) -> Order:
+    """A row, whatever somebody has written into it by hand."""
+    what, device, who = (each if isinstance(each, str) else repr(each) for each in (what, device, who))
+    given_at, done_at = (float(each) if isinstance(each, int | float) else 0.0 for each in (at, done))
+    return Order(id, what, device, who, given_at, None if done is None else done_at, outcome, *versions)
 
 
 def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -266,6 +268,18 @@ def test_an_order_that_nobody_takes_up_is_done_at_the_next_start(tmp_path: Path)
         assert (done.order.id, done.version) == (order.id, 2)
         expect_head_of(core, 2)
         assert give(path, "pause", "", "me")[1]
+
+
+def test_orders_written_by_hand_are_refused_and_stop_nothing(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store)
+    core.take([message(core, "a", 1, 1)], 0.0)
+    rows = [("forget", "A/#"), ("withdraw", "aggregator"), ("admit", ""), ("explode", ""), ("forget", b"\xff")]
+    with closing(sqlite3.connect(tmp_path / "s")) as db, db:
+        db.executemany("INSERT INTO fleet_order (what, device, who, given_at) VALUES (?, ?, x'00', 'once')", rows * 3)
+    found = [step for step in steps(core, 1.0) if isinstance(step, Obeyed)]
+    assert len(found) == len(rows) * 3
+    assert all(step.outcome.startswith("refused: ") for step in found)
+    assert (core.standing.present, store.standing.refused(), receipts(core)) == ({"a"}, {}, [])
 
 
 def test_a_pause_takes_and_keeps_and_makes_nothing(store: SqliteStore, tmp_path: Path) -> None:

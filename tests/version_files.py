@@ -50,7 +50,7 @@ def _store(path: Path) -> None:
         store.open_round(2, "ffc", 43, 108.0)
         store.commit([Accepted(2, "ffc", "a", b"sums", 4)], {})
         store.standing.commit([Stands("a", 3, b"sums of a", 9), Stands("b", 2, None, 0)], {}, 109.0)
-        store.standing.done(store.standing.open_orders()[0], 110.0, "done", 4, 5)
+        store.standing.done(store.standing.next_order(), 110.0, "done", 4, 5)
 
 
 def _journal(state: Path) -> None:
