@@ -27,7 +27,7 @@ from aggregator.settings import Settings, check_heads, check_limit, least_limit_
 from aggregator.standing import ExactSum, Standing
 from aggregator.standing_store import WITHDREW, Order, Stands
 from aggregator.state import next_global
-from aggregator.store import OUTCOMES, SqliteStore, global_parts
+from aggregator.store import OUTCOMES, SqliteStore, as_written, global_parts
 from aggregator.validation import Terms
 from contract.bundle import Manifest, extractor_of
 from contract.errors import UsageError, WireError
@@ -103,7 +103,8 @@ class StandingCoordinator:
         self.standing = Standing(self._zero(), settings.standing_every_s)
         self._digests: dict[str, bytes] = {}  # of what stands, by device
         self._untold: list[Decision] = []
-        self._resume(now)
+        with as_written(self._tables.path):
+            self._resume(now)
         self.rounds = NoRounds(self._presence, self._due_in_s)
 
     def _settled(self) -> dict[str, Value]:

@@ -79,6 +79,7 @@ class StandingTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
+        self.path = file.path
         self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
         self._to_erase = False
         self.taken_out = 0  # how often a device was, since this was opened
@@ -87,7 +88,7 @@ class StandingTables:
         """A setting that is kept; None where it was never set."""
         with self._disk():
             row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-        return None if row is None else bytes(row[0]).decode()
+        return None if row is None else row[0] if isinstance(row[0], str) else memoryview(row[0]).tobytes().decode()
 
     def set_meta(self, name: str, value: str) -> None:
         with self._transaction() as db:
@@ -96,7 +97,8 @@ class StandingTables:
     def generations(self) -> dict[str, int]:
         """By device, also of those that were taken out."""
         with self._disk():
-            return dict(self._db.execute("SELECT device, generation FROM standing").fetchall())
+            rows = self._db.execute("SELECT device, generation FROM standing").fetchall()
+        return {device: int(generation) for device, generation in rows}
 
     def payloads(self) -> Iterator[tuple[str, bytes]]:
         """What stands, ordered by device, one at a time."""

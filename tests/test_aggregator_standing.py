@@ -440,3 +440,24 @@ def test_an_order_for_what_is_no_store_is_one_line(tmp_path: Path, path: str, de
     with pytest.raises(ProtofleetError, match=words) as told:
         give(tmp_path / path, "forget", device, "me")
     assert isinstance(told.value, UsageError | StoreError)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "UPDATE standing SET payload = x'00ff'",
+        "UPDATE standing SET payload = 'text'",
+        "UPDATE standing SET payload = (SELECT payload FROM global)",
+        "UPDATE standing SET generation = 'many'",
+        "INSERT OR REPLACE INTO meta VALUES ('paused', 7)",
+        "INSERT OR REPLACE INTO meta VALUES ('standing solved', x'ff')",
+    ],
+)
+def test_a_store_that_no_aggregator_wrote_is_one_line(store: SqliteStore, tmp_path: Path, changed: str) -> None:
+    core = core_of(store)
+    core.take([message(core, "a", 1, 1)], 0.0)
+    steps(core, 0.0)
+    with closing(sqlite3.connect(tmp_path / "s")) as db, db:
+        db.execute(changed)
+    with pytest.raises(StoreError, match=r"expected what an aggregator writes, got .*, try another --store"):
+        core_of(store)
