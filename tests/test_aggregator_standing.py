@@ -417,6 +417,8 @@ def test_a_store_with_rounds_does_not_stand(store: SqliteStore) -> None:
     [
         ({"rounds": 2}, "--rounds with --standing, expected one of them"),
         ({"rule": "median"}, "--rule with --standing"),
+        ({"deadline": 10.0}, "--deadline with --standing"),
+        ({"calibrate": False}, "--no-calibrate with --standing"),
         ({"every": "soon"}, "--every, expected a duration such as 90s, 10m, 6h or 7d, got soon"),
     ],
 )
