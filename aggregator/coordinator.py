@@ -20,7 +20,7 @@ from aggregator.drift import DriftTable
 from aggregator.forgetting import state_without
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
-from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
+from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle, unfit
 from aggregator.outliers import Finding, Traits
 from aggregator.rounds import Closed, Opened, Rounds, Step, plan
 from aggregator.settings import Settings, check_heads, check_limit, least_limit_of, own_method
@@ -206,9 +206,10 @@ class Coordinator:
             self.malformed()
             return False
         self._hear_accuracy(device, message)
-        if device not in self._refused:
+        refused = device in self._refused
+        if not refused:
             self._store.drift.hear(device, message.metrics, max_samples=self._settings.max_samples)
-        self.rounds.schedule.heard(device, message.metrics.get("samples_new", 0.0))
+        self.rounds.schedule.heard(device, 0.0 if refused else message.metrics.get("samples_new", 0.0))
         if message.online:
             return self.rounds.birth(device, message.instance, now)
         return self.rounds.death(device, message.instance)
@@ -291,7 +292,7 @@ class Coordinator:
         """What an operator asked for and nobody has done yet, looked for now and then."""
         if now < self._orders_at:
             return None
-        order = next(iter(self._store.standing.open_orders()), None)
+        order = self._store.standing.next_order()
         if order is None:
             self._orders_at = now + LOOK_S
             self._store.standing.erase()
@@ -299,12 +300,14 @@ class Coordinator:
 
     def _obey(self, order: Order, wall: float) -> Obeyed:
         tables, before = self._store.standing, self.state.version
-        if order.what == "forget":
+        wrong = unfit(order)
+        if order.what == "forget" and not wrong:
             outcome = self._forget(order, wall)
         else:
-            outcome = settle(order, tables, self._refused, wall) or self.rounds.steer(order.what)
+            outcome = wrong or settle(order, tables, self._refused, wall) or self.rounds.steer(order.what)
             if order.device in self._refused:
                 self._stand_ins.forget(order.device)
+                self.rounds.schedule.heard(order.device, 0.0)
             self._paused = tables.meta("paused") == "yes"
             tables.done(order, wall, outcome, before, before)
         return Obeyed(order, outcome, self.state.version)
@@ -335,6 +338,7 @@ class Coordinator:
         self._traits.pop(device, None)
         self._stand_ins.forget(device)
         self._store.drift.forget(device)
+        self.rounds.schedule.heard(device, 0.0)
         self.rounds.contributions.discard(device)
         self.rounds.refused(device)
         return outcome

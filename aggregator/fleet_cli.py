@@ -237,4 +237,9 @@ def _say(json: Path | None, line: str) -> None:
 
 
 def _when(at: float | None, otherwise: str = "never") -> str:
-    return otherwise if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    if at is None:
+        return otherwise
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+    except (OverflowError, ValueError, OSError):  # no clock has ever said that
+        return "an unknown time"

@@ -270,7 +270,7 @@ class Ingest:
             return _decision(device, message, "duplicate", round=0)
         if refusal and not withdraws:
             return _decision(device, message, "rejected", reason=refusal, round=0, cause="refused-device")
-        if message.round > held.generation:
+        if message.round > held.generation or (isinstance(message, Tie) and message.round == held.generation):
             return None
         if message.round == held.generation and digest == held.digest:
             return _decision(device, message, "duplicate", round=0)

@@ -20,11 +20,22 @@ from dataclasses import dataclass
 
 from aggregator.standing_store import Order, StandingTables, orders
 from aggregator.store_schema import KIND
-from contract.errors import StoreError
+from contract.errors import StoreError, UsageError
 from contract.sqlite import Database, beside, is_taken, read_only
 from contract.topics import check_device
 
-__all__ = ["FORGOTTEN", "LOOK_S", "OF_A_DEVICE", "REMOVED", "Obeyed", "await_done", "give", "refusal", "settle"]
+__all__ = [
+    "FORGOTTEN",
+    "LOOK_S",
+    "OF_A_DEVICE",
+    "REMOVED",
+    "Obeyed",
+    "await_done",
+    "give",
+    "refusal",
+    "settle",
+    "unfit",
+]
 
 OF_A_DEVICE = ("forget", "remove", "admit")
 FORGOTTEN = "it was forgotten"
@@ -60,6 +71,18 @@ def settle(order: Order, tables: StandingTables, refused: dict[str, str], at: fl
         tables.set_meta("paused", "yes" if order.what == "pause" else "no")
         return "done"
     return None
+
+
+def unfit(order: Order) -> str:
+    """Why nothing can be done with an order, as its outcome; empty where something can. `give` writes none of these,
+    but who can write the store may write anything."""
+    if order.what not in (*OF_A_DEVICE, "withdraw"):
+        return ""
+    try:
+        check_device(order.device, "DEVICE")
+    except UsageError as error:
+        return f"refused: {error}"
+    return ""
 
 
 def refusal(device: str, refused: Mapping[str, str]) -> str:

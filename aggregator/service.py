@@ -196,6 +196,7 @@ def settle(
         of_rounds = {"--rounds": rounds is not None, "--rule": rule != "mean", "--fraction": fraction != 1.0}
         of_rounds |= {"--max-share": max_share != 0.5, "--min-clients": min_clients != 1}
         of_rounds |= {"--when-new": when_new != 0, "--window": window is not None}
+        of_rounds |= {"--deadline": deadline != DEADLINE_S, "--seed": seed != 0, "--no-calibrate": not calibrate}
         of_rounds |= {"--open-clients": open_clients is not None, "--max-clients": max_clients != 0}
         for option in (name for name, given in of_rounds.items() if given):
             raise UsageError(f"{option} with --standing", expected="one of them", got="both: there are no rounds")

@@ -22,13 +22,13 @@ from dataclasses import dataclass, replace
 from aggregator.broken_message import digest_of
 from aggregator.drift import DriftTable
 from aggregator.ingest import Decision, Held, Ingest, View, largest_contribution_bytes
-from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle
+from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle, unfit
 from aggregator.presence import NoRounds, Presence
 from aggregator.settings import Settings, check_heads, check_limit, least_limit_of, standing_method
 from aggregator.standing import ExactSum, Standing
 from aggregator.standing_store import WITHDREW, Order, Stands
 from aggregator.state import next_global
-from aggregator.store import OUTCOMES, SqliteStore, global_parts
+from aggregator.store import OUTCOMES, SqliteStore, as_written, global_parts
 from aggregator.validation import ClassLists, Terms
 from contract.bundle import Manifest, extractor_of
 from contract.errors import UsageError, WireError
@@ -110,7 +110,8 @@ class StandingCoordinator:
         self.standing = Standing(self._zero(), settings.standing_every_s)
         self._digests: dict[str, bytes] = {}  # of what stands, by device
         self._untold: list[Decision] = []
-        self._resume(now)
+        with as_written(self._tables.path):
+            self._resume(now)
         self.rounds = NoRounds(self._presence, self._due_in_s)
 
     def _settled(self) -> dict[str, Value]:
@@ -325,7 +326,7 @@ class StandingCoordinator:
             wall: seconds since the epoch, for the record.
         """
         if now >= self._orders_at:
-            order = next(iter(self._tables.open_orders()), None)
+            order = self._tables.next_order()
             if order is not None:
                 return self._obey(order, now, wall)
             self._orders_at = now + LOOK_S
@@ -353,13 +354,13 @@ class StandingCoordinator:
         return next_global(empty, found, merged, round=self.state.version + 1, hyper=self._hyper)
 
     def _obey(self, order: Order, now: float, wall: float) -> Obeyed:
-        before = self.state.version
-        if order.what in ("forget", "withdraw"):
+        before, wrong = self.state.version, unfit(order)
+        if order.what in ("forget", "withdraw") and not wrong:
             outcome = self._take_out(order, now, wall)
         else:
-            outcome = self._settle(order, wall)
+            outcome = wrong or self._settle(order, wall)
             self._tables.done(order, wall, outcome, before, before)
-        if order.what in ("forget", "admit"):
+        if not wrong and order.what in ("forget", "admit"):
             self._tell(order.device)
         return Obeyed(order, outcome, self.state.version)
 

@@ -79,6 +79,7 @@ class StandingTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
+        self.path = file.path
         self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
         self._to_erase = False
         self.taken_out = 0  # how often a device was, since this was opened
@@ -87,7 +88,7 @@ class StandingTables:
         """A setting that is kept; None where it was never set."""
         with self._disk():
             row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-        return None if row is None else bytes(row[0]).decode()
+        return None if row is None else row[0] if isinstance(row[0], str) else memoryview(row[0]).tobytes().decode()
 
     def set_meta(self, name: str, value: str) -> None:
         with self._transaction() as db:
@@ -96,7 +97,8 @@ class StandingTables:
     def generations(self) -> dict[str, int]:
         """By device, also of those that were taken out."""
         with self._disk():
-            return dict(self._db.execute("SELECT device, generation FROM standing").fetchall())
+            rows = self._db.execute("SELECT device, generation FROM standing").fetchall()
+        return {device: int(generation) for device, generation in rows}
 
     def payloads(self) -> Iterator[tuple[str, bytes]]:
         """What stands, ordered by device, one at a time."""
@@ -217,10 +219,10 @@ class StandingTables:
 
     # ── orders ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def open_orders(self) -> list[Order]:
-        """What was asked for and has not taken effect, oldest first."""
+    def next_order(self) -> Order | None:
+        """The oldest of what was asked for and has not taken effect; None when nothing is."""
         with self._disk():
-            return orders(self._db, "WHERE done_at IS NULL")
+            return next(iter(orders(self._db, "WHERE done_at IS NULL", limit=1)), None)
 
     def done(self, order: Order, at: float, outcome: str, before: int, after: int) -> None:
         """An order has taken effect, or cannot; `outcome` says which, and the versions of the global state."""
@@ -228,14 +230,23 @@ class StandingTables:
             _done(db, order, at, outcome, before, after)
 
 
-def orders(db: sqlite3.Connection, where: str = "", values: Sequence[object] = ()) -> list[Order]:
-    """The orders of a store, oldest first."""
+def orders(db: sqlite3.Connection, where: str = "", values: Sequence[object] = (), limit: int = -1) -> list[Order]:
+    """The orders of a store, oldest first, `limit` at most; -1 for all."""
     rows = db.execute(
         "SELECT id, what, device, who, given_at, done_at, outcome, version_before, version_after FROM fleet_order"
-        f" {where} ORDER BY id",
-        tuple(values),
+        f" {where} ORDER BY id LIMIT ?",
+        (*values, limit),
     )
-    return [Order(*row) for row in rows.fetchall()]
+    return [_order(*row) for row in rows.fetchall()]
+
+
+def _order(
+    id: int, what: object, device: object, who: object, at: object, done: object, outcome: str | None, *versions: int
+) -> Order:
+    """A row, whatever somebody has written into it by hand."""
+    what, device, who = (each if isinstance(each, str) else repr(each) for each in (what, device, who))
+    given_at, done_at = (float(each) if isinstance(each, int | float) else 0.0 for each in (at, done))
+    return Order(id, what, device, who, given_at, None if done is None else done_at, outcome, *versions)
 
 
 def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:

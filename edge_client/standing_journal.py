@@ -39,6 +39,16 @@ class StandingMarks:
             )
             return [(bytes(found), number, method) for found, number, method in rows.fetchall()]
 
+    def withdraws(self, run: bytes) -> bool:
+        """Whether a withdrawal is on its way, and has no receipt yet."""
+        with self._guard():
+            row = self._db.execute(
+                "SELECT 1 FROM contributions c JOIN rounds r USING (run, round, method)"
+                " WHERE c.run = ? AND c.outcome IS NULL AND r.metrics LIKE '%\"withdrawn\"%'",
+                (run,),
+            ).fetchone()
+        return row is not None
+
     def commit(
         self, key: _Key, *, samples: bytes | None, payload: bytes, limit_bytes: int, metrics: Mapping[str, Any]
     ) -> None:

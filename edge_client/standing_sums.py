@@ -4,8 +4,8 @@ What goes out, and when, is decided in `edge_client/standing.py`; here the devic
 keeps them. What a receipt says:
 
     committed, duplicate    they stand
-    late                    the aggregator holds a newer generation of this device, which has lost its state: it sends
-                            again, numbered above that
+    late                    the aggregator holds a newer generation of this device, which has lost its state, or
+                            nothing any more: it sends again at once, numbered above that
     rejected                nothing of this device counts; it tries again after `REFUSED_WAIT_S`, or when it starts anew
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.messages import Announcement, Receipt
+from contract.messages import MAX_ROUND, Announcement, Receipt
 from contract.state import GlobalState
 from edge_client.data import LocalData
 from edge_client.device import Device
@@ -74,6 +74,12 @@ class StandingSums:
             self._waits = "refused by the aggregator: waiting to be admitted again"
             return None
         generation, sent = self._journal.standing.newest(a.run)
+        if sent is None and self._journal.standing.withdraws(a.run):
+            self._waits = "waiting for the receipt of this device's withdrawal"
+            return None
+        if generation >= MAX_ROUND:
+            self._waits = f"sums {generation} were the last: no higher number is left, give this device another --id"
+            return None
         keys = self._keys()
         looked = (self._known, a.run, a.method, a.min_samples, generation, sent is None)
         if looked != self._nothing_at:

@@ -21,7 +21,7 @@ from contract import topics
 from contract.bundle import read_bundle
 from contract.errors import LinkError, UsageError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
-from contract.messages import Announcement, Contribution, Message, Receipt
+from contract.messages import MAX_ROUND, Announcement, Contribution, Message, Receipt
 from contract.methods import load_method
 from contract.wire import decode, encode
 from edge_client.config import ClientConfig, read_public_key
@@ -112,6 +112,13 @@ class _Withdrawal:
     def _begin(self, run: bytes, method: str, bundle: bytes, extractor: bytes, limit_bytes: int) -> None:
         """Number the withdrawal above all that was sent, and keep it."""
         generation, _ = self._journal.standing.newest(run)
+        if generation >= MAX_ROUND:
+            raise UsageError(
+                "--withdraw",
+                expected=f"sums numbered below {MAX_ROUND}",
+                got=f"{generation}, above which there is no number",
+                hint="protofleet forget, where its aggregator's store is",
+            )
         self._key = key = (run, generation + 1, method)
         made = Contribution.withdrawal(run=run, round=key[1], method=method, bundle=bundle, extractor=extractor)
         self._payload = encode(made)

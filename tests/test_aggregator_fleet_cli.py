@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -51,7 +53,17 @@ def test_an_order_is_recorded_and_says_that_nobody_is_there_to_do_it(store: Path
     asked = [line.split(", ")[0] for line in said.splitlines()]
     assert asked == ["withdraw shed", "forget kitchen", "admit shed", "remove newcomer", "pause", "resume"]
     with SqliteStore(store, BUNDLE, "fleet") as opened:
-        assert [order.what for order in opened.standing.open_orders()][1:3] == ["forget", "admit"]
+        assert opened.standing.next_order().what == "withdraw"
+
+
+def test_what_somebody_wrote_into_the_orders_by_hand_is_shown_as_it_is(store: Path) -> None:
+    with closing(sqlite3.connect(store)) as db, db:
+        db.execute("INSERT INTO fleet_order (what, device, who, given_at) VALUES (x'ff', 'A/#', 7, 'soon')")
+        db.execute("INSERT INTO fleet_order (what, device, who, given_at) VALUES ('pause', '', 'me', 1e300)")
+    done = run("fleet", "log", "--store", store)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].startswith("b'\\xff' A/#, asked by 7 at 1970-01-01")
+    assert done.stdout.splitlines()[2] == "pause, asked by me at an unknown time: recorded"
 
 
 @pytest.mark.parametrize(

@@ -131,3 +131,19 @@ def test_a_round_is_opened_and_closed_by_order(store: SqliteStore, tmp_path: Pat
     send(core, "a", 2.0)
     assert said("close-round", core, 3.0) == ["done", Closed(1, "fedproto")]
     assert said("open-round", core, 4.0) == ["done: it opens once 1 devices are online", Opened(2, "ffc", 0)]
+
+
+@pytest.mark.parametrize("what", ["forget", "remove"])
+def test_news_of_a_device_that_is_refused_open_no_round(store: SqliteStore, tmp_path: Path, what: str) -> None:
+    core = core_of(store, min_clients=1, when_new=10, window_s=60.0)
+    told = encode(Status(True, b"instance", 1, metrics={"samples_new": 50.0}))
+    give(tmp_path / "s", "pause", "", "me")
+    steps(core, 0.0)
+    core.status("a", told, 0.0)
+    for order in (what, "resume"):
+        give(tmp_path / "s", order, "a" if order == what else "", "me")
+    assert [type(step) for step in steps(core, 1.0)] == [Obeyed, Obeyed]
+    core.status("a", told, 2.0)
+    assert steps(core, 3.0) == []
+    core.status("b", told, 4.0)
+    assert [type(step) for step in steps(core, 5.0)] == [Opened]

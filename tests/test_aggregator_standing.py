@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -268,6 +270,18 @@ def test_an_order_that_nobody_takes_up_is_done_at_the_next_start(tmp_path: Path)
         assert give(path, "pause", "", "me")[1]
 
 
+def test_orders_written_by_hand_are_refused_and_stop_nothing(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store)
+    core.take([message(core, "a", 1, 1)], 0.0)
+    rows = [("forget", "A/#"), ("withdraw", "aggregator"), ("admit", ""), ("explode", ""), ("forget", b"\xff")]
+    with closing(sqlite3.connect(tmp_path / "s")) as db, db:
+        db.executemany("INSERT INTO fleet_order (what, device, who, given_at) VALUES (?, ?, x'00', 'once')", rows * 3)
+    found = [step for step in steps(core, 1.0) if isinstance(step, Obeyed)]
+    assert len(found) == len(rows) * 3
+    assert all(step.outcome.startswith("refused: ") for step in found)
+    assert (core.standing.present, store.standing.refused(), receipts(core)) == ({"a"}, {}, [])
+
+
 def test_a_pause_takes_and_keeps_and_makes_nothing(store: SqliteStore, tmp_path: Path) -> None:
     core = core_of(store)
     give(tmp_path / "s", "pause", "", "me")
@@ -403,6 +417,8 @@ def test_a_store_with_rounds_does_not_stand(store: SqliteStore) -> None:
     [
         ({"rounds": 2}, "--rounds with --standing, expected one of them"),
         ({"rule": "median"}, "--rule with --standing"),
+        ({"deadline": 10.0}, "--deadline with --standing"),
+        ({"calibrate": False}, "--no-calibrate with --standing"),
         ({"every": "soon"}, "--every, expected a duration such as 90s, 10m, 6h or 7d, got soon"),
     ],
 )
@@ -426,3 +442,24 @@ def test_an_order_for_what_is_no_store_is_one_line(tmp_path: Path, path: str, de
     with pytest.raises(ProtofleetError, match=words) as told:
         give(tmp_path / path, "forget", device, "me")
     assert isinstance(told.value, UsageError | StoreError)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "UPDATE standing SET payload = x'00ff'",
+        "UPDATE standing SET payload = 'text'",
+        "UPDATE standing SET payload = (SELECT payload FROM global)",
+        "UPDATE standing SET generation = 'many'",
+        "INSERT OR REPLACE INTO meta VALUES ('paused', 7)",
+        "INSERT OR REPLACE INTO meta VALUES ('standing solved', x'ff')",
+    ],
+)
+def test_a_store_that_no_aggregator_wrote_is_one_line(store: SqliteStore, tmp_path: Path, changed: str) -> None:
+    core = core_of(store)
+    core.take([message(core, "a", 1, 1)], 0.0)
+    steps(core, 0.0)
+    with closing(sqlite3.connect(tmp_path / "s")) as db, db:
+        db.execute(changed)
+    with pytest.raises(StoreError, match=r"expected what an aggregator writes, got .*, try another --store"):
+        core_of(store)

@@ -143,6 +143,36 @@ def test_an_admitted_device_sends_at_once_what_was_forgotten(bundle: Bundle, tmp
         assert sums.make(a, 1, 8.0).report.key[1] == 3
 
 
+def test_a_withdrawal_on_its_way_is_not_overtaken_by_sums(bundle: Bundle, tmp_path: Path) -> None:
+    """The command found no aggregator, and the service starts its client again before the second try."""
+    a, withdrawn = standing(bundle), {"samples": None, "payload": b"gone", "limit_bytes": 1024}
+    with journal(tmp_path, bundle) as kept:
+        sums = StandingSums(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept, "pi-1")
+        sums.make(a, 1, 0.0)
+        kept.standing.commit((RUN, 2, "ncm"), metrics={"withdrawn": True}, **withdrawn)
+        assert sums.make(a, 2, 1.0) is None
+        assert sums.waits_for() == "waiting for the receipt of this device's withdrawal"
+        assert [p.payload for p in kept.pending()] == [b"gone"]
+        kept.settle(Receipt(RUN, 2, "ncm", "committed"), 4)
+        assert sums.make(a, 2, 2.0).report.key[1] == 3
+
+
+def test_above_the_highest_number_nothing_is_sent_and_that_is_said(
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path
+) -> None:
+    with journal(tmp_path, bundle) as kept:
+        for run in (RUN, peer.run):
+            kept.standing.commit((run, 1, "ncm"), samples=b"", payload=b"sums", limit_bytes=1024, metrics={})
+            kept.standing.unsent(run, 2**32 - 1)
+            kept.settle(Receipt(run, 1, "ncm", "late"), 4)
+        sums = StandingSums(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept, "pi-1")
+        assert sums.make(standing(bundle), 1, 0.0) is None
+        assert sums.waits_for().endswith("no higher number is left, give this device another --id")
+    peer.announce(0, "ncm", "standing")
+    with pytest.raises(UsageError, match="above which there is no number, try protofleet forget"):
+        withdraw(settings(path, peer, tmp_path), lambda line: None)
+
+
 def test_a_person_is_told_what_is_held_back(bundle: Bundle, tmp_path: Path) -> None:
     data, a = fashion(bundle, 24, (0, 1)), standing(bundle, min_samples=5)
     with journal(tmp_path, bundle) as kept:

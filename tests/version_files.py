@@ -53,7 +53,7 @@ def _store(path: Path) -> None:
         store.standing.commit([Stands("a", 3, b"sums of a", 9), Stands("b", 2, None, 0)], {}, 109.0)
         store.drift.hear("a", Drift(20, 0.05, 1.25).metrics(), max_samples=100)
         store.drift.settle(109.5)
-        store.standing.done(store.standing.open_orders()[0], 110.0, "done", 4, 5)
+        store.standing.done(store.standing.next_order(), 110.0, "done", 4, 5)
 
 
 def _journal(state: Path) -> None:
