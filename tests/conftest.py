@@ -11,6 +11,23 @@ import hypothesis
 import pytest
 from edge_samples import FASHION_LABELS
 
+LONG = (
+    "test_demo",
+    "test_edge_client",
+    "test_edge_stays",
+    "test_export_build",
+    "test_export_features",
+    "test_export_step",
+    "test_fleet_",
+    "test_frontdoor_interrupt",
+    "test_frontdoor_silence",
+    "test_lab_",
+    "test_library",
+    "test_methods_",
+    "test_model",
+    "test_predict",
+)
+
 # A shell starts what runs in its background with Ctrl-C ignored, and our children would inherit that: the tests that
 # interrupt one would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -23,6 +40,11 @@ def pytest_configure() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     hypothesis.settings.register_profile("protofleet", deadline=None)
     hypothesis.settings.load_profile("protofleet")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long go first, so that the workers end together."""
+    items.sort(key=lambda item: not item.path.stem.startswith(LONG))
 
 
 @pytest.fixture(scope="session")

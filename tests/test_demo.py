@@ -316,6 +316,7 @@ def test_ffc_alone_only_calibrates(finished: Finished, summary: dict[str, Any]) 
     assert "round by round" not in (finished[0] / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_several_backbones_are_one_fleet_without_ffc(small: Path, tmp_path: Path) -> None:
     names = ["fedproto_mnist", "fedproto_mnist_18"]
     words = ("--method", "fedproto", "--rounds", "1", "--backbone")

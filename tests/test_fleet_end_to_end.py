@@ -175,6 +175,7 @@ def test_a_fleet_learns_and_every_contribution_counts_once(fleet: Fleet) -> None
     assert min(told["rounds"][2]["uplink_bytes"].values()) > 65_536  # D = 128: the triangle alone is 66 KB
 
 
+@pytest.mark.parametrize("fleet", ["mosquitto", pytest.param("embedded", marks=pytest.mark.slow)], indirect=True)
 def test_kill_9_of_a_client_the_aggregator_and_the_broker(fleet: Fleet) -> None:
     fleet.options = ("--rounds", "2", "--min-clients", str(DEVICES))
     fleet.start_aggregator()

@@ -77,7 +77,7 @@ def _run(experiment: Experiment, checkpoint: Checkpoint | None, stop_after: int 
         ("fesem", {"clusters": 2}),
         ("fedpr-averaged", {}),
         ("fedhkd-averaged", {"noise": 1.0}),
-        ("spherefed", {}),
+        pytest.param("spherefed", {}, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_was_stopped_gives_what_a_whole_one_gives(tmp_path: Path, method: str, hyper: dict) -> None:
