@@ -32,7 +32,10 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         paths = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
         patch.setitem(fleets.ENVIRONMENT, "PYTHONPATH", paths)
         patch.setenv("PYTHONPATH", paths)
+        before = dict(METHODS._known)
         yield
+        METHODS._known.clear()  # the tests that follow know no method but ours
+        METHODS._known.update(before)
 
 
 @pytest.fixture(scope="module")

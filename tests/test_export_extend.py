@@ -88,7 +88,7 @@ def test_bundles_are_one_fleet_where_the_shorter_list_begins_the_longer(
     differs = next((i for i in range(shared) if one[i] != other[i]), None)
     for given_first, given_second in ((a, b), (b, a)):
         if differs is not None:
-            with pytest.raises(BundleError, match=f"class {differs} is another than in [ab], expected "):
+            with pytest.raises(BundleError, match=f"class {differs} is another than in [ab], expected"):
                 check_fleet([given_first, given_second])
             continue
         roster = check_fleet([given_first, given_second])
