@@ -16,29 +16,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
-from aggregator.drift import DriftTable
+from aggregator.core import Core
 from aggregator.forgetting import state_without
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
-from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle, unfit
+from aggregator.orders import FORGOTTEN, Obeyed, settle, unfit
 from aggregator.outliers import Finding, Traits
 from aggregator.rounds import Closed, Opened, Rounds, Step, plan
-from aggregator.settings import Settings, check_heads, check_limit, least_limit_of, own_method
+from aggregator.settings import Settings, check_heads, check_limit, own_method
 from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, RoundRecord, Store, global_parts
-from aggregator.validation import ClassLists, Terms
+from aggregator.validation import Terms
 from contract.accuracy import read_accuracy
-from contract.bundle import Manifest, extractor_of
-from contract.errors import UsageError, WireError
+from contract.bundle import Manifest
+from contract.errors import UsageError
 from contract.fleet import further_bundles
-from contract.messages import Announcement, Contribution, Encoding, Status
-from contract.methods import Method, Value
+from contract.messages import Announcement, Contribution, Status
+from contract.methods import Method
 from contract.methods import method as method_of
 from contract.methods.base import Merged
 from contract.rules import check_rule
-from contract.state import GlobalState
 from contract.wire import decode
 
 __all__ = ["Coordinator", "Settings"]
@@ -46,7 +45,7 @@ __all__ = ["Coordinator", "Settings"]
 SETTLE_S = 2.0  # retained births arrive right after the subscription; devices that must reconnect take longer
 
 
-class Coordinator:
+class Coordinator(Core):
     """One run of one fleet.
 
     Attributes:
@@ -97,37 +96,17 @@ class Coordinator:
         check_heads(settings, methods)
         check_rule(settings.rule, method_of(methods[0]).statistic)
         check_limit(manifest, settings)
-        self._store, self._manifest, self._bundle, self._settings = store, manifest, bundle, settings
-        self._others, self._shorter = others, shorter or {}
-        self._lists = ClassLists.of(manifest, bundle, self._shorter)
+        super().__init__(store, manifest, bundle, settings, now=now, shorter=shorter)
+        self._others = others
         self.rounds = Rounds(methods, settings.policy)
-        self.state: GlobalState = store.state()
         self._traits: dict[str, Traits] = {}  # of the open round's contributions, as far as this process took them
         self.findings: tuple[Finding, ...] = ()
         self.doubt, self.told = "", ""
         self._ingest, self._stand_ins = Ingest(self._holds), StandIns()
-        self._uncounted: Counter[tuple[int, str]] = Counter()
-        self.skipped = 0  # messages on other topics that were none of ours
         self._told_accuracy: dict[tuple[int, str], Told] = {}  # not durable yet
         self.accuracy_batches = 0
-        self._refused = store.standing.refused()
-        self._paused = store.standing.meta("paused") == "yes"
-        self._orders_at = now
+        self._paused = self._tables.meta("paused") == "yes"
         self._resume(now, wall)
-
-    @property
-    def run(self) -> bytes:
-        return self._store.run
-
-    @property
-    def drift(self) -> DriftTable:
-        """What devices say of their newest photos."""
-        return self._store.drift
-
-    @property
-    def limit_bytes(self) -> int:
-        """The largest message taken and sent."""
-        return self._settings.limit_bytes
 
     @property
     def largest_message_bytes(self) -> int:
@@ -135,11 +114,6 @@ class Coordinator:
         methods = {*self.rounds.plan, *(record.method for record in self._newest_round())}
         views = [replace(self._view(), method=name, width=self._width(method_of(name))) for name in methods]
         return max([self.limit_bytes, *map(largest_contribution_bytes, views)])
-
-    @property
-    def least_limit_bytes(self) -> int:
-        """The smallest message limit that leaves room for a class row."""
-        return least_limit_of(self._manifest)
 
     @property
     def method(self) -> Method:
@@ -154,22 +128,6 @@ class Coordinator:
     def record(self, round: int) -> RoundRecord:
         """What the store knows of a round that was opened."""
         return self._store.record(round)
-
-    @property
-    def _encoding(self) -> Encoding:
-        """How tensors of the current round travel."""
-        triangle = self.method.statistic.has_triangle()
-        return self._settings.sums_encoding if triangle else self._settings.encoding
-
-    @property
-    def _extractor(self) -> bytes:
-        """The extractor whose features the current round sums; empty where each device has its own."""
-        return extractor_of(self._manifest, self._bundle, self.method)
-
-    def _hyper(self, found: Method) -> dict[str, Value]:
-        """The hyper-parameters of a round's method: the bundle's, and what is taken instead."""
-        told = {name: value for name, value in self._settings.hyper.items() if name in found.hyper}
-        return found.settled_in({**self._manifest.hyper, **told})
 
     def announcement(self, limit_bytes: int | None = None) -> Announcement:
         """What every device should know now.
@@ -198,18 +156,12 @@ class Coordinator:
 
     def status(self, device: str, payload: bytes, now: float) -> bool:
         """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
-        try:
-            message = decode(payload, limit_bytes=self._settings.limit_bytes)
-            if not isinstance(message, Status):
-                raise WireError("message", expected="a status", got=type(message).__name__.lower())
-        except WireError:
-            self.malformed()
+        message = self._read_status(device, payload)
+        if message is None:
             return False
         self._hear_accuracy(device, message)
-        refused = device in self._refused
-        if not refused:
-            self._store.drift.hear(device, message.metrics, max_samples=self._settings.max_samples)
-        self.rounds.schedule.heard(device, 0.0 if refused else message.metrics.get("samples_new", 0.0))
+        news = 0.0 if device in self._refused else message.metrics.get("samples_new", 0.0)
+        self.rounds.schedule.heard(device, news)
         if message.online:
             return self.rounds.birth(device, message.instance, now)
         return self.rounds.death(device, message.instance)
@@ -223,11 +175,6 @@ class Coordinator:
     def accuracy(self, round: int) -> FleetAccuracy | None:
         """How good the devices said they are after a round; None where none has."""
         return fleet_accuracy(self._store.accuracy(round))
-
-    def malformed(self) -> None:
-        """A message that is none of ours came on another topic; counted with the next batch."""
-        self._uncounted[(0, "malformed")] += 1
-        self.skipped += 1
 
     def take(self, batch: Sequence[tuple[str, bytes]], now: float) -> list[Decision]:
         """Decide on (device, payload) messages and make durable what was accepted. Receipts may be sent on return.
@@ -270,7 +217,7 @@ class Coordinator:
         Args:
             wall: seconds since the epoch, for the record.
         """
-        order = self._order(now)
+        order = self._next_order(now)
         if order is not None:
             return self._obey(order, wall)
         if self._paused and self.rounds.phase == "waiting" and not self.is_finished:
@@ -288,18 +235,8 @@ class Coordinator:
             self.state = state
         return step
 
-    def _order(self, now: float) -> Order | None:
-        """What an operator asked for and nobody has done yet, looked for now and then."""
-        if now < self._orders_at:
-            return None
-        order = self._store.standing.next_order()
-        if order is None:
-            self._orders_at = now + LOOK_S
-            self._store.standing.erase()
-        return order
-
     def _obey(self, order: Order, wall: float) -> Obeyed:
-        tables, before = self._store.standing, self.state.version
+        tables, before = self._tables, self.state.version
         wrong = unfit(order)
         if order.what == "forget" and not wrong:
             outcome = self._forget(order, wall)
@@ -330,7 +267,7 @@ class Coordinator:
         before, after = self.state.version, state.version
         trained = sorted({r.method for r in records if device in r.uplink_bytes and method_of(r.method).trains})
         outcome = f"done, but for what devices trained in rounds of {', '.join(trained)}" if trained else "done"
-        self._store.standing.take_out(
+        self._tables.take_out(
             order, parts, None, at=wall, before=before, after=after, reason=FORGOTTEN, outcome=outcome
         )
         self.state = state
@@ -420,12 +357,8 @@ class Coordinator:
                 extractor=self._extractor,
                 lists=self._lists,
             ),
-            refusal=lambda device: refusal(device, self._refused),
+            refusal=self._refusal,
         )
-
-    def _width(self, found: Method) -> int:
-        """The width of a round's rows: that of the features, or of what the method makes of them."""
-        return found.row_width(self._hyper(found), self._manifest.features)
 
     def _messages(self, round: int, method: str) -> Iterator[Contribution]:
         """The contributions of a round, ordered by device."""

@@ -20,21 +20,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.broken_message import digest_of
-from aggregator.drift import DriftTable
+from aggregator.core import Core
 from aggregator.ingest import Decision, Held, Ingest, View, largest_contribution_bytes
-from aggregator.orders import FORGOTTEN, LOOK_S, Obeyed, refusal, settle, unfit
+from aggregator.orders import FORGOTTEN, Obeyed, settle, unfit
 from aggregator.presence import NoRounds, Presence
-from aggregator.settings import Settings, check_heads, check_limit, least_limit_of, standing_method
+from aggregator.settings import Settings, check_heads, check_limit, standing_method
 from aggregator.standing import ExactSum, Standing
 from aggregator.standing_store import WITHDREW, Order, Stands
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, SqliteStore, as_written, global_parts
-from aggregator.validation import ClassLists, Terms
-from contract.bundle import Manifest, extractor_of
-from contract.errors import UsageError, WireError
+from aggregator.validation import Terms
+from contract.bundle import Manifest
+from contract.errors import UsageError
 from contract.fleet import further_bundles
-from contract.messages import Announcement, Contribution, Encoding, Receipt, Status
-from contract.methods import Value
+from contract.messages import Announcement, Contribution, Receipt
+from contract.methods import Method
 from contract.state import GlobalState
 from contract.wire import decode
 
@@ -53,7 +53,7 @@ class Solved:
     classes: int
 
 
-class StandingCoordinator:
+class StandingCoordinator(Core):
     """One run of one fleet without rounds.
 
     Attributes:
@@ -85,27 +85,19 @@ class StandingCoordinator:
         wall: Callable[[], float] = time.time,
     ) -> None:
         assert settings.standing_every_s is not None
-        self.method = standing_method(manifest, settings)
+        self._method = standing_method(manifest, settings)
         check_heads(settings, (self.method.name,))
         check_limit(manifest, settings)
         if settings.max_samples > MAX_SAMPLES:
             raise UsageError(
                 "--max-samples", expected=f"at most {MAX_SAMPLES:,} with --standing", got=settings.max_samples
             )
-        self._store, self._tables, self._wall = store, store.standing, wall
-        self._manifest, self._bundle, self._settings = manifest, bundle, settings
-        self._shorter = shorter or {}
-        self._lists = ClassLists.of(manifest, bundle, self._shorter)
-        self._hyper: dict[str, Value] = self._settled()
-        self._width = self.method.row_width(self._hyper, manifest.features)
+        super().__init__(store, manifest, bundle, settings, now=now, shorter=shorter)
+        self._wall = wall
+        self._settled, self._columns = self._hyper(self.method), self._width(self.method)
         self._claim()
         self._presence = Presence()
         self._ingest = Ingest(lambda round, method, device: False)
-        self._uncounted: Counter[tuple[int, str]] = Counter()
-        self.skipped = 0  # messages on other topics that were none of ours
-        self._refused = self._tables.refused()
-        self._orders_at = now
-        self.state: GlobalState = store.state()
         self.told = self.doubt = ""
         self.standing = Standing(self._zero(), settings.standing_every_s)
         self._digests: dict[str, bytes] = {}  # of what stands, by device
@@ -113,10 +105,6 @@ class StandingCoordinator:
         with as_written(self._tables.path):
             self._resume(now)
         self.rounds = NoRounds(self._presence, self._due_in_s)
-
-    def _settled(self) -> dict[str, Value]:
-        told = {name: value for name, value in self._settings.hyper.items() if name in self.method.hyper}
-        return self.method.settled_in({**self._manifest.hyper, **told})
 
     def _claim(self) -> None:
         """A store has rounds or standing sums, of one method, and never both."""
@@ -146,18 +134,9 @@ class StandingCoordinator:
     # ── what the server asks ────────────────────────────────────────────────────────────────────────────────────────
 
     @property
-    def run(self) -> bytes:
-        return self._store.run
-
-    @property
-    def drift(self) -> DriftTable:
-        """What devices say of their newest photos."""
-        return self._store.drift
-
-    @property
-    def limit_bytes(self) -> int:
-        """The largest message taken and sent."""
-        return self._settings.limit_bytes
+    def method(self) -> Method:
+        """Whose sums stand."""
+        return self._method
 
     @property
     def largest_message_bytes(self) -> int:
@@ -165,23 +144,9 @@ class StandingCoordinator:
         return max(self.limit_bytes, largest_contribution_bytes(self._view()))
 
     @property
-    def least_limit_bytes(self) -> int:
-        """The smallest message limit that leaves room for a class row."""
-        return least_limit_of(self._manifest)
-
-    @property
     def is_finished(self) -> bool:
         """Never: what stands has no end."""
         return False
-
-    @property
-    def _encoding(self) -> Encoding:
-        triangle = self.method.statistic.has_triangle()
-        return self._settings.sums_encoding if triangle else self._settings.encoding
-
-    @property
-    def _extractor(self) -> bytes:
-        return extractor_of(self._manifest, self._bundle, self.method)
 
     def announcement(self, limit_bytes: int | None = None) -> Announcement:
         """What every device should know now; see `Coordinator.announcement`."""
@@ -202,15 +167,9 @@ class StandingCoordinator:
 
     def status(self, device: str, payload: bytes, now: float) -> bool:
         """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
-        try:
-            message = decode(payload, limit_bytes=self._settings.limit_bytes)
-            if not isinstance(message, Status):
-                raise WireError("message", expected="a status", got=type(message).__name__.lower())
-        except WireError:
-            self.malformed()
+        message = self._read_status(device, payload)
+        if message is None:
             return False
-        if device not in self._refused:
-            self._store.drift.hear(device, message.metrics, max_samples=self._settings.max_samples)
         told = self._presence.birth if message.online else self._presence.death
         changed = told(device, message.instance)
         if changed and message.online:
@@ -233,11 +192,6 @@ class StandingCoordinator:
             held=0 if refusal else held.generation,
         )
         self._untold.append(Decision(device, receipt.status, 0, receipt, reason=refusal))
-
-    def malformed(self) -> None:
-        """A message that is none of ours came on another topic; counted with the next batch."""
-        self._uncounted[(0, "malformed")] += 1
-        self.skipped += 1
 
     def stalled(self, now: float) -> list[Decision]:
         """What to ask devices for whose chunks have stopped coming, and what to tell those that were taken out."""
@@ -294,7 +248,7 @@ class StandingCoordinator:
             run=self.run,
             bundle=self._bundle,
             classes=self._manifest.classes,
-            width=self._width,
+            width=self._columns,
             round=0,
             method=self.method.name,
             open=True,
@@ -314,9 +268,6 @@ class StandingCoordinator:
     def _held(self, device: str) -> Held:
         return Held(self.standing.held(device), self._digests.get(device, b""))
 
-    def _refusal(self, device: str) -> str:
-        return refusal(device, self._refused)
-
     # ── what is due ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def advance(self, now: float, wall: float) -> Solved | Obeyed | None:
@@ -325,12 +276,9 @@ class StandingCoordinator:
         Args:
             wall: seconds since the epoch, for the record.
         """
-        if now >= self._orders_at:
-            order = self._tables.next_order()
-            if order is not None:
-                return self._obey(order, now, wall)
-            self._orders_at = now + LOOK_S
-            self._tables.erase()
+        order = self._next_order(now)
+        if order is not None:
+            return self._obey(order, now, wall)
         return self._solve(now) if self.standing.due(now) else None
 
     def _due_in_s(self, now: float) -> float:
@@ -348,10 +296,10 @@ class StandingCoordinator:
 
     def _next(self) -> GlobalState:
         """The global state of what stands now; nothing of the one before stays in it."""
-        found, merged = self.method, self.standing.total.statistic(self.method.statistic, self._width)
+        found, merged = self.method, self.standing.total.statistic(self.method.statistic, self._columns)
         empty = replace(self.state, rows={})
-        self.told, self.doubt = found.told(merged, self._hyper), found.doubt(merged, self._hyper)
-        return next_global(empty, found, merged, round=self.state.version + 1, hyper=self._hyper)
+        self.told, self.doubt = found.told(merged, self._settled), found.doubt(merged, self._settled)
+        return next_global(empty, found, merged, round=self.state.version + 1, hyper=self._settled)
 
     def _obey(self, order: Order, now: float, wall: float) -> Obeyed:
         before, wrong = self.state.version, unfit(order)
@@ -403,14 +351,14 @@ class StandingCoordinator:
     # ── sums ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _zero(self) -> ExactSum:
-        return ExactSum.zero(self.method.statistic, self._manifest.classes, self._width)
+        return ExactSum.zero(self.method.statistic, self._manifest.classes, self._columns)
 
     def _exact(self, payload: bytes) -> ExactSum:
         message = decode(payload)
         assert isinstance(message, Contribution)
-        return ExactSum.of(message.statistic(self.method.statistic, self._manifest.classes, self._width))
+        return ExactSum.of(message.statistic(self.method.statistic, self._manifest.classes, self._columns))
 
     def _digest(self) -> str:
         """Of what a global state is made of: what stands, and the settings that it is solved with."""
-        settings = repr(sorted(self._hyper.items()))
+        settings = repr(sorted(self._settled.items()))
         return hashlib.sha256(f"{self.standing.total.digest()} {settings}".encode()).hexdigest()

@@ -1,0 +1,136 @@
+"""What an aggregator is without its network, whatever it gathers: a store, a bundle, settings; who is refused, what
+devices say of themselves, what operators ask for.
+
+`aggregator/coordinator.py` gathers rounds, `aggregator/standing_coordinator.py` sums that stand.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+
+from aggregator.drift import DriftTable
+from aggregator.orders import LOOK_S, refusal
+from aggregator.settings import Settings, least_limit_of
+from aggregator.standing_store import Order
+from aggregator.store import Store
+from aggregator.validation import ClassLists
+from contract.bundle import Manifest, extractor_of
+from contract.errors import WireError
+from contract.messages import Encoding, Status
+from contract.methods import Method, Value
+from contract.state import GlobalState
+from contract.wire import decode
+
+__all__ = ["Core"]
+
+
+class Core(ABC):
+    """One run of one fleet.
+
+    Args:
+        manifest, bundle: of the fleet's bundle, and its sha256 (32 bytes).
+        shorter: how many classes bundles of the same extractor have that it extends, by sha256.
+        now: seconds of a steady clock.
+
+    Attributes:
+        state: what devices are given.
+        skipped: messages on other topics that were none of ours.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        manifest: Manifest,
+        bundle: bytes,
+        settings: Settings,
+        *,
+        now: float,
+        shorter: Mapping[bytes, int] | None,
+    ) -> None:
+        self._store, self._tables = store, store.standing
+        self._manifest, self._bundle, self._settings = manifest, bundle, settings
+        self._shorter = shorter or {}
+        self._lists = ClassLists.of(manifest, bundle, self._shorter)
+        self._uncounted: Counter[tuple[int, str]] = Counter()
+        self.skipped = 0
+        self.state: GlobalState = store.state()
+        self._refused = self._tables.refused()
+        self._orders_at = now
+
+    @property
+    @abstractmethod
+    def method(self) -> Method:
+        """Whose statistic is gathered now."""
+
+    @property
+    def run(self) -> bytes:
+        return self._store.run
+
+    @property
+    def drift(self) -> DriftTable:
+        """What devices say of their newest photos."""
+        return self._store.drift
+
+    @property
+    def limit_bytes(self) -> int:
+        """The largest message taken and sent."""
+        return self._settings.limit_bytes
+
+    @property
+    def least_limit_bytes(self) -> int:
+        """The smallest message limit that leaves room for a class row."""
+        return least_limit_of(self._manifest)
+
+    def malformed(self) -> None:
+        """A message that is none of ours came on another topic; counted with the next batch."""
+        self._uncounted[(0, "malformed")] += 1
+        self.skipped += 1
+
+    @property
+    def _encoding(self) -> Encoding:
+        """How tensors of the present method travel."""
+        triangle = self.method.statistic.has_triangle()
+        return self._settings.sums_encoding if triangle else self._settings.encoding
+
+    @property
+    def _extractor(self) -> bytes:
+        """The extractor whose features the present method sums; empty where each device has its own."""
+        return extractor_of(self._manifest, self._bundle, self.method)
+
+    def _hyper(self, found: Method) -> dict[str, Value]:
+        """The hyper-parameters of a method: the bundle's, and what is taken instead."""
+        told = {name: value for name, value in self._settings.hyper.items() if name in found.hyper}
+        return found.settled_in({**self._manifest.hyper, **told})
+
+    def _width(self, found: Method) -> int:
+        """The width of a method's rows: that of the features, or of what the method makes of them."""
+        return found.row_width(self._hyper(found), self._manifest.features)
+
+    def _refusal(self, device: str) -> str:
+        """Why nothing of a device is taken; empty where it is."""
+        return refusal(device, self._refused)
+
+    def _read_status(self, device: str, payload: bytes) -> Status | None:
+        """What a device says of itself, its drift heard unless it is refused. What is no status is counted and left."""
+        try:
+            message = decode(payload, limit_bytes=self._settings.limit_bytes)
+            if not isinstance(message, Status):
+                raise WireError("message", expected="a status", got=type(message).__name__.lower())
+        except WireError:
+            self.malformed()
+            return None
+        if device not in self._refused:
+            self._store.drift.hear(device, message.metrics, max_samples=self._settings.max_samples)
+        return message
+
+    def _next_order(self, now: float) -> Order | None:
+        """What an operator asked for and nobody has done yet, looked for now and then."""
+        if now < self._orders_at:
+            return None
+        order = self._tables.next_order()
+        if order is None:
+            self._orders_at = now + LOOK_S
+            self._tables.erase()
+        return order
