@@ -75,7 +75,7 @@ def test_a_report_is_whole_before_it_is_shown(tmp_path: Path) -> None:
         )
         assert process.stdout is not None
         process.stdout.close()
-        said = process.communicate(timeout=60)[1]
+        said = process.communicate(timeout=300)[1]
         assert target.exists(), said
         assert b"Traceback" not in said
     assert (tmp_path / "profile.html").exists()
