@@ -1,13 +1,15 @@
-"""Stateless sampling: a device decides by itself whether it takes part in a round. See docs/wire.md.
+"""Stateless sampling: a device decides by itself whether it takes part in a round, or in a stage of a roll-out.
 
-The aggregator announces a fraction and a seed; no message per device is needed to start a round.
+The aggregator announces a fraction and a seed; no message per device is needed to start a round. See docs/wire.md.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-__all__ = ["sampled"]
+from contract.offers import Offer
+
+__all__ = ["in_stage", "sampled"]
 
 
 def sampled(device: str, round_number: int, seed: int, fraction: float) -> bool:
@@ -17,3 +19,12 @@ def sampled(device: str, round_number: int, seed: int, fraction: float) -> bool:
     """
     digest = hashlib.sha256(f"{device}|{round_number}|{seed}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64 < fraction
+
+
+def in_stage(offer: Offer, device: str) -> bool:
+    """Whether `device` is among those that the offer is for.
+
+    It is sampled as for a round of the number `version`, with the first 4 bytes of the bundle's sha256, big-endian, as
+    the seed: a larger fraction has all the devices of a smaller one, and each bundle begins with other devices.
+    """
+    return sampled(device, offer.version, int.from_bytes(offer.sha256[:4], "big"), offer.fraction)

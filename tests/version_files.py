@@ -74,7 +74,7 @@ def _messages() -> dict[str, dict[str, str]]:
     for name, message in readable_messages().items():
         plain = cbor2.loads(encode(message, "f64"))
         found[name] = {"plain": encode(message, "f64").hex()}
-        if plain[0] in (1, 2, 5):
+        if plain[0] in (1, 2, 5, 8):
             found[name]["later"] = cbor2.dumps(plain | LATER, canonical=True).hex()
     return found
 
