@@ -28,9 +28,7 @@ def test_any_text_is_a_word_or_nothing(text):
     assert told is None or (told.version >= 1 and told.word in WORDS)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "8", "8 great", "0 healthy", "08 healthy", "8 healthy:", "v8 healthy", "8  failed"]
-)
+@pytest.mark.parametrize("text", ["", "8", "8 great", "0 healthy", "08 healthy", "8 healthy:", "v8 healthy"])
 def test_what_is_no_word_is_nothing(text):
     assert Told.read(text) is None
 
