@@ -61,6 +61,8 @@ class RolloutDesk:
             elsewhere: in the fleet that devices go over to.
         """
         bundle, said = versions.get("bundle", ""), versions.get("rollout", "")
+        if not (bundle or said):  # a last will, or a release that knows of no roll-out
+            return
         if not elsewhere:
             if device not in self._said and len(self._said) >= MAX_DEVICES:
                 return
