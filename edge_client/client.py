@@ -11,7 +11,8 @@ What happens, in order:
 4. A new global state is put on the disk, so that answers need no broker. When the round's has come back, test the
    device with it, append a line to `history.jsonl`, and say in the status how many are named right, unless that is to
    stay here.
-5. When the run is finished, wait for the next one; or, where that was asked for and nothing waits for a receipt:
+5. Offered a bundle: fetch it while there is nothing else to do, try it, and end for it (`rollout_work.py`).
+6. When the run is finished, wait for the next one; or, where that was asked for and nothing waits for a receipt:
    publish a death and return.
 
 While nothing happens the loop sleeps: it looks for new photos every ten minutes and says how many there are, tells a
@@ -50,6 +51,7 @@ from edge_client.own_samples import OwnSamples
 from edge_client.patience import Patience
 from edge_client.presence import Presence
 from edge_client.privacy import Accountant
+from edge_client.rollout_work import RolloutWork
 from edge_client.round_work import RoundWork
 from edge_client.rounds import Follower, Task
 from edge_client.waiting_notice import Absence, Waits
@@ -72,6 +74,7 @@ class Client:
         bundle: the fleet's bundle.
         address: where the broker is.
         fleet, device_id: as in the topics.
+        rollout: what it does about roll-outs, one of which may have brought the bundle.
         samples: its photos, which are looked after between rounds.
         until_finished: whether `run` ends with the run, instead of waiting for the next one.
         patience_s: how long to wait for the first connection, None for ever; and, with `until_finished`, after the end
@@ -97,6 +100,7 @@ class Client:
         address: Address,
         fleet: str,
         device_id: str,
+        rollout: RolloutWork,
         samples: OwnSamples | None = None,
         until_finished: bool = True,
         patience_s: float | None = 60.0,
@@ -111,7 +115,7 @@ class Client:
         detail: Callable[[str], None] | None = None,
         manager: ServiceManager | None = None,
     ) -> None:
-        self._device, self._journal, self._bundle = device, journal, bundle
+        self._device, self._journal, self._bundle, self._rollout = device, journal, bundle, rollout
         self._address, self._fleet, self._id = address, fleet, device_id
         self._patience = Patience(address, patience_s, until_finished=until_finished, now_s=time.monotonic())
         self._samples, self._until_finished = samples, until_finished
@@ -122,6 +126,7 @@ class Client:
         instance = os.urandom(8)
         self._boot = journal.begin(instance)
         self._health = Health(instance, self._boot, measured or {})
+        self._health.tell_bundle(rollout.versions())
         self._outbox = Outbox(random.Random())
         self._follower = Follower(
             device_id,
@@ -144,11 +149,12 @@ class Client:
             accountant=accountant,
             photos=photos,
             log=log,
+            probation=rollout.probation,
         )
         self._note = ""
         self._left_out: Key | None = None  # a round that the privacy budget does not allow
         self._waits, self._absence = Waits(), Absence()
-        self._kept = KeptState(device, journal, self._follower)
+        self._kept = KeptState(device, journal, self._follower, anew=rollout.probation.is_on)
         self._look_at_s = time.monotonic() + _LOOK_S
         self._count_new_photos()
         self._up = topics.up(fleet, device_id)
@@ -162,6 +168,8 @@ class Client:
             fleet=fleet,
             device_id=device_id,
             stays=not until_finished,
+            on_announcement=rollout.announced,
+            on_piece=lambda piece: rollout.take(piece, time.monotonic()),
             on_settled=self._rounds.settled,
             log=log,
             say=self._say,
@@ -177,7 +185,7 @@ class Client:
         )
 
     def run(self) -> None:
-        """Take part until `stopping` is set, or until the run is finished.
+        """Take part until `stopping` is set, the run is finished, or another bundle has to run (`rollout.is_over`).
 
         Raises:
             LinkError: no broker within the patience, refused for good, or another process under this id.
@@ -199,6 +207,7 @@ class Client:
             if polite:
                 self._link.publish(self._status, encode(self._health.death()), retain=True)
             self._link.close()
+            self._rollout.close()
             self._detail(
                 f"link closed: {self._patience.connections} connections, {self._inbox.malformed} messages skipped, "
                 f"{self._link.dropped} dropped at QoS 0, {len(self._outbox)} contributions without a receipt"
@@ -236,15 +245,19 @@ class Client:
             if event is not None:
                 self._handle(event)
             waiting = event is None and not self._work()  # work only once what has arrived is taken in
+            if self._rollout.is_over:
+                return
             if waiting:
                 if self._over() or self._stopping.is_set():
                     return
                 self._check_patience()
+                settled, plausible = not len(self._outbox), self._kept.is_plausible
+                self._rollout.probation.rested(self._follower.announcement, settled=settled, plausible=plausible)
                 self._tell_what_is_waited_for()
 
     def _wait_s(self) -> float:
         now_s = time.monotonic()
-        due = (self._outbox, self._presence, self._waits)
+        due = (self._outbox, self._presence, self._waits, self._rollout)
         waits = [self._manager.wait_s, self._look_at_s - now_s, *(each.wait_s(now_s) for each in due)]
         waits.append(_BUSY_S if self._is_timed() else _IDLE_S)
         return max(min(wait for wait in waits if wait is not None), _QUIET_S)
@@ -262,6 +275,10 @@ class Client:
         for payload in self._outbox.due(now_s, idle=self._link.idle):
             taken = self._link.publish(self._up, payload)
             self._detail(f"{'sent' if taken else 'not sent'} {len(payload):,} bytes on {self._up}")
+        if self._link.idle:
+            self._rollout.send(lambda payload: self._link.publish(self._up, payload), now_s)
+        if self._health.tell_bundle(self._rollout.versions()):
+            self._publish_birth()
 
     def _work(self) -> bool:
         """Do one thing that is to be done; False when there is nothing."""
@@ -285,7 +302,7 @@ class Client:
         if task is not None and task.key != self._left_out:
             self._take_part(task)
             return True
-        return False
+        return self._rollout.work(is_settled=not len(self._outbox))
 
     def _take_part(self, task: Task) -> None:
         try:
@@ -353,11 +370,12 @@ class Client:
             self._outbox.connected(event.limit_bytes)
             self._detail(f"connection {self._patience.connections}, messages up to {event.limit_bytes:,} bytes")
             self._presence.connected(now_s)
+            self._rollout.connected()
             self._absence.over()
             self._say(f"connected to {self._address}")
         elif isinstance(event, Disconnected):
-            self._outbox.disconnected()
-            self._presence.disconnected()
+            for each in (self._outbox, self._presence, self._rollout):
+                each.disconnected()
             if self._patience.connections or not self._until_finished:
                 what = "connection lost" if self._patience.connections else f"no broker at {self._address} yet"
                 line = self._absence.line(what, event.reason, now_s)

@@ -1,9 +1,10 @@
 """A bundle that is fetched in pieces: what to ask for next, and what arrived. See docs/wire.md.
 
-Pieces are appended to `bundles/SHA256.part` in order, so that its length is how far it is, also after kill -9; what comes out of
-order, twice or beyond the end is left out, since it is asked for again. A request is answered with a few pieces; the next goes
-out when these are here, or, where some were lost or nobody answers, after a while that grows. Bytes are forced to the
-disk now and then, and the whole is hashed at the end: what a power cut made of the file is found out there.
+Pieces are appended to `bundles/SHA256.part` in order, so that its length is how far it is, also after kill -9; what
+comes out of order, twice or beyond the end is left out, since it is asked for again. A request is answered with a few
+pieces; the next goes out when these are here, or, where some were lost or nobody answers, after a while that grows.
+Bytes are forced to the disk now and then, and the whole is hashed at the end: what a power cut made of the file is
+found out there.
 """
 
 from __future__ import annotations

@@ -14,18 +14,21 @@ _LAST_STATE_S = 5.0  # how long a finished run's last global state may take to a
 class KeptState:
     """Of one client; takes up what an earlier process has kept.
 
+    Args:
+        anew: whether what was kept is looked at once more: another bundle may have kept it.
+
     Attributes:
         is_plausible: whether the newest one is kept.
     """
 
-    def __init__(self, device: Device, journal: Journal, follower: Follower) -> None:
+    def __init__(self, device: Device, journal: Journal, follower: Follower, *, anew: bool = False) -> None:
         self._device, self._journal, self._follower = device, journal, follower
         self._looked_at: tuple[bytes, int] | None = None  # run and version of the newest global state
         self.is_plausible = False
         kept = journal.kept_global()
         if kept is not None:
             follower.restore(kept)
-            self._looked_at = (kept.run, kept.version)
+            self._looked_at = None if anew else (kept.run, kept.version)
 
     def keep(self) -> bool:
         """Put a new global state on the disk; False when there is none.

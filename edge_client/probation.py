@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from contract.accuracy import Accuracy
 from contract.errors import LinkError, PrivacyError, ProtofleetError, StoreError
-from contract.messages import Receipt
+from contract.messages import Announcement, Receipt
 from edge_client import rollout
 from edge_client.rollout import Seat
 from edge_client.rollout_file import RolloutFile
@@ -77,16 +77,18 @@ class ProbationWatch:
         if self.is_on and self._is_committed:
             self._prove()
 
-    def rested(self, *, nothing_due: bool, plausible: bool) -> None:
+    def rested(self, announcement: Announcement | None, *, settled: bool, plausible: bool) -> None:
         """The client waits for work.
 
         Args:
-            nothing_due: whether no contribution is to be made or waits for a receipt.
+            announcement: the fleet's newest; until there is one, nothing is known.
+            settled: whether no contribution waits for a receipt.
             plausible: whether a global state of the fleet is taken up.
         """
-        if not self.is_on:
+        if announcement is None or not self.is_on:
             return
         self._file.change(rollout.got_through)
+        nothing_due = settled and announcement.phase in ("standing", "finished")
         if nothing_due and plausible:
             self._prove()
 

@@ -12,7 +12,7 @@ written as a whole (`rollout_file.py`), so that after kill -9 the one or the oth
     rolled_back      what ran before runs again, and the bundle that failed is remembered
 
 Versions rise: a bundle that is older than what this state directory has run healthy is neither taken from an offer nor,
-where a key is trusted, from a file (`chosen`).
+where a key is trusted, from a file that a command names (`given`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ __all__ = [
     "Seat",
     "Verdict",
     "activated",
-    "chosen",
     "considered",
+    "given",
     "got_through",
     "has_fallen",
+    "instead",
     "proved",
     "refused",
     "rolled_back",
@@ -250,23 +251,33 @@ def _with_failure(known: Rollouts, sha256: str, failure: Failure) -> dict[str, F
     return dict(list(failed.items())[-_KEPT:])
 
 
-def chosen(known: Rollouts, named: Seat, *, trusts: bool, where: str) -> tuple[Rollouts, Seat]:
-    """Which bundle a start runs with: the file that the command names, or what a roll-out put in its place.
+def instead(known: Rollouts, sha256: str, fleet: str) -> Seat | None:
+    """What runs in place of the file that a command names; None where the file itself may run (see `given`).
 
     Args:
-        named: the file's bundle, and the fleet that the command names.
+        sha256: of the file, in hex; empty where it cannot be read.
+        fleet: that the command names.
+    """
+    active = known.active
+    if active is None or fleet not in (known.home, active.fleet):
+        return None
+    return active if sha256 in ("", active.sha256, *known.replaced, *known.failed) else None
+
+
+def given(known: Rollouts, named: Seat, *, trusts: bool, where: str) -> tuple[Rollouts, Seat]:
+    """The file that a command names runs, and no roll-out's bundle any more.
+
+    Args:
+        named: its bundle, and the fleet that the command names.
         where: the file, for the error.
 
     Returns:
-        what is known then, and what runs.
+        what is known once it runs, and what runs.
 
     Raises:
         UsageError: a key is trusted, and the file is older than what has run here.
     """
     active = known.active
-    if active is not None and named.fleet in (known.home, active.fleet):
-        if named.sha256 == active.sha256 or named.sha256 in (*known.replaced, *known.failed):
-            return known, active
     lowest = max(known.floor, 0 if active is None else active.version)
     if trusts and named.version < lowest:
         raise UsageError(

@@ -27,9 +27,10 @@ import msgspec
 
 from contract.bundle import Bundle
 from contract.errors import StoreError
-from contract.messages import Announcement, Offer, Piece, Request
+from contract.messages import Announcement, Offer, Piece
 from contract.sampling import in_stage
 from contract.service_manager import ServiceManager
+from contract.wire import encode
 from edge_client import rollout
 from edge_client.data import LocalData
 from edge_client.download import Download
@@ -99,8 +100,10 @@ class RolloutWork:
         self._offer: Offer | None = None
         self._run = bytes(4)
         self._download: Download | None = None
+        self._is_connected = False
         self._tested, self._activated = False, False
         self._held_until_s = float("-inf")  # a disk that refused
+        self._waits = False  # for what is on probation
         self._word, self._said = "", ""
 
     @property
@@ -112,11 +115,15 @@ class RolloutWork:
         """Let go of what is being fetched; its bytes stay."""
         if self._download is not None:
             self._download.close()
-        self._download = None
+        self._download, self._tested = None, False
 
     def versions(self) -> dict[str, str]:
         """What the status says: the bundle that runs, and how it goes with the one that is offered, or was."""
-        return {"bundle": rollout.tag(self._seat)} | ({"rollout": self._word} if self._word else {})
+        seat, offer = self._seat, self._offer
+        found = self._word or self._remembered()
+        if offer is not None and offer.sha256.hex() == seat.sha256:
+            found = rollout.word(seat.version, "probation" if self.probation.is_on else "healthy")
+        return {"bundle": rollout.tag(seat)} | ({"rollout": found} if found else {})
 
     # ── what arrives ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -127,7 +134,7 @@ class RolloutWork:
 
     def take(self, piece: Piece, now_s: float) -> None:
         """A piece arrived; what it holds is in the file on return, or lost with the disk that refused."""
-        if self._download is None or now_s < self._held_until_s:
+        if self._download is None:
             return
         try:
             self._download.take(piece, now_s)
@@ -136,20 +143,26 @@ class RolloutWork:
 
     def connected(self) -> None:
         """A new connection: what was asked for may be asked for again."""
+        self._is_connected = True
         if self._download is not None:
             self._download.connected()
 
+    def disconnected(self) -> None:
+        """The connection is gone."""
+        self._is_connected = False
+
     # ── what goes out ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def request(self, now_s: float) -> Request | None:
-        """What to ask the aggregator for now; `asked` says that it went out."""
-        if self._download is None or now_s < self._held_until_s:
-            return None
-        return self._download.request(self._run, now_s)
+    def send(self, publish: Callable[[bytes], object], now_s: float) -> None:
+        """Ask the aggregator for bytes, if it is time.
 
-    def asked(self, request: Request, now_s: float) -> None:
-        """A request went out."""
-        if self._download is not None:
+        Args:
+            publish: takes an encoded message, and gives something true if it goes out.
+        """
+        if self._download is None or not self._is_connected:
+            return
+        request = self._download.request(self._run, now_s)
+        if request is not None and publish(encode(request)):
             self._download.asked(request, now_s)
 
     def wait_s(self, now_s: float) -> float | None:
@@ -157,7 +170,7 @@ class RolloutWork:
         held_s = self._held_until_s - now_s
         if held_s > 0:
             return held_s
-        return None if self._download is None else self._download.wait_s(now_s)
+        return None if self._download is None or not self._is_connected else self._download.wait_s(now_s)
 
     # ── what is done ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -168,11 +181,11 @@ class RolloutWork:
             is_settled: whether no contribution waits for a receipt.
         """
         now_s = time.monotonic()
-        if now_s < self._held_until_s:
+        if now_s < self._held_until_s or self._stopping.is_set():
             return False
         try:
             if self._download is None:
-                return self._begin_again_after_disk(now_s)
+                return self._begin_late()
             if not self._download.is_whole:
                 return False
             if not self._tested:
@@ -185,36 +198,30 @@ class RolloutWork:
             self._hold(error, now_s)
         return False
 
-    def _begin_again_after_disk(self, now_s: float) -> bool:
-        if self._held_until_s == float("-inf"):
+    def _begin_late(self) -> bool:
+        """Begin what had to wait: for a disk, or for the end of a probation."""
+        if self._held_until_s == float("-inf") and (not self._waits or self.probation.is_on):
             return False
-        self._held_until_s = float("-inf")
+        self._held_until_s, self._waits = float("-inf"), False
         self._consider()
         return True
 
     def _consider(self) -> None:
         """What to do about the offer, and what to say of it."""
-        offer = self._offer
+        offer, now_s = self._offer, time.monotonic()
         verdict = Verdict("leave") if offer is None else self._verdict(offer)
+        self._waits = verdict.what == "wait"
         if offer is not None and verdict.word:
             self._say(offer, "testing" if self._tested and verdict.what == "fetch" else verdict.word)
-        elif not self._word:
-            self._word = self._remembered()
         held = self._download
         if held is not None and (offer is None or verdict.what != "fetch" or held.offer.sha256 != offer.sha256):
-            self._log(f"the offer of bundle {held.offer.version} is withdrawn")
+            self._log(f"bundle {held.offer.version} is not offered any more: {held.have:,} bytes are kept")
             self.close()
-            self._tested = False
-        if (
-            offer is not None
-            and verdict.what == "fetch"
-            and self._download is None
-            and time.monotonic() >= self._held_until_s
-        ):
+        if offer is not None and verdict.what == "fetch" and self._download is None and now_s >= self._held_until_s:
             try:
                 self._download = self._begun(offer)
             except StoreError as error:
-                self._hold(error, time.monotonic())
+                self._hold(error, now_s)
 
     def _verdict(self, offer: Offer) -> Verdict:
         terms = self._terms
@@ -229,7 +236,7 @@ class RolloutWork:
         )
 
     def _remembered(self) -> str:
-        """The last word, where nothing is offered: of what runs, where a roll-out brought it, or of what failed last."""
+        """The last word, where nothing is offered: of what a roll-out brought, or of what failed here."""
         known = self._file.known
         if known.active is not None and known.active.sha256 == self._seat.sha256:
             back = [each for each in known.failed.values() if each.back_to == self._seat.sha256]
@@ -291,7 +298,8 @@ class RolloutWork:
         why = tried_apart(trial, photos.x, on_look=self._manager.alive, stopping=self._stopping)
         if why:
             self._refuse(offer, why)
-        self._tested = why == ""
+        else:
+            self._tested = why == ""
 
     def _refuse(self, offer: Offer, reason: str) -> None:
         """Not to be run here, whoever offers it again."""

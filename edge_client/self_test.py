@@ -46,6 +46,7 @@ __all__ = ["PHOTOS", "Trial", "failure", "some_photos", "tried_apart"]
 PHOTOS = 8  # of the device's own that the test takes
 PATIENCE_S = 900.0  # a large network's training step on a small board takes minutes
 _LOOK_S = 0.2
+_FAILURES: tuple[type[Exception], ...] = (ProtofleetError, *ORT_ERRORS)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -154,7 +155,7 @@ def failure(trial: Trial, photos: NDArray[np.uint8]) -> str:
         bundle = read_bundle(trial.path, public_key=trial.public_key)
         _check_offered(bundle.manifest, trial)
         _run(bundle, photos, trial)
-    except (ProtofleetError, *ORT_ERRORS) as error:
+    except _FAILURES as error:
         return str(error)
     except MemoryError:
         return "not enough memory"
@@ -190,7 +191,7 @@ def _run(bundle: Bundle, photos: NDArray[np.uint8], trial: Trial) -> None:
 
 
 def _shaped(photos: NDArray[np.uint8], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Photos (n, h, w, c) in the bundle's shape (H, W, c); images of no one's where that cannot be, or there are none."""
+    """Photos (n, h, w, c) in the bundle's shape (H, W, c); made-up ones where that cannot be, or there are none."""
     if photos.shape[1:] == shape:
         return photos if len(photos) else probe_images(shape)
     channels = (photos.shape[-1], shape[2])
