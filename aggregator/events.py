@@ -21,6 +21,11 @@ __all__ = [
     "Nobody",
     "OrderDone",
     "Refused",
+    "RolloutCompleted",
+    "RolloutDeaf",
+    "RolloutHalted",
+    "RolloutTold",
+    "RolloutWidened",
     "RoundClosed",
     "RoundExtended",
     "RoundOpened",
@@ -271,6 +276,50 @@ class DriftSuspected:
 
 
 @dataclass(frozen=True)
+class RolloutWidened:
+    """A bundle is offered to a larger fraction of the devices, of which `devices` are known."""
+
+    version: int
+    fraction: float
+    devices: int
+
+
+@dataclass(frozen=True)
+class RolloutHalted:
+    """A bundle is offered to nobody any more: it failed on too many devices of the stage."""
+
+    version: int
+    fraction: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class RolloutCompleted:
+    """All `devices` that are known use the bundle and are healthy."""
+
+    version: int
+    devices: int
+
+
+@dataclass(frozen=True)
+class RolloutTold:
+    """What becomes of an offered bundle on a device: a word of `contract.offers.WORDS`, and why."""
+
+    device: str
+    version: int
+    word: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RolloutDeaf:
+    """What devices say in the fleet that they go over to cannot be heard."""
+
+    fleet: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class MetricsServed:
     """Metrics can be fetched at `url`; `is_local` by this machine alone."""
 
@@ -300,6 +349,11 @@ Event = (
     | HeadMade
     | SumsStand
     | OrderDone
+    | RolloutCompleted
+    | RolloutDeaf
+    | RolloutHalted
+    | RolloutTold
+    | RolloutWidened
     | MetricsServed
     | DriftSuspected
 )

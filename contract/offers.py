@@ -9,18 +9,35 @@ Everything is validated when a value is built, so a value that exists can be tru
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, get_args
 
 from contract import topics
 from contract.errors import WireError
 
-__all__ = ["DIGEST_BYTES", "MAX_BUNDLE_BYTES", "MAX_PIECES", "Offer", "Piece", "Request"]
+__all__ = [
+    "DIGEST_BYTES",
+    "MAX_BUNDLE_BYTES",
+    "MAX_PIECES",
+    "WORDS",
+    "Offer",
+    "Piece",
+    "Request",
+    "Told",
+    "Word",
+    "bundle_tag",
+]
+
+Word = Literal["fetching", "testing", "probation", "healthy", "refused", "failed"]
+WORDS: Final[tuple[Word, ...]] = get_args(Word)
 
 MAX_BUNDLE_BYTES: Final = 1 << 31
 MAX_PIECES: Final = 16  # that one request is answered with
 DIGEST_BYTES: Final = 8  # of the bundle's sha256, in a request and in a piece
 _MAX_NUMBER = 2**32 - 1
+_MAX_TOLD = 64  # characters of an entry among the versions of a status
+_TOLD = re.compile(r"([1-9][0-9]{0,9}) ([a-z]+)(?:: (.*))?", re.DOTALL)
 
 
 _require = WireError.unless
@@ -96,3 +113,34 @@ class Piece:
         _require(0 <= self.offset <= _MAX_NUMBER, "offset", f"0 to {_MAX_NUMBER}", self.offset)
         end = self.offset + len(self.data)
         _require(len(self.data) > 0 and end <= MAX_BUNDLE_BYTES, "piece", "1 byte or more, up to 2^31", end)
+
+
+def bundle_tag(version: int, sha256: bytes) -> str:
+    """The bundle that is in use, as a status says it under `bundle`: `7 3fa94b12`."""
+    return f"{version} {sha256[:4].hex()}"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What becomes of an offered bundle on a device, as its status says it under `rollout`: `8 failed: self-test`.
+
+    Attributes:
+        version: of the offer.
+        reason: of `refused` and `failed`, in words.
+    """
+
+    version: int
+    word: Word
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """At most 64 characters; a longer reason is cut."""
+        return f"{self.version} {self.word}{f': {self.reason}' if self.reason else ''}"[:_MAX_TOLD]
+
+    @classmethod
+    def read(cls, text: str) -> Told | None:
+        """The same from a status; None where it says nothing that is known."""
+        found = _TOLD.fullmatch(text)
+        word = next((word for word in WORDS if found is not None and word == found[2]), None)
+        return None if found is None or word is None else cls(int(found[1]), word, found[3] or "")
