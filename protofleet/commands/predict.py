@@ -142,7 +142,7 @@ def _others(ways: Sequence[str], state: Path | None) -> str:
     """What else could answer, where there is a choice, and how well each did on the device's own test; best first."""
     if len(ways) < 2:
         return ""
-    tested = last_tested(state / "history.jsonl") if state else None
+    tested = last_tested(answering(state) / "history.jsonl") if state else None
     if tested is None:
         return f"--way takes one of {', '.join(ways)}"
     shares = {way: share for way, share in tested["accuracy"]["all_classes"].items() if way in ways}
