@@ -29,6 +29,7 @@ from edge_client.history import last_tested
 from edge_client.predictor import Answers
 from edge_client.providers import PROVIDER_HELP
 from edge_client.publisher import Target
+from edge_client.rollout_file import answering
 from edge_client.watch import camera_pictures, new_files
 from protofleet.predictor import Predictor
 from protofleet.publisher import Publisher, facts
