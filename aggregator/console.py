@@ -229,7 +229,7 @@ class Progress:
 
     @_show.register
     def _(self, event: events.OrderDone) -> None:
-        of = f" {escape(event.device)}" if event.device else ""
+        of = "".join(f" {escape(word)}" for word in (event.device, event.detail) if word)
         self._line(
             f"[bold]{escape(event.what)}{of}[/bold], asked by {escape(event.who)}: {escape(event.outcome)}, "
             f"global version {event.global_version}"

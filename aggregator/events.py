@@ -256,13 +256,18 @@ class SumsStand:
 
 @dataclass(frozen=True)
 class OrderDone:
-    """What an operator, or a device of itself, asked for has taken effect, or cannot."""
+    """What an operator, or a device of itself, asked for has taken effect, or cannot.
+
+    Attributes:
+        detail: of what is about a roll-out: which bundle, or which stage.
+    """
 
     what: str
     device: str
     who: str
     outcome: str
     global_version: int
+    detail: str = ""
 
 
 @dataclass(frozen=True)
