@@ -250,9 +250,10 @@ class Client:
             if waiting:
                 if self._over() or self._stopping.is_set():
                     return
-                self._check_patience()
-                settled, plausible = not len(self._outbox), self._kept.is_plausible
-                self._rollout.probation.rested(self._follower.announcement, settled=settled, plausible=plausible)
+                follower, unsent = self._follower, len(self._outbox)
+                self._patience.check(time.monotonic(), finished=follower.finished, waiting=unsent, reason=self._note)
+                plausible = self._kept.is_plausible
+                self._rollout.probation.rested(follower.announcement, settled=not unsent, plausible=plausible)
                 self._tell_what_is_waited_for()
 
     def _wait_s(self) -> float:
@@ -264,9 +265,8 @@ class Client:
 
     def _is_timed(self) -> bool:
         """Whether something is waited for that has a time limit, or that the outbox counts from: bytes on their way."""
-        if not self._link.idle or (self._follower.finished and self._rounds.unreported is not None):
-            return True
-        return self._patience.is_timed
+        reports = self._follower.finished and self._rounds.unreported is not None
+        return reports or not self._link.idle or self._patience.is_timed
 
     def _send(self) -> None:
         now_s = time.monotonic()
@@ -347,16 +347,8 @@ class Client:
         return self._health.samples_new != before
 
     def _over(self) -> bool:
-        return (
-            self._until_finished
-            and self._follower.finished
-            and not len(self._outbox)
-            and self._rounds.unreported is None
-        )
-
-    def _check_patience(self) -> None:
-        finished, unanswered = self._follower.finished, len(self._outbox)
-        self._patience.check(time.monotonic(), finished=finished, waiting=unanswered, reason=self._note)
+        done = self._follower.finished and not len(self._outbox) and self._rounds.unreported is None
+        return self._until_finished and done
 
     def _handle(self, event: Event) -> None:
         now_s = time.monotonic()

@@ -96,12 +96,12 @@ class RolloutWork:
         self._file, self._seat, self._bundle, self._path, self._id = file, seat, bundle, path, device_id
         self._terms, self._samples, self._manager = terms, samples, manager
         self._stopping, self._log = stopping, log
-        self.probation = ProbationWatch(file, seat, log)
+        self.probation = ProbationWatch(file, log)
         self._offer: Offer | None = None
         self._run = bytes(4)
         self._download: Download | None = None
         self._is_connected = False
-        self._tested, self._activated = False, False
+        self._is_right, self._tested, self._activated = False, False, False
         self._held_until_s = float("-inf")  # a disk that refused
         self._waits = False  # for what is on probation
         self._word, self._said = "", ""
@@ -115,7 +115,7 @@ class RolloutWork:
         """Let go of what is being fetched; its bytes stay."""
         if self._download is not None:
             self._download.close()
-        self._download, self._tested = None, False
+        self._download, self._is_right, self._tested = None, False, False
 
     def versions(self) -> dict[str, str]:
         """What the status says: the bundle that runs, and how it goes with the one that is offered, or was."""
@@ -188,6 +188,9 @@ class RolloutWork:
                 return self._begin_late()
             if not self._download.is_whole:
                 return False
+            if not self._is_right:
+                self._look_through(self._download)
+                return True
             if not self._tested:
                 self._test(self._download)
                 return True
@@ -211,8 +214,8 @@ class RolloutWork:
         offer, now_s = self._offer, time.monotonic()
         verdict = Verdict("leave") if offer is None else self._verdict(offer)
         self._waits = verdict.what == "wait"
-        if offer is not None and verdict.word:
-            self._say(offer, "testing" if self._tested and verdict.what == "fetch" else verdict.word)
+        if offer is not None and verdict.word and (verdict.what != "fetch" or now_s >= self._held_until_s):
+            self._say(offer, "testing" if self._is_right and verdict.what == "fetch" else verdict.word)
         held = self._download
         if held is not None and (offer is None or verdict.what != "fetch" or held.offer.sha256 != offer.sha256):
             self._log(f"bundle {held.offer.version} is not offered any more: {held.have:,} bytes are kept")
@@ -269,9 +272,9 @@ class RolloutWork:
         self._log(f"bundle {offer.version} is offered: fetching {offer.size_bytes:,} bytes{done}")
         return found
 
-    def _test(self, download: Download) -> None:
+    def _look_through(self, download: Download) -> None:
+        """See whether what was fetched is what was offered."""
         offer = download.offer
-        sha256 = offer.sha256.hex()
         if not download.is_right(self._manager.alive):
             known = self._file.known
             self._file.put(msgspec.structs.replace(known, wrong=known.wrong + 1))
@@ -280,8 +283,13 @@ class RolloutWork:
             if known.wrong + 1 >= _ATTEMPTS:
                 self._refuse(offer, "wrong bytes")
             return
+        self._is_right = True
         self._say(offer, "testing")
         self._log(f"bundle {offer.version} is here: trying it")
+
+    def _test(self, download: Download) -> None:
+        """Try it; meanwhile the device does nothing else, since it has memory for one."""
+        offer, sha256 = download.offer, download.offer.sha256.hex()
         photos, terms = some_photos(self._samples()), self._terms
         assert terms.public_key is not None
         extends = rollout.seat_of(offer, self._seat).fleet == self._seat.fleet
@@ -327,6 +335,8 @@ class RolloutWork:
         if str(error) != self._said:
             self._log(str(error))
         self._said = str(error)
+        if self._offer is not None:
+            self._word = rollout.word(self._offer.version, "refused: the disk takes no more")
         self.close()
         self._held_until_s = now_s + _AGAIN_S
 
