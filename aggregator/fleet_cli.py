@@ -25,7 +25,7 @@ from aggregator.store_schema import KIND
 from contract.drift import WORDS
 from contract.errors import UsageError, near_names
 from contract.json_output import JSON_HELP, beside, write_json
-from contract.sqlite import read_only
+from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted
 
@@ -141,9 +141,8 @@ def backup_command(
     """Write the store as it is now into one file, while the aggregator runs."""
     made = back_up(store, out, _who())
     write_json(json, {"schema": SCHEMA, "backup": asdict(made)})
-    _say(
-        json, f"backup of {store}: {out}, {made.file_bytes:,} bytes; it holds what the store holds, for its owner alone"
-    )
+    line = f"backup of {store}: {out}, {made.file_bytes:,} bytes; it holds what the store holds, for its owner alone"
+    _say(json, line + (f"; not in the store's record: {made.unrecorded}" if made.unrecorded else ""))
     return 0
 
 
@@ -171,6 +170,7 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
         known: whether it makes sense only of a device that the store knows.
     """
     if known:
+        bring_up(store, KIND)
         found, _, _ = _read(store)
         if device not in found:
             raise _unknown(store, device, found)

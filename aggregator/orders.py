@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from aggregator.standing_store import Order, StandingTables, orders
 from aggregator.store_schema import KIND
-from contract.errors import StoreError, UsageError
-from contract.sqlite import Database, beside, is_taken, read_only
+from contract.errors import UsageError
+from contract.sqlite import beside, bring_up, read_only
 from contract.topics import check_device
 
 __all__ = [
@@ -104,11 +104,7 @@ def give(path: str | os.PathLike[str], what: str, device: str, who: str) -> tupl
     """
     if what in OF_A_DEVICE:
         check_device(device, "DEVICE")
-    if not os.path.isfile(path):
-        raise StoreError(f"store {os.fspath(path)}", expected="a store", got="no such file", hint="another --store")
-    running = is_taken(path)
-    if not running:
-        Database(path, KIND).close()  # brings an older one to the present version
+    running = bring_up(path, KIND)
     with beside(path, KIND) as db:
         found = db.execute(
             "INSERT INTO fleet_order (what, device, who, given_at) VALUES (?, ?, ?, ?)",
