@@ -21,6 +21,7 @@ from aggregator.backup import back_up, restore
 from aggregator.drift import drift_of
 from aggregator.orders import await_done, give
 from aggregator.standing_store import Order, Record, fleet_records, orders
+from aggregator.store import as_written
 from aggregator.store_schema import KIND
 from contract.drift import WORDS
 from contract.errors import UsageError, near_names
@@ -194,7 +195,7 @@ def _who() -> str:
 
 def _read(store: Path) -> tuple[dict[str, Record], list[Order], dict[str, dict[str, Any]]]:
     """What is known of each device, what was asked, and what devices said of their newest photos."""
-    with read_only(store, KIND) as db:
+    with read_only(store, KIND) as db, as_written(store):
         return dict(fleet_records(db)), orders(db), drift_of(db)
 
 
