@@ -2,6 +2,7 @@
 
 A backup is one file, 0600, that holds the store as it was at one moment: copied by SQLite's backup interface under one
 read transaction, so that whoever writes meanwhile is neither waited for nor waits, checked, and put in its place whole.
+It is there when it is; that the store has no room left for a line about it is said, and no more.
 
 A restored store knows less than its devices do. So it is another run to them (`draw_run`), which goes on from what it
 holds: nothing that was sent to the run before can come in again. And it may hold what was forgotten since: of the store
@@ -13,6 +14,7 @@ says so, and the operator gives them again. A roll-out that was under way is hal
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sqlite3
 import time
@@ -21,24 +23,31 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aggregator.standing_store import orders
-from aggregator.store_schema import KIND, draw_run
+from aggregator.store_schema import KIND, MADE_AT, draw_run
 from contract.errors import ProtofleetError, StoreError, UsageError
 from contract.files import lock, whole_file
 from contract.sqlite import Database, beside, is_taken, read_only
 
 __all__ = ["BackedUp", "Restored", "back_up", "restore"]
 
-MADE_AT = "backup made"  # in `meta` of a backup, seconds since the epoch
 _PAGES = 1024  # between two moments at which Ctrl-C is heard
+_READERS_S = 5.0  # whoever looks at the store is done by then
 _GIVEN_AGAIN = ("forget", "withdraw", "remove", "admit")
+_UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ")
 
 
 @dataclass(frozen=True)
 class BackedUp:
-    """A backup that is complete: where, and how large."""
+    """A backup that is complete.
+
+    Attributes:
+        path, file_bytes: where, and how large.
+        unrecorded: why the store's record does not know of it; empty where it does.
+    """
 
     path: str
     file_bytes: int
+    unrecorded: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,19 +75,27 @@ def back_up(store: str | os.PathLike[str], out: str | os.PathLike[str], who: str
 
     Raises:
         StoreError: the store cannot be read, or the disk refuses; then nothing is at `out` but what was.
-        UsageError: `store` is none, or `out` is something else than an earlier backup.
+        UsageError: `store` is none, or a backup, or `out` is something else than an earlier backup.
     """
-    with read_only(store, KIND) as source:
+    what = f"backup {os.fspath(out)}"
+    with read_only(store, KIND, older=True) as source:
+        if _is_backup(source):
+            got, hint = "a backup, which is a file like any other", "copying it"
+            raise UsageError(f"--store {os.fspath(store)}", expected="a store", got=got, hint=hint)
         _check_out(Path(out))
         made_at = time.time()
-        with _told(f"backup {os.fspath(out)}"), whole_file(out) as file:
+        with _told(what), whole_file(out) as file, _alone(file.name):
             os.fchmod(file.fileno(), 0o600)
-            _copy(source, file.name)
+            _copy(source, file.name, what, f"store {os.fspath(store)}")
             with _plain(file.name) as copy:
                 copy.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (MADE_AT, b"%r" % made_at))
-    with beside(store, KIND) as db:
-        _record(db, "backup", who, made_at, f"written to {os.path.abspath(out)}")
-    return BackedUp(os.fspath(out), os.path.getsize(out))
+    unrecorded = ""
+    try:
+        with beside(store, KIND) as db:
+            _record(db, "backup", who, made_at, f"written to {os.path.abspath(out)}")
+    except ProtofleetError as error:  # a full disk is when backups are made
+        unrecorded = str(error)
+    return BackedUp(os.fspath(out), os.path.getsize(out), unrecorded)
 
 
 def restore(backup: str | os.PathLike[str], store: str | os.PathLike[str], who: str, *, force: bool) -> Restored:
@@ -91,26 +108,39 @@ def restore(backup: str | os.PathLike[str], store: str | os.PathLike[str], who: 
     Raises:
         StoreError: the backup cannot be read or is damaged, an aggregator runs on the store, or the disk refuses; then
             what was at `store` is there as it was.
-        UsageError: the backup is none, or there is a store and `force` was not given.
+        UsageError: the backup is none, there is a store and `force` was not given, or it is of another fleet.
     """
-    path = os.path.realpath(store)
+    path, what = os.path.realpath(store), f"store {os.fspath(store)}"
     if os.path.realpath(backup) == path:
         raise UsageError(f"--store {os.fspath(store)}", expected="another file than the backup", got="the same")
-    with _taken(path, force) as there, _told(f"store {path}"):
-        before = _orders_of(path) if there else []
-        with whole_file(path) as file:
+    with _taken(path, force) as there, _told(what):
+        before = _before(path) if there is not None else _Before(orders=[])
+        with whole_file(path) as file, _alone(file.name):
             os.fchmod(file.fileno(), 0o600)
+            if there is not None:  # whoever runs on it must be able to
+                with contextlib.suppress(PermissionError):
+                    os.fchown(file.fileno(), there.st_uid, there.st_gid)
             with _readable(backup) as source:
-                _copy(source, file.name)
-            found = _renewed(file.name, before, who, os.path.abspath(backup))
+                _check_fleet(source, before.fleet, what)
+                _copy(source, file.name, what, f"backup {os.fspath(backup)}")
+            fcntl.flock(file.fileno(), fcntl.LOCK_UN)  # opened as a store it is locked anew; its place is ours
+            found = _renewed(file.name, before.orders, who, os.path.abspath(backup))
             for companion in ("-wal", "-shm"):  # of the store before, which SQLite would read as this one's
                 Path(path + companion).unlink(missing_ok=True)
-    return Restored(found[0], found[1], found[2], there)
+    return Restored(found[0], found[1], found[2], there is not None)
+
+
+@dataclass(frozen=True)
+class _Before:
+    """What the store before knew: the orders to be done again, and whose it was; None where it cannot be read."""
+
+    orders: list[tuple[object, ...]] | None = None
+    fleet: bytes | None = None
 
 
 @contextlib.contextmanager
-def _taken(path: str, force: bool) -> Iterator[bool]:
-    """The place of a store, for us alone; whether there is one."""
+def _taken(path: str, force: bool) -> Iterator[os.stat_result | None]:
+    """The place of a store, for us alone; what the system says of the one that is there."""
     new = not os.path.exists(path)
     try:
         descriptor = lock(path)
@@ -127,7 +157,7 @@ def _taken(path: str, force: bool) -> Iterator[bool]:
         if header and not force:
             got, hint = "one that is there", "--force to replace it, or another --store"
             raise UsageError(f"--store {path}", expected="a new store", got=got, hint=hint)
-        yield bool(os.fstat(descriptor).st_size)
+        yield os.fstat(descriptor) if header else None
     except BaseException:
         if new and not os.fstat(descriptor).st_size and os.path.samestat(os.stat(path), os.fstat(descriptor)):
             os.unlink(path)
@@ -144,23 +174,67 @@ def _check_out(out: Path) -> None:
     if is_taken(out):
         raise UsageError(what, expected="a file of its own", got="a store that is in use", hint=hint)
     try:
-        with read_only(out, KIND) as db:
-            known = db.execute("SELECT 1 FROM meta WHERE name = ?", (MADE_AT,)).fetchone() is not None
+        with read_only(out, KIND, older=True) as db:
+            known = _is_backup(db)
     except ProtofleetError:
         known = False
     if not known:
         raise UsageError(what, expected="a new file, or an earlier backup", got="something else", hint=hint)
 
 
-def _copy(source: sqlite3.Connection, path: str) -> None:
-    """All of a database as it is now, checked, in an empty file; without a log beside it, whatever the source has."""
+def _is_backup(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM meta WHERE name = ?", (MADE_AT,)).fetchone() is not None
+
+
+def _check_fleet(backup: sqlite3.Connection, fleet: bytes | None, what: str) -> None:
+    """That a backup does not take the place of another fleet's store."""
+    mine = _fleet_of(backup)
+    if None not in (mine, fleet) and mine != fleet:
+        names = [repr(each.decode(errors="replace"))[:80] for each in (mine, fleet) if each is not None]
+        raise UsageError(what, expected=f"one of the backup's fleet, {names[0]}", got=names[1], hint="another --store")
+
+
+def _fleet_of(db: sqlite3.Connection) -> bytes | None:
+    row = db.execute("SELECT value FROM meta WHERE name = 'fleet'").fetchone()
+    return None if row is None or not isinstance(row[0], bytes) else row[0]
+
+
+def _copy(source: sqlite3.Connection, path: str, what: str, of: str) -> None:
+    """All of a database as it is now, checked, in an empty file; without a log beside it, whatever the source has.
+
+    Raises:
+        StoreError: in the words of the copy, `what`, where the disk refuses it; in those of the source where that
+            cannot be read.
+    """
     source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on all steps see the same
-    with _plain(path) as copy:
-        source.backup(copy, pages=_PAGES, progress=lambda *_: None)
-        copy.execute("PRAGMA journal_mode = DELETE")
-        (word,) = copy.execute("PRAGMA quick_check(1)").fetchone()
+    try:
+        with _plain(path) as copy:
+            source.backup(copy, pages=_PAGES, progress=lambda *_: None)
+            copy.execute("PRAGMA journal_mode = DELETE")
+            (word,) = copy.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorname.startswith(_UNREADABLE):
+            raise StoreError(of, expected="a store that can be read", got=error, hint="another one") from None
+        raise StoreError(what, expected="a disk that takes it", got=error, hint="freeing space") from None
     if word != "ok":
-        raise sqlite3.DatabaseError(f"damaged: {word}")
+        raise StoreError(of, expected="a store that is whole", got=f"damaged: {word}", hint="another one")
+
+
+@contextlib.contextmanager
+def _alone(path: str) -> Iterator[None]:
+    """A new file, with nothing beside it that SQLite would take for its log: not before, and not when it fails."""
+    try:
+        _without_companions(path)
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            _without_companions(path)
+        raise
+
+
+def _without_companions(path: str) -> None:
+    for companion in ("-journal", "-wal", "-shm"):
+        Path(path + companion).unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -190,15 +264,25 @@ def _readable(backup: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
             raise StoreError(what, expected="a backup that can be read", got=error, hint="another one") from None
 
 
-def _orders_of(path: str) -> list[tuple[object, ...]] | None:
-    """What was asked of the store before, and done or not; None where it cannot be read."""
+def _before(path: str) -> _Before:
+    """What was asked of the store before, and done or not; it is whole without its log then, which goes.
+
+    Raises:
+        StoreError: somebody reads in it.
+    """
     try:
         with _plain(path) as db:  # its lock is ours
-            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # it is whole without its log, which goes
-            asked = [o for o in orders(db) if o.what in _GIVEN_AGAIN]
-    except sqlite3.DatabaseError:
-        return None
-    return [(o.what, o.device, o.who, o.given_at) for o in asked]
+            db.execute(f"PRAGMA busy_timeout = {round(1000 * _READERS_S)}")
+            busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            fleet = _fleet_of(db)
+            asked = [(o.what, o.device, o.who, o.given_at) for o in orders(db) if o.what in _GIVEN_AGAIN]
+    except sqlite3.DatabaseError as error:
+        none_yet = "no such table: fleet_order" in str(error)  # of a version that knew none
+        return _Before(orders=[] if none_yet else None, fleet=fleet if none_yet else None)
+    if busy:
+        got, hint = "one that a process reads in, a backup perhaps", "when that is done"
+        raise StoreError(f"store {path}", expected="one that nobody uses", got=got, hint=hint)
+    return _Before(asked, fleet)
 
 
 def _renewed(
@@ -221,7 +305,15 @@ def _renewed(
             _record(db, "restore", who, time.time(), f"of {backup}, as run {run}")
     finally:
         file.close()
-    return run, None if row is None else float(row[0]), None if before is None else len(again)
+    return run, None if row is None else _seconds(row[0]), None if before is None else len(again)
+
+
+def _seconds(value: object) -> float | None:
+    """When a backup was made; None where somebody has written something else there."""
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
 
 
 def _record(db: sqlite3.Connection, what: str, who: str, at: float, outcome: str) -> None:

@@ -22,11 +22,12 @@ from aggregator.drift import drift_of
 from aggregator.orders import await_done, give
 from aggregator.rollout_store import said_in
 from aggregator.standing_store import Order, Record, fleet_records, orders
+from aggregator.store import as_written
 from aggregator.store_schema import KIND
 from contract.drift import WORDS
 from contract.errors import UsageError, near_names
 from contract.json_output import JSON_HELP, beside, write_json
-from contract.sqlite import read_only
+from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted
 
@@ -162,9 +163,8 @@ def backup_command(
     """Write the store as it is now into one file, while the aggregator runs."""
     made = back_up(store, out, operator())
     write_json(json, {"schema": SCHEMA, "backup": asdict(made)})
-    _say(
-        json, f"backup of {store}: {out}, {made.file_bytes:,} bytes; it holds what the store holds, for its owner alone"
-    )
+    line = f"backup of {store}: {out}, {made.file_bytes:,} bytes; it holds what the store holds, for its owner alone"
+    _say(json, line + (f"; not in the store's record: {made.unrecorded}" if made.unrecorded else ""))
     return 0
 
 
@@ -195,6 +195,7 @@ def ask(
         detail: which stage, of `rollout-stage`.
     """
     if known:
+        bring_up(store, KIND)
         found, _, _, _ = _read(store)
         if device not in found:
             raise _unknown(store, device, found)
@@ -225,7 +226,7 @@ def operator() -> str:
 
 def _read(store: Path) -> tuple[dict[str, Record], list[Order], dict[str, dict[str, Any]], Mapping[str, str]]:
     """What is known of each device, what was asked, and what devices said of their newest photos and of a roll-out."""
-    with read_only(store, KIND) as db:
+    with read_only(store, KIND) as db, as_written(store):
         return dict(fleet_records(db)), orders(db), drift_of(db), said_in(db)
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from aggregator.standing_store import Order, StandingTables, orders
 from aggregator.store_schema import KIND
-from contract.errors import StoreError, UsageError
-from contract.sqlite import Database, beside, is_taken, read_only
+from contract.errors import UsageError
+from contract.sqlite import beside, bring_up, read_only
 from contract.topics import check_device
 
 __all__ = [
@@ -34,7 +34,6 @@ __all__ = [
     "Obeyed",
     "await_done",
     "give",
-    "prepare",
     "refusal",
     "settle",
     "unfit",
@@ -94,21 +93,6 @@ def refusal(device: str, refused: Mapping[str, str]) -> str:
     return f"{why}; fleet admit {device} lets it in again" if why else ""
 
 
-def prepare(path: str | os.PathLike[str]) -> bool:
-    """Make sure that orders can be recorded; whether an aggregator runs that will take them up.
-
-    Raises:
-        StoreError: there is no such store, or the disk refuses.
-        UsageError: it is no store, or of a newer version.
-    """
-    if not os.path.isfile(path):
-        raise StoreError(f"store {os.fspath(path)}", expected="a store", got="no such file", hint="another --store")
-    running = is_taken(path)
-    if not running:
-        Database(path, KIND).close()  # brings an older one to the present version
-    return running
-
-
 def give(path: str | os.PathLike[str], what: str, device: str, who: str, *, detail: str = "") -> tuple[Order, bool]:
     """Record an order; what was recorded, and whether an aggregator runs that will take it up.
 
@@ -123,7 +107,7 @@ def give(path: str | os.PathLike[str], what: str, device: str, who: str, *, deta
     """
     if what in OF_A_DEVICE:
         check_device(device, "DEVICE")
-    running = prepare(path)
+    running = bring_up(path, KIND)
     with beside(path, KIND) as db:
         found = db.execute(
             "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?)",

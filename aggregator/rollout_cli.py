@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import typer
 
 from aggregator.fleet_cli import WAIT_S, ask, operator, tell
-from aggregator.orders import prepare
 from aggregator.rollout import STAGES, Plan, Rollout
 from aggregator.rollout_store import give_rollout, rollout_in
 from aggregator.store_schema import KIND
@@ -27,7 +26,7 @@ from contract.durations import in_words, seconds
 from contract.errors import BundleError, UsageError
 from contract.json_output import JSON_HELP, beside, write_json
 from contract.offers import MAX_BUNDLE_BYTES, Told
-from contract.sqlite import read_only
+from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted
 from contract.topics import check_id
@@ -101,7 +100,7 @@ def _begin(
     if list(stages) != sorted(set(stages)):
         raise UsageError("--stage", expected="rising stages", got=", ".join(stage))
     soak_s, share = seconds("--soak", soak), _share("--healthy", healthy)
-    running = prepare(store)
+    running = bring_up(store, KIND)
     found = read_bundle(path)
     blob = path.read_bytes()
     _check_bundle(path, found, blob)

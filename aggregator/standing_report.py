@@ -39,6 +39,7 @@ class StandingSummary:
                     "refused": record.refused or None,
                 }
                 for record in self._store.standing.records().values()
+                if record.generation or record.refused
             },
             "totals": {name: sum(n for (_, outcome), n in tallies.items() if outcome == name) for name in OUTCOMES},
             "drifting": self._store.drift.facts(),

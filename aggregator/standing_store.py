@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["WITHDREW", "Order", "Record", "StandingTables", "Stands", "fleet_records", "orders"]
 
 WITHDREW = "it withdrew what it had sent"
+_BESIDE = ("accuracy", "refusal", "drift", "rollout_device")  # what is held of a device beside what it contributed
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class StandingTables:
         with self._transaction() as db:
             db.execute("UPDATE standing SET payload = NULL, received_bytes = 0 WHERE device = ?", (device,))
             db.execute("DELETE FROM payload WHERE id IN (SELECT payload FROM contribution WHERE device = ?)", (device,))
-            for table in ("contribution", "accuracy", "refusal", "drift", "rollout_device"):
+            for table in ("contribution", *_BESIDE):
                 db.execute(f"DELETE FROM {table} WHERE device = ?", (device,))
             _refuse(db, device, at, reason)
             self._put_global(db, parts)
@@ -264,22 +265,27 @@ def _order(
 
 
 def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
-    """What a store knows of each device, by name."""
+    """What a store knows of each device, by name: of each that it holds anything of, so that each can be forgotten.
+
+    Raises:
+        TypeError, ValueError: somebody has written something else there.
+    """
     refused = dict(db.execute("SELECT device, reason FROM refused").fetchall())
     rounds = dict(db.execute("SELECT device, count(*) FROM contribution GROUP BY device").fetchall())
     stands = {
-        device: (generation, present, received_bytes, received_at)
+        device: (int(generation), bool(present), int(received_bytes), float(received_at))
         for device, generation, present, received_bytes, received_at in db.execute(
             "SELECT device, generation, payload IS NOT NULL, received_bytes, received_at FROM standing"
         )
     }
-    found = {}
-    for device in sorted({*refused, *rounds, *stands}):
-        generation, present, received_bytes, at = stands.get(device, (0, 0, 0, None))
-        found[device] = Record(
-            device, generation, bool(present), received_bytes, at, rounds.get(device, 0), refused.get(device, "")
-        )
-    return found
+    beside = {name for table in _BESIDE for (name,) in db.execute(f"SELECT DISTINCT device FROM {table}")}
+    names = {*refused, *rounds, *stands, *beside}
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError("a device whose name is no text")
+    return {
+        device: Record(device, *stands.get(device, (0, False, 0, None)), rounds.get(device, 0), refused.get(device, ""))
+        for device in sorted(names)
+    }
 
 
 def _done(db: sqlite3.Connection, order: Order, at: float, outcome: str, before: int, after: int) -> None:

@@ -33,7 +33,7 @@ from aggregator.accuracy import Told
 from aggregator.drift import DriftTable
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
-from aggregator.store_schema import KIND, draw_run
+from aggregator.store_schema import KIND, MADE_AT, draw_run
 from contract.accuracy import SHARES, Accuracy
 from contract.errors import StoreError, UsageError
 from contract.messages import GlobalPart
@@ -59,6 +59,7 @@ OUTCOMES = ("duplicate", "late", "rejected", "malformed")
 KEEP_BYTES = 256 << 20
 KEEP_ROUNDS = 1_000  # of which accuracy is kept, and which a summary lists
 _PART_BYTES = 1 << 26
+_LOOKERS_S = 1.0  # a command that only brings an order has the store for milliseconds
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class SqliteStore:
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
         self._keep_bytes = keep_bytes
-        self._file = Database(path, KIND)
+        self._file = Database(path, KIND, wait_s=_LOOKERS_S)
         self.standing = StandingTables(self._file)
         self.rollouts = RolloutTables(self._file)
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
@@ -375,6 +376,7 @@ class SqliteStore:
             found = {"run": os.urandom(4), **owner}
             with self._transaction():
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", list(found.items()))
+        is_backup = MADE_AT in found
         with as_written(self._file.path):
             found = {name: memoryview(value).tobytes() for name, value in found.items() if name in ("run", *owner)}
         self._run = found["run"]
@@ -394,6 +396,9 @@ class SqliteStore:
         if grows:
             with self._transaction():
                 self._db.execute("UPDATE meta SET value = ? WHERE name = 'bundle'", (owner["bundle"],))
+        if is_backup:  # which somebody copied here: it is one no longer
+            with self._transaction():
+                self._db.execute("DELETE FROM meta WHERE name = ?", (MADE_AT,))
 
 
 @contextmanager
@@ -401,7 +406,7 @@ def as_written(path: str | os.PathLike[str]) -> Iterator[None]:
     """What no aggregator has written into a store's tables becomes a `StoreError`."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, AssertionError) as error:  # one of these is `WireError`
+    except (KeyError, TypeError, ValueError, ArithmeticError, AssertionError) as error:  # one of these is `WireError`
         raise StoreError(
             f"store {os.fspath(path)}", expected="what an aggregator writes", got=f"{type(error).__name__}: {error}",
             hint="another --store",

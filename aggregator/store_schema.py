@@ -10,8 +10,9 @@ import sqlite3
 
 from contract.sqlite import Kind
 
-__all__ = ["KIND", "PAGE_BYTES", "draw_run"]
+__all__ = ["KIND", "MADE_AT", "PAGE_BYTES", "draw_run"]
 
+MADE_AT = "backup made"  # in `meta` of a backup, seconds since the epoch; an aggregator's own store has none
 PAGE_BYTES = 16_384  # of a new store; see docs/decisions/030, and benchmarks/ingest.py --page-bytes
 
 _VERSION_2 = """

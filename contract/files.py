@@ -1,8 +1,9 @@
 """Files that are written whole or not at all, and files that one process may use at a time.
 
 `whole_file` gives a file to write to and puts it in its place when it is complete: written beside it, forced to the
-disk, then renamed, so that a reader finds the old file or the new one, whatever is interrupted. A target that is no
-regular file (`/dev/stdout`, a pipe) is written to as it is; a symbolic link is followed, not replaced.
+disk, then renamed, so that a reader finds the old file or the new one, whatever is interrupted. One process at a time
+writes it: a second one is refused, and neither puts half of the other's in its place. A target that is no regular file
+(`/dev/stdout`, a pipe) is written to as it is; a symbolic link is followed, not replaced.
 
 `lock` takes a file for this process until the descriptor is closed. It locks the inode, not the name, so that a second
 name (a symbolic link, a hard link) leads to the same lock.
@@ -11,6 +12,7 @@ name (a symbolic link, a hard link) leads to the same lock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -26,7 +28,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file to write bytes to, which takes the place of `path` at the end of the block.
 
     Raises:
-        OSError: when the disk refuses; then what was at `path` is still there, and nothing else is left.
+        OSError: when the disk refuses, or another process is writing it; then what was at `path` is still there, and
+            nothing else is left.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -34,18 +37,56 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield file
         return
     partial = target.with_name(target.name + ".partial")
-    try:
-        partial.unlink(missing_ok=True)  # of a process that was killed, or a link that somebody laid there
-        with partial.open("xb") as file:
+    _make_room(partial)
+    with partial.open("xb") as file:
+        try:
+            _flock(file.fileno())
+            if not _is(partial, file.fileno()):  # one that made room before we had locked it
+                raise _busy()
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, target)
-        _sync_directory(target.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
+            os.replace(partial, target)
+            _sync_directory(target.parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                if _is(partial, file.fileno()):
+                    partial.unlink()
+            raise
+
+
+def _make_room(partial: Path) -> None:
+    """Remove what a killed process left, or a link that somebody laid there; what a process is writing stays."""
+    try:
+        descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:  # none, a link, or not for us to read
+        partial.unlink(missing_ok=True)
+        return
+    try:
+        _flock(descriptor)
+        partial.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _flock(descriptor: int) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _busy() from None
+    except OSError:
+        pass  # a disk that knows no locks
+
+
+def _busy() -> OSError:
+    return OSError(errno.EBUSY, "another process that is writing it")
+
+
+def _is(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except OSError:
+        return False
 
 
 def lock(path: str | os.PathLike[str]) -> int:

@@ -10,7 +10,8 @@ What opening does, in this order:
    further one takes it to the next version; those that are missing run in one transaction.
 
 `read_only` opens a file beside the process that has it, and changes nothing; `Watch` tells whether it is worth while.
-`beside` adds to it in one transaction, where the process that has it looks for what others left there.
+`beside` adds to it in one transaction, where the process that has it looks for what others left there; `bring_up`
+makes it fit for that.
 
 `application_id` says whose a file is and never changes; `user_version` counts up. A transaction ends with a look at
 the disk: a file that was deleted or replaced meanwhile took what was written with it, and that is an error.
@@ -29,11 +30,16 @@ from urllib.parse import quote
 from contract.errors import StoreError, UsageError
 from contract.files import lock
 
-__all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "is_taken", "read_only"]
+__all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "bring_up", "is_taken", "read_only"]
 
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
 _HEADER = b"SQLite format 3\x00"
 _POLL_S = 0.02
+_MOMENT_S = 0.3  # in which whoever only looks is done
+
+
+class _InUse(StoreError):
+    """Another process runs on the file."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,11 @@ class Kind:
 
 
 @contextlib.contextmanager
-def read_only(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connection]:
+def read_only(path: str | os.PathLike[str], kind: Kind, *, older: bool = False) -> Iterator[sqlite3.Connection]:
     """One consistent look at a file, which another process may be writing.
+
+    Args:
+        older: whether a file of an older version will do.
 
     Raises:
         StoreError: there is none, or it cannot be read.
@@ -75,15 +84,24 @@ def read_only(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Conn
     try:
         (application,) = db.execute("PRAGMA application_id").fetchone()
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if (application, version) != (kind.application_id, kind.version):
-            got = "another file" if application != kind.application_id else f"version {version}"
-            raise UsageError(what, expected=f"a {kind.name} of version {kind.version}", got=got)
+        least = FIRST_VERSION if older else kind.version
+        if application != kind.application_id or not least <= version <= kind.version:
+            raise _of_another_version(what, kind, application, version)
         db.execute("BEGIN")
         yield db
     except sqlite3.DatabaseError as error:
         raise StoreError(what, expected=f"a {kind.name} that can be read", got=error) from None
     finally:
         db.close()
+
+
+def _of_another_version(what: str, kind: Kind, application: int, version: int) -> UsageError:
+    got = "another file" if application != kind.application_id else f"version {version}"
+    hint = None
+    if application == kind.application_id:
+        older = version < kind.version
+        hint = "starting what runs on it, which brings it to that version" if older else "a newer Protofleet"
+    return UsageError(what, expected=f"a {kind.name} of version {kind.version}", got=got, hint=hint)
 
 
 def _reader(path: str | os.PathLike[str]) -> sqlite3.Connection:
@@ -147,12 +165,31 @@ def _stat(path: str) -> tuple[int, ...] | None:
 
 def is_taken(path: str | os.PathLike[str]) -> bool:
     """Whether another process runs on this file at this moment."""
+    if not os.path.isfile(path):
+        return False  # and none is made
     try:
         os.close(lock(os.path.realpath(path)))
     except BlockingIOError:
         return True
     except OSError:
         return False  # whoever opens it next says why
+    return False
+
+
+def bring_up(path: str | os.PathLike[str], kind: Kind) -> bool:
+    """Bring an older file to the present version, unless a process runs on it; whether one does.
+
+    Raises:
+        StoreError: there is no such file, or the disk refuses.
+        UsageError: it is another kind of file, or of a version that this program does not know.
+    """
+    if not os.path.isfile(path):
+        what = f"{kind.name} {os.fspath(path)}"
+        raise StoreError(what, expected=f"a {kind.name}", got="no such file", hint=f"another {kind.option}")
+    try:
+        Database(path, kind, wait_s=_MOMENT_S).close()
+    except _InUse:
+        return True
     return False
 
 
@@ -252,7 +289,7 @@ class Database:
                         raise
                 time.sleep(_POLL_S)
         except BlockingIOError:
-            raise StoreError(
+            raise _InUse(
                 what,
                 expected="to be its only user",
                 got="another process that runs on it",

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
+import sqlite3
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from aggregator_samples import BUNDLE
@@ -17,6 +22,7 @@ from aggregator.orders import give
 from aggregator.standing_store import Stands
 from aggregator.store import SqliteStore
 from aggregator.store_schema import KIND
+from contract.files import lock
 from contract.sqlite import read_only
 
 
@@ -134,6 +140,7 @@ def test_a_reader_does_not_hold_up_what_is_to_be_erased(store: SqliteStore, tmp_
 def test_what_is_no_backup_or_no_place_for_one_is_one_line(store: SqliteStore, tmp_path: Path) -> None:
     path, kept = tmp_path / "s", tmp_path / "kept"
     (tmp_path / "letter").write_text("dear")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     assert run("fleet", "backup", kept, "--store", path).returncode == 0
     wrong = {
         ("backup", path, "--store", path): "expected a file of its own",
@@ -141,6 +148,8 @@ def test_what_is_no_backup_or_no_place_for_one_is_one_line(store: SqliteStore, t
         ("backup", "/dev/null", "--store", path): "expected a new file, or an earlier backup",
         ("backup", tmp_path / "no" / "kept", "--store", path): "No such file or directory",
         ("backup", kept, "--store", tmp_path / "none"): "got no such file",
+        ("backup", kept, "--store", kept): "expected a store, got a backup",
+        ("backup", tmp_path / "link", "--store", path): "expected a new file, or an earlier backup",
         ("restore", kept, "--store", kept): "expected another file than the backup",
         ("restore", tmp_path / "letter", "--store", tmp_path / "new"): "got file is not a database",
         ("restore", tmp_path / "none", "--store", tmp_path / "new"): "got no such file",
@@ -153,4 +162,89 @@ def test_what_is_no_backup_or_no_place_for_one_is_one_line(store: SqliteStore, t
     for damaged in (whole[:20_000], whole[:40_000] + b"\xff" * (len(whole) - 40_000)):
         kept.write_bytes(damaged)
         assert run("fleet", "restore", kept, "--store", tmp_path / "new").returncode == 1
-    assert not (tmp_path / "new").exists()
+    assert not {"new", "nowhere"} & set(os.listdir(tmp_path))
+
+
+def test_a_backup_that_somebody_copied_to_be_a_store_is_no_backup_any_more(store: SqliteStore, tmp_path: Path) -> None:
+    assert run("fleet", "backup", tmp_path / "kept", "--store", tmp_path / "s").returncode == 0
+    SqliteStore(tmp_path / "kept", BUNDLE, "fleet").close()
+    done = run("fleet", "backup", tmp_path / "kept", "--store", tmp_path / "s")
+    assert "got something else" in one_error_line(done)
+
+
+def test_a_backup_is_there_where_the_store_has_no_room_for_a_line_about_it(tmp_path: Path) -> None:
+    """A store of the version before has no such line at all, and is copied before it is brought to this one."""
+    shutil.copy(Path(__file__).parent / "files" / "v2" / "store.sqlite", tmp_path / "s")
+    done = run("fleet", "backup", tmp_path / "kept", "--store", tmp_path / "s")
+    assert done.returncode == 0
+    assert "; not in the store's record: store" in done.stdout
+    assert "try starting what runs on it" in one_error_line(run("fleet", "list", "--store", tmp_path / "s"))
+    done = run("fleet", "restore", tmp_path / "kept", "--store", tmp_path / "s", "--force")
+    assert "0 orders of the store before to be done again" in done.stdout  # it knew none
+    assert run("fleet", "list", "--store", tmp_path / "s").returncode == 0
+
+
+def test_a_disk_that_is_full_is_named_and_nothing_is_left_on_it(store: SqliteStore, tmp_path: Path) -> None:
+    store.standing.commit([Stands("a", 1, os.urandom(300_000), 9)], {}, 1.0)
+    kept, other, limits = tmp_path / "kept", tmp_path / "other", resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert run("fleet", "backup", kept, "--store", tmp_path / "s").returncode == 0
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        refused = [run("fleet", "backup", other, "--store", tmp_path / "s")]
+        refused += [run("fleet", "restore", kept, "--store", other)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    for done, what in zip(refused, ("backup", "store"), strict=True):
+        assert one_error_line(done).startswith(f"error: {what} {other}, expected a disk that takes it")
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name[0] != "s") == ["kept"]
+
+
+def test_what_a_killed_restoration_left_is_not_read_and_whose_the_store_was_it_is(tmp_path: Path) -> None:
+    path, kept = tmp_path / "s", tmp_path / "kept"
+    SqliteStore(path, BUNDLE, "fleet").close()
+    assert run("fleet", "backup", kept, "--store", path).returncode == 0
+    for left in ("", "-journal", "-wal", "-shm"):
+        (tmp_path / f"s.partial{left}").write_bytes(b"left")
+    if os.getuid() == 0:
+        os.chown(path, 1234, 1234)
+    owner = path.stat().st_uid
+    assert run("fleet", "restore", kept, "--store", path, "--force").returncode == 0
+    assert path.stat().st_uid == owner
+    assert sorted(os.listdir(tmp_path)) == ["kept", "s"]
+
+
+def test_a_store_that_is_read_or_of_another_fleet_is_not_replaced(tmp_path: Path) -> None:
+    path, kept, other = tmp_path / "s", tmp_path / "kept", tmp_path / "other"
+    SqliteStore(other, BUNDLE, "cats").close()
+    with SqliteStore(path, BUNDLE, "fleet") as store:
+        assert run("fleet", "backup", kept, "--store", path).returncode == 0
+        reader = sqlite3.connect(path, isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM standing").fetchone()
+        store.standing.commit([Stands("a", 1, b"newer", 9)], {}, 1.0)  # in the log, which the reader keeps there
+    with closing(reader), patch("aggregator.backup._READERS_S", 0.0):
+        done = run("fleet", "restore", kept, "--store", path, "--force")
+        assert "got one that a process reads in" in one_error_line(done)
+    done = run("fleet", "restore", kept, "--store", other, "--force")
+    assert "expected one of the backup's fleet, 'fleet', got 'cats'" in one_error_line(done)
+    with SqliteStore(path, BUNDLE, "fleet") as store:
+        assert dict(store.standing.payloads()) == {"a": b"newer"}
+
+
+def test_a_backup_that_says_nonsense_of_when_it_was_made_is_restored(store: SqliteStore, tmp_path: Path) -> None:
+    assert run("fleet", "backup", tmp_path / "kept", "--store", tmp_path / "s").returncode == 0
+    with closing(sqlite3.connect(tmp_path / "kept")) as db:
+        db.execute("UPDATE meta SET value = ? WHERE name = 'backup made'", (b"monday",))
+        db.commit()
+    done = run("fleet", "restore", tmp_path / "kept", "--store", tmp_path / "new")
+    assert "as of an unknown time" in done.stdout
+
+
+def test_a_command_does_not_keep_an_aggregator_from_starting(tmp_path: Path) -> None:
+    """Whoever brings an order looks whether somebody runs on the store: that takes it, for a moment."""
+    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()
+    descriptor = lock(tmp_path / "s")
+    done = threading.Timer(0.1, os.close, [descriptor])
+    done.start()
+    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()
+    done.join()

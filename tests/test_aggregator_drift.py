@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE
-from commands import run
+from commands import one_error_line, run
 from test_aggregator_standing import core_of, message, outcomes, steps
 
 from aggregator.console import Progress
@@ -142,3 +144,32 @@ def test_the_line_that_a_person_reads() -> None:
     Progress(console)(DriftSuspected("porch", "unlike", 0.4, 0.02))
     said = "drift: porch departs from itself: share unlike earlier photos 40%, usually 2%; protofleet fleet show porch"
     assert said in console.export_text()
+
+
+def test_whoever_only_told_of_drift_is_known_and_can_be_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with SqliteStore(path, BUNDLE, "fleet") as store:
+        core = core_of(store)
+        said = Status(True, bytes(8), 1, metrics=Drift(20, 0.5, 2.0).metrics())
+        core.status("ghost", encode(said), 0.0)
+        store.drift.settle(1.0)
+        assert run("fleet", "show", "ghost", "--store", path).stdout.startswith(
+            "ghost: none, 0 rounds\nnewest 20 photos"
+        )
+        assert run("forget", "ghost", "--store", path, "--wait", "0").returncode == 0
+        steps(core, 1.0)
+        assert "ghost" not in {device for (device,) in store.drift._db.execute("SELECT device FROM drift")}
+
+
+@pytest.mark.parametrize(
+    "row", ["'q', {n}, 1.0, 0, 0.5, 0.5", "'q', {n}, 1.0, 20, 'x', 0.5", "x'ff', {n}, 1.0, 20, 0.5, 0.5"]
+)
+def test_reports_that_no_aggregator_wrote_are_one_line(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "s"
+    SqliteStore(path, BUNDLE, "fleet").close()
+    with closing(sqlite3.connect(path)) as db:
+        for number in range(BEFORE + 2):
+            db.execute(f"INSERT INTO drift VALUES ({row.format(n=number)})")
+        db.commit()
+    for words in (("list",), ("show", "q"), ("log",)):
+        assert "expected what an aggregator writes" in one_error_line(run("fleet", *words, "--store", path))

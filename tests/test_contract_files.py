@@ -51,6 +51,20 @@ def test_the_bytes_are_on_the_disk_before_the_name_is_and_then_the_name(
     assert done == ["3 bytes", "renamed", "folder"]
 
 
+def test_two_that_write_one_file_do_not_mix(tmp_path: Path) -> None:
+    with whole_file(tmp_path / "f") as file:
+        file.write(b"first")
+        with pytest.raises(OSError, match="another process that is writing it"), whole_file(tmp_path / "f"):
+            pytest.fail("it is being written")
+        assert sorted(os.listdir(tmp_path)) == ["f.partial"]
+    assert (tmp_path / "f").read_bytes() == b"first"
+    (tmp_path / "f.partial").write_bytes(b"of a process that was killed")
+    with whole_file(tmp_path / "f") as file:
+        file.write(b"second")
+    assert (tmp_path / "f").read_bytes() == b"second"
+    assert os.listdir(tmp_path) == ["f"]
+
+
 def test_a_link_is_followed_and_what_is_no_plain_file_is_written_to(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "f")
     with whole_file(tmp_path / "link") as file:
