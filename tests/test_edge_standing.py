@@ -24,6 +24,7 @@ from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.journal import Journal
 from edge_client.standing import choose, sample_keys
+from edge_client.standing_journal import GENERATIONS_KEPT
 from edge_client.standing_sums import REFUSED_WAIT_S, StandingSums, is_complete
 from edge_client.withdrawal import withdraw
 
@@ -72,6 +73,7 @@ def test_what_is_too_little_waits_and_what_is_gone_holds_everything_back() -> No
     assert set(gone.keys) == set(b[:4])
     assert choose(sent, sent, 3).rows is None
     assert choose([], None, 3).keys == ()
+    assert (choose(a[:3] + b[:2], None, 3).keys, choose(a[:3] + b[:2], None, 3).waiting) == (tuple(a[:3]), 2)
 
 
 # ── a device that sends it ──────────────────────────────────────────────────────────────────────────────────────────
@@ -157,6 +159,39 @@ def test_a_withdrawal_on_its_way_is_not_overtaken_by_sums(bundle: Bundle, tmp_pa
         assert sums.make(a, 2, 2.0).report.key[1] == 3
 
 
+def test_a_newer_generation_takes_the_place_of_what_waits_in_its_run_and_old_lines_go(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    other = b"run2"
+    with journal(tmp_path, bundle) as kept:
+
+        def made(number: int, run: bytes = RUN, samples: bytes | None = b"") -> None:
+            told = {
+                "payload": b"sums",
+                "limit_bytes": 1024,
+                "metrics": {} if samples is not None else {"withdrawn": True},
+            }
+            kept.standing.commit((run, number, "ncm"), samples=samples, **told)
+
+        made(1)
+        kept.settle(Receipt(RUN, 1, "ncm", "committed"), 4)
+        made(1, other)
+        made(2)
+        assert kept.standing.pending(RUN) == [(RUN, 2, "ncm")]
+        made(3)
+        assert [pending.key for pending in kept.pending()] == [(other, 1, "ncm"), (RUN, 3, "ncm")]
+        assert (kept.outcome((RUN, 1, "ncm")), kept.outcome((RUN, 2, "ncm"))) == (("committed", 4), ("late", 0))
+        payloads = dict(kept._db.execute("SELECT round, payload FROM contributions WHERE run = ?", (RUN,)))
+        assert payloads == {1: b"sums", 2: None, 3: b"sums"}
+        assert [report.key for report in kept.unreported()] == [(other, 1, "ncm"), (RUN, 3, "ncm")]
+        for number in range(4, GENERATIONS_KEPT + 3):
+            made(number)
+        assert kept.rounds_done() == GENERATIONS_KEPT + 1
+        made(GENERATIONS_KEPT + 3, samples=None)  # a withdrawal is no line of the history
+        assert [report.key for report in kept.unreported()] == [(other, 1, "ncm")]
+        assert (kept.standing.withdraws(RUN), kept.standing.withdraws(other)) == (True, False)
+
+
 def test_above_the_highest_number_nothing_is_sent_and_that_is_said(
     path: Path, bundle: Bundle, peer: Peer, tmp_path: Path
 ) -> None:
@@ -193,6 +228,8 @@ def test_sums_of_chosen_samples_are_those_of_a_device_that_holds_no_others(bundl
     np.testing.assert_array_equal(chosen.counts, whole.counts)
     np.testing.assert_allclose(chosen.body.rows, whole.body.rows, rtol=1e-6, atol=1e-7)  # batches are cut elsewhere
     assert len(set(sample_keys(data))) == len(data)
+    corrected = LocalData(data.x, (data.y + 1) % 3)  # the same photos under other labels are other samples
+    assert not set(sample_keys(data)) & set(sample_keys(corrected))
 
 
 def test_a_generation_is_over_when_it_is_answered_and_came_back(bundle: Bundle, tmp_path: Path) -> None:
