@@ -179,7 +179,11 @@ class StandingTables:
         device = order.device
         with self._transaction() as db:
             db.execute("UPDATE standing SET payload = NULL, received_bytes = 0 WHERE device = ?", (device,))
-            db.execute("DELETE FROM payload WHERE id IN (SELECT payload FROM contribution WHERE device = ?)", (device,))
+            db.execute(
+                "DELETE FROM payload WHERE id IN (SELECT p.id FROM contribution c"
+                " JOIN payload p ON p.id = c.payload AND p.round = c.round WHERE c.device = ?)",
+                (device,),
+            )
             for table in ("contribution", "accuracy", "refusal", "drift"):
                 db.execute(f"DELETE FROM {table} WHERE device = ?", (device,))
             _refuse(db, device, at, reason)

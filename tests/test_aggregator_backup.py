@@ -79,9 +79,12 @@ def test_a_restored_store_is_new_where_the_one_before_is_gone(store: SqliteStore
     assert run("fleet", "backup", tmp_path / "kept", "--store", tmp_path / "s").returncode == 0
     done = run("fleet", "restore", tmp_path / "kept", "--store", tmp_path / "other")
     assert "what was forgotten since is not known here" in done.stdout
+    assert (tmp_path / "other").stat().st_mode & 0o777 == 0o600
+    (tmp_path / "other-wal").write_bytes(b"of the store before")
     (tmp_path / "other").write_bytes((tmp_path / "other").read_bytes()[:50_000].ljust(90_000, b"x"))
     done = run("fleet", "restore", tmp_path / "kept", "--store", tmp_path / "other", "--force")
     assert "what was forgotten since is not known here" in done.stdout
+    assert not (tmp_path / "other-wal").exists()
     with SqliteStore(tmp_path / "other", BUNDLE, "fleet") as again:
         assert again.run != store.run
     assert [o["what"] for o in _log(tmp_path / "s")] == ["backup"]
@@ -129,6 +132,7 @@ def test_a_reader_does_not_hold_up_what_is_to_be_erased(store: SqliteStore, tmp_
         assert not store.standing.erase()
         assert os.times().elapsed - began < 4.0  # SQLite itself would wait for five seconds
     assert store.standing.erase()
+    assert store._db.execute("PRAGMA busy_timeout").fetchone() == (5000,)  # an operator's order is waited for again
 
 
 def test_what_is_no_backup_or_no_place_for_one_is_one_line(store: SqliteStore, tmp_path: Path) -> None:

@@ -206,6 +206,14 @@ def test_a_day_in_the_life_of_standing_sums(store: SqliteStore, tmp_path: Path, 
     expect_head_of(core, 9)
 
 
+def test_what_was_no_message_is_counted_once(store: SqliteStore) -> None:
+    core = core_of(store)
+    core.status("a", b"noise", 0.0)
+    for now in (0.0, 1.0):
+        core.take([message(core, "a", 1, 1)], now)
+    assert store.unassigned() == {"malformed": 1, "duplicate": 1}
+
+
 def test_what_two_generations_in_one_batch_come_to(store: SqliteStore) -> None:
     core = core_of(store)
     given = [message(core, "a", 1, 1), message(core, "a", 3, 2), message(core, "a", 2, 3)]
@@ -247,6 +255,9 @@ def test_what_was_forgotten_is_in_no_byte_of_the_store(store: SqliteStore, tmp_p
         assert mark not in _bytes_of(tmp_path)
         assert mark[: 8 * WIDTH] not in _bytes_of(tmp_path)
     assert means(7).means.astype("<f8").tobytes() in _bytes_of(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "s")) as db:  # nor is a head that it was in
+        assert db.execute("SELECT DISTINCT version FROM global").fetchall() == [(3,)]
+    assert steps(core_of(store, now=112.0), 500.0) == []  # after a restart no other head is due
 
 
 def _bytes_of(folder: Path) -> bytes:
@@ -317,10 +328,15 @@ def test_a_device_that_is_admitted_again_is_told_to_send(store: SqliteStore, tmp
     born = encode(Status(True, b"instance", 1))
     core.status("a", born, 2.0)
     core.status("b", born, 2.0)
+    core.status("c", born, 2.0)  # of which nothing ever came
     assert receipts(core) == [("a", "rejected", 3, 0)]
+    core.status("a", born, 2.0)  # retained, and heard again
+    core.status("a", encode(Status(False, b"instance", 1)), 2.0)
+    assert receipts(core) == []
     give(tmp_path / "s", "admit", "a", "me")
     steps(core, 3.0)
     assert receipts(core) == [("a", "late", 3, 3)]
+    assert outcomes(core, message(core, "a", 3, 1), now=3.0) == ["late"]
     core = core_of(store, now=4.0)  # the device was away when it was admitted
     core.status("a", born, 4.0)
     assert receipts(core) == [("a", "late", 3, 3)]
@@ -384,11 +400,42 @@ def test_a_contribution_of_a_round_and_one_that_stands_are_not_each_other(store:
     [
         ({"method": "fedproto"}, "--standing, expected a method whose sums add up .*: ffc or ncm, got fedproto"),
         ({"max_samples": MAX_SAMPLES + 1}, "--max-samples, expected at most 10,000,000 with --standing"),
+        ({"limit_bytes": 100}, "--limit-bytes, expected at least"),
+        ({"hyper": {"ridge": 1.0}}, "--ridge, expected a round whose head is made with it, got rounds of ncm"),
     ],
 )
 def test_settings_that_cannot_stand(store: SqliteStore, changed: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         core_of(store, dataclasses.replace(SETTINGS, **changed))
+
+
+@pytest.mark.parametrize("bounds", [{"min_samples": 9}, {"max_samples": 9}])
+def test_what_one_device_may_say_is_bounded_here_too(store: SqliteStore, bounds: dict[str, int]) -> None:
+    core = core_of(store, dataclasses.replace(SETTINGS, **bounds))
+    assert outcomes(core, message(core, "a", 1, 1)) == ["rejected"]
+    assert core.announcement().min_samples == bounds.get("min_samples", 1)
+
+
+def test_another_ridge_is_a_reason_for_another_head(store: SqliteStore) -> None:
+    chosen = dataclasses.replace(SETTINGS, method="ffc", limit_bytes=4096)
+    core = core_of(store, chosen)
+    assert core.largest_message_bytes > core.limit_bytes  # a contribution is taken whole
+    core.take([message(core, "a", 1, 1)], 0.0)
+    assert core.rounds.due_in_s(0.0) == 0.0
+    steps(core, 0.0)
+    core.take([message(core, "a", 2, 2)], 1.0)
+    assert core.rounds.due_in_s(1.0) == 0.0  # orders are looked for long before the head is due
+    steps(core, 60.0)
+    assert steps(core_of(store, chosen, now=61.0), 300.0) == []
+    other = core_of(store, dataclasses.replace(chosen, hyper={"ridge": 7.0}), now=62.0)
+    assert [type(step) for step in steps(other, 300.0)] == [Solved]
+
+
+def test_who_was_never_there_can_be_forgotten_and_no_head_is_made(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store)
+    give(tmp_path / "s", "forget", "a", "me")
+    (done,) = steps(core, 0.0)
+    assert (done.outcome, done.version) == ("done: nothing was held of it", 0)
 
 
 def test_noise_does_not_stand(store: SqliteStore) -> None:

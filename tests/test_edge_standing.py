@@ -136,6 +136,7 @@ def test_an_admitted_device_sends_at_once_what_was_forgotten(bundle: Bundle, tmp
         sums = StandingSums(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept, "pi-1")
         sums.make(a, 1, 0.0)
         sums.told(Receipt(RUN, 1, "ncm", "committed"), 1.0)
+        assert sums.make(a, 1, 1.0) is None
         sums.told(Receipt(RUN, 1, "ncm", "rejected", "it was forgotten"), 2.0)
         assert sums.make(a, 1, 3.0) is None
         sums.told(Receipt(RUN, 1, "ncm", "late", held=1), 4.0)
@@ -166,12 +167,8 @@ def test_a_newer_generation_takes_the_place_of_what_waits_in_its_run_and_old_lin
     with journal(tmp_path, bundle) as kept:
 
         def made(number: int, run: bytes = RUN, samples: bytes | None = b"") -> None:
-            told = {
-                "payload": b"sums",
-                "limit_bytes": 1024,
-                "metrics": {} if samples is not None else {"withdrawn": True},
-            }
-            kept.standing.commit((run, number, "ncm"), samples=samples, **told)
+            told = {} if samples is not None else {"withdrawn": True}
+            kept.standing.commit((run, number, "ncm"), samples=samples, payload=b"sums", limit_bytes=1024, metrics=told)
 
         made(1)
         kept.settle(Receipt(RUN, 1, "ncm", "committed"), 4)
@@ -217,6 +214,33 @@ def test_a_person_is_told_what_is_held_back(bundle: Bundle, tmp_path: Path) -> N
         assert sums.make(a, 1, 1.0) is None
         assert sums.make(a, 1, 2.0) is None
         assert sums.waits_for().startswith("sums 1 stand, 1 changes are too few of their class to be told")
+        assert sums.make(standing(bundle), 1, 3.0).report.key[1] == 2  # the fleet asks for fewer
+
+
+def test_what_waits_is_not_taken_for_sent(bundle: Bundle, tmp_path: Path) -> None:
+    many, rare = fashion(bundle, 20, (0, 1)), fashion(bundle, 5, (2,))
+
+    def held(count: int) -> LocalData:
+        return LocalData(np.concatenate([many.x, rare.x[:count]]), np.concatenate([many.y, rare.y[:count]]))
+
+    device = Device(bundle, held(2), "pi-1")
+    with journal(tmp_path, bundle) as kept:
+        sums = StandingSums(device, kept, "pi-1")
+        made = sums.make(standing(bundle, min_samples=5), 1, 0.0)
+        assert (made.report.metrics["samples"], made.words[-37:]) == (20, ", 2 wait until there are 5 of a class")
+        device.hold(held(5))
+        assert sums.make(standing(bundle, min_samples=5), 1, 1.0).report.metrics["samples"] == 25
+
+
+def test_photos_that_change_while_it_runs_are_seen(bundle: Bundle, tmp_path: Path) -> None:
+    data, a = fashion(bundle, 24, (0, 1)), standing(bundle)
+    device = Device(bundle, LocalData(data.x[:20], data.y[:20]), "pi-1")
+    with journal(tmp_path, bundle) as kept:
+        sums = StandingSums(device, kept, "pi-1")
+        assert sums.make(a, 1, 0.0).report.metrics["samples"] == 20
+        assert sums.make(a, 1, 1.0) is None
+        device.hold(data)
+        assert sums.make(a, 1, 2.0).report.metrics["samples"] == 24
 
 
 def test_sums_of_chosen_samples_are_those_of_a_device_that_holds_no_others(bundle: Bundle) -> None:
@@ -241,6 +265,7 @@ def test_a_generation_is_over_when_it_is_answered_and_came_back(bundle: Bundle, 
         ).report  # fmt: skip
     assert not is_complete(report, None, None)
     assert not is_complete(report, ("committed", 1), GlobalState(RUN, 4, 4))
+    assert not is_complete(report, ("duplicate", 1), GlobalState(RUN, 4, 4))
     assert is_complete(report, ("committed", 1), GlobalState(RUN, 5, 5))
     assert is_complete(report, ("rejected", 1), None)
 
@@ -273,6 +298,8 @@ def test_a_withdrawal_is_numbered_above_what_was_sent_and_above_what_is_held(
     thread.start()
     peer.announce(0, "ncm", "standing")
     assert peer.contribution(4).standing == "withdrawn"
+    peer.announce(0, "ncm", "standing")  # once more: it goes on with what it has begun
+    peer.answer(3, "ncm")  # of the sums before: nothing is withdrawn yet
     peer.answer(4, "ncm", "late", held=11)
     assert peer.contribution(12).standing == "withdrawn"
     peer.answer(12, "ncm")
@@ -282,6 +309,18 @@ def test_a_withdrawal_is_numbered_above_what_was_sent_and_above_what_is_held(
     with journal(tmp_path, bundle) as kept:
         assert kept.pending() == []
         assert kept.standing.newest(peer.run) == (12, None)
+
+
+def test_a_withdrawal_begins_anew_in_another_run(path: Path, bundle: Bundle, peer: Peer, tmp_path: Path) -> None:
+    thread = threading.Thread(target=withdraw, args=(settings(path, peer, tmp_path), lambda line: None))
+    thread.start()
+    for run in (b"old1", b"new1"):
+        peer.run = run
+        peer.announce(0, "ncm", "standing")
+        assert peer.contribution(1).standing == "withdrawn"
+    peer.answer(1, "ncm", "duplicate")  # the first receipt was lost
+    thread.join(20)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
