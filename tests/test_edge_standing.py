@@ -15,8 +15,10 @@ from edge_samples import RUN, announcement, fashion
 from hypothesis import given
 from hypothesis import strategies as st
 
+import edge_client.withdrawal as withdrawal
+from contract import topics
 from contract.bundle import Bundle, read_bundle
-from contract.errors import LinkError, MethodError, UsageError
+from contract.errors import BundleError, LinkError, MethodError, UsageError
 from contract.messages import Announcement, Contribution, Receipt
 from contract.wire import decode
 from edge_client.config import ClientConfig, settle_config
@@ -311,16 +313,29 @@ def test_a_withdrawal_is_numbered_above_what_was_sent_and_above_what_is_held(
         assert kept.standing.newest(peer.run) == (12, None)
 
 
-def test_a_withdrawal_begins_anew_in_another_run(path: Path, bundle: Bundle, peer: Peer, tmp_path: Path) -> None:
+def test_a_withdrawal_is_sent_again_and_begins_anew_in_another_run(
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(withdrawal, "_AGAIN_S", 0.05)
+    peer.publish(topics.round_(FLEET), b"noise")
     thread = threading.Thread(target=withdraw, args=(settings(path, peer, tmp_path), lambda line: None))
     thread.start()
     for run in (b"old1", b"new1"):
         peer.run = run
         peer.announce(0, "ncm", "standing")
-        assert peer.contribution(1).standing == "withdrawn"
+        for _ in range(2):  # without an answer
+            assert peer.contribution(1).standing == "withdrawn"
     peer.answer(1, "ncm", "duplicate")  # the first receipt was lost
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_a_withdrawal_trusts_no_bundle_that_somebody_else_signed(
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_bytes(bytes(range(32)))
+    with pytest.raises(BundleError, match="sign"):
+        withdraw(settings(path, peer, tmp_path, trust=str(tmp_path / "key"), patience=0.1), lambda line: None)
 
 
 @pytest.mark.parametrize(
