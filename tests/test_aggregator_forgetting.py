@@ -21,6 +21,7 @@ from contract.accuracy import Accuracy
 from contract.messages import Status
 from contract.methods import method
 from contract.ridge import solve_head
+from contract.statistics import ClassMeans
 from contract.wire import encode
 
 RIDGE = method("ffc").hyper["ridge"].default
@@ -132,6 +133,33 @@ def test_what_is_forgotten_takes_nothing_with_it_that_came_in_its_place(tmp_path
         contribute("b")
         assert Closed(3, "fedproto") in forget("c", 2.0)
         np.testing.assert_allclose(core.state.prototypes.rows, means(31).means[:2], rtol=1e-12)
+
+
+def test_rows_of_rounds_before_go_with_the_device_that_may_have_made_them(store: SqliteStore, tmp_path: Path) -> None:
+    core, drawn = core_of(store, min_clients=1, rounds=3), np.random.default_rng(0).normal(size=(3, 3, 4))
+    for device in DEVICES:
+        core.rounds.death(device, b"instance")
+
+    def contribute(device: str, sums: np.ndarray, counts: list[int]) -> None:
+        core.rounds.birth(device, b"instance", 0.0)
+        assert [type(step) for step in steps(core, 0.0)] == [Opened]
+        given = contribution(ClassMeans.from_means(sums, counts), run=core.run, round=core.rounds.number)
+        assert core.take([(device, encode(given, "f64"))], 0.0)[0].outcome == "committed"
+        core.rounds.death(device, b"instance")
+
+    def forget(device: str, now: float) -> list[int]:
+        give(tmp_path / "s", "forget", device, "me")
+        assert isinstance(core.advance(now, now), Obeyed)
+        return [core.state.version, *core.state.prototypes.classes]
+
+    contribute("a", drawn[0], [5, 5, 0])
+    assert steps(core, 0.0) == [Closed(1, "fedproto")]
+    contribute("b", drawn[1], [5, 0, 0])
+    assert steps(core, 0.0) == [Closed(2, "fedproto")]
+    assert forget("stranger", 1.0) == [2, 0, 1]
+    contribute("c", drawn[2], [5, 0, 5])  # of a round that is still open
+    assert forget("a", 2.0) == [3, 0]
+    np.testing.assert_array_equal(core.state.prototypes.rows, drawn[1, :1])
 
 
 def test_in_an_open_round_it_is_awaited_no_more(store: SqliteStore, tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from aggregator.coordinator import Coordinator, Settings
+from aggregator.drift import drift_of
 from aggregator.orders import Obeyed, give
 from aggregator.service import settle
 from aggregator.standing import ExactSum, Standing
 from aggregator.standing_coordinator import MAX_SAMPLES, Solved, StandingCoordinator
 from aggregator.store import SqliteStore
 from contract.chunks import split
+from contract.drift import Drift
 from contract.errors import ProtofleetError, StoreError, UsageError
 from contract.fixed_point import FRACTION_BITS
 from contract.messages import Contribution, Status
@@ -115,7 +117,9 @@ TestFleet.settings = settings(max_examples=40, stateful_step_count=25, deadline=
 
 @pytest.mark.parametrize("statistic", [means(1), gram(1)], ids=["ncm", "ffc"])
 def test_exact_sums_are_the_statistic_within_half_a_unit(statistic: Statistic) -> None:
-    back = ExactSum.of(statistic).statistic(type(statistic), WIDTH)
+    made = ExactSum.of(statistic)
+    assert ExactSum(made.numbers, made.counts + 1).digest() != made.digest()
+    back = made.statistic(type(statistic), WIDTH)
     np.testing.assert_array_equal(back.counts, statistic.counts)
     for one, other in zip(back.arrays(), statistic.arrays(), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2.0 ** -(FRACTION_BITS + 1))
@@ -208,10 +212,11 @@ def test_a_day_in_the_life_of_standing_sums(store: SqliteStore, tmp_path: Path, 
 
 def test_what_was_no_message_is_counted_once(store: SqliteStore) -> None:
     core = core_of(store)
-    core.status("a", b"noise", 0.0)
+    assert not core.status("a", b"noise", 0.0)
+    assert not core.status("a", message(core, "a", 1, 1)[1], 0.0)  # nor is this a status
     for now in (0.0, 1.0):
         core.take([message(core, "a", 1, 1)], now)
-    assert store.unassigned() == {"malformed": 1, "duplicate": 1}
+    assert store.unassigned() == {"malformed": 2, "duplicate": 1}
 
 
 def test_what_two_generations_in_one_batch_come_to(store: SqliteStore) -> None:
@@ -299,6 +304,7 @@ def test_a_pause_takes_and_keeps_and_makes_nothing(store: SqliteStore, tmp_path:
     assert [step.outcome for step in steps(core, 1.0)] == ["done", "done"]
     assert outcomes(core, message(core, "a", 1, 1), message(core, "z", 1, 2), now=1.0) == ["committed", "rejected"]
     core = core_of(store, now=2.0)
+    assert outcomes(core, message(core, "z", 1, 2), now=2.0) == ["rejected"]
     assert steps(core, 1000.0) == []
     give(tmp_path / "s", "resume", "", "me")
     assert [type(step) for step in steps(core, 2000.0)] == [Obeyed, Solved]
@@ -414,6 +420,9 @@ def test_what_one_device_may_say_is_bounded_here_too(store: SqliteStore, bounds:
     core = core_of(store, dataclasses.replace(SETTINGS, **bounds))
     assert outcomes(core, message(core, "a", 1, 1)) == ["rejected"]
     assert core.announcement().min_samples == bounds.get("min_samples", 1)
+    core.status("a", encode(Status(True, b"instance", 1, metrics=Drift(20, 0.0, 1.0).metrics())), 0.0)
+    store.drift.settle(1.0)
+    assert len(drift_of(store._db)) == ("min_samples" in bounds)
 
 
 def test_another_ridge_is_a_reason_for_another_head(store: SqliteStore) -> None:

@@ -172,6 +172,15 @@ def test_a_round_is_opened_and_closed_by_order() -> None:
     assert machine.advance(2.0) is None  # the order of before was for round 1
 
 
+def test_news_that_a_contribution_holds_open_no_further_round() -> None:
+    machine = Rounds(("ncm",), Policy(when_new=10, window_s=20.0))
+    machine.birth("a", ONE, 0.0)
+    machine.schedule.heard("a", 10)
+    assert machine.advance(0.0) == Opened(1, "ncm", 0)
+    machine.contributed("a")
+    assert (machine.advance(20.0), machine.advance(21.0)) == (Closed(1, "ncm"), None)
+
+
 def test_a_clock_that_was_set_back_lengthens_no_window() -> None:
     machine = Rounds(("ncm",), Policy(every_s=100.0, window_s=20.0))
     machine.resume(1, "ncm", 0, contributions=[], now=5.0, settle_s=0.0, age_s=-1000.0)
