@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aggregator.standing_store import orders
+from aggregator.standing_store import Order, orders
 from aggregator.store_schema import KIND, MADE_AT, draw_run
 from contract.errors import ProtofleetError, StoreError, UsageError
 from contract.files import lock, whole_file
@@ -275,7 +275,7 @@ def _before(path: str) -> _Before:
             db.execute(f"PRAGMA busy_timeout = {round(1000 * _READERS_S)}")
             busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             fleet = _fleet_of(db)
-            asked = [(o.what, o.device, o.who, o.given_at) for o in orders(db) if o.what in _GIVEN_AGAIN]
+            asked: list[tuple[object, ...]] = [_key(o) for o in orders(db) if o.what in _GIVEN_AGAIN]
     except sqlite3.DatabaseError as error:
         none_yet = "no such table: fleet_order" in str(error)  # of a version that knew none
         return _Before(orders=[] if none_yet else None, fleet=fleet if none_yet else None)
@@ -285,6 +285,11 @@ def _before(path: str) -> _Before:
     return _Before(asked, fleet)
 
 
+def _key(order: Order) -> tuple[object, ...]:
+    """An order, as it is told from others and given again."""
+    return order.what, order.device, order.who, order.given_at, order.detail
+
+
 def _renewed(
     path: str, before: list[tuple[object, ...]] | None, who: str, backup: str
 ) -> tuple[str, float | None, int | None]:
@@ -292,9 +297,9 @@ def _renewed(
     file = Database(path, KIND)  # brings an older one to the present version
     try:
         with file.transaction() as db:
-            known = {(o.what, o.device, o.who, o.given_at) for o in orders(db)}
+            known = {_key(order) for order in orders(db)}
             again = [order for order in before or () if order not in known]
-            db.executemany("INSERT INTO fleet_order (what, device, who, given_at) VALUES (?, ?, ?, ?)", again)
+            db.executemany("INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?)", again)
             row = db.execute("DELETE FROM meta WHERE name = ? RETURNING value", (MADE_AT,)).fetchone()
             db.execute(
                 "UPDATE rollout SET state = 'halted', reason = 'the store was restored from a backup'"

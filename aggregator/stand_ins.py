@@ -63,13 +63,13 @@ class StandIns:
         self._kept.pop(device, None)
 
     def due(self, round: int, method: str, lacks: Callable[[str], bool]) -> list[Accepted]:
-        """What stands in in a round that closes, as contributions to it; nothing is kept after that.
+        """What stands in in a round that closes, as contributions to it; nothing of its method is kept after that.
 
         Args:
             lacks: whether the round may count a device and has nothing of its own.
         """
         kept = [each for device, each in sorted(self._kept.items()) if each.method == method and lacks(device)]
-        self._kept.clear()
+        self._kept = {device: each for device, each in self._kept.items() if each.method != method}
         self._stood = round, frozenset(each.device for each in kept)
         return [replace(each, round=round) for each in kept if each.round < round]
 

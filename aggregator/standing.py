@@ -1,9 +1,9 @@
 """Sums that stand: what is held of each device, their exact total, and when a new head is due. No files, no clock.
 
 There are no rounds. Each device sends the statistic of all that it now holds, numbered with a generation of its own
-that rises; the newest takes the place of the one before, and a withdrawal takes it out (docs/decisions/116):
+that rises; the newest takes the place of the one before, and a withdrawal takes it out (docs/decisions/116). What
+may come in is decided in `aggregator/ingest.py`; here:
 
-    judge     older than what is held → late, the same → duplicate, newer → None: it may be committed
     replace   the total loses what was held of the device, and gains what came; either may be nothing
     due       something changed, and the last head is `every_s` old: a head at once where nothing came for a while, and
               never later than `every_s` after a change
@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,13 +110,6 @@ class Standing:
     def held(self, device: str) -> int:
         """The generation that is held of a device, or was; 0 where nothing ever came."""
         return self.generations.get(device, 0)
-
-    def judge(self, device: str, generation: int) -> Literal["late", "duplicate"] | None:
-        """What the number alone says of a contribution; None when it is newer than what is held."""
-        held = self.held(device)
-        if generation > held:
-            return None
-        return "duplicate" if generation == held else "late"
 
     def replace(
         self, device: str, generation: int, former: ExactSum | None, newer: ExactSum | None, now: float

@@ -185,7 +185,11 @@ class StandingTables:
         device = order.device
         with self._transaction() as db:
             db.execute("UPDATE standing SET payload = NULL, received_bytes = 0 WHERE device = ?", (device,))
-            db.execute("DELETE FROM payload WHERE id IN (SELECT payload FROM contribution WHERE device = ?)", (device,))
+            db.execute(
+                "DELETE FROM payload WHERE id IN (SELECT p.id FROM contribution c"
+                " JOIN payload p ON p.id = c.payload AND p.round = c.round WHERE c.device = ?)",
+                (device,),
+            )
             for table in ("contribution", *_BESIDE):
                 db.execute(f"DELETE FROM {table} WHERE device = ?", (device,))
             _refuse(db, device, at, reason)
@@ -272,7 +276,7 @@ def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
     """
     refused = dict(db.execute("SELECT device, reason FROM refused").fetchall())
     rounds = dict(db.execute("SELECT device, count(*) FROM contribution GROUP BY device").fetchall())
-    stands = {
+    stands: dict[str, tuple[int, bool, int, float | None]] = {
         device: (int(generation), bool(present), int(received_bytes), float(received_at))
         for device, generation, present, received_bytes, received_at in db.execute(
             "SELECT device, generation, payload IS NOT NULL, received_bytes, received_at FROM standing"

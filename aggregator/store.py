@@ -416,7 +416,7 @@ def as_written(path: str | os.PathLike[str]) -> Iterator[None]:
 def contributions(db: sqlite3.Connection, round: int, method: str) -> Iterator[tuple[str, bytes]]:
     """Devices and their encoded contributions to a round, ordered by device, one at a time; none once dropped."""
     yield from db.execute(
-        "SELECT c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload"
+        "SELECT c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload AND p.round = c.round"
         " WHERE c.round = ? AND c.method = ? ORDER BY c.device",
         (round, method),
     )

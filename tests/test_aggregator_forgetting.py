@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, contribution, extractor, gram, manifest, means
 
+from aggregator.accuracy import Told
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.orders import Obeyed, give
 from aggregator.report import Summary
 from aggregator.rounds import Closed, Finished, Opened, Policy, Step
 from aggregator.store import SqliteStore
+from contract.accuracy import Accuracy
 from contract.messages import Status
 from contract.methods import method
 from contract.ridge import solve_head
+from contract.statistics import ClassMeans
 from contract.wire import encode
 
 RIDGE = method("ffc").hyper["ridge"].default
@@ -29,8 +34,8 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
         yield made
 
 
-def core_of(store: SqliteStore, min_clients: int = 3, **policy: float) -> Coordinator:
-    settings = Settings(rounds=1, policy=Policy(min_clients=min_clients, **policy))
+def core_of(store: SqliteStore, min_clients: int = 3, rounds: int = 1, **policy: float) -> Coordinator:
+    settings = Settings(rounds=rounds, policy=Policy(min_clients=min_clients, **policy))
     core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
     for device in DEVICES:
         core.status(device, encode(Status(True, b"instance", 1)), 0.0)
@@ -73,6 +78,88 @@ def test_what_comes_back_is_made_again_of_what_the_others_sent(store: SqliteStor
     assert send(again, "a", 4.0) == "it was forgotten; fleet admit a lets it in again"
     assert "a" not in again.record(2).uplink_bytes
     assert store.standing.records()["a"].refused == "it was forgotten"
+
+
+def test_nothing_of_it_is_left_in_the_store_but_who_it_is(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store, min_clients=1)
+    sums = [contribution(means(seed), run=core.run) for seed in (0, 1)]
+    steps(core, 0.0)
+    core.take([(device, encode(each, "f64")) for device, each in zip("ab", sums, strict=True)], 0.0)
+    store.commit([], {}, [(1, "a")])
+    store.keep_accuracy([Told(1, "a", Accuracy(9, 0.5))])
+    marks = [encode(each, "f64")[-100:] for each in sums]
+    assert all(mark in b"".join(path.read_bytes() for path in tmp_path.iterdir()) for mark in marks)
+    give(tmp_path / "s", "forget", "a", "me")
+    steps(core, 1.0)
+    steps(core, 2.0)
+    assert [mark in b"".join(path.read_bytes() for path in tmp_path.iterdir()) for mark in marks] == [False, True]
+    with closing(sqlite3.connect(tmp_path / "s")) as db:
+        tables = {
+            name
+            for (name,) in db.execute(
+                "SELECT m.name FROM sqlite_master m, pragma_table_info(m.name) c"
+                " WHERE m.type = 'table' AND c.name = 'device'"
+            )
+        }
+        held = {name for name in tables if db.execute(f"SELECT 1 FROM {name} WHERE device = 'a'").fetchone()}
+    assert held == {"refused", "fleet_order"}
+    assert {"contribution", "accuracy", "refusal", "drift", "standing"} < tables
+
+
+def test_what_is_forgotten_takes_nothing_with_it_that_came_in_its_place(tmp_path: Path) -> None:
+    """Of a round long ago the store keeps who took part, and no sums: their number may be another device's by now."""
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet", keep_bytes=0) as store:
+        core = core_of(store, min_clients=1, rounds=3)
+        for device in DEVICES:
+            core.rounds.death(device, b"instance")
+
+        def contribute(*devices: str) -> None:
+            for device in devices:
+                core.rounds.birth(device, b"instance", 0.0)
+            assert [type(step) for step in steps(core, 0.0)] == [Opened]
+            assert [send(core, device, 0.0) for device in devices] == ["committed"] * len(devices)
+            for device in devices:
+                core.rounds.death(device, b"instance")
+
+        def forget(device: str, now: float) -> list[Step | Obeyed]:
+            give(tmp_path / "s", "forget", device, "me")
+            return steps(core, now)
+
+        contribute("c", "a")
+        assert steps(core, 0.0) == [Closed(1, "fedproto")]
+        contribute("a")
+        assert steps(core, 0.0) == [Closed(2, "fedproto")]  # the sums of the first round go
+        forget("a", 1.0)
+        contribute("b")
+        assert Closed(3, "fedproto") in forget("c", 2.0)
+        np.testing.assert_allclose(core.state.prototypes.rows, means(31).means[:2], rtol=1e-12)
+
+
+def test_rows_of_rounds_before_go_with_the_device_that_may_have_made_them(store: SqliteStore, tmp_path: Path) -> None:
+    core, drawn = core_of(store, min_clients=1, rounds=3), np.random.default_rng(0).normal(size=(3, 3, 4))
+    for device in DEVICES:
+        core.rounds.death(device, b"instance")
+
+    def contribute(device: str, sums: np.ndarray, counts: list[int]) -> None:
+        core.rounds.birth(device, b"instance", 0.0)
+        assert [type(step) for step in steps(core, 0.0)] == [Opened]
+        given = contribution(ClassMeans.from_means(sums, counts), run=core.run, round=core.rounds.number)
+        assert core.take([(device, encode(given, "f64"))], 0.0)[0].outcome == "committed"
+        core.rounds.death(device, b"instance")
+
+    def forget(device: str, now: float) -> list[int]:
+        give(tmp_path / "s", "forget", device, "me")
+        assert isinstance(core.advance(now, now), Obeyed)
+        return [core.state.version, *core.state.prototypes.classes]
+
+    contribute("a", drawn[0], [5, 5, 0])
+    assert steps(core, 0.0) == [Closed(1, "fedproto")]
+    contribute("b", drawn[1], [5, 0, 0])
+    assert steps(core, 0.0) == [Closed(2, "fedproto")]
+    assert forget("stranger", 1.0) == [2, 0, 1]
+    contribute("c", drawn[2], [5, 0, 5])  # of a round that is still open
+    assert forget("a", 2.0) == [3, 0]
+    np.testing.assert_array_equal(core.state.prototypes.rows, drawn[1, :1])
 
 
 def test_in_an_open_round_it_is_awaited_no_more(store: SqliteStore, tmp_path: Path) -> None:

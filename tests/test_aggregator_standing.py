@@ -16,12 +16,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from aggregator.coordinator import Coordinator, Settings
+from aggregator.drift import drift_of
 from aggregator.orders import Obeyed, give
 from aggregator.service import settle
 from aggregator.standing import ExactSum, Standing
 from aggregator.standing_coordinator import MAX_SAMPLES, Solved, StandingCoordinator
 from aggregator.store import SqliteStore
 from contract.chunks import split
+from contract.drift import Drift
 from contract.errors import ProtofleetError, StoreError, UsageError
 from contract.fixed_point import FRACTION_BITS
 from contract.messages import Contribution, Status
@@ -64,11 +66,10 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(device=st.sampled_from(DEVICES), generation=st.integers(1, 9), which=st.none() | st.integers(0, 23))
     def comes(self, device: str, generation: int, which: int | None) -> None:
-        """A contribution, or a withdrawal: new, for the second time, or overtaken by a newer one."""
+        """A contribution, or a withdrawal; not for the second time, nor overtaken by a newer one."""
         held, before = self.kept.get(device, (0, None))
-        expected = None if generation > held else "duplicate" if generation == held else "late"
-        assert self.core.judge(device, generation) == expected
-        if expected is None:
+        assert self.core.held(device) == held
+        if generation > held:
             former = None if before is None else SUMS[before]
             self.core.replace(device, generation, former, None if which is None else SUMS[which], self.now)
             self.kept[device] = (generation, which)
@@ -116,7 +117,9 @@ TestFleet.settings = settings(max_examples=40, stateful_step_count=25, deadline=
 
 @pytest.mark.parametrize("statistic", [means(1), gram(1)], ids=["ncm", "ffc"])
 def test_exact_sums_are_the_statistic_within_half_a_unit(statistic: Statistic) -> None:
-    back = ExactSum.of(statistic).statistic(type(statistic), WIDTH)
+    made = ExactSum.of(statistic)
+    assert ExactSum(made.numbers, made.counts + 1).digest() != made.digest()
+    back = made.statistic(type(statistic), WIDTH)
     np.testing.assert_array_equal(back.counts, statistic.counts)
     for one, other in zip(back.arrays(), statistic.arrays(), strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2.0 ** -(FRACTION_BITS + 1))
@@ -207,6 +210,15 @@ def test_a_day_in_the_life_of_standing_sums(store: SqliteStore, tmp_path: Path, 
     expect_head_of(core, 9)
 
 
+def test_what_was_no_message_is_counted_once(store: SqliteStore) -> None:
+    core = core_of(store)
+    assert not core.status("a", b"noise", 0.0)
+    assert not core.status("a", message(core, "a", 1, 1)[1], 0.0)  # nor is this a status
+    for now in (0.0, 1.0):
+        core.take([message(core, "a", 1, 1)], now)
+    assert store.unassigned() == {"malformed": 2, "duplicate": 1}
+
+
 def test_what_two_generations_in_one_batch_come_to(store: SqliteStore) -> None:
     core = core_of(store)
     given = [message(core, "a", 1, 1), message(core, "a", 3, 2), message(core, "a", 2, 3)]
@@ -248,6 +260,9 @@ def test_what_was_forgotten_is_in_no_byte_of_the_store(store: SqliteStore, tmp_p
         assert mark not in _bytes_of(tmp_path)
         assert mark[: 8 * WIDTH] not in _bytes_of(tmp_path)
     assert means(7).means.astype("<f8").tobytes() in _bytes_of(tmp_path)
+    with closing(sqlite3.connect(tmp_path / "s")) as db:  # nor is a head that it was in
+        assert db.execute("SELECT DISTINCT version FROM global").fetchall() == [(3,)]
+    assert steps(core_of(store, now=112.0), 500.0) == []  # after a restart no other head is due
 
 
 def _bytes_of(folder: Path) -> bytes:
@@ -289,6 +304,7 @@ def test_a_pause_takes_and_keeps_and_makes_nothing(store: SqliteStore, tmp_path:
     assert [step.outcome for step in steps(core, 1.0)] == ["done", "done"]
     assert outcomes(core, message(core, "a", 1, 1), message(core, "z", 1, 2), now=1.0) == ["committed", "rejected"]
     core = core_of(store, now=2.0)
+    assert outcomes(core, message(core, "z", 1, 2), now=2.0) == ["rejected"]
     assert steps(core, 1000.0) == []
     give(tmp_path / "s", "resume", "", "me")
     assert [type(step) for step in steps(core, 2000.0)] == [Obeyed, Solved]
@@ -318,10 +334,15 @@ def test_a_device_that_is_admitted_again_is_told_to_send(store: SqliteStore, tmp
     born = encode(Status(True, b"instance", 1))
     core.status("a", born, 2.0)
     core.status("b", born, 2.0)
+    core.status("c", born, 2.0)  # of which nothing ever came
     assert receipts(core) == [("a", "rejected", 3, 0)]
+    core.status("a", born, 2.0)  # retained, and heard again
+    core.status("a", encode(Status(False, b"instance", 1)), 2.0)
+    assert receipts(core) == []
     give(tmp_path / "s", "admit", "a", "me")
     steps(core, 3.0)
     assert receipts(core) == [("a", "late", 3, 3)]
+    assert outcomes(core, message(core, "a", 3, 1), now=3.0) == ["late"]
     core = core_of(store, now=4.0)  # the device was away when it was admitted
     core.status("a", born, 4.0)
     assert receipts(core) == [("a", "late", 3, 3)]
@@ -361,6 +382,8 @@ def test_what_follows_a_withdrawal_in_the_same_batch_is_refused(store: SqliteSto
     core = core_of(store)
     given = [message(core, "a", 1, 1), message(core, "a", 2, None), message(core, "a", 3, 5)]
     assert outcomes(core, *given, given[1]) == ["committed", "committed", "rejected", "duplicate"]
+    core = core_of(store)  # it died before it made a head
+    assert outcomes(core, given[2]) == ["rejected"]
     steps(core, 0.0)
     assert (core.standing.present, core.standing.held("a")) == (set(), 2)
 
@@ -383,11 +406,45 @@ def test_a_contribution_of_a_round_and_one_that_stands_are_not_each_other(store:
     [
         ({"method": "fedproto"}, "--standing, expected a method whose sums add up .*: ffc or ncm, got fedproto"),
         ({"max_samples": MAX_SAMPLES + 1}, "--max-samples, expected at most 10,000,000 with --standing"),
+        ({"limit_bytes": 100}, "--limit-bytes, expected at least"),
+        ({"hyper": {"ridge": 1.0}}, "--ridge, expected a round whose head is made with it, got rounds of ncm"),
     ],
 )
 def test_settings_that_cannot_stand(store: SqliteStore, changed: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         core_of(store, dataclasses.replace(SETTINGS, **changed))
+
+
+@pytest.mark.parametrize("bounds", [{"min_samples": 9}, {"max_samples": 9}])
+def test_what_one_device_may_say_is_bounded_here_too(store: SqliteStore, bounds: dict[str, int]) -> None:
+    core = core_of(store, dataclasses.replace(SETTINGS, **bounds))
+    assert outcomes(core, message(core, "a", 1, 1)) == ["rejected"]
+    assert core.announcement().min_samples == bounds.get("min_samples", 1)
+    core.status("a", encode(Status(True, b"instance", 1, metrics=Drift(20, 0.0, 1.0).metrics())), 0.0)
+    store.drift.settle(1.0)
+    assert len(drift_of(store._db)) == ("min_samples" in bounds)
+
+
+def test_another_ridge_is_a_reason_for_another_head(store: SqliteStore) -> None:
+    chosen = dataclasses.replace(SETTINGS, method="ffc", limit_bytes=4096)
+    core = core_of(store, chosen)
+    assert core.largest_message_bytes > core.limit_bytes  # a contribution is taken whole
+    core.take([message(core, "a", 1, 1)], 0.0)
+    assert core.rounds.due_in_s(0.0) == 0.0
+    steps(core, 0.0)
+    core.take([message(core, "a", 2, 2)], 1.0)
+    assert core.rounds.due_in_s(1.0) == 0.0  # orders are looked for long before the head is due
+    steps(core, 60.0)
+    assert steps(core_of(store, chosen, now=61.0), 300.0) == []
+    other = core_of(store, dataclasses.replace(chosen, hyper={"ridge": 7.0}), now=62.0)
+    assert [type(step) for step in steps(other, 300.0)] == [Solved]
+
+
+def test_who_was_never_there_can_be_forgotten_and_no_head_is_made(store: SqliteStore, tmp_path: Path) -> None:
+    core = core_of(store)
+    give(tmp_path / "s", "forget", "a", "me")
+    (done,) = steps(core, 0.0)
+    assert (done.outcome, done.version) == ("done: nothing was held of it", 0)
 
 
 def test_noise_does_not_stand(store: SqliteStore) -> None:

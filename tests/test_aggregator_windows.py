@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 import aggregator.server as server_module
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import LinkDown, RoundOpened, Waiting
+from aggregator.orders import Obeyed, give
 from aggregator.rounds import Closed, Extended, Opened, Policy, Rounds
 from aggregator.run_events import Teller
 from aggregator.schedule import Schedule
@@ -128,6 +129,7 @@ def test_a_window_is_open_to_its_end_whoever_is_online_and_the_plan_begins_anew(
     machine = window()
     machine.contributed("a")
     machine.death("a", ONE)
+    assert not machine.nobody  # whoever sleeps will come
     machine.contributed("b")  # it came and went between two looks
     assert (machine.advance(19.9), machine.due_in_s(15.0), machine.nobody) == (None, 5.0, False)
     assert machine.advance(20.0) == Closed(1, "ncm")
@@ -168,6 +170,21 @@ def test_a_round_is_opened_and_closed_by_order() -> None:
     machine.schedule.order()
     assert machine.advance(2.0) == Opened(2, "ffc", 0)
     assert machine.advance(2.0) is None  # the order of before was for round 1
+
+
+def test_news_that_a_contribution_holds_open_no_further_round() -> None:
+    machine = Rounds(("ncm",), Policy(when_new=10, window_s=20.0))
+    machine.birth("a", ONE, 0.0)
+    machine.schedule.heard("a", 10)
+    assert machine.advance(0.0) == Opened(1, "ncm", 0)
+    machine.contributed("a")
+    assert (machine.advance(20.0), machine.advance(21.0)) == (Closed(1, "ncm"), None)
+
+
+def test_a_clock_that_was_set_back_lengthens_no_window() -> None:
+    machine = Rounds(("ncm",), Policy(every_s=100.0, window_s=20.0))
+    machine.resume(1, "ncm", 0, contributions=[], now=5.0, settle_s=0.0, age_s=-1000.0)
+    assert machine.due_in_s(5.0) == 20.0
 
 
 def test_a_due_round_waits_for_a_device() -> None:
@@ -440,12 +457,35 @@ def test_a_late_contribution_stands_in_until_its_devices_own_comes_and_never_bes
         closed(core, 120.0, ("a", 2), ("c", 2), ("d", 2), ("e", 1))
         assert [says(core, device, 2, 130.0) for device in "ac"] == ["duplicate"] * 2
         assert says(core, "e", 2, 130.0) == "late"  # what the store has of it in round 2 is of round 1
+        assert says(core, "e", 1, 131.0) == "late"  # and an older one does not take its place
         opened(core, 200.0)
         assert [says(core, device, 3, 201.0) for device in "ab"] == ["committed"] * 2
         closed(core, 220.0, ("a", 3), ("b", 3), ("e", 2))
         opened(core, 300.0)
         assert [says(core, device, 4, 301.0) for device in "ab"] == ["committed"] * 2
         closed(core, 320.0, ("a", 4), ("b", 4))  # for one round only
+
+
+def test_what_stands_in_waits_for_a_round_of_its_method_and_goes_with_its_device(tmp_path: Path) -> None:
+    policy = Policy(min_clients=1, every_s=100.0, window_s=20.0)
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, policy=policy), now=0.0)
+        core.status("a", encode(Status(True, ONE, 1)), 0.0)
+        for number, name in enumerate(("fedproto", "ffc", "fedproto", "ffc"), 1):
+            now, own = 100.0 * number, extractor(name) if name == "ffc" else b""
+            assert core.advance(now, now) == Opened(number, name, 0)
+            sums = gram(number) if own else means(number)
+            given = encode(contribution(sums, run=core.run, round=number, method=name, extractor=own), "f64")
+            assert core.take([("a", given)], now)[0].outcome == "committed"
+            assert core.advance(now + 20.0, now) == Closed(number, name)
+            if number < 3:
+                late = core.take([("c", given), ("d", given)], now + 30.0)
+                assert [decision.outcome for decision in late] == ["late"] * 2
+            if number == 2:
+                give(tmp_path / "s", "forget", "d", "me")
+                assert isinstance(core.advance(now + 40.0, now), Obeyed)
+        assert [sorted(core.record(number).uplink_bytes) for number in (1, 2, 3)] == [["a"]] * 3
+        assert sorted(core.record(4).uplink_bytes) == ["a", "c"]
 
 
 def test_what_stands_in_does_not_close_a_round_and_is_bounded(tmp_path: Path) -> None:

@@ -58,10 +58,16 @@ def test_so_many_of_the_largest_do_not_overflow_and_come_back_as_the_nearest_flo
     np.testing.assert_array_equal(made.to_float(), [float(Fraction(n, 2**FRACTION_BITS)) for n in made.integers()])
 
 
-def test_a_sum_that_is_another_differs():
-    one, other = FixedPoint.of([1.0, 2.0]), FixedPoint.of([1.0, 2.0 + 2.0**-FRACTION_BITS])
+@pytest.mark.parametrize("by", [2.0**-FRACTION_BITS, 2.0 ** (32 - FRACTION_BITS)], ids=["low word", "high word"])
+def test_a_sum_that_is_another_differs(by):
+    one, other = FixedPoint.of([1.0, 2.0]), FixedPoint.of([1.0, 2.0 + by])
     assert not one.equal(other)
     assert one.digest() != other.digest()
+
+
+def test_what_lies_in_the_middle_goes_to_the_even_one():
+    halves = np.ldexp([-1.5, -0.5, 0.5, 1.5, 2.5], -FRACTION_BITS)
+    assert FixedPoint.of(halves).integers() == [-2, 0, 0, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ from edge_samples import RUN, announcement, fashion
 from hypothesis import given
 from hypothesis import strategies as st
 
+import edge_client.withdrawal as withdrawal
+from contract import topics
 from contract.bundle import Bundle, read_bundle
-from contract.errors import LinkError, MethodError, UsageError
+from contract.errors import BundleError, LinkError, MethodError, UsageError
 from contract.messages import Announcement, Contribution, Receipt
 from contract.wire import decode
 from edge_client.config import ClientConfig, settle_config
@@ -24,6 +26,7 @@ from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.journal import Journal
 from edge_client.standing import choose, sample_keys
+from edge_client.standing_journal import GENERATIONS_KEPT
 from edge_client.standing_sums import REFUSED_WAIT_S, StandingSums, is_complete
 from edge_client.withdrawal import withdraw
 
@@ -72,6 +75,7 @@ def test_what_is_too_little_waits_and_what_is_gone_holds_everything_back() -> No
     assert set(gone.keys) == set(b[:4])
     assert choose(sent, sent, 3).rows is None
     assert choose([], None, 3).keys == ()
+    assert (choose(a[:3] + b[:2], None, 3).keys, choose(a[:3] + b[:2], None, 3).waiting) == (tuple(a[:3]), 2)
 
 
 # ── a device that sends it ──────────────────────────────────────────────────────────────────────────────────────────
@@ -134,6 +138,7 @@ def test_an_admitted_device_sends_at_once_what_was_forgotten(bundle: Bundle, tmp
         sums = StandingSums(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept, "pi-1")
         sums.make(a, 1, 0.0)
         sums.told(Receipt(RUN, 1, "ncm", "committed"), 1.0)
+        assert sums.make(a, 1, 1.0) is None
         sums.told(Receipt(RUN, 1, "ncm", "rejected", "it was forgotten"), 2.0)
         assert sums.make(a, 1, 3.0) is None
         sums.told(Receipt(RUN, 1, "ncm", "late", held=1), 4.0)
@@ -155,6 +160,35 @@ def test_a_withdrawal_on_its_way_is_not_overtaken_by_sums(bundle: Bundle, tmp_pa
         assert [p.payload for p in kept.pending()] == [b"gone"]
         kept.settle(Receipt(RUN, 2, "ncm", "committed"), 4)
         assert sums.make(a, 2, 2.0).report.key[1] == 3
+
+
+def test_a_newer_generation_takes_the_place_of_what_waits_in_its_run_and_old_lines_go(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    other = b"run2"
+    with journal(tmp_path, bundle) as kept:
+
+        def made(number: int, run: bytes = RUN, samples: bytes | None = b"") -> None:
+            told = {} if samples is not None else {"withdrawn": True}
+            kept.standing.commit((run, number, "ncm"), samples=samples, payload=b"sums", limit_bytes=1024, metrics=told)
+
+        made(1)
+        kept.settle(Receipt(RUN, 1, "ncm", "committed"), 4)
+        made(1, other)
+        made(2)
+        assert kept.standing.pending(RUN) == [(RUN, 2, "ncm")]
+        made(3)
+        assert [pending.key for pending in kept.pending()] == [(other, 1, "ncm"), (RUN, 3, "ncm")]
+        assert (kept.outcome((RUN, 1, "ncm")), kept.outcome((RUN, 2, "ncm"))) == (("committed", 4), ("late", 0))
+        payloads = dict(kept._db.execute("SELECT round, payload FROM contributions WHERE run = ?", (RUN,)))
+        assert payloads == {1: b"sums", 2: None, 3: b"sums"}
+        assert [report.key for report in kept.unreported()] == [(other, 1, "ncm"), (RUN, 3, "ncm")]
+        for number in range(4, GENERATIONS_KEPT + 3):
+            made(number)
+        assert kept.rounds_done() == GENERATIONS_KEPT + 1
+        made(GENERATIONS_KEPT + 3, samples=None)  # a withdrawal is no line of the history
+        assert [report.key for report in kept.unreported()] == [(other, 1, "ncm")]
+        assert (kept.standing.withdraws(RUN), kept.standing.withdraws(other)) == (True, False)
 
 
 def test_above_the_highest_number_nothing_is_sent_and_that_is_said(
@@ -182,6 +216,33 @@ def test_a_person_is_told_what_is_held_back(bundle: Bundle, tmp_path: Path) -> N
         assert sums.make(a, 1, 1.0) is None
         assert sums.make(a, 1, 2.0) is None
         assert sums.waits_for().startswith("sums 1 stand, 1 changes are too few of their class to be told")
+        assert sums.make(standing(bundle), 1, 3.0).report.key[1] == 2  # the fleet asks for fewer
+
+
+def test_what_waits_is_not_taken_for_sent(bundle: Bundle, tmp_path: Path) -> None:
+    many, rare = fashion(bundle, 20, (0, 1)), fashion(bundle, 5, (2,))
+
+    def held(count: int) -> LocalData:
+        return LocalData(np.concatenate([many.x, rare.x[:count]]), np.concatenate([many.y, rare.y[:count]]))
+
+    device = Device(bundle, held(2), "pi-1")
+    with journal(tmp_path, bundle) as kept:
+        sums = StandingSums(device, kept, "pi-1")
+        made = sums.make(standing(bundle, min_samples=5), 1, 0.0)
+        assert (made.report.metrics["samples"], made.words[-37:]) == (20, ", 2 wait until there are 5 of a class")
+        device.hold(held(5))
+        assert sums.make(standing(bundle, min_samples=5), 1, 1.0).report.metrics["samples"] == 25
+
+
+def test_photos_that_change_while_it_runs_are_seen(bundle: Bundle, tmp_path: Path) -> None:
+    data, a = fashion(bundle, 24, (0, 1)), standing(bundle)
+    device = Device(bundle, LocalData(data.x[:20], data.y[:20]), "pi-1")
+    with journal(tmp_path, bundle) as kept:
+        sums = StandingSums(device, kept, "pi-1")
+        assert sums.make(a, 1, 0.0).report.metrics["samples"] == 20
+        assert sums.make(a, 1, 1.0) is None
+        device.hold(data)
+        assert sums.make(a, 1, 2.0).report.metrics["samples"] == 24
 
 
 def test_sums_of_chosen_samples_are_those_of_a_device_that_holds_no_others(bundle: Bundle) -> None:
@@ -193,6 +254,8 @@ def test_sums_of_chosen_samples_are_those_of_a_device_that_holds_no_others(bundl
     np.testing.assert_array_equal(chosen.counts, whole.counts)
     np.testing.assert_allclose(chosen.body.rows, whole.body.rows, rtol=1e-6, atol=1e-7)  # batches are cut elsewhere
     assert len(set(sample_keys(data))) == len(data)
+    corrected = LocalData(data.x, (data.y + 1) % 3)  # the same photos under other labels are other samples
+    assert not set(sample_keys(data)) & set(sample_keys(corrected))
 
 
 def test_a_generation_is_over_when_it_is_answered_and_came_back(bundle: Bundle, tmp_path: Path) -> None:
@@ -204,6 +267,7 @@ def test_a_generation_is_over_when_it_is_answered_and_came_back(bundle: Bundle, 
         ).report  # fmt: skip
     assert not is_complete(report, None, None)
     assert not is_complete(report, ("committed", 1), GlobalState(RUN, 4, 4))
+    assert not is_complete(report, ("duplicate", 1), GlobalState(RUN, 4, 4))
     assert is_complete(report, ("committed", 1), GlobalState(RUN, 5, 5))
     assert is_complete(report, ("rejected", 1), None)
 
@@ -236,6 +300,8 @@ def test_a_withdrawal_is_numbered_above_what_was_sent_and_above_what_is_held(
     thread.start()
     peer.announce(0, "ncm", "standing")
     assert peer.contribution(4).standing == "withdrawn"
+    peer.announce(0, "ncm", "standing")  # once more: it goes on with what it has begun
+    peer.answer(3, "ncm")  # of the sums before: nothing is withdrawn yet
     peer.answer(4, "ncm", "late", held=11)
     assert peer.contribution(12).standing == "withdrawn"
     peer.answer(12, "ncm")
@@ -245,6 +311,31 @@ def test_a_withdrawal_is_numbered_above_what_was_sent_and_above_what_is_held(
     with journal(tmp_path, bundle) as kept:
         assert kept.pending() == []
         assert kept.standing.newest(peer.run) == (12, None)
+
+
+def test_a_withdrawal_is_sent_again_and_begins_anew_in_another_run(
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(withdrawal, "_AGAIN_S", 0.05)
+    peer.publish(topics.round_(FLEET), b"noise")
+    thread = threading.Thread(target=withdraw, args=(settings(path, peer, tmp_path), lambda line: None))
+    thread.start()
+    for run in (b"old1", b"new1"):
+        peer.run = run
+        peer.announce(0, "ncm", "standing")
+        for _ in range(2):  # without an answer
+            assert peer.contribution(1).standing == "withdrawn"
+    peer.answer(1, "ncm", "duplicate")  # the first receipt was lost
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_a_withdrawal_trusts_no_bundle_that_somebody_else_signed(
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_bytes(bytes(range(32)))
+    with pytest.raises(BundleError, match="sign"):
+        withdraw(settings(path, peer, tmp_path, trust=str(tmp_path / "key"), patience=0.1), lambda line: None)
 
 
 @pytest.mark.parametrize(

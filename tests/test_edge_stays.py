@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
 import time
@@ -248,8 +249,10 @@ def test_a_service_manager_hears_of_progress_and_of_nothing_else(notified: tuple
     told.alive()  # too soon
     clock[0] = 10.0
     told.alive()
+    told.alive()
     told.status("waiting\nfor a round")
     told.status("waiting")
+    assert words(sock) == ["READY=1", "WATCHDOG=1", "WATCHDOG=1", "STATUS=waiting"]
     with told.patient(100.0):
         assert words(sock)[-1] == "WATCHDOG_USEC=100000000\nWATCHDOG=1"
     with told.patient(1.0):
@@ -261,6 +264,22 @@ def test_a_service_manager_hears_of_progress_and_of_nothing_else(notified: tuple
     told.ready()  # a manager that is gone stops nothing
 
 
+def test_a_service_manager_that_does_not_read_holds_nothing_up(notified: tuple[str, socket.socket]) -> None:
+    name, sock = notified
+    told = ServiceManager({"NOTIFY_SOCKET": name})
+
+    def fill() -> None:
+        for _ in range(int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text()) + 10):
+            told.ready()
+
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
+    thread.join(20)
+    held_up = thread.is_alive()
+    words(sock)  # lets go of it
+    assert not held_up
+
+
 def test_without_a_service_manager_nothing_is_said() -> None:
     for environment in ({}, {"WATCHDOG_USEC": "1000"}, {"NOTIFY_SOCKET": "vsock:1:2", "WATCHDOG_USEC": "1000"}):
         told = ServiceManager(environment)
@@ -269,6 +288,8 @@ def test_without_a_service_manager_nothing_is_said() -> None:
         told.alive()
     of_another = {"NOTIFY_SOCKET": "/nowhere", "WATCHDOG_USEC": "1000", "WATCHDOG_PID": "1"}
     assert ServiceManager(of_another).watchdog_s is None
+    assert ServiceManager({**of_another, "WATCHDOG_PID": str(os.getpid())}).watchdog_s == 0.001
+    assert ServiceManager({**of_another, "WATCHDOG_PID": "", "WATCHDOG_USEC": "0"}).watchdog_s is None
 
 
 # ── run after run ───────────────────────────────────────────────────────────────────────────────────────────────────
