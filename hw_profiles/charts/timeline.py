@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from hw_profiles.charts.marks import LETTER, WIDTH, Span, line, rect, svg, text, tip, truncate
 
-__all__ = ["Bar", "Track", "timeline"]
+__all__ = ["Stretch", "Track", "timeline"]
 
 _LETTERS = 9
 
 
 @dataclass(frozen=True)
-class Bar:
+class Stretch:
     """From one moment through another, both of them whole; `kind` is the colour's name, `says` what it means."""
 
     first: int
@@ -28,14 +28,14 @@ class Track:
 
     Attributes:
         first, last: as long as it belongs.
-        bars: while it is active.
+        stretches: while it is active.
         crosses: moments of which something is to be said, and what.
     """
 
     label: str
     first: int
     last: int
-    bars: Sequence[Bar] = ()
+    stretches: Sequence[Stretch] = ()
     crosses: Sequence[tuple[int, str]] = ()
 
 
@@ -52,7 +52,7 @@ def timeline(tracks: Sequence[Track], first: int, last: int, title: str, *, axis
         middle = top + step * (row + 0.5)
         parts.append(text(left - 12, middle + 4.5, truncate(track.label, _LETTERS), "t-label", "end"))
         parts.append(line(along.at(track.first - 0.4), middle, along.at(track.last + 0.4), middle, "rail"))
-        for bar in track.bars:
+        for bar in track.stretches:
             x, end = along.at(bar.first - 0.4), along.at(bar.last + 0.4)
             parts.append(rect(x, middle - 7, end - x, 14, f"c-{bar.kind}", bar.says, round_px=4))
         for moment, says in track.crosses:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hw_profiles.charts.curves import Event, Line, curves
-from hw_profiles.charts.timeline import Bar, Track, timeline
+from hw_profiles.charts.timeline import Stretch, Track, timeline
 from hw_profiles.reports.page import Table, render_page
 from hw_profiles.units import percent, thousands
 
@@ -97,7 +97,7 @@ def _there(summary: Mapping[str, Any]) -> str:
             if (each["what"], each["device"]) == ("device killed", device["id"])
         ]
         bars = [
-            Bar(first, end, kind, f"{device['id']} is awake on day {first}" + (f" to {end}" if end > first else ""))
+            Stretch(first, end, kind, f"{device['id']} is awake on day {first}" + (f" to {end}" if end > first else ""))
             for kind, days in _awake(device, _grown(summary)).items()
             for first, end in _runs(days)
         ]
