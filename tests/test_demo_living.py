@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 from commands import one_error_line, run
 from markupsafe import escape
 from page_checks import check_page
+from test_demo import HIDE
 
 from aggregator.standing import ExactSum
 from contract.bundle import read_bundle
@@ -287,8 +289,13 @@ Started = tuple[subprocess.Popen[str], Path]
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Started]:
+    """As the README starts it, where nothing is installed but what the demo needs."""
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "sitecustomize.py").write_text(HIDE)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "hidden")}
     command = [sys.executable, "-m", "protofleet", "demo", "--living", "--out", str(tmp_path / "out"), "--quiet"]
-    demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    demo = subprocess.Popen(command, **both, env=environment, text=True, start_new_session=True)
     try:
         yield demo, tmp_path / "out"
     finally:

@@ -33,7 +33,7 @@ class Fleet:
     Args:
         logs: directory for `NAME.log`; made if absent.
         on_start: takes each command line.
-        extra: options that every command gets.
+        extra: options that every command gets that lasts.
     """
 
     def __init__(
@@ -45,7 +45,9 @@ class Fleet:
 
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start `protofleet COMMAND…` as `name`; one that was ended may be started again."""
-        words = [*command, *self._extra]
+        self._launch(name, [*command, *self._extra])
+
+    def _launch(self, name: str, words: Sequence[str]) -> None:
         self._on_start(f"protofleet {shlex.join(words)}")
         argv = [sys.executable, "-m", "lab.demo.child_process", str(os.getpid()), *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -55,12 +57,12 @@ class Fleet:
             )
 
     def run(self, name: str, command: Sequence[str], *, patience_s: float = 60.0) -> None:
-        """Run `protofleet COMMAND…` to its end.
+        """Run `protofleet COMMAND…` to its end, without the options that every lasting command gets.
 
         Raises:
             LinkError: when it does not end well, or in time.
         """
-        self.start(name, command)
+        self._launch(name, command)
         try:
             self._processes[name].wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -80,10 +82,12 @@ class Fleet:
 
     def end(self, *names: str, how: signal.Signals = signal.SIGTERM) -> None:
         """End these processes, and forget them; SIGKILL for what is left after a few seconds."""
-        ending = [self._processes.pop(name) for name in names]
+        ending = [self._processes[name] for name in names]
         for process in ending:
             process.send_signal(how)
         _wait_for(ending)
+        for name in names:  # until now `stop` would have ended them
+            del self._processes[name]
 
     def log(self, name: str) -> Path:
         """Where `name` writes what it says."""
