@@ -299,7 +299,8 @@ def _renewed(
         with file.transaction() as db:
             known = {_key(order) for order in orders(db)}
             again = [order for order in before or () if order not in known]
-            db.executemany("INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?)", again)
+            told = "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?)"
+            db.executemany(told, again)
             row = db.execute("DELETE FROM meta WHERE name = ? RETURNING value", (MADE_AT,)).fetchone()
             db.execute(
                 "UPDATE rollout SET state = 'halted', reason = 'the store was restored from a backup'"

@@ -15,8 +15,9 @@ What happens, in order:
 6. When the run is finished, wait for the next one; or, where that was asked for and nothing waits for a receipt:
    publish a death and return.
 
-While nothing happens the loop sleeps: it looks for new photos every ten minutes and says how many there are, tells a
-service manager that it gets on, and does nothing else. A person is told what is waited for, once for each change.
+While nothing happens the loop sleeps: it looks for new photos every ten minutes, or when `look` asks for it (SIGUSR1,
+`process.py`), and says how many there are, tells a service manager that it gets on, and does nothing else. A person is
+told what is waited for, once for each change.
 
 Everything that arrives is taken in (`inbox.py`) before anything is begun, so that what is worked on is the newest there
 is. A malformed message is acknowledged like any other, so that it does not come again. At any moment
@@ -217,6 +218,11 @@ class Client:
         """Look at once whether to stop, from any thread."""
         self._link.wake()
 
+    def look(self) -> None:
+        """Look at the photos now, from any thread, and from a signal handler."""
+        self._look_at_s = float("-inf")
+        self._link.wake()
+
     def summary(self) -> dict[str, Any]:
         """What this device has done, as `--json` writes it."""
         return {
@@ -331,7 +337,7 @@ class Client:
         return sent
 
     def _look_for_photos(self) -> None:
-        """Every ten minutes; how many are new is said where that has changed, and where no noise protects what is."""
+        """When it is time; how many are new is said where that has changed, and where no noise protects what is."""
         if time.monotonic() < self._look_at_s:
             return
         self._look_at_s = time.monotonic() + _LOOK_S

@@ -2,7 +2,7 @@
 
 Reads the bundle and the data, opens the state directory, restores the weights, and runs the client until something is
 wrong (one line; 1 for a failure, 2 for bad input), a signal ends it (130 for Ctrl-C, 143 for SIGTERM: the goodbye is
-said, and nothing is lost), or its run is finished where that was asked for (0).
+said, and nothing is lost), or its run is finished where that was asked for (0). SIGUSR1 makes it look at its photos.
 
 `become` replaces the present process by one that runs nothing but this: same process id, same standard streams, but
 without what parsed the command line. Typer, rich and pydantic take 12 MB that a small board would carry for months
@@ -104,4 +104,6 @@ def _run(settings: ClientConfig, log: Callable[[str], None]) -> None:
         if finished or not is_stdout(settings.json):
             write_json(settings.json, content)
 
-    Service(settings).run(log, on_summary)
+    service = Service(settings)
+    signal.signal(signal.SIGUSR1, lambda number, frame: service.look())
+    service.run(log, on_summary)

@@ -186,6 +186,11 @@ class Service:
         if self._client is not None:
             self._client.wake()
 
+    def look(self) -> None:
+        """Look at the photos now instead of within ten minutes, from any thread, and from a signal handler."""
+        if self._client is not None:
+            self._client.look()
+
 
 def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:
     """Where this device computes."""

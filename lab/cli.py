@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from contract.errors import UsageError
@@ -56,6 +57,14 @@ def demo_command(
             help="Pretrain and export a bundle first, with torch; so does another method, data or backbone.",
         ),
     ] = False,
+    living: Annotated[
+        bool,
+        typer.Option(
+            "--living",
+            help="A month of a fleet that stays instead: devices that sleep and come, a class more, one forgotten. "
+            "Takes --out, --seed, --port and what follows.",
+        ),
+    ] = False,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("summary.json, too,"))] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
     verbose: Annotated[
@@ -64,7 +73,11 @@ def demo_command(
     ] = False,
 ) -> int:
     """A fleet of processes names what none of its devices could, on real images, over MQTT."""
+    given = dict(locals())
     check_loudness(quiet, verbose)
+    if living:
+        _refuse_beside_living(given)
+        return _living(out, seed, port, json, quiet=quiet, verbose=verbose)
     from lab.demo.run import Demo, run_demo
     from lab.reporting.console import demo_table
 
@@ -76,9 +89,37 @@ def demo_command(
         summary = run_demo(demo, console)
         write_json(json, summary)
         console.print(demo_table(summary))
-        console.print(f"report  {out / 'report.html'}\nsummary {out / 'summary.json'}", highlight=False, soft_wrap=True)
+        _tell_files(console, out)
 
     return _until_stopped(run)
+
+
+def _refuse_beside_living(given: Mapping[str, Any]) -> None:
+    """Its story says how many devices there are, and what they have."""
+    usual = {"clients": 5, "rounds": None, "method": METHOD, "data": DATA, "backbone": BACKBONE, "input": None}
+    for name, value in {**usual, "from_scratch": False}.items():
+        if given[name] != value:
+            option = f"--{name.replace('_', '-')} with --living"
+            raise UsageError(option, expected="one of them", got="both: the month is told on what is shipped")
+
+
+def _living(out: Path, seed: int, port: int, json: Path | None, *, quiet: bool, verbose: bool) -> int:
+    from lab.demo.living.run import Living, run_living
+    from lab.reporting.console import living_table
+
+    console = beside(json, quiet=quiet)
+
+    def run() -> None:
+        summary = run_living(Living(out, seed, port, verbose), console)
+        write_json(json, summary)
+        console.print(living_table(summary), highlight=False)
+        _tell_files(console, out)
+
+    return _until_stopped(run)
+
+
+def _tell_files(console: Console, out: Path) -> None:
+    console.print(f"report  {out / 'report.html'}\nsummary {out / 'summary.json'}", highlight=False, soft_wrap=True)
 
 
 @lab_app.command("list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -23,8 +24,8 @@ import edge_client.client as client_module
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DataError, PrivacyError, UsageError
 from contract.service_manager import ServiceManager
-from edge_client import history, retention
-from edge_client.config import settle_config
+from edge_client import history, process, retention
+from edge_client.config import ClientConfig, settle_config
 from edge_client.journal import read_kept
 from edge_client.own_samples import OwnSamples
 from edge_client.retention import drop_old_rounds
@@ -338,6 +339,42 @@ def says_new(peer: Peer, count: int) -> None:
     while not peer.statuses or peer.statuses[-1].metrics.get("samples_new") != count:
         assert time.monotonic() < deadline, peer.statuses
         peer.receive()
+
+
+def test_a_signal_makes_it_look_at_once(
+    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before the ten minutes are over; in the main thread, as in the device's own process."""
+    folder, counts = photos(bundle, tmp_path / "photos"), list[int]()
+    services = list[Service]()
+
+    class Kept(Service):
+        def __init__(self, settings: ClientConfig) -> None:
+            super().__init__(settings)
+            services.append(self)
+
+    monkeypatch.setattr("edge_client.service.Service", Kept)
+
+    def outside() -> None:
+        try:
+            with Peer(broker.url, bundle) as peer:
+                says_new(peer, 12)
+                photos(bundle, folder, 4, first=12)
+                os.kill(os.getpid(), signal.SIGUSR1)
+                says_new(peer, 16)
+                counts.append(16)
+        finally:
+            services[0].stop()
+
+    given = {"bundle": str(path), "broker": broker.url, "id": "pi-2", "data": str(folder), "hold_out": 0.0}
+    before, other = signal.getsignal(signal.SIGUSR1), threading.Thread(target=outside, daemon=True)
+    try:
+        other.start()
+        process._run(settle_config(None, {**given, "state": str(tmp_path / "state")}), lambda line: None)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        other.join(10)
+    assert counts == [16]
 
 
 def test_run_after_run_with_photos_that_come_between(

@@ -9,11 +9,12 @@ import pytest
 from page_checks import check_chart
 
 from hw_profiles.charts.bars import Bar, Interval, bars, byte_bars, intervals
-from hw_profiles.charts.curves import Line, curves
+from hw_profiles.charts.curves import Event, Line, curves
 from hw_profiles.charts.grids import heatmap, holdings
 from hw_profiles.charts.marks import STYLE, WIDTH, standalone
 from hw_profiles.charts.scatter import Mark, Point, roofline, scatter
 from hw_profiles.charts.strips import Row, strips
+from hw_profiles.charts.timeline import Stretch, Track, timeline
 from hw_profiles.units import nice_bytes, percent, size, time_text
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -46,6 +47,35 @@ def test_a_curve_with_a_gap_skips_it_and_higher_is_up() -> None:
     assert len(points) == 2
     assert points[1][0] > points[0][0]
     assert points[1][1] < points[0][1]
+
+
+def test_an_event_stands_at_its_x_with_its_mark_and_words() -> None:
+    line = Line("a", "fed", [0.5, 0.6, 0.9])
+    svg = curves([line], ["1", "2", "3"], "t", axis="day", events=[Event(1, "7", "<it> happened")])
+    check_chart(svg)
+    (mark,) = _marks(svg, "circle", "c-event")
+    (rule,) = _marks(svg, "line", "event")
+    assert mark.findtext(SVG + "title") == "<it> happened"
+    middle = _marks(svg, "circle", "c-fed")[1]
+    assert mark.get("cx") == rule.get("x1") == rule.get("x2") == middle.get("cx")
+    assert float(mark.get("cy", "")) < min(float(each.get("cy", "")) for each in _marks(svg, "circle", "c-fed"))
+    assert ">day</text>" in svg
+    assert "event" not in curves([line], ["1", "2", "3"], "t")
+
+
+def test_a_timelines_bars_lie_where_their_days_are() -> None:
+    bars = [Stretch(1, 1, "fed", "one day"), Stretch(3, 4, "ffc", "two days")]
+    svg = timeline([Track("a", 1, 4, bars, [(3, "a cross")]), Track("b", 2, 3)], 1, 4, "t", axis="day")
+    check_chart(svg)
+    (one,), (two,) = (_marks(svg, "rect", f"c-{kind}") for kind in ("fed", "ffc"))
+    start, wide = (float(one.get(name, "")) for name in ("x", "width"))
+    step = (float(two.get("width", "")) - wide) / 1
+    assert float(two.get("x", "")) == pytest.approx(start + 2 * step, abs=0.2)
+    (cross,) = _marks(svg, "g", "cross")
+    assert cross.findtext(SVG + "title") == "a cross"
+    rails = _marks(svg, "line", "rail")
+    assert float(rails[0].get("x1", "")) == pytest.approx(start, abs=0.1)
+    assert float(rails[1].get("x1", "")) == pytest.approx(start + step, abs=0.2)
 
 
 def test_a_heatmaps_cells_are_shares_of_their_row() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hw_profiles.charts.marks import LETTER, WIDTH, Span, dot, line, percent_span, percent_ticks, svg, text, truncate
 from hw_profiles.units import percent
 
-__all__ = ["Line", "curves"]
+__all__ = ["Event", "Line", "curves"]
 
 _LETTERS = 26  # of a line's name, at most
 
@@ -26,17 +26,33 @@ class Line:
     dashed: bool = False
 
 
-def curves(lines: Sequence[Line], rounds: Sequence[str], title: str) -> str:
-    """Accuracy over rounds; `rounds` names the values of the x axis, the first being x = 0."""
+@dataclass(frozen=True)
+class Event:
+    """Something that happened at x: a line with a number or a letter above it, which says what it was."""
+
+    x: int
+    mark: str
+    says: str
+
+
+def curves(
+    lines: Sequence[Line], rounds: Sequence[str], title: str, *, axis: str = "after round", events: Sequence[Event] = ()
+) -> str:
+    """Accuracy over rounds, or over what `axis` names; `rounds` names the values of the x axis, the first being x = 0.
+    Marks of events have room above each other's neighbours where two x lie between them."""
     beside = max([96.0, *(14 + LETTER * min(len(each.label), _LETTERS) for each in lines if not each.faint)])
-    left, right, top, bottom = 44, WIDTH - beside, 28, 262
+    left, right, top, bottom = 44, WIDTH - beside, 54 if events else 28, 262
     up = percent_span([v for each in lines for v in each.values if v is not None], bottom, top)
     along = Span(0, max(len(rounds) - 1, 1), left, right)
     parts = [text(0, 10, "accuracy", "t-axis")]
     for y, words in percent_ticks(up):
         parts += [line(left, y, right, y), text(left - 8, y + 4, words, "t-axis", "end")]
     parts += [text(along.at(i), bottom + 20, rounds[i], "t-axis", "middle") for i in _named(rounds, right - left)]
-    parts.append(text((left + right) / 2, bottom + 40, "after round", "t-axis", "middle"))
+    parts.append(text((left + right) / 2, bottom + 40, axis, "t-axis", "middle"))
+    for each in events:
+        x = along.at(each.x)
+        parts += [line(x, 44, x, bottom, "event"), dot(x, 34, 9, "c-event", each.says)]
+        parts.append(text(x, 38.5, each.mark, "t-cell on", "middle"))
     ends: list[tuple[float, Line]] = []
     for each in sorted(lines, key=lambda each: not each.faint):
         points = [(along.at(each.first + i), up.at(v), v) for i, v in enumerate(each.values) if v is not None]

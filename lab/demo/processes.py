@@ -1,6 +1,6 @@
 """The demo's processes: started with a log each, watched, and ended, all of them, whatever happens.
 
-`Fleet` is a context manager. Each process runs one `protofleet` command, writes to `LOGS/NAME.log`, and stands in a
+`Fleet` is a context manager. Each process runs one `protofleet` command, adds to `LOGS/NAME.log`, and stands in a
 session of its own, so that Ctrl-C in the terminal reaches only the demo, which then ends the others: SIGTERM first,
 SIGKILL for what is left after a few seconds. A process that the demo cannot end because the demo itself was killed
 ends through `lab.demo.child_process`.
@@ -33,7 +33,7 @@ class Fleet:
     Args:
         logs: directory for `NAME.log`; made if absent.
         on_start: takes each command line.
-        extra: options that every command gets.
+        extra: options that every command gets that lasts.
     """
 
     def __init__(
@@ -44,15 +44,50 @@ class Fleet:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start `protofleet COMMAND…` as `name`."""
-        words = [*command, *self._extra]
+        """Start `protofleet COMMAND…` as `name`; one that was ended may be started again."""
+        self._launch(name, [*command, *self._extra])
+
+    def _launch(self, name: str, words: Sequence[str]) -> None:
         self._on_start(f"protofleet {shlex.join(words)}")
         argv = [sys.executable, "-m", "lab.demo.child_process", str(os.getpid()), *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        with self.log(name).open("wb") as log:
+        with self.log(name).open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
             )
+
+    def run(self, name: str, command: Sequence[str], *, patience_s: float = 60.0) -> None:
+        """Run `protofleet COMMAND…` to its end, without the options that every lasting command gets.
+
+        Raises:
+            LinkError: when it does not end well, or in time.
+        """
+        self._launch(name, command)
+        try:
+            self._processes[name].wait(patience_s)
+        except subprocess.TimeoutExpired:
+            raise LinkError(
+                name, expected=f"its end within {patience_s:.0f} s", hint=f"its log {self.log(name)}"
+            ) from None
+        self.ended(name)
+        del self._processes[name]
+
+    def runs(self, name: str) -> bool:
+        """Whether it was started, and not ended by us."""
+        return name in self._processes
+
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a process a signal; nothing is done about one that is gone."""
+        self._processes[name].send_signal(number)
+
+    def end(self, *names: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """End these processes, and forget them; SIGKILL for what is left after a few seconds."""
+        ending = [self._processes[name] for name in names]
+        for process in ending:
+            process.send_signal(how)
+        _wait_for(ending)
+        for name in names:  # until now `stop` would have ended them
+            del self._processes[name]
 
     def log(self, name: str) -> Path:
         """Where `name` writes what it says."""
@@ -85,13 +120,7 @@ class Fleet:
         running = [process for process in reversed(self._processes.values()) if process.poll() is None]
         for process in running:
             process.terminate()
-        deadline = time.monotonic() + _GRACE_S
-        for process in running:
-            try:
-                process.wait(timeout=max(0.05, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        _wait_for(running)
 
     def __enter__(self) -> Fleet:
         return self
@@ -106,6 +135,16 @@ class Fleet:
     def _last_line(self, name: str) -> str:
         lines = self.log(name).read_text(encoding="utf-8", errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "no word")
+
+
+def _wait_for(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + _GRACE_S
+    for process in processes:
+        try:
+            process.wait(timeout=max(0.05, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def free_port(host: str = "127.0.0.1") -> int:

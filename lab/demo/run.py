@@ -20,9 +20,7 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +32,7 @@ from contract.methods import DEFAULT, method
 from edge_client.data import LocalData
 from hw_profiles.reports.page import check_pages
 from lab.demo.baselines import Evidence, baselines, read_history, received_head
+from lab.demo.ground import check_there, fresh_directory
 from lab.demo.processes import Fleet, check_port, free_port, wait_for_port
 from lab.demo.report import render_report
 from lab.demo.shipped import BACKBONE, BUNDLE, DATA, METHOD, read_images, shipped_bundle
@@ -47,8 +46,6 @@ FLEET = "demo"
 _MAX_CLIENTS = 200
 _POLL_S = 0.1
 _STALL_S = 300.0
-_OURS = ("logs", "devices", "aggregate.json")
-_OURS_LIKE = ("fleet*.bundle", "backbone*.safetensors", "aggregate.sqlite*")
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ def run_demo(demo: Demo, console: Console) -> dict[str, Any]:
         LinkError: a process ended early; the line names its log.
     """
     began, rounds = time.monotonic(), _check(demo)
-    out = _fresh_directory(demo.out)
+    out = fresh_directory(demo.out)
     with stage(console) as shown:
         images, prepared = _from_scratch(demo, out, shown) if demo.from_scratch else _as_shipped(demo, out, shown)
         shares = deal(images, demo.clients, demo.seed)
@@ -173,39 +170,9 @@ def _check(demo: Demo) -> int:
 def _check_packages(demo: Demo) -> None:
     """What the demo needs beyond the base install, before it has done anything."""
     check_pages()
-    _check_there("iotcore", "the demo's broker", "demo")
+    check_there("iotcore", "the demo's broker", "demo")
     for package in ("torch", "torchvision", "onnx", "onnxscript") if demo.from_scratch else ():
-        _check_there(package, "a bundle from scratch, which these options ask for", "all")
-
-
-def _check_there(package: str, what: str, extra: str) -> None:
-    with suppress(ModuleNotFoundError):
-        if find_spec(package) is not None:
-            return
-    hint = f"pip install 'protofleet[{extra}]'"
-    raise UsageError(what, expected=f"the package {package}", got="none installed", hint=hint)
-
-
-def _fresh_directory(out: Path) -> Path:
-    """The output directory, without what an earlier demo left in it; files that are not the demo's stay."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        for name in (*_OURS, "summary.json", "report.html"):
-            path = out / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-        for extra in (path for pattern in _OURS_LIKE for path in out.glob(pattern)):
-            extra.unlink()
-        probe = out / "summary.json"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UsageError(
-            f"--out {out}", expected="a directory that can be written", got=error.strerror, hint="another --out"
-        ) from None
-    return out
+        check_there(package, "a bundle from scratch, which these options ask for", "all")
 
 
 def _as_shipped(demo: Demo, out: Path, shown: Stage) -> tuple[Images, list[Prepared]]:

@@ -13,7 +13,7 @@ from PIL import Image
 from lab.demo.baselines import Shown
 from lab.demo.story import Images
 
-__all__ = ["shown_images"]
+__all__ = ["png", "shown_images"]
 
 _MOST = 20  # images on a page
 _SIDE = 96  # larger ones are made smaller
@@ -27,7 +27,7 @@ def shown_images(images: Images, shown: Shown) -> list[dict[str, Any]]:
         public, alone, fleet = (images.labels[int(number)] for number in answers)
         found.append(
             {
-                "png": _png(images.test.x[row]),
+                "png": png(images.test.x[row]),
                 "label": images.labels[true],
                 "new": bool(images.new[true]),
                 "public_alone": public,
@@ -38,7 +38,7 @@ def shown_images(images: Images, shown: Shown) -> list[dict[str, Any]]:
     return found
 
 
-def _png(pixels: NDArray[np.uint8]) -> str:
+def png(pixels: NDArray[np.uint8]) -> str:
     """An image (H, W, c) as a PNG file in base64; of channels that no file has, the first."""
     known = pixels if pixels.shape[2] in (3, 4) else pixels[:, :, 0]
     picture = Image.fromarray(np.ascontiguousarray(known))

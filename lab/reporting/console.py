@@ -12,7 +12,7 @@ from contract.methods import closing_method, method
 from hw_profiles.units import nice_bytes
 from lab.engine.deployed import RoundRecord
 
-__all__ = ["demo_table", "round_line"]
+__all__ = ["demo_table", "living_table", "round_line"]
 
 
 def demo_table(s: Mapping[str, Any]) -> Group:
@@ -30,6 +30,41 @@ def demo_table(s: Mapping[str, Any]) -> Group:
     fedavg = nice_bytes(s["fedavg_bytes_per_device_round"])
     table.add_row("[dim]FedAvg would send[/dim]", "", "", f"[dim]{fedavg}[/dim]")
     return Group("", table, "", *_facts(s))
+
+
+def living_table(s: Mapping[str, Any]) -> Group:
+    """The living demo's table and the lines under it, from its summary."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    table.add_column("right on test images")
+    shown = [day for day in s["days"] if day["day"] in s["shown_days"]]
+    for day in shown:
+        table.add_column(f"day {day['day']}", justify="right")
+    for label, way, part in (
+        ("the fleet", "fleet", "right"),
+        ("all photos pooled", "pooled", "right"),
+        ("a device alone", "alone", "right"),
+        (f"the fleet, on {s['new_label']}", "fleet", "new"),
+    ):
+        table.add_row(label, *(f"{day[way][part]:.1%}" for day in shown))
+    return Group("", table, "", *_living_facts(s))
+
+
+def _living_facts(s: Mapping[str, Any]) -> list[str]:
+    c, never, gone = s["contributions"], s["never"], s["forgotten"]
+    differ = (
+        f"{never['differing_integers']} of {never['integers']:,} integers of the sums, {never['head_differing']} of "
+    )
+    pieces = f"{gone['before']} pieces of its message in the store before, {gone['after']} after"
+    return [
+        f"forgotten     {gone['device']}, with {gone['samples']} photos: {pieces}",
+        f"exact         {differ} {never['head_numbers']:,} numbers of the head",
+        "              differ from a fleet in which nothing of this happened",
+        f"receipts      {c['sent']} contributions sent, {c['committed']} committed, {c['duplicate']} duplicates, "
+        f"{c['pending']} waiting",
+        f"memory        {s['device_peak_rss_bytes'] / 1e6:.0f} MB peak in the largest device process",
+        f"time          {s['seconds']:.0f} s",
+        "",
+    ]
 
 
 def _rows(s: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -46,6 +46,10 @@ class Stage:
     _progress: Progress
     seconds: dict[str, float] = field(default_factory=dict)
 
+    def tell(self, line: str) -> None:
+        """A line of its own, which stays."""
+        self._progress.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
     @contextmanager
     def part(self, name: str, text: str, total: float | None = None) -> Iterator[Part]:
         """Work that is shown as a line `text` and timed under `name`; without a total the bar only moves."""

@@ -1,0 +1,54 @@
+"""What every demo stands on: the packages that it needs, and a directory without what an earlier demo left in it."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+from contract.errors import UsageError
+
+__all__ = ["check_there", "fresh_directory"]
+
+_OURS = ("logs", "devices")
+_OURS_LIKE = ("fleet*.bundle", "backbone*.safetensors", "aggregate*.json", "aggregate.sqlite*")
+
+
+def check_there(package: str, what: str, extra: str) -> None:
+    """Refuse to begin without a package.
+
+    Raises:
+        UsageError: it is not installed; the line says which extra has it.
+    """
+    with suppress(ModuleNotFoundError):
+        if find_spec(package) is not None:
+            return
+    hint = f"pip install 'protofleet[{extra}]'"
+    raise UsageError(what, expected=f"the package {package}", got="none installed", hint=hint)
+
+
+def fresh_directory(out: Path) -> Path:
+    """The output directory, without what an earlier demo left in it; files that are not the demo's stay.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name in (*_OURS, "summary.json", "report.html"):
+            path = out / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for extra in (path for pattern in _OURS_LIKE for path in out.glob(pattern)):
+            extra.unlink()
+        probe = out / "summary.json"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"--out {out}", expected="a directory that can be written", got=error.strerror, hint="another --out"
+        ) from None
+    return out
