@@ -7,7 +7,7 @@ A restored store knows less than its devices do. So it is another run to them (`
 holds: nothing that was sent to the run before can come in again. And it may hold what was forgotten since: of the store
 that it takes the place of, all orders about devices that the backup does not know are given again, in their order, and
 whoever is refused there is refused at once. Where that store is gone or cannot be read, nobody knows them: the command
-says so, and the operator gives them again.
+says so, and the operator gives them again. A roll-out that was under way is halted, for an operator to look at.
 """
 
 from __future__ import annotations
@@ -212,6 +212,11 @@ def _renewed(
             again = [order for order in before or () if order not in known]
             db.executemany("INSERT INTO fleet_order (what, device, who, given_at) VALUES (?, ?, ?, ?)", again)
             row = db.execute("DELETE FROM meta WHERE name = ? RETURNING value", (MADE_AT,)).fetchone()
+            db.execute(
+                "UPDATE rollout SET state = 'halted', reason = 'the store was restored from a backup'"
+                " WHERE state IN ('running', 'complete')"
+            )
+            db.execute("UPDATE rollout SET state = 'ended' WHERE state IN ('coming', 'given')")
             run = draw_run(db).hex()
             _record(db, "restore", who, time.time(), f"of {backup}, as run {run}")
     finally:

@@ -229,10 +229,40 @@ class Progress:
 
     @_show.register
     def _(self, event: events.OrderDone) -> None:
-        of = f" {escape(event.device)}" if event.device else ""
+        of = "".join(f" {escape(word)}" for word in (event.device, event.detail) if word)
         self._line(
             f"[bold]{escape(event.what)}{of}[/bold], asked by {escape(event.who)}: {escape(event.outcome)}, "
             f"global version {event.global_version}"
+        )
+
+    @_show.register
+    def _(self, event: events.RolloutWidened) -> None:
+        known = f"{counted(event.devices, 'device')} of it known"
+        self._line(f"[green]rollout[/green] of version {event.version}: {100 * event.fraction:.3g} %, {known}")
+
+    @_show.register
+    def _(self, event: events.RolloutHalted) -> None:
+        self._line(
+            f"[yellow]rollout[/yellow] of version {event.version} halted at {100 * event.fraction:.3g} %: "
+            f"{escape(event.reason)}; protofleet rollout --store … --resume, or --end"
+        )
+
+    @_show.register
+    def _(self, event: events.RolloutCompleted) -> None:
+        self._line(f"[green]rollout[/green] of version {event.version} complete: {counted(event.devices, 'device')}")
+
+    @_show.register
+    def _(self, event: events.RolloutTold) -> None:
+        """Of a large fleet's good words one a second; whoever fails or refuses is named."""
+        if event.word in ("failed", "refused") or not self._often(events.RolloutTold):
+            why = f": {escape(event.reason)}" if event.reason else ""
+            self._line(f"  rollout of version {event.version}: {escape(event.device)} {event.word}{why}")
+
+    @_show.register
+    def _(self, event: events.RolloutDeaf) -> None:
+        self._line(
+            f"  [yellow]warning[/yellow]: how devices fare in fleet {escape(event.fleet)} cannot be heard "
+            f"({escape(event.reason)}): widen the roll-out by hand, rollout --stage"
         )
 
     @_show.register

@@ -20,8 +20,9 @@ from aggregator.core import Core
 from aggregator.forgetting import state_without
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
-from aggregator.orders import FORGOTTEN, Obeyed, settle, unfit
+from aggregator.orders import FORGOTTEN, Obeyed, unfit
 from aggregator.outliers import Finding, Traits
+from aggregator.rollout import Moved
 from aggregator.rounds import Closed, Opened, Rounds, Step, plan
 from aggregator.settings import Settings, check_heads, check_limit, own_method
 from aggregator.stand_ins import StandIns
@@ -152,6 +153,7 @@ class Coordinator(Core):
             others=further_bundles(self._others, self._shorter),
             extractor=self._extractor,
             class_lists=self._lists.digests if self._extractor else (),
+            offer=self.rollouts.offer,
         )
 
     def status(self, device: str, payload: bytes, now: float) -> bool:
@@ -211,7 +213,7 @@ class Coordinator(Core):
         """What to ask devices for whose chunks have stopped coming."""
         return self._ingest.stalled(now, self._view(), self.rounds.is_online)
 
-    def advance(self, now: float, wall: float) -> Step | Obeyed | None:
+    def advance(self, now: float, wall: float) -> Step | Obeyed | Moved | None:
         """The next step that is due, or an operator's order, done and durable; None when nothing is.
 
         Args:
@@ -220,6 +222,9 @@ class Coordinator(Core):
         order = self._next_order(now)
         if order is not None:
             return self._obey(order, wall)
+        moved = self.rollouts.advance(wall)
+        if moved is not None:
+            return moved
         if self._paused and self.rounds.phase == "waiting" and not self.is_finished:
             return None
         step = self.rounds.advance(now)
@@ -241,7 +246,7 @@ class Coordinator(Core):
         if order.what == "forget" and not wrong:
             outcome = self._forget(order, wall)
         else:
-            outcome = wrong or settle(order, tables, self._refused, wall) or self.rounds.steer(order.what)
+            outcome = wrong or self._settle(order, wall) or self.rounds.steer(order.what)
             if order.device in self._refused:
                 self._stand_ins.forget(order.device)
                 self.rounds.schedule.heard(order.device, 0.0)
@@ -275,6 +280,7 @@ class Coordinator(Core):
         self._traits.pop(device, None)
         self._stand_ins.forget(device)
         self._store.drift.forget(device)
+        self.rollouts.forget(device)
         self.rounds.schedule.heard(device, 0.0)
         self.rounds.contributions.discard(device)
         self.rounds.refused(device)

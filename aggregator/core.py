@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Mapping
 
 from aggregator.drift import DriftTable
-from aggregator.orders import LOOK_S, refusal
+from aggregator.orders import LOOK_S, refusal, settle
+from aggregator.rollout_desk import RolloutDesk
 from aggregator.settings import Settings, least_limit_of
 from aggregator.standing_store import Order
-from aggregator.store import Store
+from aggregator.store import Store, as_written
 from aggregator.validation import ClassLists
 from contract.bundle import Manifest, extractor_of
 from contract.errors import WireError
-from contract.messages import Encoding, Status
+from contract.messages import Encoding, Request, Status
 from contract.methods import Method, Value
 from contract.state import GlobalState
 from contract.wire import decode
@@ -36,6 +37,7 @@ class Core(ABC):
 
     Attributes:
         state: what devices are given.
+        rollouts: the bundle that is being rolled out, if one is.
         skipped: messages on other topics that were none of ours.
     """
 
@@ -57,6 +59,8 @@ class Core(ABC):
         self.skipped = 0
         self.state: GlobalState = store.state()
         self._refused = self._tables.refused()
+        with as_written(self._tables.path):
+            self.rollouts = RolloutDesk(store.rollouts, manifest, bundle, tuple(self._shorter))
         self._orders_at = now
 
     @property
@@ -123,7 +127,25 @@ class Core(ABC):
             return None
         if device not in self._refused:
             self._store.drift.hear(device, message.metrics, max_samples=self._settings.max_samples)
+            self.rollouts.hear(device, message.versions)
         return message
+
+    def hear_elsewhere(self, device: str, message: Status) -> None:
+        """What a device says of itself in the fleet that devices go over to."""
+        if device not in self._refused:
+            self.rollouts.hear(device, message.versions, elsewhere=True)
+
+    def gives(self, device: str, request: Request) -> bool:
+        """Whether a device gets what it asks for of the bundle that is rolled out."""
+        return device not in self._refused and self.rollouts.may_have(device, request)
+
+    def _settle(self, order: Order, wall: float) -> str | None:
+        """Do what an order asks for that is the same with and without rounds; what became of it, None for another."""
+        told = self.rollouts.obey(order, wall)
+        outcome = settle(order, self._tables, self._refused, wall) if told is None else told
+        if order.device in self._refused:
+            self.rollouts.forget(order.device)
+        return outcome
 
     def _next_order(self, now: float) -> Order | None:
         """What an operator asked for and nobody has done yet, looked for now and then."""

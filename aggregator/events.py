@@ -21,6 +21,11 @@ __all__ = [
     "Nobody",
     "OrderDone",
     "Refused",
+    "RolloutCompleted",
+    "RolloutDeaf",
+    "RolloutHalted",
+    "RolloutTold",
+    "RolloutWidened",
     "RoundClosed",
     "RoundExtended",
     "RoundOpened",
@@ -251,13 +256,18 @@ class SumsStand:
 
 @dataclass(frozen=True)
 class OrderDone:
-    """What an operator, or a device of itself, asked for has taken effect, or cannot."""
+    """What an operator, or a device of itself, asked for has taken effect, or cannot.
+
+    Attributes:
+        detail: of what is about a roll-out: which bundle, or which stage.
+    """
 
     what: str
     device: str
     who: str
     outcome: str
     global_version: int
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -268,6 +278,50 @@ class DriftSuspected:
     figure: str
     now: float
     usual: float
+
+
+@dataclass(frozen=True)
+class RolloutWidened:
+    """A bundle is offered to a larger fraction of the devices, of which `devices` are known."""
+
+    version: int
+    fraction: float
+    devices: int
+
+
+@dataclass(frozen=True)
+class RolloutHalted:
+    """A bundle is offered to nobody any more: it failed on too many devices of the stage."""
+
+    version: int
+    fraction: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class RolloutCompleted:
+    """All `devices` that are known use the bundle and are healthy."""
+
+    version: int
+    devices: int
+
+
+@dataclass(frozen=True)
+class RolloutTold:
+    """What becomes of an offered bundle on a device: a word of `contract.offers.WORDS`, and why."""
+
+    device: str
+    version: int
+    word: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class RolloutDeaf:
+    """What devices say in the fleet that they go over to cannot be heard."""
+
+    fleet: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -300,6 +354,11 @@ Event = (
     | HeadMade
     | SumsStand
     | OrderDone
+    | RolloutCompleted
+    | RolloutDeaf
+    | RolloutHalted
+    | RolloutTold
+    | RolloutWidened
     | MetricsServed
     | DriftSuspected
 )

@@ -20,6 +20,7 @@ import typer
 from aggregator.backup import back_up, restore
 from aggregator.drift import drift_of
 from aggregator.orders import await_done, give
+from aggregator.rollout_store import said_in
 from aggregator.standing_store import Order, Record, fleet_records, orders
 from aggregator.store_schema import KIND
 from contract.drift import WORDS
@@ -29,7 +30,7 @@ from contract.sqlite import read_only
 from contract.tables import show_table
 from contract.terminal import counted
 
-__all__ = ["fleet_app", "forget_command"]
+__all__ = ["ask", "fleet_app", "forget_command", "operator", "tell"]
 
 SCHEMA = "protofleet.fleet/1"
 fleet_app = typer.Typer(
@@ -50,37 +51,57 @@ WAIT_S = 15.0
 
 def forget_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
     """Take all that came from a device out of the fleet, make anew what comes back, and refuse it from now on."""
-    return _order("forget", store, device, wait, json, known=True)
+    return ask("forget", store, device, wait, json, known=True)
 
 
 @fleet_app.command("list")
 def list_command(store: _Store, json: _Json = None) -> int:
     """The devices that a store knows."""
-    found, _, drift = _read(store)
-    devices = [asdict(record) | {"drift": drift.get(record.device)} for record in found.values()]
+    found, _, drift, said = _read(store)
+    devices = [
+        asdict(record) | {"drift": drift.get(record.device), "rollout": said.get(record.device)}
+        for record in found.values()
+    ]
     write_json(json, {"schema": SCHEMA, "devices": devices})
-    rows = [(r.device, _standing(r), str(r.rounds), _suspected(drift, r.device), r.refused) for r in found.values()]
-    show_table(beside(json), ("device", "standing", "rounds", "drift", "refused"), rows, words=(0, 1, 3, 4))
+    columns = {
+        "device": list(found),
+        "standing": [_standing(r) for r in found.values()],
+        "rounds": [str(r.rounds) for r in found.values()],
+        "drift": [_suspected(drift, device) for device in found],
+        "rollout": [said.get(device, "") for device in found],
+        "refused": [r.refused for r in found.values()],
+    }
+    if not any(columns["rollout"]):
+        del columns["rollout"]
+    words = [at for at, name in enumerate(columns) if name != "rounds"]
+    show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=words)
     return 0
 
 
 @fleet_app.command("show")
 def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
     """What a store knows of one device, and what was asked about it."""
-    found, asked, drift = _read(store)
+    found, asked, drift, said = _read(store)
     record = found.get(device)
     log = [order for order in asked if order.device == device]
-    if record is None and not log:
+    if record is None and not log and device not in said:
         raise _unknown(store, device, found)
     record = record or Record(device)
     write_json(
         json,
-        {"schema": SCHEMA, **asdict(record), "drift": drift.get(device), "orders": [asdict(order) for order in log]},
+        {
+            "schema": SCHEMA,
+            **asdict(record),
+            "drift": drift.get(device),
+            "rollout": said.get(device),
+            "orders": [asdict(order) for order in log],
+        },
     )
     lines = [f"{device}: {_standing(record)}, {record.rounds} rounds"]
     lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
     lines += [_drift(drift[device])] if device in drift else []
+    lines += [f"rollout: version {said[device]}"] if said.get(device) else []
     for line in (*lines, *map(_line, log)):
         _say(json, line)
     return 0
@@ -89,7 +110,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
 @fleet_app.command("log")
 def log_command(store: _Store, json: _Json = None) -> int:
     """Who asked for what, when, and between which global versions it took effect."""
-    _, asked, _ = _read(store)
+    _, asked, _, _ = _read(store)
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
     for order in asked:
         _say(json, _line(order))
@@ -99,37 +120,37 @@ def log_command(store: _Store, json: _Json = None) -> int:
 @fleet_app.command("admit")
 def admit_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
     """Let a device in again that was forgotten, removed or has withdrawn."""
-    return _order("admit", store, device, wait, json, known=True)
+    return ask("admit", store, device, wait, json, known=True)
 
 
 @fleet_app.command("remove")
 def remove_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
     """Take nothing more from a device; what it gave stays, unlike with forget."""
-    return _order("remove", store, device, wait, json)
+    return ask("remove", store, device, wait, json)
 
 
 @fleet_app.command("pause")
 def pause_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
     """Make nothing new of what devices send, which is taken and kept, until it is resumed."""
-    return _order("pause", store, "", wait, json)
+    return ask("pause", store, "", wait, json)
 
 
 @fleet_app.command("resume")
 def resume_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
     """Go on after a pause."""
-    return _order("resume", store, "", wait, json)
+    return ask("resume", store, "", wait, json)
 
 
 @fleet_app.command("open-round")
 def open_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
     """Open a round now, where rounds come by schedule or by news."""
-    return _order("open-round", store, "", wait, json)
+    return ask("open-round", store, "", wait, json)
 
 
 @fleet_app.command("close-round")
 def close_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
     """End the open round with the contributions that it has."""
-    return _order("close-round", store, "", wait, json)
+    return ask("close-round", store, "", wait, json)
 
 
 @fleet_app.command("backup")
@@ -139,7 +160,7 @@ def backup_command(
     json: _Json = None,
 ) -> int:
     """Write the store as it is now into one file, while the aggregator runs."""
-    made = back_up(store, out, _who())
+    made = back_up(store, out, operator())
     write_json(json, {"schema": SCHEMA, "backup": asdict(made)})
     _say(
         json, f"backup of {store}: {out}, {made.file_bytes:,} bytes; it holds what the store holds, for its owner alone"
@@ -155,7 +176,7 @@ def restore_command(
     json: _Json = None,
 ) -> int:
     """Make a store of a backup, as a new run, which devices join by themselves."""
-    made = restore(backup, store, _who(), force=force)
+    made = restore(backup, store, operator(), force=force)
     write_json(json, {"schema": SCHEMA, "restored": asdict(made)})
     again = "what was forgotten since is not known here: forget it again"
     if made.again is not None and made.replaced:
@@ -164,17 +185,26 @@ def restore_command(
     return 0
 
 
-def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None, *, known: bool = False) -> int:
+def ask(
+    what: str, store: Path, device: str, wait_s: float, json: Path | None, *, known: bool = False, detail: str = ""
+) -> int:
     """Record an order and wait until it is done, where somebody does it; 1 when it cannot be done.
 
     Args:
         known: whether it makes sense only of a device that the store knows.
+        detail: which stage, of `rollout-stage`.
     """
     if known:
-        found, _, _ = _read(store)
+        found, _, _, _ = _read(store)
         if device not in found:
             raise _unknown(store, device, found)
-    order, running = give(store, what, device, _who())
+    order, running = give(store, what, device, operator(), detail=detail)
+    return tell(order, running, store, wait_s, json)
+
+
+def tell(order: Order, running: bool, store: Path, wait_s: float, json: Path | None) -> int:
+    """Wait until an order is done, where an aggregator runs that does it, and say what became of it; 1 when it cannot
+    be done."""
     if running:
         order = await_done(store, order, wait_s)
     write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running})
@@ -185,17 +215,18 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
     return int((order.outcome or "").startswith("refused"))
 
 
-def _who() -> str:
+def operator() -> str:
+    """Who runs this command, for the record."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user without a name, as in some containers
         return f"user {os.getuid()}"
 
 
-def _read(store: Path) -> tuple[dict[str, Record], list[Order], dict[str, dict[str, Any]]]:
-    """What is known of each device, what was asked, and what devices said of their newest photos."""
+def _read(store: Path) -> tuple[dict[str, Record], list[Order], dict[str, dict[str, Any]], Mapping[str, str]]:
+    """What is known of each device, what was asked, and what devices said of their newest photos and of a roll-out."""
     with read_only(store, KIND) as db:
-        return dict(fleet_records(db)), orders(db), drift_of(db)
+        return dict(fleet_records(db)), orders(db), drift_of(db), said_in(db)
 
 
 def _unknown(store: Path, device: str, found: dict[str, Any]) -> UsageError:
@@ -223,7 +254,7 @@ def _drift(told: Mapping[str, Any]) -> str:
 
 
 def _line(order: Order) -> str:
-    of = f" {order.device}" if order.device else ""
+    of = "".join(f" {word}" for word in (order.device, order.detail) if word)
     asked = f"{order.what}{of}, asked by {order.who} at {_when(order.given_at)}"
     if order.done_at is None:
         return f"{asked}: recorded"

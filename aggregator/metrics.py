@@ -45,6 +45,8 @@ class _Look:
     closed: int = 0
     connections: int = 0
     is_up: bool = False
+    rollout: Mapping[str, int] = field(default_factory=dict)
+    offered: float = 0.0
 
 
 class Metrics:
@@ -113,6 +115,8 @@ class Metrics:
             closed=self._closed,
             connections=self._connections,
             is_up=self._is_up,
+            rollout=core.rollouts.counts,
+            offered=0.0 if core.rollouts.offer is None else core.rollouts.offer.fraction,
         )
 
     def _opened_at(self) -> float | None:
@@ -130,6 +134,9 @@ def _families(seen: _Look, now: float) -> Iterator[tuple[str, str, str, str, Map
     """Each metric: name, type, line of help, label, and numbers by the label's value, "" for a metric without one."""
     age_s = 0.0 if seen.opened_at is None else max(0.0, now - seen.opened_at)
     yield "devices", "gauge", "Devices by state; one may be in several.", "state", seen.devices
+    told = "Devices of the present stage of a roll-out, by what they said of it."
+    yield "rollout_devices", "gauge", told, "state", seen.rollout
+    yield "rollout_fraction", "gauge", "Of the devices, that a bundle is offered to.", "", {"": seen.offered}
     yield "messages_total", "counter", "Messages of devices by what became of them.", "outcome", seen.outcomes
     yield "refusals_total", "counter", "Messages that were refused, by why.", "reason", seen.causes
     yield "round", "gauge", "The newest round; 0 before the first, and where sums stand.", "", {"": seen.round}

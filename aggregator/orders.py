@@ -4,6 +4,8 @@
     remove DEVICE    it is refused from now on; what it gave stays
     admit DEVICE     it is refused no longer
     pause, resume    nothing new is made of what devices send, until it goes on
+    rollout          a bundle is offered to devices in stages; rollout-stage, rollout-halt, rollout-resume, rollout-end
+                     say how it goes on (`aggregator/rollout.py`)
     open-round       a round is due now, where rounds come by schedule or by news
     close-round      the open round ends with what it has
 
@@ -32,6 +34,7 @@ __all__ = [
     "Obeyed",
     "await_done",
     "give",
+    "prepare",
     "refusal",
     "settle",
     "unfit",
@@ -91,12 +94,28 @@ def refusal(device: str, refused: Mapping[str, str]) -> str:
     return f"{why}; fleet admit {device} lets it in again" if why else ""
 
 
-def give(path: str | os.PathLike[str], what: str, device: str, who: str) -> tuple[Order, bool]:
+def prepare(path: str | os.PathLike[str]) -> bool:
+    """Make sure that orders can be recorded; whether an aggregator runs that will take them up.
+
+    Raises:
+        StoreError: there is no such store, or the disk refuses.
+        UsageError: it is no store, or of a newer version.
+    """
+    if not os.path.isfile(path):
+        raise StoreError(f"store {os.fspath(path)}", expected="a store", got="no such file", hint="another --store")
+    running = is_taken(path)
+    if not running:
+        Database(path, KIND).close()  # brings an older one to the present version
+    return running
+
+
+def give(path: str | os.PathLike[str], what: str, device: str, who: str, *, detail: str = "") -> tuple[Order, bool]:
     """Record an order; what was recorded, and whether an aggregator runs that will take it up.
 
     Args:
         device: of the orders `OF_A_DEVICE`, else empty.
         who: asks for it, for the record.
+        detail: which stage, of `rollout-stage`.
 
     Raises:
         StoreError: there is no such store, or the disk refuses; then nothing was recorded.
@@ -104,15 +123,11 @@ def give(path: str | os.PathLike[str], what: str, device: str, who: str) -> tupl
     """
     if what in OF_A_DEVICE:
         check_device(device, "DEVICE")
-    if not os.path.isfile(path):
-        raise StoreError(f"store {os.fspath(path)}", expected="a store", got="no such file", hint="another --store")
-    running = is_taken(path)
-    if not running:
-        Database(path, KIND).close()  # brings an older one to the present version
+    running = prepare(path)
     with beside(path, KIND) as db:
         found = db.execute(
-            "INSERT INTO fleet_order (what, device, who, given_at) VALUES (?, ?, ?, ?)",
-            (what, device, who, time.time()),
+            "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?)",
+            (what, device, who, time.time(), detail),
         )
         (made,) = orders(db, "WHERE id = ?", (found.lastrowid,))
     return made, running

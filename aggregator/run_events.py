@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 from aggregator import events
 from aggregator.coordinator import Coordinator
 from aggregator.orders import Obeyed
+from aggregator.rollout import Moved
 from aggregator.rounds import Closed, Extended, Opened, Step
 from aggregator.standing_coordinator import Solved
-from aggregator.standing_events import obeyed
+from aggregator.standing_events import moved, obeyed
 
 __all__ = ["Teller"]
 
@@ -55,11 +56,13 @@ class Teller:
         rounds = self._core.rounds
         self._listener(events.ContributionsIn(rounds.number, len(rounds.contributions), rounds.awaited_count))
 
-    def step(self, step: Step | Solved | Obeyed) -> None:
+    def step(self, step: Step | Solved | Obeyed | Moved) -> None:
         """A step was done and is durable; the end of the run is told by who writes its summary."""
         rounds, policy = self._core.rounds, self._core.rounds.policy
         if isinstance(step, Obeyed):
             self._listener(obeyed(step))
+        elif isinstance(step, Moved):
+            self._listener(moved(step))
         elif isinstance(step, Opened):
             total = max(len(rounds.plan), step.round)
             self._opened(total, 0)

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 
 from aggregator import events
 from aggregator.coordinator import Coordinator
+from aggregator.handout import Handout
 from aggregator.ingest import Decision
 from aggregator.orders import Obeyed
 from aggregator.refusal_rate import Pace
@@ -126,6 +127,7 @@ class Server:
             largest_bytes=coordinator.largest_message_bytes,
             echo_topic=self._round_topic,
         )
+        self._handout = Handout(coordinator, self._link, address, fleet, listener)
         self._limit_bytes = coordinator.limit_bytes
         self._retained = Retained()
         self._connections = 0
@@ -159,6 +161,7 @@ class Server:
             self._manager.stopping()
             if self._seat.taken:
                 self._link.publish(self._seat_topic, encode(self._seat.death), retain=True)
+            self._handout.close()
             self._link.close()
             self._listener(events.Ended(self._connections, self._link.dropped))
 
@@ -175,7 +178,8 @@ class Server:
         contributions = [message for message in held if self._is_contribution(message)] + contributions
         received, self._held = self._held + received, []
         now = time.monotonic()
-        decisions = self._core.take([(topics.device_of(m.topic), m.payload) for m in contributions], now)
+        sent = [(topics.device_of(message.topic), message.payload) for message in contributions]
+        decisions = self._core.take([each for each in sent if not self._handout.take(*each)], now)
         decisions += self._core.stalled(now)
         self._send_receipts(decisions, now)
         for message in received:
@@ -184,6 +188,7 @@ class Server:
             self._teller.committed()
         self._teller.accuracy()
         self._advance()
+        self._handout.turn(self._limit_bytes)
         self._ask_the_silent()
         self._teller.waits(time.monotonic())
         for suspected in self._core.drift.settle(time.time()):
@@ -193,7 +198,7 @@ class Server:
         now = time.monotonic()
         # without the seat nothing opens or closes
         due_s = self._core.rounds.due_in_s(now) if self._seat.taken else None
-        waits = (due_s, self._seat.wait_s(now))
+        waits = (due_s, self._seat.wait_s(now), self._handout.wait_s)
         event = self._link.receive(min((TURN_S, *(wait + 0.001 for wait in waits if wait is not None))))
         received: list[Received] = []
         while event is not None:

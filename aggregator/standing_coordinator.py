@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from aggregator.broken_message import digest_of
 from aggregator.core import Core
 from aggregator.ingest import Decision, Held, Ingest, View, largest_contribution_bytes
-from aggregator.orders import FORGOTTEN, Obeyed, settle, unfit
+from aggregator.orders import FORGOTTEN, Obeyed, unfit
 from aggregator.presence import NoRounds, Presence
+from aggregator.rollout import Moved
 from aggregator.settings import Settings, check_heads, check_limit, standing_method
 from aggregator.standing import ExactSum, Standing
 from aggregator.standing_store import WITHDREW, Order, Stands
@@ -163,6 +164,7 @@ class StandingCoordinator(Core):
             others=further_bundles((), self._shorter),
             extractor=self._extractor,
             class_lists=self._lists.digests,
+            offer=self.rollouts.offer,
         )
 
     def status(self, device: str, payload: bytes, now: float) -> bool:
@@ -270,7 +272,7 @@ class StandingCoordinator(Core):
 
     # ── what is due ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def advance(self, now: float, wall: float) -> Solved | Obeyed | None:
+    def advance(self, now: float, wall: float) -> Solved | Obeyed | Moved | None:
         """The next thing that is due, done and durable; None when nothing is.
 
         Args:
@@ -279,6 +281,9 @@ class StandingCoordinator(Core):
         order = self._next_order(now)
         if order is not None:
             return self._obey(order, now, wall)
+        moved = self.rollouts.advance(wall)
+        if moved is not None:
+            return moved
         return self._solve(now) if self.standing.due(now) else None
 
     def _due_in_s(self, now: float) -> float:
@@ -306,7 +311,7 @@ class StandingCoordinator(Core):
         if order.what in ("forget", "withdraw") and not wrong:
             outcome = self._take_out(order, now, wall)
         else:
-            outcome = wrong or self._settle(order, wall)
+            outcome = wrong or self._settle_standing(order, wall)
             self._tables.done(order, wall, outcome, before, before)
         if not wrong and order.what in ("forget", "admit"):
             self._tell(order.device)
@@ -339,12 +344,13 @@ class StandingCoordinator(Core):
         self.standing.solved(now)
         self._refused[device] = reason
         self._store.drift.forget(device)
+        self.rollouts.forget(device)
         self._orders_at = now  # there may be more, and what the log holds of it is to be overwritten
         return outcome
 
-    def _settle(self, order: Order, wall: float) -> str:
+    def _settle_standing(self, order: Order, wall: float) -> str:
         """The orders that change no sum."""
-        outcome = settle(order, self._tables, self._refused, wall)
+        outcome = self._settle(order, wall)
         self.standing.paused = self._tables.meta("paused") == "yes"
         return outcome or f"refused: {order.what} is for rounds, and sums stand here"
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from aggregator import events
 from aggregator.orders import Obeyed
+from aggregator.rollout import Halted, Moved, Widened
 from aggregator.rounds import Step
 from aggregator.standing_coordinator import Solved, StandingCoordinator
 
-__all__ = ["StandingTeller", "obeyed"]
+__all__ = ["StandingTeller", "moved", "obeyed"]
 
 
 class StandingTeller:
@@ -30,13 +31,15 @@ class StandingTeller:
     def committed(self) -> None:
         """Contributions have become durable; how many devices stand is told by `waits`."""
 
-    def step(self, step: Step | Solved | Obeyed) -> None:
+    def step(self, step: Step | Solved | Obeyed | Moved) -> None:
         """A step was done and is durable."""
         if isinstance(step, Solved):
             told, doubt = self._core.told, self._core.doubt
             self._listener(events.HeadMade(step.version, step.devices, step.samples, step.classes, told, doubt))
         elif isinstance(step, Obeyed):
             self._listener(obeyed(step))
+        elif isinstance(step, Moved):
+            self._listener(moved(step))
 
     def accuracy(self, *, last: bool = False) -> None:
         """Nothing: there is no round after which devices say how good they are."""
@@ -55,4 +58,13 @@ class StandingTeller:
 def obeyed(step: Obeyed) -> events.OrderDone:
     """What became of an order."""
     order = step.order
-    return events.OrderDone(order.what, order.device, order.who, step.outcome, step.version)
+    return events.OrderDone(order.what, order.device, order.who, step.outcome, step.version, order.detail)
+
+
+def moved(step: Moved) -> events.Event:
+    """How a roll-out goes on."""
+    if isinstance(step, Widened):
+        return events.RolloutWidened(step.version, step.fraction, step.devices)
+    if isinstance(step, Halted):
+        return events.RolloutHalted(step.version, step.fraction, step.reason)
+    return events.RolloutCompleted(step.version, step.devices)

@@ -41,7 +41,11 @@ class Stands:
 
 @dataclass(frozen=True)
 class Order:
-    """What somebody asked for; `done_at` and what follows are None until it has taken effect."""
+    """What somebody asked for; `done_at` and what follows are None until it has taken effect.
+
+    Attributes:
+        detail: of an order about a roll-out: which bundle, or which stage.
+    """
 
     id: int
     what: str
@@ -52,6 +56,7 @@ class Order:
     outcome: str | None = None
     version_before: int | None = None
     version_after: int | None = None
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -180,7 +185,7 @@ class StandingTables:
         with self._transaction() as db:
             db.execute("UPDATE standing SET payload = NULL, received_bytes = 0 WHERE device = ?", (device,))
             db.execute("DELETE FROM payload WHERE id IN (SELECT payload FROM contribution WHERE device = ?)", (device,))
-            for table in ("contribution", "accuracy", "refusal", "drift"):
+            for table in ("contribution", "accuracy", "refusal", "drift", "rollout_device"):
                 db.execute(f"DELETE FROM {table} WHERE device = ?", (device,))
             _refuse(db, device, at, reason)
             self._put_global(db, parts)
@@ -233,20 +238,29 @@ class StandingTables:
 def orders(db: sqlite3.Connection, where: str = "", values: Sequence[object] = (), limit: int = -1) -> list[Order]:
     """The orders of a store, oldest first, `limit` at most; -1 for all."""
     rows = db.execute(
-        "SELECT id, what, device, who, given_at, done_at, outcome, version_before, version_after FROM fleet_order"
-        f" {where} ORDER BY id LIMIT ?",
+        "SELECT id, what, device, who, given_at, detail, done_at, outcome, version_before, version_after"
+        f" FROM fleet_order {where} ORDER BY id LIMIT ?",
         (*values, limit),
     )
     return [_order(*row) for row in rows.fetchall()]
 
 
 def _order(
-    id: int, what: object, device: object, who: object, at: object, done: object, outcome: str | None, *versions: int
+    id: int,
+    what: object,
+    device: object,
+    who: object,
+    at: object,
+    detail: object,
+    done: object,
+    outcome: str | None,
+    before: int | None,
+    after: int | None,
 ) -> Order:
     """A row, whatever somebody has written into it by hand."""
-    what, device, who = (each if isinstance(each, str) else repr(each) for each in (what, device, who))
+    what, device, who, detail = (each if isinstance(each, str) else repr(each) for each in (what, device, who, detail))
     given_at, done_at = (float(each) if isinstance(each, int | float) else 0.0 for each in (at, done))
-    return Order(id, what, device, who, given_at, None if done is None else done_at, outcome, *versions)
+    return Order(id, what, device, who, given_at, None if done is None else done_at, outcome, before, after, detail)
 
 
 def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:

@@ -31,6 +31,7 @@ from typing import Protocol
 
 from aggregator.accuracy import Told
 from aggregator.drift import DriftTable
+from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, draw_run
 from contract.accuracy import SHARES, Accuracy
@@ -102,6 +103,7 @@ class Store(Protocol):
 
     standing: StandingTables
     drift: DriftTable
+    rollouts: RolloutTables
 
     @property
     def run(self) -> bytes: ...
@@ -153,6 +155,7 @@ class SqliteStore:
         self._keep_bytes = keep_bytes
         self._file = Database(path, KIND)
         self.standing = StandingTables(self._file)
+        self.rollouts = RolloutTables(self._file)
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
             with as_written(self._file.path):

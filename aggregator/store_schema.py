@@ -45,13 +45,22 @@ CREATE TABLE standing (
 CREATE TABLE refused (device TEXT PRIMARY KEY, since REAL NOT NULL, reason TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE fleet_order (
     id INTEGER PRIMARY KEY, what TEXT NOT NULL, device TEXT NOT NULL, who TEXT NOT NULL, given_at REAL NOT NULL,
-    done_at REAL, outcome TEXT, version_before INTEGER, version_after INTEGER
+    detail TEXT NOT NULL DEFAULT '', done_at REAL, outcome TEXT, version_before INTEGER, version_after INTEGER
 );
 CREATE TABLE drift (
     device TEXT NOT NULL, number INTEGER NOT NULL, told_at REAL NOT NULL, samples INTEGER NOT NULL,
     unlike REAL NOT NULL, distance REAL NOT NULL, PRIMARY KEY (device, number)
 ) WITHOUT ROWID;
-CREATE INDEX fleet_order_open ON fleet_order (id) WHERE done_at IS NULL
+CREATE INDEX fleet_order_open ON fleet_order (id) WHERE done_at IS NULL;
+CREATE TABLE rollout (
+    id INTEGER PRIMARY KEY, given_by INTEGER, sha256 BLOB NOT NULL, version INTEGER NOT NULL,
+    size_bytes INTEGER NOT NULL, fleet TEXT NOT NULL, soak_s REAL NOT NULL, healthy REAL NOT NULL,
+    fraction REAL NOT NULL, stages TEXT NOT NULL, since REAL NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL,
+    forgiven INTEGER NOT NULL
+);
+CREATE TABLE rollout_piece (sha256 BLOB NOT NULL, number INTEGER NOT NULL, bytes BLOB NOT NULL,
+    PRIMARY KEY (sha256, number));
+CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID
 """
 KIND = Kind(
     "store",

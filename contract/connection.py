@@ -106,6 +106,11 @@ class Connection:
         """Whether the broker has acknowledged everything that was handed over on this connection."""
         return not (self._queue or self._sent)
 
+    @property
+    def outstanding(self) -> int:
+        """How many publications the broker has not acknowledged, those that were not sent yet among them."""
+        return len(self._queue) + len(self._sent)
+
     def publish(self, topic: str, payload: bytes, retain: bool, now: float) -> bool:
         """A QoS 1 message to send; False when no connection is up, and then nothing is kept.
 

@@ -113,6 +113,12 @@ class StatisticError(ProtofleetError, ValueError):
 class WireError(ProtofleetError, ValueError):
     """Bytes from the wire are not a valid message. The only error that decoding raises."""
 
+    @classmethod
+    def unless(cls, holds: bool, what: str, expected: str, got: object) -> None:
+        """Raise it, unless the condition holds."""
+        if not holds:
+            raise cls(what, expected=expected, got=got)
+
 
 class PrivacyError(ProtofleetError):
     """Another round would cost more privacy than the device's owner allows."""

@@ -150,6 +150,12 @@ class Link:
             return self._core.idle
 
     @property
+    def outstanding(self) -> int:
+        """How many publications were handed over on this connection that the broker has not acknowledged."""
+        with self._lock:
+            return self._core.outstanding
+
+    @property
     def delivered(self) -> tuple[int, int]:
         """The newest connection's number, and how many publications, the first ones, were acknowledged on it."""
         with self._lock:

@@ -1,6 +1,6 @@
 """The messages of the wire, as values; `messages.cddl` is the same in RFC 8610's language. See docs/wire.md.
 
-There are six, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
+There are eight, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
 The only arrays are class rows (rows of numbers for each class present) and the triangle of one symmetric matrix. Which
 of them a method sends is declared by its statistic (`contract/statistics.py`).
 
@@ -10,6 +10,10 @@ of them a method sends is declared by its statistic (`contract/statistics.py`).
     Chunk          device → aggregator    a slice of an encoded Contribution that is too large for one message
     Receipt        aggregator → device    what became of a contribution
     Status         device → aggregator    birth, death, and what the device measured of itself
+    Request        device → aggregator    some bytes of the bundle that the announcement offers, please
+    Piece          aggregator → device    those bytes
+
+The last two, and the offer, are in `contract/offers.py`.
 
 Everything is validated when a value is built, so a value that exists can be trusted.
 """
@@ -26,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import StatisticError, WireError
+from contract.offers import Offer, Piece, Request
 from contract.plausible import row_norms
 from contract.statistics import MAX_FIELDS, MAX_GROUPS, Statistic
 
@@ -37,8 +42,11 @@ __all__ = [
     "Encoding",
     "GlobalPart",
     "Message",
+    "Offer",
+    "Piece",
     "Receipt",
     "ReceiptStatus",
+    "Request",
     "Standing",
     "Status",
 ]
@@ -47,6 +55,7 @@ Encoding = Literal["f64", "f32", "f16", "int8"]
 Phase = Literal["open", "closed", "finished", "standing"]
 Standing = Literal["withdrawn", "present"]
 ReceiptStatus = Literal["committed", "duplicate", "late", "rejected", "need-chunks"]
+
 
 MAX_ROUND = 2**32 - 1
 MAX_CHUNKS = 65_535
@@ -62,9 +71,7 @@ MAX_MAGNITUDE = 1e30
 Kind = TypeVar("Kind", bound=Statistic)
 
 
-def _require(holds: bool, what: str, expected: str, got: object) -> None:
-    if not holds:
-        raise WireError(what, expected=expected, got=got)
+_require = WireError.unless
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +137,7 @@ class Announcement:
         class_lists: where there is an extractor, what stands for each list of classes that the fleet has: its own, and
             the shorter ones that it began with (`contract.fleet.list_digest`). A device with another list is no part
             of it.
+        offer: the bundle that is being rolled out; None while none is.
     """
 
     run: bytes
@@ -147,6 +155,7 @@ class Announcement:
     others: tuple[bytes, ...] = ()
     extractor: bytes = b""
     class_lists: tuple[bytes, ...] = ()
+    offer: Offer | None = None
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
@@ -435,7 +444,7 @@ class Status:
         _entries(self.metrics, "metrics", lambda value: isinstance(value, float) and math.isfinite(value))
 
 
-Message = Announcement | GlobalPart | Contribution | Chunk | Receipt | Status
+Message = Announcement | GlobalPart | Contribution | Chunk | Receipt | Status | Request | Piece
 
 
 def _run_and_round(run: bytes, round_number: int, lowest: int = 1) -> None:

@@ -2,8 +2,8 @@
 
     pf/v2/{fleet}/round             aggregator → devices   announcement, retained
     pf/v2/{fleet}/global/{i}        aggregator → devices   part i of the global state, retained
-    pf/v2/{fleet}/up/{device}       device → aggregator    contributions, whole or in chunks
-    pf/v2/{fleet}/down/{device}     aggregator → device    receipts
+    pf/v2/{fleet}/up/{device}       device → aggregator    contributions, whole or in chunks; requests
+    pf/v2/{fleet}/down/{device}     aggregator → device    receipts, and pieces of a bundle that is rolled out
     pf/v2/{fleet}/status/{device}   device → aggregator    birth and death, retained, last will
 
 Ids match `[a-z0-9][a-z0-9-]{0,63}`; a wildcard or a slash in an id is refused here, not only by the broker. No device
@@ -25,6 +25,7 @@ __all__ = [
     "down",
     "global_all",
     "global_part",
+    "is_id",
     "round_",
     "status",
     "up",
@@ -35,13 +36,18 @@ AGGREGATOR = "aggregator"  # whose status topic is the seat of a fleet's aggrega
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
+def is_id(value: str) -> bool:
+    """Whether `value` may stand in a topic."""
+    return _ID.fullmatch(value) is not None
+
+
 def check_id(value: str, what: str = "id") -> str:
     """`value` when it may stand in a topic.
 
     Raises:
         UsageError: when it may not.
     """
-    if not _ID.fullmatch(value):
+    if not is_id(value):
         raise UsageError(what, expected="1 to 64 of a-z, 0-9 and -, not beginning with -", got=repr(value)[:80])
     return value
 
@@ -73,12 +79,12 @@ def global_all(fleet: str) -> str:
 
 
 def up(fleet: str, device: str | None = None) -> str:
-    """Where a device publishes contributions; without a device, the filter for all."""
+    """Where a device publishes contributions and requests; without a device, the filter for all."""
     return _of("up", fleet, None if device is None else check_device(device))
 
 
 def down(fleet: str, device: str | None = None) -> str:
-    """Where a device gets its receipts; without a device, the filter for all."""
+    """Where a device gets its receipts and pieces; without a device, the filter for all."""
     return _of("down", fleet, None if device is None else check_device(device))
 
 

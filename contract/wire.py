@@ -4,9 +4,9 @@
 anything from anyone and either returns a valid message or raises `WireError`, and nothing else; it never allocates
 more than a small multiple of the bytes it was given.
 
-What comes down may gain fields: a device leaves out keys of an announcement, a global part or a receipt that it does
-not know. What goes up is closed: a contribution, a chunk or a status has the keys that `messages.cddl` lists and no
-other, so that nothing else can be sent (docs/decisions/084).
+What comes down may gain fields: a device leaves out keys of an announcement, its offer, a global part, a receipt or a
+piece that it does not know. What goes up is closed: a contribution, a chunk, a status or a request has the keys that
+`messages.cddl` lists and no other, so that nothing else can be sent (docs/decisions/084).
 
 Tensors travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as int8 with one float32 scale for each row
 (value = scale · int8); integers as the narrowest unsigned array that holds them.
@@ -32,9 +32,12 @@ from contract.messages import (
     Encoding,
     GlobalPart,
     Message,
+    Offer,
     Phase,
+    Piece,
     Receipt,
     ReceiptStatus,
+    Request,
     Standing,
     Status,
 )
@@ -92,7 +95,12 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         **({14: list(m.others)} if m.others else {}),
         **({15: m.extractor} if m.extractor else {}),
         **({16: list(m.class_lists)} if m.class_lists else {}),
+        **({17: _encode_offer(m.offer)} if m.offer else {}),
     }
+
+
+def _encode_offer(m: Offer) -> dict[int, Any]:
+    return {0: m.sha256, 1: m.version, 2: m.size_bytes, 3: float(m.fraction), 4: m.fleet}
 
 
 def _encode_global_part(m: GlobalPart, encoding: Encoding) -> dict[int, Any]:
@@ -141,6 +149,14 @@ def _encode_receipt(m: Receipt, encoding: Encoding) -> dict[int, Any]:
 
 def _encode_status(m: Status, encoding: Encoding) -> dict[int, Any]:
     return {2: m.online, 3: m.instance, 4: m.boot, 5: m.profile, 6: dict(m.versions), 7: dict(m.metrics)}
+
+
+def _encode_request(m: Request, encoding: Encoding) -> dict[int, Any]:
+    return {2: m.run, 3: m.bundle, 4: m.offset, 5: m.wanted_bytes}
+
+
+def _encode_piece(m: Piece, encoding: Encoding) -> dict[int, Any]:
+    return {2: m.run, 3: m.bundle, 4: m.offset, 5: m.data}
 
 
 def _typed(array: NDArray[Any]) -> cbor2.CBORTag:
@@ -203,7 +219,7 @@ def decode(payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Message:
         )
     decoder = _DECODERS.get(kind)
     if decoder is None:
-        raise WireError("message", expected="a type from 1 to 6", got=kind)
+        raise WireError("message", expected="a type from 1 to 8", got=kind)
     message = decoder(fields)
     fields.finish(closed=kind in _UPLINK)
     return message
@@ -330,6 +346,9 @@ class _Fields:
             raise WireError(f"field {key}", expected="a list of bytes", got="another")
         return tuple(value)
 
+    def inner(self, key: int) -> _Fields:
+        return _Fields(self.take(key, "a map", dict))
+
     def one_of(self, key: int, names: tuple[Any, ...]) -> Any:
         index = self.integer(key)
         if index >= len(names):
@@ -409,7 +428,14 @@ def _decode_announcement(f: _Fields) -> Announcement:
         others=f.binaries(14) if f.has(14) else (),
         extractor=f.binary(15) if f.has(15) else b"",
         class_lists=f.binaries(16) if f.has(16) else (),
+        offer=_decode_offer(f.inner(17)) if f.has(17) else None,
     )
+
+
+def _decode_offer(f: _Fields) -> Offer:
+    offer = Offer(f.binary(0), f.integer(1), f.integer(2), f.number(3), f.text(4))
+    f.finish(closed=False)
+    return offer
 
 
 def _decode_global_part(f: _Fields) -> GlobalPart:
@@ -477,8 +503,25 @@ def _decode_status(f: _Fields) -> Status:
     )
 
 
-_TYPES: dict[type, int] = {Announcement: 1, GlobalPart: 2, Contribution: 3, Chunk: 4, Receipt: 5, Status: 6}
-_UPLINK = (3, 4, 6)
+def _decode_request(f: _Fields) -> Request:
+    return Request(run=f.binary(2), bundle=f.binary(3), offset=f.integer(4), wanted_bytes=f.integer(5))
+
+
+def _decode_piece(f: _Fields) -> Piece:
+    return Piece(run=f.binary(2), bundle=f.binary(3), offset=f.integer(4), data=f.binary(5))
+
+
+_TYPES: dict[type, int] = {
+    Announcement: 1,
+    GlobalPart: 2,
+    Contribution: 3,
+    Chunk: 4,
+    Receipt: 5,
+    Status: 6,
+    Request: 7,
+    Piece: 8,
+}
+_UPLINK = (3, 4, 6, 7)
 _ENCODERS: dict[type, Callable[[Any, Encoding], dict[int, Any]]] = {
     Announcement: _encode_announcement,
     GlobalPart: _encode_global_part,
@@ -486,6 +529,8 @@ _ENCODERS: dict[type, Callable[[Any, Encoding], dict[int, Any]]] = {
     Chunk: _encode_chunk,
     Receipt: _encode_receipt,
     Status: _encode_status,
+    Request: _encode_request,
+    Piece: _encode_piece,
 }
 _DECODERS: dict[int, Callable[[_Fields], Message]] = {
     1: _decode_announcement,
@@ -494,4 +539,6 @@ _DECODERS: dict[int, Callable[[_Fields], Message]] = {
     4: _decode_chunk,
     5: _decode_receipt,
     6: _decode_status,
+    7: _decode_request,
+    8: _decode_piece,
 }

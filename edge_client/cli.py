@@ -79,6 +79,13 @@ def client_command(
     trust: Annotated[
         str | None, typer.Option(help="Ed25519 public key file; refuse a bundle that it did not sign.")
     ] = None,
+    rollout: Annotated[
+        bool | None,
+        typer.Option(
+            "--rollout/--no-rollout",
+            help="Go over to bundles that the aggregator rolls out.  [default: where a key is trusted]",
+        ),
+    ] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(help="Privacy budget: no round after which ε would be larger.  [default: none]"),

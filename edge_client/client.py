@@ -11,7 +11,8 @@ What happens, in order:
 4. A new global state is put on the disk, so that answers need no broker. When the round's has come back, test the
    device with it, append a line to `history.jsonl`, and say in the status how many are named right, unless that is to
    stay here.
-5. When the run is finished, wait for the next one; or, where that was asked for and nothing waits for a receipt:
+5. Offered a bundle: fetch it while there is nothing else to do, try it, and end for it (`rollout_work.py`).
+6. When the run is finished, wait for the next one; or, where that was asked for and nothing waits for a receipt:
    publish a death and return.
 
 While nothing happens the loop sleeps: it looks for new photos every ten minutes and says how many there are, tells a
@@ -44,10 +45,13 @@ from edge_client.drift import DriftWatch
 from edge_client.health import Health
 from edge_client.inbox import Inbox
 from edge_client.journal import Journal, Key
+from edge_client.kept_state import KeptState
 from edge_client.outbox import Outbox
 from edge_client.own_samples import OwnSamples
+from edge_client.patience import Patience
 from edge_client.presence import Presence
 from edge_client.privacy import Accountant
+from edge_client.rollout_work import RolloutWork
 from edge_client.round_work import RoundWork
 from edge_client.rounds import Follower, Task
 from edge_client.waiting_notice import Absence, Waits
@@ -59,7 +63,6 @@ _QUIET_S = 0.05  # no message for so long: what has arrived is all there is for 
 _BUSY_S, _IDLE_S = 1.0, 60.0  # a turn of the loop at least so often
 _LOOK_S = 600.0  # between two looks at the photos
 _HANGS_S = 120.0  # a network thread that has not gone round for so long, not even in vain
-_LAST_STATE_S = 5.0  # how long a finished run's last global state may take to arrive
 
 
 class Client:
@@ -71,6 +74,7 @@ class Client:
         bundle: the fleet's bundle.
         address: where the broker is.
         fleet, device_id: as in the topics.
+        rollout: what it does about roll-outs, one of which may have brought the bundle.
         samples: its photos, which are looked after between rounds.
         until_finished: whether `run` ends with the run, instead of waiting for the next one.
         patience_s: how long to wait for the first connection, None for ever; and, with `until_finished`, after the end
@@ -96,6 +100,7 @@ class Client:
         address: Address,
         fleet: str,
         device_id: str,
+        rollout: RolloutWork,
         samples: OwnSamples | None = None,
         until_finished: bool = True,
         patience_s: float | None = 60.0,
@@ -110,16 +115,18 @@ class Client:
         detail: Callable[[str], None] | None = None,
         manager: ServiceManager | None = None,
     ) -> None:
-        self._device, self._journal, self._bundle = device, journal, bundle
+        self._device, self._journal, self._bundle, self._rollout = device, journal, bundle, rollout
         self._address, self._fleet, self._id = address, fleet, device_id
+        self._patience = Patience(address, patience_s, until_finished=until_finished, now_s=time.monotonic())
         self._samples, self._until_finished = samples, until_finished
         self._manager = manager or ServiceManager({})
-        self._patience_s, self._log, self._detail = patience_s, log, detail or (lambda line: None)
+        self._log, self._detail = log, detail or (lambda line: None)
         self._stopping = stopping or threading.Event()
         self._accountant, self._tells_accuracy, self._drift = accountant, tells_accuracy, drift
         instance = os.urandom(8)
         self._boot = journal.begin(instance)
         self._health = Health(instance, self._boot, measured or {})
+        self._health.tell_bundle(rollout.versions())
         self._outbox = Outbox(random.Random())
         self._follower = Follower(
             device_id,
@@ -142,17 +149,13 @@ class Client:
             accountant=accountant,
             photos=photos,
             log=log,
+            probation=rollout.probation,
         )
-        self._connections, self._note = 0, ""
+        self._note = ""
         self._left_out: Key | None = None  # a round that the privacy budget does not allow
         self._waits, self._absence = Waits(), Absence()
-        self._looked_at: tuple[bytes, int] | None = None  # run and version of the newest global state
-        kept = journal.kept_global()
-        if kept is not None:
-            self._follower.restore(kept)
-            self._looked_at = (kept.run, kept.version)
-        self._last_progress_s = time.monotonic()
-        self._look_at_s = self._last_progress_s + _LOOK_S
+        self._kept = KeptState(device, journal, self._follower, anew=rollout.probation.is_on)
+        self._look_at_s = time.monotonic() + _LOOK_S
         self._count_new_photos()
         self._up = topics.up(fleet, device_id)
         self._status = topics.status(fleet, device_id)
@@ -165,6 +168,8 @@ class Client:
             fleet=fleet,
             device_id=device_id,
             stays=not until_finished,
+            on_announcement=rollout.announced,
+            on_piece=lambda piece: rollout.take(piece, time.monotonic()),
             on_settled=self._rounds.settled,
             log=log,
             say=self._say,
@@ -180,7 +185,7 @@ class Client:
         )
 
     def run(self) -> None:
-        """Take part until `stopping` is set, or until the run is finished.
+        """Take part until `stopping` is set, the run is finished, or another bundle has to run (`rollout.is_over`).
 
         Raises:
             LinkError: no broker within the patience, refused for good, or another process under this id.
@@ -202,8 +207,9 @@ class Client:
             if polite:
                 self._link.publish(self._status, encode(self._health.death()), retain=True)
             self._link.close()
+            self._rollout.close()
             self._detail(
-                f"link closed: {self._connections} connections, {self._inbox.malformed} messages skipped, "
+                f"link closed: {self._patience.connections} connections, {self._inbox.malformed} messages skipped, "
                 f"{self._link.dropped} dropped at QoS 0, {len(self._outbox)} contributions without a receipt"
             )
 
@@ -221,7 +227,7 @@ class Client:
             "boot": self._boot,
             "contributions": self._journal.outcomes(),
             "malformed": self._inbox.malformed,
-            "connections": self._connections,
+            "connections": self._patience.connections,
             "step_ms": self._health.step_ms,
             "privacy": None if self._accountant is None else self._accountant.facts(),
             **process_metrics.facts(),
@@ -239,15 +245,19 @@ class Client:
             if event is not None:
                 self._handle(event)
             waiting = event is None and not self._work()  # work only once what has arrived is taken in
+            if self._rollout.is_over:
+                return
             if waiting:
                 if self._over() or self._stopping.is_set():
                     return
                 self._check_patience()
+                settled, plausible = not len(self._outbox), self._kept.is_plausible
+                self._rollout.probation.rested(self._follower.announcement, settled=settled, plausible=plausible)
                 self._tell_what_is_waited_for()
 
     def _wait_s(self) -> float:
         now_s = time.monotonic()
-        due = (self._outbox, self._presence, self._waits)
+        due = (self._outbox, self._presence, self._waits, self._rollout)
         waits = [self._manager.wait_s, self._look_at_s - now_s, *(each.wait_s(now_s) for each in due)]
         waits.append(_BUSY_S if self._is_timed() else _IDLE_S)
         return max(min(wait for wait in waits if wait is not None), _QUIET_S)
@@ -256,7 +266,7 @@ class Client:
         """Whether something is waited for that has a time limit, or that the outbox counts from: bytes on their way."""
         if not self._link.idle or (self._follower.finished and self._rounds.unreported is not None):
             return True
-        return self._until_finished or (self._patience_s is not None and not self._connections)
+        return self._patience.is_timed
 
     def _send(self) -> None:
         now_s = time.monotonic()
@@ -265,17 +275,22 @@ class Client:
         for payload in self._outbox.due(now_s, idle=self._link.idle):
             taken = self._link.publish(self._up, payload)
             self._detail(f"{'sent' if taken else 'not sent'} {len(payload):,} bytes on {self._up}")
+        if self._link.idle:
+            self._rollout.send(lambda payload: self._link.publish(self._up, payload), now_s)
+        if self._health.tell_bundle(self._rollout.versions()):
+            self._publish_birth()
 
     def _work(self) -> bool:
         """Do one thing that is to be done; False when there is nothing."""
-        if self._keep_state():
+        if self._kept.keep():
             return True
         self._look_for_photos()
         standing = self._follower.standing
         if standing is not None and self._stand(standing):
             return True
         task = self._follower.task()
-        last = self._follower.finished and self._last_state_is_here() and not len(self._outbox)
+        here = self._kept.is_last_here(time.monotonic() - self._patience.progress_s)
+        last = self._follower.finished and here and not len(self._outbox)
         report = self._rounds.unreported
         if report is not None and (task is not None or last or self._rounds.is_complete(report)):
             accuracy = self._rounds.report(report)
@@ -287,7 +302,7 @@ class Client:
         if task is not None and task.key != self._left_out:
             self._take_part(task)
             return True
-        return False
+        return self._rollout.work(is_settled=not len(self._outbox))
 
     def _take_part(self, task: Task) -> None:
         try:
@@ -315,19 +330,6 @@ class Client:
             self._publish_birth()
         return sent
 
-    def _keep_state(self) -> bool:
-        """Put a new global state on the disk, so that answers need no broker; False when there is none.
-
-        One that cannot be true does not take the place of one that can.
-        """
-        state = self._follower.newest_state
-        if state is None or (state.run, state.version) == self._looked_at:
-            return False
-        self._looked_at = (state.run, state.version)
-        if not self._device.judge(state).refused:
-            self._journal.keep_global(state)
-        return True
-
     def _look_for_photos(self) -> None:
         """Every ten minutes; how many are new is said where that has changed, and where no noise protects what is."""
         if time.monotonic() < self._look_at_s:
@@ -353,43 +355,29 @@ class Client:
         )
 
     def _check_patience(self) -> None:
-        if self._patience_s is None or (self._connections and not (self._until_finished and self._follower.finished)):
-            return
-        if time.monotonic() - self._last_progress_s < self._patience_s:
-            return
-        if not self._connections:
-            raise LinkError(
-                f"no broker at {self._address} within {self._patience_s:g} s",
-                expected="an MQTT 5 broker",
-                got=self._note or "no answer",
-                hint="protofleet broker",
-            )
-        raise LinkError(
-            f"the run is over, contributions without a receipt: {len(self._outbox)}",
-            expected=f"an answer within {self._patience_s:g} s",
-            got="none; nothing is lost, they stay in the state directory",
-            hint="starting this client again when the aggregator runs",
-        )
+        finished, unanswered = self._follower.finished, len(self._outbox)
+        self._patience.check(time.monotonic(), finished=finished, waiting=unanswered, reason=self._note)
 
     def _handle(self, event: Event) -> None:
         now_s = time.monotonic()
         if isinstance(event, Received):
-            self._last_progress_s = now_s
+            self._patience.progress_s = now_s
             self._inbox.take(event)
             self._link.acknowledge(event)
         elif isinstance(event, Connected):
-            self._last_progress_s = now_s
-            self._connections += 1
+            self._patience.progress_s = now_s
+            self._patience.connections += 1
             self._outbox.connected(event.limit_bytes)
-            self._detail(f"connection {self._connections}, messages up to {event.limit_bytes:,} bytes")
+            self._detail(f"connection {self._patience.connections}, messages up to {event.limit_bytes:,} bytes")
             self._presence.connected(now_s)
+            self._rollout.connected()
             self._absence.over()
             self._say(f"connected to {self._address}")
         elif isinstance(event, Disconnected):
-            self._outbox.disconnected()
-            self._presence.disconnected()
-            if self._connections or not self._until_finished:
-                what = "connection lost" if self._connections else f"no broker at {self._address} yet"
+            for each in (self._outbox, self._presence, self._rollout):
+                each.disconnected()
+            if self._patience.connections or not self._until_finished:
+                what = "connection lost" if self._patience.connections else f"no broker at {self._address} yet"
                 line = self._absence.line(what, event.reason, now_s)
                 if line:
                     self._log(line)
@@ -399,21 +387,13 @@ class Client:
         elif isinstance(event, Failed):
             raise event.error
 
-    def _last_state_is_here(self) -> bool:
-        a = self._follower.announcement
-        if a is None:
-            return False
-        state = self._follower.state(a.run)
-        here = a.global_version == 0 or (state is not None and state.version >= a.global_version)
-        return here or time.monotonic() - self._last_progress_s > _LAST_STATE_S
-
     def _publish_birth(self) -> None:
         if self._link.publish(self._status, encode(self._health.birth()), retain=True):
             self._presence.born()
 
     def _tell_what_is_waited_for(self) -> None:
         waited_for = self._outbox.waits_for()
-        if self._connections and not self._outbox:
+        if self._patience.connections and not self._outbox:
             waited_for = self._follower.waits_for() or self._rounds.waits_for()
         line = self._waits.line(waited_for, time.monotonic())
         if line:

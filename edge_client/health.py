@@ -30,6 +30,7 @@ class Health:
         self._instance, self._boot, self._profiled = instance, boot, dict(profiled)
         self.accuracy: Mapping[str, float] = {}
         self.drift: Mapping[str, float] = {}
+        self._bundle: Mapping[str, str] = {}
         self.step_ms: float | None = None
         self.samples_new: int | None = None
 
@@ -39,6 +40,11 @@ class Health:
         if found is not None:
             self.drift = found.metrics()
         return found is not None
+
+    def tell_bundle(self, versions: Mapping[str, str]) -> bool:
+        """What the fleet is told of the bundle that runs, and of roll-outs, by name; whether that is news."""
+        before, self._bundle = self._bundle, versions
+        return before != versions
 
     def death(self) -> Status:
         """This process is gone."""
@@ -55,6 +61,5 @@ class Health:
             metrics["train_step_ms"] = self.step_ms
         if self.samples_new is not None:
             metrics["samples_new"] = float(self.samples_new)
-        return Status(
-            True, self._instance, self._boot, process_metrics.board_name(), process_metrics.versions(), metrics
-        )
+        versions = {**process_metrics.versions(), **self._bundle}
+        return Status(True, self._instance, self._boot, process_metrics.board_name(), versions, metrics)

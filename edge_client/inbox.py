@@ -13,7 +13,7 @@ from contract import topics
 from contract.bundle import Bundle
 from contract.errors import UsageError, WireError
 from contract.link import Received
-from contract.messages import Announcement, GlobalPart, Message, Receipt, Status
+from contract.messages import Announcement, GlobalPart, Message, Piece, Receipt, Status
 from contract.methods import METHODS, method
 from contract.wire import decode
 from edge_client.journal import FINAL, Journal
@@ -29,6 +29,7 @@ class Inbox:
 
     Args:
         stays: whether a run of another bundle is told of, instead of being an error.
+        on_announcement: is told of each announcement, also of one that is of other bundles; `on_piece` of each piece.
         on_settled: is told of each receipt that ends a contribution.
         log: takes one line for a person; `say` the same, unless it is what was said last.
         detail: takes a line for each message.
@@ -48,19 +49,22 @@ class Inbox:
         fleet: str,
         device_id: str,
         stays: bool,
+        on_announcement: Callable[[Announcement], None],
+        on_piece: Callable[[Piece], None],
         on_settled: Callable[[Receipt], None],
         log: Callable[[str], None],
         say: Callable[[str], None],
         detail: Callable[[str], None],
     ) -> None:
         self._follower, self._outbox, self._journal, self._bundle = follower, outbox, journal, bundle
-        self._stays, self._on_settled = stays, on_settled
+        self._stays, self._on_settled, self._told = stays, on_settled, on_announcement
         self._log, self._say, self._detail = log, say, detail
         self.malformed = 0
         self._handlers: dict[type[Message], tuple[str, Callable[[Any], None]]] = {
             Announcement: (topics.round_(fleet), self._on_announcement),
             GlobalPart: (topics.global_all(fleet)[:-1], self._on_global_part),
             Receipt: (topics.down(fleet, device_id), self._on_receipt),
+            Piece: (topics.down(fleet, device_id), on_piece),
             Status: (topics.status(fleet, device_id), lambda status: presence.heard(status, time.monotonic())),
         }
 
@@ -86,6 +90,7 @@ class Inbox:
             self._log(f"skipped a message on {received.topic}: {error}")
 
     def _on_announcement(self, announcement: Announcement) -> None:
+        self._told(announcement)
         try:
             self._follower.announced(announcement)
         except UsageError as error:

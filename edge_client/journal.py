@@ -129,7 +129,8 @@ class Journal:
         directory: made when it is not there.
         fleet, device: whose state this is.
         bundle: sha256 of the bundle, 32 bytes.
-        extends: sha256 of bundles that this one extends: the state of a device that had one of these goes on with it.
+        extends: sha256 of bundles whose state this one goes on with: those that it extends, and those that a roll-out
+            had put in its place (`rollout.py`).
         lies_at: where the bundle lies, for whoever asks this directory for answers; None leaves that as it was.
 
     Raises:

@@ -60,7 +60,8 @@ class OwnSamples:
     """The samples of one device.
 
     Args:
-        state: the state directory, which keeps decoded images.
+        state: the directory that keeps decoded images.
+        learned: the state directory, with what the device was taught; `state` when None.
         arrays: images (N, H, W, c) and class numbers (N,) in memory, instead of what `settings.data` names.
 
     Attributes:
@@ -75,10 +76,11 @@ class OwnSamples:
         state: Path,
         log: Log,
         arrays: tuple[NDArray[Any], NDArray[Any]] | None = None,
+        learned: Path | None = None,
     ) -> None:
         self._settings, self._manifest, self._log, self._arrays = settings, manifest, log, arrays
         self._cache, self._path = state / "images", state / "photos-sent"
-        self.learned = Learned(state)
+        self.learned = Learned(learned or state)
         self._test: LocalData | None = None
         self._test_beside: bytes | None = None  # which examples it was read beside
         self._there: tuple[bytes, _Ranks | None] = b"", None  # at the last look: a stamp, and which photos

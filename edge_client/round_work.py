@@ -27,6 +27,7 @@ from edge_client.journal import Journal, Pending, Report
 from edge_client.outbox import Outbox, fitting
 from edge_client.own_samples import OwnSamples
 from edge_client.privacy import Accountant
+from edge_client.probation import ProbationWatch
 from edge_client.rounds import Follower, Task
 from edge_client.standing_sums import StandingSums, is_complete
 
@@ -44,6 +45,7 @@ class RoundWork:
         accountant: of noise, where the bundle says that its method adds it.
         manager: is told that the device gets on.
         photos: what the device tests with, in words.
+        probation: of a bundle that came in a roll-out, is told what comes of it.
         log: takes one line for a person.
     """
 
@@ -61,11 +63,12 @@ class RoundWork:
         accountant: Accountant | None,
         photos: str,
         log: Callable[[str], None],
+        probation: ProbationWatch | None = None,
     ) -> None:
         self._device, self._journal, self._outbox, self._follower = device, journal, outbox, follower
         self._id, self._boot, self._accountant = device_id, boot, accountant
         self._samples, self._manager = samples, manager
-        self._photos, self._log = photos, log
+        self._photos, self._log, self._probation = photos, log, probation
         self._unreported = journal.unreported()
         self._standing = StandingSums(device, journal, device_id)
         self._note = ""  # what was said last where sums stand
@@ -161,6 +164,8 @@ class RoundWork:
     def settled(self, receipt: Receipt) -> None:
         """A receipt that ends a contribution came."""
         self._standing.told(receipt, time.monotonic())
+        if self._probation is not None:
+            self._probation.settled(receipt)
 
     def _log_once(self, line: str) -> None:
         if line != self._note:
@@ -195,6 +200,8 @@ class RoundWork:
             result = self._device.run_round(a, task.state, on_step=on_step)
         except DivergedError as error:
             self._log(f"{what}: {error}; weights as before the round, which is left out")
+            if self._probation is not None:
+                self._probation.fail(str(error))
             result = self._device.sit_out(a)
         if result.refused:
             self._log(f"{what}: {result.refused}")
@@ -239,6 +246,8 @@ class RoundWork:
         append_line(self._journal.directory / "history.jsonl", line)
         self._journal.mark_reported(report.key)
         self._unreported.remove(report)
+        if self._probation is not None:
+            self._probation.reported(told if state is not None and state.version else None)
         if told is not None:
             personal = None if evaluation is None else evaluation.all_classes.get("personal")
             what = "sums" if "standing" in report.metrics else "round"

@@ -1,7 +1,9 @@
 """One device, from its files to its end: the one way in for the command and for a program that holds one.
 
 A `Service` reads the bundle and the data, opens the state directory, restores the weights, and runs the client until
-`stop` is called, or its run is finished where that was asked for.
+`stop` is called, or its run is finished where that was asked for. When a roll-out brings another bundle, or its end
+brings back the one before, the client ends, and all of this is done once more with that bundle, in the same process. A
+bundle on probation with which it cannot be done is given up (`probation.py`).
 """
 
 from __future__ import annotations
@@ -13,12 +15,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from contract.bundle import Bundle, Manifest, read_bundle
+from contract.bundle import Manifest
 from contract.errors import UsageError
 from contract.link import Address
 from contract.methods import METHODS, load_method, method
 from contract.service_manager import ServiceManager
 from contract.terminal import counted
+from edge_client import process_metrics
 from edge_client.client import Client
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.config import ClientConfig, read_public_key
@@ -29,8 +32,12 @@ from edge_client.drift import DriftWatch
 from edge_client.journal import Journal
 from edge_client.own_samples import OwnSamples
 from edge_client.privacy import Accountant, squared_counts
+from edge_client.probation import ProbationWatch
 from edge_client.profile_record import measured_metrics
 from edge_client.provider_trials import Providers, settle_providers
+from edge_client.rollout_file import RolloutFile
+from edge_client.rollout_work import RolloutWork
+from edge_client.seated import Seated, settle
 
 __all__ = ["Service"]
 
@@ -66,25 +73,37 @@ class Service:
             ProtofleetError: each with its exit code.
         """
         settings = self._settings
-        address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
         if settings.method is not None:
             load_method(settings.method)
-        trusted = None if settings.trust is None else read_public_key(settings.trust)
-        bundle = read_bundle(settings.bundle, public_key=trusted)
-        m = bundle.manifest
-        state = Path(settings.state)
-        own = OwnSamples(settings, m, state, log, self._arrays)
+        key = None if settings.trust is None else read_public_key(settings.trust)
+        with RolloutFile(Path(settings.state), make=key is not None) as file:
+            while True:
+                seated = settle(settings, file, key, log)
+                watch = ProbationWatch(file, seated.seat, log)
+                try:
+                    summary, is_over = self._run_with(seated, file, log, on_summary)
+                except BaseException as error:
+                    watch.ended(error)
+                    if not watch.is_over:
+                        raise
+                else:
+                    if not is_over:
+                        watch.ended(None)
+                        return summary
+                process_metrics.release_memory()
+
+    def _run_with(
+        self, seated: Seated, file: RolloutFile, log: Log, on_summary: OnSummary
+    ) -> tuple[dict[str, Any], bool]:
+        """Run with one bundle; what the device has done, and whether another one has to run now."""
+        settings, bundle, m = seated.settings, seated.bundle, seated.bundle.manifest
+        address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
+        state = seated.directory
+        own = OwnSamples(settings, m, state, log, self._arrays, learned=Path(settings.state))
         found = own.read()
         data, test = found.data, found.test
-        with Journal(
-            state,
-            fleet=settings.fleet,
-            device=settings.id,
-            bundle=bundle.sha256,
-            extends=m.extended,
-            lies_at=Path(settings.bundle).resolve(),
-        ) as journal:
-            graphs = CompiledGraphs(bundle, settings.threads, providers=_providers(settings, bundle, log))
+        with seated.journal() as journal:
+            graphs = CompiledGraphs(bundle, settings.threads, providers=_providers(settings, seated, log))
             device = Device(
                 bundle,
                 data,
@@ -97,14 +116,28 @@ class Service:
                 on_batch=self._manager.alive,
             )
             device.restore(journal.weights())
+            seated.runs(file)
             beside = f", {len(test):,} {self._photos}" if test is not None else ""
             beside += f", {len(own.learned):,} of them learned" if len(own.learned) else ""
             classes = counted(int(device.own_classes.sum()), "class", "classes")
             log(f"{counted(len(data), 'sample')} of {classes}{beside}, bundle {bundle.sha256.hex()[:12]}")
             accountant = _accountant(settings, m, journal, data.labelled)
             tells = test is not None and _tells_accuracy(settings, accountant, log)
+            rollout = RolloutWork(
+                file,
+                seated.seat,
+                bundle,
+                seated.path,
+                device_id=settings.id,
+                terms=seated.terms,
+                samples=lambda: device.samples,
+                manager=self._manager,
+                stopping=self._stopping,
+                log=log,
+            )
             client = self._client = Client(
                 device=device,
+                rollout=rollout,
                 samples=own,
                 journal=journal,
                 bundle=bundle,
@@ -128,12 +161,19 @@ class Service:
             self._manager.ready()
             try:
                 client.run()
+            except BaseException as error:
+                rollout.probation.ended(error)
+                if not rollout.is_over:
+                    raise
             finally:
-                self._manager.stopping()
-                on_summary(client.summary(), True)
-            ended = journal.outcomes()
-            log(f"done: {counted(ended['sent'], 'contribution')}, {ended['committed']} committed")
-            return client.summary()
+                self._client = None
+                if not rollout.is_over:
+                    self._manager.stopping()
+                    on_summary(client.summary(), True)
+            if not rollout.is_over:
+                ended = journal.outcomes()
+                log(f"done: {counted(ended['sent'], 'contribution')}, {ended['committed']} committed")
+            return client.summary(), rollout.is_over
 
     @property
     def _photos(self) -> str:
@@ -147,10 +187,10 @@ class Service:
             self._client.wake()
 
 
-def _providers(settings: ClientConfig, bundle: Bundle, log: Log) -> Providers:
+def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:
     """Where this device computes."""
-    state, path = Path(settings.state), Path(settings.bundle)
-    found = settle_providers(bundle, path, wanted=settings.provider, threads=settings.threads, state=state, log=log)
+    state, wanted, threads = seated.directory, settings.provider, settings.threads
+    found = settle_providers(seated.bundle, seated.path, wanted=wanted, threads=threads, state=state, log=log)
     log(found.choice.words)
     return found
 

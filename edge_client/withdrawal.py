@@ -18,7 +18,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from contract import topics
-from contract.bundle import read_bundle
 from contract.errors import LinkError, UsageError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
 from contract.messages import MAX_ROUND, Announcement, Contribution, Message, Receipt
@@ -26,6 +25,8 @@ from contract.methods import load_method
 from contract.wire import decode, encode
 from edge_client.config import ClientConfig, read_public_key
 from edge_client.journal import Journal, Key
+from edge_client.rollout_file import RolloutFile
+from edge_client.seated import settle
 
 __all__ = ["withdraw"]
 
@@ -43,11 +44,11 @@ def withdraw(settings: ClientConfig, log: Callable[[str], None]) -> None:
     address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
     if settings.method is not None:
         load_method(settings.method)
-    trusted = None if settings.trust is None else read_public_key(settings.trust)
-    bundle, lies_at = read_bundle(settings.bundle, public_key=trusted), Path(settings.bundle).resolve()
-    owner = {"fleet": settings.fleet, "device": settings.id, "bundle": bundle.sha256}
-    with Journal(Path(settings.state), **owner, extends=bundle.manifest.extended, lies_at=lies_at) as journal:  # type: ignore[arg-type]
-        _Withdrawal(settings, journal, address, log).run()
+    key = None if settings.trust is None else read_public_key(settings.trust)
+    with RolloutFile(Path(settings.state), make=False) as file:
+        seated = settle(settings, file, key, log, starts=False)
+        with seated.journal() as journal:
+            _Withdrawal(seated.settings, journal, address, log).run()
 
 
 class _Withdrawal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aggregator_samples import manifest
 
@@ -12,6 +12,7 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import Policy
 from aggregator.server import Server
 from aggregator.store import Store
+from contract.bundle import Manifest
 from contract.errors import ProtofleetError
 from contract.link import Address, Link, Received
 from contract.messages import Message
@@ -33,10 +34,13 @@ class Running:
         width: int = WIDTH,
         *,
         take_over: bool = False,
+        made: Manifest | None = None,
+        shorter: Mapping[bytes, int] | None = None,
     ) -> None:
         self.events: list[object] = []
         self.error: Exception | None = None
-        self.core = Coordinator(store, manifest(width=width), bundle, settings, now=time.monotonic())
+        made = manifest(width=width) if made is None else made
+        self.core = Coordinator(store, made, bundle, settings, now=time.monotonic(), shorter=shorter)
         self._stopping = threading.Event()
         self.server = Server(
             self.core,

@@ -15,7 +15,10 @@ from contract.messages import (
     Contribution,
     GlobalPart,
     Message,
+    Offer,
+    Piece,
     Receipt,
+    Request,
     Status,
 )
 from contract.methods import method
@@ -73,6 +76,14 @@ def global_parts(draw: st.DrawFn) -> GlobalPart:
     return GlobalPart(draw(RUN), draw(U32), draw(U32), part, parts, kind, draw(class_rows()))
 
 
+offers = st.builds(
+    Offer,
+    sha256=st.binary(min_size=32, max_size=32),
+    version=U32,
+    size_bytes=st.integers(1, 1 << 31),
+    fraction=st.floats(0, 1, exclude_min=True),
+    fleet=st.just("") | st.from_regex(r"[a-z0-9][a-z0-9-]{0,63}", fullmatch=True),
+)
 announcements = st.builds(
     Announcement,
     run=RUN,
@@ -92,6 +103,7 @@ announcements = st.builds(
     limit_bytes=st.integers(1024, 1 << 28),
     extractor=st.just(b"") | st.binary(min_size=32, max_size=32),
     class_lists=st.sets(st.binary(min_size=8, max_size=8), max_size=4).map(tuple),
+    offer=st.none() | offers,
 )
 receipts = st.builds(
     Receipt,
@@ -113,7 +125,17 @@ statuses = st.builds(
     versions=st.dictionaries(st.text(min_size=1, max_size=64), st.text(max_size=64), max_size=8),
     metrics=st.dictionaries(st.text(min_size=1, max_size=64), floats(1e12), max_size=8),
 )
-messages = st.one_of(announcements, global_parts(), contributions(), chunks(), receipts, statuses)
+requests = st.builds(
+    Request, run=RUN, bundle=st.binary(min_size=8, max_size=8), offset=st.integers(0, 2**32 - 1), wanted_bytes=U32
+)
+pieces = st.builds(
+    Piece,
+    run=RUN,
+    bundle=st.binary(min_size=8, max_size=8),
+    offset=st.integers(0, (1 << 31) - 200),
+    data=st.binary(min_size=1, max_size=200),
+)
+messages = st.one_of(announcements, global_parts(), contributions(), chunks(), receipts, statuses, requests, pieces)
 
 
 def readable_messages() -> dict[str, Message]:
@@ -138,6 +160,12 @@ def readable_messages() -> dict[str, Message]:
         ),
         "announcement-class-lists": Announcement(
             run, 9, "open", "ncm", bundle, extractor=bundle[::-1], class_lists=(bundle[:8], bundle[8:16])
+        ),
+        "announcement-offer": Announcement(
+            run, 9, "closed", "ncm", bundle, offer=Offer(bundle[::-1], 7, 300_000, fraction=0.25)
+        ),
+        "announcement-offer-fleet": Announcement(
+            run, 0, "standing", "ncm", bundle, offer=Offer(bundle[::-1], 8, 1 << 31, fraction=1.0, fleet="pets2")
         ),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
@@ -164,6 +192,8 @@ def readable_messages() -> dict[str, Message]:
         "status": Status(
             True, bytes(range(8)), 3, "Raspberry Pi Zero 2 W", {"protofleet": "0.1.0"}, {"peak_rss_bytes": 98e6}
         ),
+        "request": Request(run, bundle[::-1][:8], 65_536, 1_000_000),
+        "piece": Piece(run, bundle[::-1][:8], 65_536, b"bytes of a bundle"),
     }
 
 

@@ -79,10 +79,12 @@ OPTIONAL = {
     ("contribution-class-list", 13),
     ("contribution-class-list", 16),
     ("contribution-soft", 10),
+    ("announcement-offer", 17),
+    ("announcement-offer-fleet", 17),
 }
 
 
-UPLINK_TYPES = (3, 4, 6)
+UPLINK_TYPES = (3, 4, 6, 7)
 
 
 def wrong_structures() -> Iterator[tuple[str, dict]]:
@@ -120,7 +122,7 @@ def test_a_structure_that_departs_from_the_file_is_refused_by_it_and_by_the_deco
         decode(payload)
 
 
-ADDITIONS = {17: 1, 18: "text", 40: [1.5, None, {"a": b"b"}], 2**32 - 1: cbor2.CBORTag(85, bytes(8))}
+ADDITIONS = {18: 1, 19: "text", 40: [1.5, None, {"a": b"b"}], 2**32 - 1: cbor2.CBORTag(85, bytes(8))}
 
 
 @pytest.mark.parametrize("name", readable_messages())
@@ -162,8 +164,10 @@ BULK = {
     "chunk": {"contribution-slice"},
     "receipt": set(),
     "status": set(),
+    "request": set(),
+    "piece": {"bundle-slice"},  # the aggregator sends it
 }
-DOWNLINK = {"announcement", "global-part", "receipt"}
+DOWNLINK = {"announcement", "offer", "global-part", "receipt", "piece"}
 SMALL_BYTES = 8192  # a receipt's bitmap of missing chunks, sent by the aggregator to one device
 SMALL_TEXT = 800
 SMALL_ENTRIES = 32
@@ -242,7 +246,7 @@ def bulk_of(node: ast.CDDLNode, rule: str, rules: dict[str, ast.Rule] = RULES) -
     return found
 
 
-def test_the_six_messages_are_all_there_are():
+def test_the_eight_messages_are_all_there_are():
     assert set(alternatives("message")) == set(BULK)
 
 
@@ -260,6 +264,8 @@ def test_no_message_has_room_for_weights_gradients_or_samples(message):
         ("contribution", "? contribution-triangle => triangle,", "* announcement-later => any,"),
         ("status", "{ 0*32 entry-name => float / int }", "{ * tstr => float }"),
         ("receipt", "receipt-missing => bstr .size (0..8192),", "receipt-missing => any,"),
+        ("request", "request-bundle => bstr .size 8,", "request-bundle => bstr,"),
+        ("request", "request-wanted => u32", "request-wanted => u32, * piece-later => any"),
         ("announcement", "announcement-seed => u32,", "announcement-seed => real-array,"),
         ("announcement", "? announcement-others => bundle-hashes,", "? announcement-others => class-rows,"),
         ("contribution", "? contribution-rows-4 => class-rows,", "? contribution-rows-4 => [* real-array],"),

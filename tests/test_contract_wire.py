@@ -9,13 +9,23 @@ from pathlib import Path
 import cbor2
 import numpy as np
 import pytest
-from contract_samples import ENCODINGS, announcements, chunks, messages, readable_messages, receipts, statuses
+from contract_samples import (
+    ENCODINGS,
+    announcements,
+    chunks,
+    messages,
+    pieces,
+    readable_messages,
+    receipts,
+    requests,
+    statuses,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contract.errors import WireError
-from contract.messages import Announcement, ClassRows, Contribution, GlobalPart, Status
-from contract.sampling import sampled
+from contract.messages import Announcement, ClassRows, Contribution, GlobalPart, Offer, Status
+from contract.sampling import in_stage, sampled
 from contract.statistics import ClassMeans, FeatureGram
 from contract.wire import decode, encode
 
@@ -37,7 +47,7 @@ def assert_rows(got, sent, encoding):
     assert (np.abs(np.atleast_2d(got).astype(np.float64) - expected.astype(np.float64)) <= tolerance).all()
 
 
-@given(message=st.one_of(announcements, chunks(), receipts, statuses))
+@given(message=st.one_of(announcements, chunks(), receipts, statuses, requests, pieces))
 def test_a_message_without_tensors_comes_back_equal(message):
     assert decode(encode(message)) == message
 
@@ -92,7 +102,7 @@ def test_every_message_type_has_golden_bytes():
     golden = json.loads(GOLDEN.read_text())
     assert set(golden["messages"]) == set(readable_messages())
     types = {cbor2.loads(bytes.fromhex(b))[0] for m in golden["messages"].values() for b in m["bytes"].values()}
-    assert types == {1, 2, 3, 4, 5, 6}
+    assert types == {1, 2, 3, 4, 5, 6, 7, 8}
 
 
 def test_the_golden_samplings_are_ours_and_what_the_words_say():
@@ -103,6 +113,17 @@ def test_the_golden_samplings_are_ours_and_what_the_words_say():
         for fraction in (0.01, row["number"], np.nextafter(row["number"], 1), 0.5, 1.0):
             assert sampled(row["device"], row["round"], row["seed"], fraction) == (row["number"] < fraction)
         assert row["sampled_at_half"] == (row["number"] < 0.5)
+
+
+def test_the_golden_stages_are_ours_and_what_the_words_say():
+    for row in json.loads(GOLDEN.read_text())["stages"]:
+        sha256 = bytes.fromhex(row["sha256"])
+        seed = int.from_bytes(sha256[:4], "big")
+        digest = hashlib.sha256(f"{row['device']}|{row['version']}|{seed}".encode("ascii")).digest()
+        assert int.from_bytes(digest[:8], "big") / 2**64 == row["number"]
+        for fraction in (0.01, row["number"], np.nextafter(row["number"], 1), 0.5, 1.0):
+            assert in_stage(Offer(sha256, row["version"], 1, fraction), row["device"]) == (row["number"] < fraction)
+        assert row["in_the_first_tenth"] == (row["number"] < 0.1)
 
 
 @pytest.mark.parametrize("kind", [ClassMeans, FeatureGram])

@@ -20,6 +20,7 @@ from aggregator.store import SqliteStore
 from contract import topics
 from contract.bundle import read_bundle, write_bundle
 from contract.errors import BundleError, UsageError, WireError
+from contract.offers import Told
 from contract.wire import decode, encode
 from edge_client.journal import Journal
 
@@ -95,6 +96,19 @@ def test_what_stands_goes_on_from_every_version(files: Path, version: str) -> No
         assert [r["distance"] for r in drift_of(store.drift._db).values()] == ([] if none else [1.25])
         assert set(store.standing.refused()) == (set() if none else {"b"})
         assert journal.standing.newest(STOOD) == ((0, None) if none else (3, b"k" * 36))
+
+
+@versions
+def test_a_roll_out_goes_on_from_every_version(files: Path, version: str) -> None:
+    """Version 2 had none."""
+    with SqliteStore(files / "store.sqlite", BUNDLE, "fleet") as store:
+        found = store.rollouts.load()
+        if version == "v2":
+            assert found is None
+        else:
+            assert (found.plan.version, found.fraction, found.stages, found.state) == (7, 0.5, (1.0,), "running")
+            assert found.told == {"a": Told(7, "failed", "self-test")}
+            assert store.rollouts.read(BUNDLE, 2, 100) == b"bundle"
 
 
 @versions

@@ -14,6 +14,8 @@ import cbor2
 import numpy as np
 from contract_samples import readable_messages, small_parts
 
+from aggregator.rollout import Plan
+from aggregator.rollout_store import give_rollout
 from aggregator.standing_store import Stands
 from aggregator.store import Accepted, SqliteStore
 from contract.bundle import read_bundle, write_bundle
@@ -54,6 +56,10 @@ def _store(path: Path) -> None:
         store.drift.hear("a", Drift(20, 0.05, 1.25).metrics(), max_samples=100)
         store.drift.settle(109.5)
         store.standing.done(store.standing.next_order(), 110.0, "done", 4, 5)
+        order = give_rollout(path, b"a bundle", Plan(BUNDLE, 7, 8), (0.5, 1.0), "somebody")
+        rollout = store.rollouts.given(order)
+        rollout.hear("a", "6 00000000", "7 failed: self-test")
+        store.rollouts.begin(order, rollout, 111.0)
 
 
 def _journal(state: Path) -> None:
@@ -74,7 +80,7 @@ def _messages() -> dict[str, dict[str, str]]:
     for name, message in readable_messages().items():
         plain = cbor2.loads(encode(message, "f64"))
         found[name] = {"plain": encode(message, "f64").hex()}
-        if plain[0] in (1, 2, 5):
+        if plain[0] in (1, 2, 5, 8):
             found[name]["later"] = cbor2.dumps(plain | LATER, canonical=True).hex()
     return found
 

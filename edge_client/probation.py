@@ -1,0 +1,122 @@
+"""Whether a bundle that a roll-out brought proves itself: what a device hears and measures, made into a verdict.
+
+On probation, one of these ends it well: the first contribution that was made with the bundle is committed; or, where
+nothing is due (sums stand and are as they were, or the run is over), a global state of the fleet was taken up and can
+be true. Where the device knew how many held-out photos the fleet's state named right before, it first measures that
+once more. One of these ends it badly: a contribution that is rejected, training that diverges, an error in the work,
+far fewer photos named right, or starts in a row that do not come to where they wait for work (`rollout.py`).
+
+The verdict is on the disk before anything follows from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from contract.accuracy import Accuracy
+from contract.errors import LinkError, PrivacyError, ProtofleetError, StoreError
+from contract.messages import Announcement, Receipt
+from edge_client import rollout
+from edge_client.rollout import Seat
+from edge_client.rollout_file import RolloutFile
+
+__all__ = ["ProbationWatch", "is_of_the_bundle"]
+
+
+def is_of_the_bundle(error: BaseException) -> bool:
+    """Whether an error that ended a client's work may come from its bundle: not one of the network, disk or budget."""
+    ours = isinstance(error, ProtofleetError) and not isinstance(error, LinkError | StoreError | PrivacyError)
+    return ours or isinstance(error, MemoryError)
+
+
+class ProbationWatch:
+    """Of the bundle that runs; does nothing where it is not on probation, but remember what is measured.
+
+    Args:
+        file: what the state directory knows of roll-outs.
+        seat: what runs.
+        log: takes a line for a person.
+
+    Attributes:
+        is_over: whether the bundle was given up, and what ran before has to run again.
+    """
+
+    def __init__(self, file: RolloutFile, seat: Seat, log: Callable[[str], None]) -> None:
+        self._file, self._seat, self._log = file, seat, log
+        self._is_committed = False
+        self.is_over = False
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the bundle has yet to prove itself."""
+        return self._file.known.probation is not None and not self.is_over
+
+    def settled(self, receipt: Receipt) -> None:
+        """A contribution came to its end. None that an earlier bundle made waits for one: these are waited for before
+        another bundle takes over."""
+        if not self.is_on:
+            return
+        if receipt.status == "rejected":
+            self.fail(f"rejected: {receipt.reason}")
+        elif receipt.status in ("committed", "duplicate"):
+            self._is_committed = True
+            self._prove_unless_measured()
+
+    def reported(self, accuracy: Accuracy | None) -> None:
+        """A contribution was reported on: the device has tested itself with the fleet's state, or, None, could not."""
+        known = self._file.known
+        if accuracy is None:
+            if self.is_on and self._is_committed:
+                self._prove()
+            return
+        if self.is_on and rollout.has_fallen(known, accuracy.all_classes):
+            before = known.probation.accuracy if known.probation is not None else None
+            self.fail(f"{accuracy.all_classes:.1%} right, {before:.1%} before")
+            return
+        self._file.put(rollout.with_accuracy(known, accuracy.all_classes))
+        if self.is_on and self._is_committed:
+            self._prove()
+
+    def rested(self, announcement: Announcement | None, *, settled: bool, plausible: bool) -> None:
+        """The client waits for work.
+
+        Args:
+            announcement: the fleet's newest; until there is one, nothing is known.
+            settled: whether no contribution waits for a receipt.
+            plausible: whether a global state of the fleet is taken up.
+        """
+        if announcement is None or not self.is_on:
+            return
+        self._file.change(rollout.got_through)
+        nothing_due = settled and announcement.phase in ("standing", "finished")
+        if nothing_due and plausible:
+            self._prove()
+
+    def fail(self, reason: str) -> None:
+        """The bundle is given up; the client is to end, so that what ran before runs again."""
+        if self.is_on:
+            self._file.change(rollout.rolled_back, reason)
+            self.is_over = True
+            self._log(f"bundle {rollout.tag(self._seat)} is rolled back: {reason}")
+
+    def ended(self, error: BaseException | None) -> None:
+        """The client's work ended, with this error if with one."""
+        if not self.is_on:
+            return
+        if error is not None and is_of_the_bundle(error):
+            self.fail(str(error))
+        else:
+            self._file.change(rollout.got_through)
+
+    def _prove_unless_measured(self) -> None:
+        probation = self._file.known.probation
+        if probation is not None and probation.accuracy is None:
+            self._prove()
+
+    def _prove(self) -> None:
+        known, seat = self._file.known, self._seat
+        self._file.change(rollout.proved, seat)
+        self._log(f"bundle {rollout.tag(seat)} is healthy")
+        if known.previous is not None and known.previous.directory != seat.directory:
+            self._file.drop_caches(known.previous)
+        self._file.tidy()

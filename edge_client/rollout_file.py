@@ -1,0 +1,191 @@
+"""What a device remembers of roll-outs, on the disk: one record in `STATE/rollout.sqlite`, written as a whole.
+
+    rollout.sqlite           the record (`rollout.py`), changed in one transaction: it alone says what runs
+    bundles/SHA256.bundle    what runs, and what ran before
+    bundles/SHA256.part      what is being fetched; its length says how far it is
+    fleets/NAME-SHA/         journal, decoded images and history of a fleet that the device went over to
+
+A file of `bundles` that the record does not name is nothing: it is removed when it is in the way. The record is made
+where a key is trusted; without one, nothing is ever offered with effect, and there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, ParamSpec
+
+import msgspec
+
+from contract.errors import StoreError
+from contract.files import whole_file
+from contract.sqlite import Database, Kind, read_only
+from edge_client.rollout import Rollouts, Seat
+
+__all__ = ["FILE", "RolloutFile", "bundle_file", "part_file", "read_rollouts"]
+
+FILE = "rollout.sqlite"
+KIND = Kind(
+    "record of roll-outs",
+    "--state",
+    application_id=0x50464452,  # "PFDR"
+    steps=("CREATE TABLE rollouts (id INTEGER PRIMARY KEY CHECK (id = 1), json BLOB NOT NULL)",),
+    pragmas={"cache_size": -256},
+)
+_CACHES = ("images", "activations")  # of a directory that no device runs in any more
+_P = ParamSpec("_P")
+
+
+def bundle_file(state: Path, sha256: str) -> Path:
+    """Where a bundle lies that a roll-out brought, or that one replaced."""
+    return state / "bundles" / f"{sha256}.bundle"
+
+
+def part_file(state: Path, sha256: str) -> Path:
+    """Where a bundle lies that is being fetched."""
+    return state / "bundles" / f"{sha256}.part"
+
+
+def read_rollouts(state: Path) -> Rollouts:
+    """What is remembered, while a client may be running; nothing is changed.
+
+    Raises:
+        StoreError: it cannot be read.
+        UsageError: it is of another version.
+    """
+    path = state / FILE
+    if not path.is_file():
+        return Rollouts()
+    with read_only(path, KIND) as db:
+        return _decoded(db.execute("SELECT json FROM rollouts").fetchone(), path)
+
+
+class RolloutFile:
+    """The record, for the one process that runs on the state directory. Use as a context manager.
+
+    Args:
+        state: the state directory.
+        make: whether to make a record where there is none; without it, what is changed lasts as long as the process.
+
+    Attributes:
+        known: what is remembered.
+
+    Raises:
+        StoreError: the disk refuses, or another process has the directory.
+    """
+
+    def __init__(self, state: Path, *, make: bool) -> None:
+        self.state, self.known = state, Rollouts()
+        self._db: Database | None = None
+        path = state / FILE
+        if not make and not path.is_file():
+            return
+        try:
+            state.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(
+                f"cannot use {state}", expected="a writable directory", got=error.strerror, hint="another --state"
+            ) from None
+        self._db = Database(path, KIND)
+        try:
+            with self._db.guard():
+                self.known = _decoded(self._db.connection.execute("SELECT json FROM rollouts").fetchone(), path)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def __enter__(self) -> RolloutFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._db is not None:
+            self._db.close()
+
+    def change(
+        self, how: Callable[Concatenate[Rollouts, _P], Rollouts], *args: _P.args, **options: _P.kwargs
+    ) -> Rollouts:
+        """What is known after `how`, a function of `rollout.py`; durable on return.
+
+        Raises:
+            StoreError: the disk refused; then nothing has changed.
+        """
+        return self.put(how(self.known, *args, **options))
+
+    def put(self, known: Rollouts) -> Rollouts:
+        """This is known from now on; durable on return, and written only where it differs.
+
+        Raises:
+            StoreError: as `change`.
+        """
+        if known != self.known and self._db is not None:
+            with self._db.transaction() as db:
+                db.execute("INSERT OR REPLACE INTO rollouts VALUES (1, ?)", (msgspec.json.encode(known),))
+        self.known = known
+        return known
+
+    # ── files ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def keep(self, path: Path, sha256: str) -> None:
+        """See to it that a bundle that runs lies where the way back finds it.
+
+        Raises:
+            StoreError: `path` holds something else by now, or the disk refuses.
+        """
+        target = bundle_file(self.state, sha256)
+        if target.is_file():
+            return
+        try:
+            target.parent.mkdir(mode=0o700, exist_ok=True)
+            with path.open("rb") as source, whole_file(target) as file:
+                shutil.copyfileobj(source, file)
+            with target.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise StoreError(f"cannot keep {path}", expected="room beside it", got=error.strerror) from None
+        if found != sha256:
+            target.unlink()
+            raise StoreError(
+                f"cannot keep {path}",
+                expected=f"sha256 {sha256[:12]}…, which runs",
+                got=f"{found[:12]}…",
+                hint="starting the client again",
+            )
+
+    def tidy(self, *besides: str) -> None:
+        """Remove bundles that neither run nor may have to run again nor are fetched (`besides`, sha256 in hex), and the
+        directories of fleets that were given up. What cannot be removed stays for the next time."""
+        seats = [seat for seat in (self.known.active, self.known.previous) if seat is not None]
+        bundles = {seat.sha256 for seat in seats} | set(besides)
+        directories = {Path(seat.directory).name for seat in seats}
+        failed = {sha256[:8] for sha256 in self.known.failed}
+        for path in _listed(self.state / "bundles"):
+            if path.name.partition(".")[0] not in bundles:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        for path in _listed(self.state / "fleets"):
+            if path.name not in directories and path.name.rpartition("-")[2] in failed:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def drop_caches(self, seat: Seat) -> None:
+        """Remove what the directory of a fleet that was left holds twice: it can be made again of the photos."""
+        for name in _CACHES:
+            shutil.rmtree(self.state / seat.directory / name, ignore_errors=True)
+
+
+def _decoded(row: tuple[bytes] | None, path: Path) -> Rollouts:
+    try:
+        return Rollouts() if row is None else msgspec.json.decode(row[0], type=Rollouts)
+    except msgspec.MsgspecError as error:
+        raise StoreError(
+            f"record of roll-outs {path}", expected="what a device wrote", got=error, hint="another --state"
+        ) from None
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

@@ -1,0 +1,271 @@
+"""A roll-out in both kinds of aggregator, over a real store: begun, widened, halted, ended, and kept over restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rollout_samples import new_bundle, old_bundle
+
+from aggregator.backup import back_up, restore
+from aggregator.coordinator import Coordinator, Settings
+from aggregator.core import Core
+from aggregator.orders import Obeyed, give
+from aggregator.rollout import STAGES, Completed, Halted, Moved, Plan, Widened
+from aggregator.rollout_store import PIECE_BYTES, give_rollout, said_in
+from aggregator.standing_coordinator import StandingCoordinator
+from aggregator.store import SqliteStore
+from aggregator.store_schema import KIND
+from contract.bundle import Bundle, read_bundle
+from contract.messages import Status
+from contract.offers import Request, bundle_tag
+from contract.sqlite import read_only
+from contract.wire import decode, encode
+
+Make = Callable[[], "contextmanager[Core]"]
+OTHER = "6 00000000"
+
+
+class World:
+    """A store with an aggregator of the new bundle on it, which can be started again."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.path, self._kind, self.now = folder / "s.sqlite", kind, 1000.0
+        self.old = read_bundle(old_bundle(folder / "old.bundle", pad=30_000))
+        self.file = new_bundle(folder / "new.bundle", folder / "old.bundle")
+        self.new: Bundle = read_bundle(self.file)
+        self.blob = self.file.read_bytes()
+        self.shorter = {self.old.sha256: self.old.manifest.classes}
+        with self.core():
+            pass
+
+    @contextmanager
+    def core(self) -> Iterator[Core]:
+        with SqliteStore(self.path, self.new.sha256, "fleet", extends=self.shorter) as store:
+            settings = Settings(standing_every_s=60.0 if self._kind == "standing" else None)
+            made = StandingCoordinator if self._kind == "standing" else Coordinator
+            yield made(store, self.new.manifest, self.new.sha256, settings, now=self.now, shorter=self.shorter)
+
+    def plan(self, **changes: object) -> Plan:
+        given = {"sha256": self.new.sha256, "version": self.new.manifest.version, "size_bytes": len(self.blob)}
+        return Plan(**{**given, "soak_s": 60.0, **changes})  # type: ignore[arg-type]
+
+    def give(self, stages: tuple[float, ...] = STAGES, **changes: object) -> None:
+        give_rollout(self.path, self.blob, self.plan(**changes), stages, "somebody")
+
+    def steps(self, core: Core, seconds: float = 1.0) -> list[object]:
+        """What is due after so long."""
+        self.now += seconds
+        found = []
+        while (step := core.advance(self.now, self.now)) is not None:
+            found.append(step)
+        return [step for step in found if isinstance(step, Obeyed | Moved)]  # and no round that opens
+
+    def say(self, core: Core, device: str, bundle: str = OTHER, rollout: str = "") -> None:
+        versions = {"bundle": bundle} | ({"rollout": rollout} if rollout else {})
+        core.status(device, encode(Status(True, bytes(8), 1, versions=versions)), self.now)
+
+
+@pytest.fixture(params=["rounds", "standing"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    return World(tmp_path, request.param)
+
+
+def test_a_roll_out_goes_from_its_order_to_its_end_over_restarts(world: World) -> None:
+    version, tag = world.new.manifest.version, bundle_tag(world.new.manifest.version, world.new.sha256)
+    world.give()
+    with world.core() as core:
+        for number in range(20):
+            world.say(core, f"d{number}")
+        (begun,) = world.steps(core)
+        assert isinstance(begun, Obeyed)
+        assert begun.outcome == "done"
+        offer = core.announcement().offer
+        assert (offer.sha256, offer.version, offer.size_bytes) == (world.new.sha256, version, len(world.blob))
+        assert decode(encode(core.announcement())).offer == offer
+        first = list(core.rollouts.current.members())
+        assert 0 < len(first) < 10
+        for device in first:
+            world.say(core, device, tag, f"{version} healthy")
+        assert world.steps(core) == []
+        assert core.rollouts.counts["healthy"] == len(first)
+    with world.core() as core:  # the broker says nothing again: the store knows
+        assert core.announcement().offer == offer
+        assert world.steps(core, 30.0) == []
+        (widened,) = world.steps(core, 30.0)
+        assert (widened.fraction, widened.devices > len(first)) == (0.5, True)
+    with world.core() as core:
+        for number in range(20):
+            world.say(core, f"d{number}", tag)  # who has it is healthy
+        core.status("d0", encode(Status(False, bytes(8), 1)), world.now)  # a last will takes back nothing
+        assert world.steps(core, 61.0) == [Widened(version, 1.0, 20), Completed(version, 20)]
+    with world.core() as core:
+        assert core.announcement().offer.fraction == 1.0
+        give(world.path, "rollout-end", "", "somebody")
+        assert [step.outcome for step in world.steps(core)] == ["done"]
+        assert core.announcement().offer is None
+        for _ in range(3):
+            world.steps(core)
+    with SqliteStore(world.path, world.new.sha256, "fleet") as store:
+        assert store.rollouts.load() is None
+        assert store.rollouts.read(world.new.sha256, 0, 1) == b""
+
+
+def test_what_is_handed_out_is_the_bundle(world: World) -> None:
+    assert len(world.blob) > 3 * PIECE_BYTES
+    world.give((1.0,))
+    with world.core() as core:
+        world.steps(core)
+        for offset, length in ((0, 10), (PIECE_BYTES - 3, 6), (PIECE_BYTES, PIECE_BYTES), (len(world.blob) - 5, 100)):
+            assert core.rollouts.read(offset, length) == world.blob[offset : offset + length]
+        assert b"".join(core.rollouts.read(at, 7000) for at in range(0, len(world.blob), 7000)) == world.blob
+
+
+def test_who_is_refused_or_not_in_the_stage_gets_nothing(world: World) -> None:
+    world.give((0.5, 1.0))
+    with world.core() as core:
+        for number in range(20):
+            world.say(core, f"d{number}")
+        world.steps(core)
+        inside = list(core.rollouts.current.members())
+        (outside, *_) = (d for d in core.rollouts.current.told if d not in inside)
+        request = Request(core.run, world.new.sha256[:8], 0, 100)
+        assert core.gives(inside[0], request)
+        assert not core.gives(outside, request)
+        for wrong in (Request(core.run, bytes(8), 0, 1), Request(core.run, world.new.sha256[:8], len(world.blob), 1)):
+            assert not core.gives(inside[0], wrong)
+        for what, device in (("remove", inside[0]), ("forget", inside[1])):
+            give(world.path, what, device, "somebody")
+        world.steps(core)
+        assert [core.gives(device, request) for device in inside[:3]] == [False, False, True]
+        assert not {inside[0], inside[1]} & core.rollouts.current.told.keys()
+        world.say(core, inside[0], OTHER, f"{world.new.manifest.version} failed")
+        assert inside[0] not in core.rollouts.current.told
+        give(world.path, "rollout-halt", "", "somebody")
+        world.steps(core)
+        assert not core.gives(inside[2], request)
+    with read_only(world.path, KIND) as db:
+        assert not {inside[0], inside[1]} & said_in(db).keys()
+
+
+def test_failures_halt_it_and_an_operator_decides(world: World) -> None:
+    version = world.new.manifest.version
+    world.give((0.5, 1.0))
+    with world.core() as core:
+        for number in range(10):
+            world.say(core, f"d{number}")
+        world.steps(core)
+        for device in core.rollouts.current.members():
+            world.say(core, device, OTHER, f"{version} failed: self-test: features are not finite")
+        (halted,) = world.steps(core)
+        assert isinstance(halted, Halted)
+        assert "self-test: features are not finite" in halted.reason
+        assert [(told.word, told.reason) for _, told in core.rollouts.take_news()][:1] == [
+            ("failed", "self-test: features are not finite")
+        ]
+        assert core.announcement().offer is None
+    with world.core() as core:
+        assert core.announcement().offer is None
+        for what, detail, outcome in (
+            ("rollout-stage", "1.0", "refused: it is halted, --resume goes on"),
+            ("rollout-resume", "", "done"),
+            ("rollout-stage", "0.2", "refused: expected a stage above 0.5, up to 1, got 0.2"),
+            ("rollout-stage", "x", "refused: expected a stage above 0.5, up to 1, got x"),
+            ("rollout-stage", "1.0", "done"),
+            ("rollout-halt", "", "done"),
+            ("rollout-halt", "", "done: it was halted"),
+            ("rollout-dance", "", "refused: rollout-dance is no order"),
+        ):
+            give(world.path, what, "", "somebody", detail=detail)
+            outcomes = [step.outcome for step in world.steps(core) if isinstance(step, Obeyed)]
+            assert outcomes == [outcome]
+
+
+def test_what_does_not_fit_is_refused_and_leaves_nothing(world: World) -> None:
+    with world.core() as core:
+        give(world.path, "rollout-halt", "", "somebody")
+        assert [step.outcome for step in world.steps(core)] == ["refused: nothing is rolled out"]
+        world.give(fleet="pets2", version=world.new.manifest.version)
+        (step,) = world.steps(core)
+        assert step.outcome == "refused: expected a version above 2, that of this fleet's bundle, got 2"
+        give_rollout(world.path, b"else", world.plan(sha256=bytes(32), size_bytes=4), (1.0,), "somebody")
+        (step,) = world.steps(core)
+        assert step.outcome.startswith("refused: this aggregator does not run with that bundle yet")
+        give_rollout(world.path, b"cut off", world.plan(), (1.0,), "somebody")
+        (step,) = world.steps(core)
+        assert step.outcome.startswith("refused: its bundle is not whole")
+        assert core.announcement().offer is None
+        world.steps(core)
+        assert core.rollouts._tables.read(bytes(32), 0, 9) == b""
+        world.give(fleet="pets2", version=3)
+        assert [step.outcome for step in world.steps(core)] == ["done"]
+        assert core.rollouts.elsewhere == "pets2"
+        world.give()
+        (step,) = world.steps(core)
+        assert step.outcome == "done"  # of the same bytes: it takes the place of what it was
+
+
+def test_devices_that_went_over_are_heard_in_the_other_fleet(world: World) -> None:
+    world.give((1.0,), fleet="pets2", version=3)
+    with world.core() as core:
+        world.say(core, "a")
+        world.say(core, "b")
+        world.steps(core)
+        world.say(core, "a", OTHER, "3 testing")
+        for device, word in (("a", "3 healthy"), ("stranger", ""), ("b", "3 healthy")):
+            core.hear_elsewhere(device, Status(True, bytes(8), 1, versions={"bundle": "3 aa", "rollout": word}))
+        world.say(core, "a", OTHER, "3 testing")  # retained from before
+        assert world.steps(core) == [Completed(3, 2)]
+
+
+def test_a_restored_store_rolls_nothing_out_by_itself(world: World, tmp_path: Path) -> None:
+    world.give((1.0,))
+    with world.core() as core:
+        world.say(core, "a")
+        world.steps(core)
+    back_up(world.path, tmp_path / "backup", "somebody")
+    restore(tmp_path / "backup", world.path, "somebody", force=True)
+    with world.core() as core:
+        assert core.announcement().offer is None
+        assert core.rollouts.current.reason == "the store was restored from a backup"
+        give(world.path, "rollout-resume", "", "somebody")
+        world.steps(core)
+        assert core.announcement().offer is not None
+        assert core.rollouts.read(0, 8) == world.blob[:8]
+
+
+def test_what_was_given_while_no_aggregator_ran_but_cut_off_begins_nothing(world: World) -> None:
+    """Killed while its bytes go in: no order; the next one takes its place."""
+    with pytest.raises(KeyboardInterrupt):
+        give_rollout(world.path, _Killed(world.blob), world.plan(), STAGES, "somebody")  # type: ignore[arg-type]
+    with world.core() as core:
+        assert world.steps(core) == []
+        assert core.announcement().offer is None
+        world.give((1.0,))
+        (step,) = world.steps(core)
+        assert step.outcome == "done"
+        assert core.rollouts.read(0, len(world.blob)) == world.blob
+
+
+class _Killed(bytes):
+    """A bundle of which nothing comes in but its beginning."""
+
+    def __getitem__(self, at: slice) -> bytes:  # type: ignore[override]
+        if at.start >= PIECE_BYTES:
+            raise KeyboardInterrupt
+        return super().__getitem__(at)
+
+
+def test_an_older_device_and_an_older_announcement(world: World) -> None:
+    """A device of the release before says no bundle: it is no part of a roll-out, and goes on as ever."""
+    world.give((1.0,))
+    with world.core() as core:
+        core.status("old", encode(Status(True, bytes(8), 1, versions={"protofleet": "0.1.9"})), world.now)
+        world.steps(core)
+        assert core.rollouts.current.told == {}
+        assert core.rounds.is_online("old")
+        plain = core.announcement()
+        assert plain.offer is not None
+        assert isinstance(core.rollouts.current.advance(world.now + 1e6), Widened | None)
