@@ -145,7 +145,7 @@ def aggregate_command(
     settings = settle(
         method=method,
         rounds=rounds,
-        calibrate=len(bundle) == 1 if calibrate is None else calibrate,
+        calibrate=standing or len(bundle) == 1 if calibrate is None else calibrate,
         min_clients=min_clients,
         deadline=deadline,
         fraction=fraction,

@@ -347,6 +347,10 @@ def _unzip(blob: bytes, path: object) -> dict[str, bytes]:
     return members
 
 
+# made once, here: msgspec 0.22 ends the process where two threads are the first to decode a type at the same time
+_MANIFESTS = msgspec.json.Decoder(Manifest)
+
+
 def _parse_manifest(raw: bytes, path: object) -> Manifest:
     try:
         schema = msgspec.json.decode(raw, type=dict[str, Any]).get("schema")
@@ -358,7 +362,7 @@ def _parse_manifest(raw: bytes, path: object) -> Manifest:
                 got=f"schema {schema}",
                 hint="a newer Protofleet" if newer else "exporting it anew: it is of Protofleet 0.1",
             )
-        manifest = msgspec.json.decode(raw, type=Manifest)
+        manifest = _MANIFESTS.decode(raw)
     except (ValueError, RecursionError) as error:  # malformed, of other fields, not UTF-8, nested without end
         raise BundleError(f"{path}: manifest.json", expected=f"a manifest of schema {SCHEMA}", got=error) from None
     try:  # a hyper-parameter that came after the bundle has its default; one that we do not know must not be left out

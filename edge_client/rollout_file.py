@@ -192,9 +192,12 @@ class RolloutFile:
             shutil.rmtree(self.state / seat.directory / name, ignore_errors=True)
 
 
+_RECORDS = msgspec.json.Decoder(Rollouts)  # made here: see `contract.bundle._MANIFESTS`
+
+
 def _decoded(row: tuple[bytes] | None, path: Path) -> Rollouts:
     try:
-        return Rollouts() if row is None else msgspec.json.decode(row[0], type=Rollouts)
+        return Rollouts() if row is None else _RECORDS.decode(row[0])
     except msgspec.MsgspecError as error:
         raise StoreError(
             f"record of roll-outs {path}", expected="what a device wrote", got=error, hint="another --state"

@@ -56,7 +56,9 @@ class Aggregator:
         **options: Any,
     ) -> None:
         bundles = [Path(bundle)] if isinstance(bundle, str | os.PathLike) else [Path(each) for each in bundle]
-        settings = settle(calibrate=len(bundles) == 1 if calibrate is None else calibrate, **options)
+        if calibrate is None:
+            calibrate = len(bundles) == 1 or bool(options.get("standing"))
+        settings = settle(calibrate=calibrate, **options)
         address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
         served = None if metrics is None else parse_metrics(metrics)
         self._service = Service(bundles, address, Path(store), fleet, settings, patience_s, take_over, new_run, served)

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, extractor, gram, manifest
+from commands import one_error_line, run
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -31,6 +32,7 @@ from contract.methods.ncm import UnitMeans
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram, Statistic
 from contract.wire import encode
+from protofleet import Aggregator
 
 EVERY_S = 60.0
 DEVICES = ("a", "b", "c", "d")
@@ -483,6 +485,15 @@ def test_options_that_do_not_go_with_standing_sums(given: dict[str, object], wor
     with pytest.raises(UsageError, match=words):
         settle(standing=True, **given)
     assert settle(standing=True, every="15m").standing_every_s == 900.0
+
+
+def test_several_bundles_may_stand_without_a_word_on_calibration(tmp_path: Path) -> None:
+    """The longer bundle and the one that it extends, as docs/living.md has it: no option was given that does not go."""
+    common = ("--broker", "mqtt://127.0.0.1:1", "--store", tmp_path / "s", "--standing")
+    done = run("aggregate", "--bundle", tmp_path / "new", "--bundle", tmp_path / "old", *common)
+    assert f"cannot read bundle {tmp_path / 'new'}" in one_error_line(done)
+    with pytest.raises(ProtofleetError, match="cannot read bundle"):
+        Aggregator(["new", "old"], broker="mqtt://127.0.0.1:1", store=tmp_path / "s", standing=True).run()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import io
 import os
 import random
 import struct
+import subprocess
 import sys
 import zipfile
 import zlib
@@ -83,6 +84,31 @@ def test_a_bundle_comes_back_as_it_was_written(tmp_path, trainable):
     assert got.params.keys() == parts["params"].keys()
     for name, value in parts["params"].items():
         np.testing.assert_array_equal(got.params[name], value)
+
+
+_AT_ONCE = """
+import os, sys, threading
+from contract import bundle
+raw, ended = sys.stdin.buffer.read(), []
+for _ in range(60):
+    if not (child := os.fork()):
+        sys.setswitchinterval(1e-6)
+        together = threading.Barrier(16)
+        read = lambda: (together.wait(), bundle._parse_manifest(raw, "b"))
+        threads = [threading.Thread(target=read) for _ in range(16)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        os._exit(0)
+    ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(ended)
+"""
+
+
+def test_several_threads_may_be_the_first_to_read_a_bundle(bundle):
+    """As a program with several devices does. One process in ten ended with a segmentation fault."""
+    given = {"input": members_of(bundle)["manifest.json"], "capture_output": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", _AT_ONCE], cwd=Path(bundles.__file__).parent.parent, **given)
+    assert done.stdout.decode().strip() == str([0] * 60), done.stderr.decode()
 
 
 def test_what_fedavg_would_send_is_counted_from_the_manifest(bundle):
