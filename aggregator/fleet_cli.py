@@ -170,6 +170,8 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
     Args:
         known: whether it makes sense only of a device that the store knows.
     """
+    if not 0 <= wait_s <= 1e6:  # NaN is not
+        raise UsageError("--wait", expected="0 to 1e+06 seconds", got=wait_s)
     if known:
         found, _, _ = _read(store)
         if device not in found:

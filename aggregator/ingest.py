@@ -336,8 +336,9 @@ class Ingest:
         except WireError as error:
             return _decision(device, message, "rejected", reason=str(error), cause="content")
         self._accepted.add((message.round, message.method, device))
-        self._newest[device] = Held(message.round, b"" if message.standing == "withdrawn" else digest_of(payload))
-        accepted = Accepted(message.round, message.method, device, payload, received_bytes)
+        withdraws = message.standing == "withdrawn"
+        self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
+        accepted = Accepted(message.round, message.method, device, payload, received_bytes, message)
         return _decision(device, message, "committed", accepted=accepted, traits=Traits.of(message, view.terms.noise))
 
 

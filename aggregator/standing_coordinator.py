@@ -208,38 +208,37 @@ class StandingCoordinator(Core):
                 object is of no use any more.
         """
         view = self._view()
-        made, newer = [], dict[str, Stands]()
+        made, newer = [], dict[str, tuple[Stands, Contribution]]()
         for name, sent in batch:
             decision = self._ingest.decide(name, sent, view, now)
             made.append(decision)
             found = decision.accepted
             if found is None:
                 continue
-            message = decode(found.payload)
-            assert isinstance(message, Contribution)
-            gone = message.standing == "withdrawn"
+            assert found.message is not None
+            gone = found.message.standing == "withdrawn"
             if gone:  # what follows it in this batch is refused
                 self._refused[name] = WITHDREW
-            newer[name] = Stands(
-                name, found.round, None if gone else found.payload, 0 if gone else found.received_bytes
-            )
+            payload, received_bytes = (None, 0) if gone else (found.payload, found.received_bytes)
+            newer[name] = Stands(name, found.round, payload, received_bytes), found.message
         tally = self._uncounted + Counter((0, d.outcome) for d in made if d.outcome in OUTCOMES)
-        for device, stands in newer.items():
-            self._replace(device, stands, now)
+        for stands, message in newer.values():
+            self._replace(stands, message, now)
         if newer or tally:
-            self._tables.commit(list(newer.values()), tally, self._wall())
+            self._tables.commit([stands for stands, _ in newer.values()], tally, self._wall())
         self._uncounted.clear()
         self._ingest.forget_accepted()
         return made
 
-    def _replace(self, device: str, stands: Stands, now: float) -> None:
+    def _replace(self, stands: Stands, message: Contribution, now: float) -> None:
+        device, payload = stands.device, stands.payload
         before = self._tables.payload(device)
-        self._digests[device] = b"" if stands.payload is None else digest_of(stands.payload)
+        self._digests[device] = b"" if payload is None else digest_of(payload)
         self.standing.replace(
             device,
             stands.generation,
             None if before is None else self._exact(before),
-            None if stands.payload is None else self._exact(stands.payload),
+            None if payload is None else self._exact_of(message),
             now,
         )
 
@@ -320,18 +319,18 @@ class StandingCoordinator(Core):
         if payload is not None:
             self.standing.replace(device, self.standing.held(device), self._exact(payload), None, now)
             self._digests.pop(device)
-        changed = self._tables.meta("standing solved") != self._digest() and (before or self.standing.present)
+        digest = self._digest()
+        changed = self._tables.meta("standing solved") != digest and (before or self.standing.present)
         state = self._next() if changed else self.state
         reason = WITHDREW if order.what == "withdraw" else FORGOTTEN
         outcome = "done" if known else "done: nothing was held of it"
-        digest, after = self._digest(), state.version
         self._tables.take_out(
             order,
             global_parts(state) if changed else [],
             digest,
             at=wall,
             before=before,
-            after=after,
+            after=state.version,
             reason=reason,
             outcome=outcome,
         )
@@ -356,6 +355,9 @@ class StandingCoordinator(Core):
     def _exact(self, payload: bytes) -> ExactSum:
         message = decode(payload)
         assert isinstance(message, Contribution)
+        return self._exact_of(message)
+
+    def _exact_of(self, message: Contribution) -> ExactSum:
         return ExactSum.of(message.statistic(self.method.statistic, self._manifest.classes, self._columns))
 
     def _digest(self) -> str:

@@ -73,16 +73,17 @@ class StandingSums:
         if now_s < self._again_at_s:
             self._waits = "refused by the aggregator: waiting to be admitted again"
             return None
-        generation, sent = self._journal.standing.newest(a.run)
-        if sent is None and self._journal.standing.withdraws(a.run):
+        generation, counts = self._journal.standing.newest(a.run)
+        if not counts and self._journal.standing.withdraws(a.run):
             self._waits = "waiting for the receipt of this device's withdrawal"
             return None
         if generation >= MAX_ROUND:
             self._waits = f"sums {generation} were the last: no higher number is left, give this device another --id"
             return None
         keys = self._keys()
-        looked = (self._known, a.run, a.method, a.min_samples, generation, sent is None)
+        looked = (self._known, a.run, a.method, a.min_samples, generation, counts)
         if looked != self._nothing_at:
+            sent = self._journal.standing.samples(a.run) if counts else None
             choice = choose(keys, None if sent is None else separated(sent), a.min_samples)
             if choice.rows is not None:
                 return self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
@@ -97,11 +98,11 @@ class StandingSums:
 
     def told(self, receipt: Receipt, now_s: float) -> None:
         """A receipt came; of no effect unless it speaks of the newest generation, or ends the wait of a refused one."""
-        generation, sent = self._journal.standing.newest(receipt.run)
-        if sent is None and receipt.status == "late":
+        generation, counts = self._journal.standing.newest(receipt.run)
+        if not counts and receipt.status == "late":
             self._journal.standing.unsent(receipt.run, receipt.held)
             self._again_at_s = float("-inf")
-        if sent is None or receipt.round != generation:
+        if not counts or receipt.round != generation:
             return
         if receipt.status == "late":
             self._journal.standing.unsent(receipt.run, receipt.held)

@@ -82,6 +82,13 @@ def test_a_device_that_is_none_is_one_line(store: Path, words: tuple[str, ...], 
     assert [line.split(",")[0] for line in said.splitlines()] == ["withdraw shed"]
 
 
+@pytest.mark.parametrize("given", ["nan", "inf", "-1"])
+def test_a_wait_that_has_no_end_is_one_line(store: Path, given: str) -> None:
+    line = one_error_line(run("fleet", "pause", "--store", store, "--wait", given))
+    assert line.startswith("error: --wait, expected 0 to 1e+06 seconds, got ")
+    assert run("fleet", "log", "--store", store).stdout.count("\n") == 1
+
+
 def test_a_file_that_is_no_store_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no store" * 100)
     for path, code in ((tmp_path / "none", 1), (tmp_path / "text", 1)):

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from aggregator import standing_coordinator
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.orders import Obeyed, give
 from aggregator.service import settle
@@ -28,7 +29,7 @@ from contract.messages import Contribution, Status
 from contract.methods.ncm import UnitMeans
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram, Statistic
-from contract.wire import encode
+from contract.wire import decode, encode
 
 EVERY_S = 60.0
 DEVICES = ("a", "b", "c", "d")
@@ -205,6 +206,13 @@ def test_a_day_in_the_life_of_standing_sums(store: SqliteStore, tmp_path: Path, 
     assert outcomes(core, message(core, "b", 6, 9), now=111.0) == ["committed"]
     assert [type(step) for step in steps(core, 200.0)] == [Solved]
     expect_head_of(core, 9)
+
+
+def test_what_was_accepted_is_decoded_once(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, again = core_of(store), []
+    monkeypatch.setattr(standing_coordinator, "decode", lambda payload: again.append(payload) or decode(payload))
+    assert outcomes(core, message(core, "a", 1, 1), message(core, "b", 1, None)) == ["committed", "committed"]
+    assert again == []
 
 
 def test_what_two_generations_in_one_batch_come_to(store: SqliteStore) -> None:

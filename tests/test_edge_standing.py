@@ -106,7 +106,13 @@ def test_generations_rise_through_receipts_restarts_and_lost_state(bundle: Bundl
         assert (sent.round, sent.standing, sent.samples) == (1, "present", 20)
         assert sums.make(a, 1, 1.0) is None
         sums.told(Receipt(RUN, 1, "ncm", "committed"), 2.0)
-        assert sums.make(a, 1, 3.0) is None
+        asked: list[str] = []
+        kept.standing._db.set_trace_callback(asked.append)
+        for now_s in (3.0, 4.0, 5.0):
+            assert sums.make(a, 1, now_s) is None
+        kept.standing._db.set_trace_callback(None)
+        assert asked
+        assert not any("SELECT samples FROM" in each for each in asked)  # 18 bytes a photo, and there is no news
         assert sums.waits_for() == "sums 1 stand: waiting for photos to change"
     with journal(tmp_path, bundle) as kept:  # the same photos, in another order, are no news
         shuffled = LocalData(few.x[::-1], few.y[::-1])
@@ -244,7 +250,7 @@ def test_a_withdrawal_is_numbered_above_what_was_sent_and_above_what_is_held(
     assert said[-1].startswith("withdrawn: nothing of this device")
     with journal(tmp_path, bundle) as kept:
         assert kept.pending() == []
-        assert kept.standing.newest(peer.run) == (12, None)
+        assert kept.standing.newest(peer.run) == (12, False)
 
 
 @pytest.mark.parametrize(
