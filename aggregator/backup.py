@@ -30,7 +30,7 @@ __all__ = ["BackedUp", "Restored", "back_up", "restore"]
 
 MADE_AT = "backup made"  # in `meta` of a backup, seconds since the epoch
 _PAGES = 1024  # between two moments at which Ctrl-C is heard
-_GIVEN_AGAIN = ("forget", "withdraw", "remove", "admit")
+_GIVEN_AGAIN = ("forget", "withdraw", "remove", "admit", "forget class", "admit class")
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.broken_message import digest_of
 from aggregator.core import Core
+from aggregator.forgotten_classes import as_kept, had_sent, left_of, with_class
 from aggregator.ingest import Decision, Held, Ingest, View, largest_contribution_bytes
-from aggregator.orders import FORGOTTEN, Obeyed, settle, unfit
+from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed, settle
 from aggregator.presence import NoRounds, Presence
 from aggregator.settings import Settings, check_heads, check_limit, standing_method
 from aggregator.standing import ExactSum, Standing
@@ -163,6 +164,7 @@ class StandingCoordinator(Core):
             others=further_bundles((), self._shorter),
             extractor=self._extractor,
             class_lists=self._lists.digests,
+            withheld=self._withheld,
         )
 
     def status(self, device: str, payload: bytes, now: float) -> bool:
@@ -259,6 +261,7 @@ class StandingCoordinator(Core):
                 extractor=self._extractor,
                 standing=True,
                 lists=self._lists,
+                withheld=self._withheld,
             ),
             refusal=self._refusal,
             held=self._held,
@@ -301,9 +304,12 @@ class StandingCoordinator(Core):
         return next_global(empty, found, merged, round=self.state.version + 1, hyper=self._settled)
 
     def _obey(self, order: Order, now: float, wall: float) -> Obeyed:
-        before, wrong = self.state.version, unfit(order)
+        before, wrong = self.state.version, self._unfit(order)
         if order.what in ("forget", "withdraw") and not wrong:
             outcome = self._take_out(order, now, wall)
+        elif order.what in OF_A_CLASS and not wrong:
+            forgets = order.what == "forget class"
+            outcome = self._forget_class(order, now, wall) if forgets else self._admit_class(order, wall)
         else:
             outcome = wrong or self._settle(order, wall)
             self._tables.done(order, wall, outcome, before, before)
@@ -319,14 +325,12 @@ class StandingCoordinator(Core):
         if payload is not None:
             self.standing.replace(device, self.standing.held(device), self._exact(payload), None, now)
             self._digests.pop(device)
-        digest = self._digest()
-        changed = self._tables.meta("standing solved") != digest and (before or self.standing.present)
-        state = self._next() if changed else self.state
+        state, parts, digest = self._anew()
         reason = WITHDREW if order.what == "withdraw" else FORGOTTEN
         outcome = "done" if known else "done: nothing was held of it"
         self._tables.take_out(
             order,
-            global_parts(state) if changed else [],
+            parts,
             digest,
             at=wall,
             before=before,
@@ -341,6 +345,50 @@ class StandingCoordinator(Core):
         self._orders_at = now  # there may be more, and what the log holds of it is to be overwritten
         return outcome
 
+    def _forget_class(self, order: Order, now: float, wall: float) -> str:
+        """Take a class out of all that stands; what comes back is of what remains, at once and also while paused."""
+        classes, before, holders = (self._manifest.labels.index(order.device),), self.state.version, []
+        for device in sorted(self.standing.present):
+            message = self._contribution(device)
+            if not message.holds(classes):
+                continue
+            left = left_of(message, classes)
+            newer = None if left is None else self._exact_of(left)
+            self.standing.replace(device, self.standing.held(device), self._exact_of(message), newer, now)
+            self._digests[device] = b"" if left is None else digest_of(as_kept(left))
+            holders.append(device)
+        state, parts, digest = self._anew()
+        whole = "until those devices send again without it" if self.method.statistic.has_triangle() else ""
+        outcome, forgotten = had_sent(holders, whole=whole), with_class(self._forgotten, order.device)
+        self._tables.class_done(
+            order,
+            forgotten,
+            ((device, self._kept_of(device, classes)) for device in holders),
+            parts,
+            digest,
+            at=wall,
+            before=before,
+            after=state.version,
+            outcome=outcome,
+        )
+        self.state, self._forgotten = state, forgotten
+        self.standing.solved(now)
+        self._orders_at = now
+        return outcome
+
+    def _kept_of(self, device: str, classes: Collection[int]) -> bytes | None:
+        """What stays in the store of what stands of a device, without these classes."""
+        left = left_of(self._contribution(device), classes)
+        return None if left is None else as_kept(left)
+
+    def _anew(self) -> tuple[GlobalState, list[tuple[int, int, bytes]], str]:
+        """The global state of what stands now, its parts for the store, and the digest of what it is made of; no parts
+        where it is as it was."""
+        digest = self._digest()
+        changed = self._tables.meta("standing solved") != digest and (self.state.version or self.standing.present)
+        state = self._next() if changed else self.state
+        return state, global_parts(state) if changed else [], digest
+
     def _settle(self, order: Order, wall: float) -> str:
         """The orders that change no sum."""
         outcome = settle(order, self._tables, self._refused, wall)
@@ -351,6 +399,13 @@ class StandingCoordinator(Core):
 
     def _zero(self) -> ExactSum:
         return ExactSum.zero(self.method.statistic, self._manifest.classes, self._columns)
+
+    def _contribution(self, device: str) -> Contribution:
+        """What stands of a device, which does."""
+        payload = self._tables.payload(device)
+        message = None if payload is None else decode(payload)
+        assert isinstance(message, Contribution)
+        return message
 
     def _exact(self, payload: bytes) -> ExactSum:
         message = decode(payload)

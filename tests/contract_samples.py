@@ -92,6 +92,7 @@ announcements = st.builds(
     limit_bytes=st.integers(1024, 1 << 28),
     extractor=st.just(b"") | st.binary(min_size=32, max_size=32),
     class_lists=st.sets(st.binary(min_size=8, max_size=8), max_size=4).map(tuple),
+    withheld=st.sets(st.integers(0, 2**16 - 1), max_size=4).map(sorted).map(tuple),
 )
 receipts = st.builds(
     Receipt,
@@ -138,6 +139,9 @@ def readable_messages() -> dict[str, Message]:
         ),
         "announcement-class-lists": Announcement(
             run, 9, "open", "ncm", bundle, extractor=bundle[::-1], class_lists=(bundle[:8], bundle[8:16])
+        ),
+        "announcement-withheld": Announcement(
+            run, 0, "standing", "ncm", bundle, extractor=bundle[::-1], withheld=(0, 300)
         ),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
