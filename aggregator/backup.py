@@ -26,10 +26,11 @@ from contract.errors import ProtofleetError, StoreError, UsageError
 from contract.files import lock, whole_file
 from contract.sqlite import Database, beside, is_taken, read_only
 
-__all__ = ["BackedUp", "Restored", "back_up", "restore"]
+__all__ = ["WRITTEN_TO", "BackedUp", "Restored", "back_up", "restore"]
 
 MADE_AT = "backup made"  # in `meta` of a backup, seconds since the epoch
 _PAGES = 1024  # between two moments at which Ctrl-C is heard
+WRITTEN_TO = "written to "  # begins the outcome of a backup, before its path
 _GIVEN_AGAIN = ("forget", "withdraw", "remove", "admit", "forget class", "admit class")
 
 
@@ -77,7 +78,7 @@ def back_up(store: str | os.PathLike[str], out: str | os.PathLike[str], who: str
             with _plain(file.name) as copy:
                 copy.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (MADE_AT, b"%r" % made_at))
     with beside(store, KIND) as db:
-        _record(db, "backup", who, made_at, f"written to {os.path.abspath(out)}")
+        _record(db, "backup", who, made_at, f"{WRITTEN_TO}{os.path.abspath(out)}")
     return BackedUp(os.fspath(out), os.path.getsize(out))
 
 

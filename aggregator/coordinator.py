@@ -286,8 +286,8 @@ class Coordinator(Core):
         trained = sorted(name for name in methods if method_of(name).trains)
         if order.what == "forget class" and trained:
             return (
-                f"refused: in rounds of {', '.join(trained)} devices train on all their classes, and no network unlearns "
-                "one, try a bundle without it and a new --store, or a fleet that trains nothing"
+                f"refused: in rounds of {', '.join(trained)} devices train on all their classes, and no network "
+                "unlearns one, try a bundle without it and a new --store, or a fleet that trains nothing"
             )
         return super()._unfit(order)
 

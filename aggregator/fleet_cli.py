@@ -17,10 +17,10 @@ from typing import Annotated, Any
 
 import typer
 
-from aggregator.backup import back_up, restore
+from aggregator.backup import WRITTEN_TO, back_up, restore
 from aggregator.drift import drift_of
 from aggregator.orders import await_done, give
-from aggregator.standing_store import Order, Record, fleet_records, orders
+from aggregator.standing_store import Order, Record, classes_forgotten, fleet_records, orders
 from aggregator.store_schema import KIND
 from contract.drift import WORDS
 from contract.errors import UsageError, near_names
@@ -43,14 +43,20 @@ fleet_app = typer.Typer(
 
 _Store = Annotated[Path, typer.Option(help="The aggregator's store; it may be running.")]
 _Device = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id.")]
+_ADevice = Annotated[str | None, typer.Argument(metavar="DEVICE", help="Its id.")]
+_Class = Annotated[
+    str | None, typer.Option("--class", metavar="NAME", help="In place of DEVICE: a class of the fleet's bundle.")
+]
 _Wait = Annotated[float, typer.Option(help="Seconds to wait for a running aggregator to have done it.")]
 _Json = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was found or done"))]
 WAIT_S = 15.0
 
 
-def forget_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
-    """Take all that came from a device out of the fleet, make anew what comes back, and refuse it from now on."""
-    return _order("forget", store, device, wait, json, known=True)
+def forget_command(
+    store: _Store, device: _ADevice = None, name: _Class = None, wait: _Wait = WAIT_S, json: _Json = None
+) -> int:
+    """Take all that came from a device or of a class out of the fleet, make anew what comes back, and take no more."""
+    return _order_of_one("forget", store, device, name, wait, json)
 
 
 @fleet_app.command("list")
@@ -58,9 +64,13 @@ def list_command(store: _Store, json: _Json = None) -> int:
     """The devices that a store knows."""
     found, _, drift = _read(store)
     devices = [asdict(record) | {"drift": drift.get(record.device)} for record in found.values()]
-    write_json(json, {"schema": SCHEMA, "devices": devices})
+    with read_only(store, KIND) as db:
+        gone = classes_forgotten(db)
+    write_json(json, {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone})
     rows = [(r.device, _standing(r), str(r.rounds), _suspected(drift, r.device), r.refused) for r in found.values()]
     show_table(beside(json), ("device", "standing", "rounds", "drift", "refused"), rows, words=(0, 1, 3, 4))
+    if gone:
+        _say(json, f"forgotten classes: {', '.join(gone)}; protofleet fleet admit --class NAME takes one in again")
     return 0
 
 
@@ -97,9 +107,11 @@ def log_command(store: _Store, json: _Json = None) -> int:
 
 
 @fleet_app.command("admit")
-def admit_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
-    """Let a device in again that was forgotten, removed or has withdrawn."""
-    return _order("admit", store, device, wait, json, known=True)
+def admit_command(
+    store: _Store, device: _ADevice = None, name: _Class = None, wait: _Wait = WAIT_S, json: _Json = None
+) -> int:
+    """Let a device in again that was forgotten, removed or has withdrawn, or a class that was forgotten."""
+    return _order_of_one("admit", store, device, name, wait, json)
 
 
 @fleet_app.command("remove")
@@ -164,6 +176,18 @@ def restore_command(
     return 0
 
 
+def _order_of_one(
+    what: str, store: Path, device: str | None, name: str | None, wait_s: float, json: Path | None
+) -> int:
+    """An order of a device that the store knows, or of a class; whether there is such a one the aggregator says."""
+    if (device is None) == (name is None):
+        got = "neither" if device is None else "both"
+        raise UsageError("DEVICE and --class", expected="one of them", got=got)
+    if name is not None:
+        return _order(f"{what} class", store, name, wait_s, json)
+    return _order(what, store, device or "", wait_s, json, known=True)
+
+
 def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None, *, known: bool = False) -> int:
     """Record an order and wait until it is done, where somebody does it; 1 when it cannot be done.
 
@@ -179,12 +203,22 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
     order, running = give(store, what, device, _who())
     if running:
         order = await_done(store, order, wait_s)
-    write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running})
+    backups = _backups(store) if what in ("forget", "forget class") else []
+    write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running, "backups": backups})
     line = _line(order)
     if not running:
         line += ": no aggregator runs on this store, its next start takes it up"
     _say(json, line)
+    if backups:
+        _say(json, f"backups hold it until you destroy them: {', '.join(backups)}")
     return int((order.outcome or "").startswith("refused"))
+
+
+def _backups(store: Path) -> list[str]:
+    """Where backups of a store were written, as far as it knows."""
+    with read_only(store, KIND) as db:
+        made = [order.outcome or "" for order in orders(db, "WHERE what = 'backup'")]
+    return list(dict.fromkeys(each.removeprefix(WRITTEN_TO) for each in made if each.startswith(WRITTEN_TO)))
 
 
 def _who() -> str:

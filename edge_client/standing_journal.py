@@ -87,6 +87,11 @@ class StandingMarks:
             )
             db.execute("INSERT OR REPLACE INTO standing VALUES (?, ?, ?)", (run, generation, samples))
 
+    def keep_samples(self, run: bytes, samples: bytes) -> None:
+        """The aggregator has taken samples out of the sums that were sent last, and these are left."""
+        with self._transaction() as db:
+            db.execute("UPDATE standing SET samples = ? WHERE run = ?", (samples, run))
+
     def unsent(self, run: bytes, generation: int) -> None:
         """What was sent last does not count, and what comes next is numbered above `generation`."""
         with self._transaction() as db:

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.messages import MAX_ROUND, Announcement, Receipt
+from contract.methods import method
 from contract.state import GlobalState
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.journal import Journal, Key, Report
 from edge_client.outbox import fitting
-from edge_client.standing import choose, joined, sample_keys, separated
+from edge_client.standing import Choice, choose, joined, left_in, sample_keys, separated
 
 __all__ = ["REFUSED_WAIT_S", "Made", "StandingSums", "is_complete"]
 
@@ -61,6 +62,7 @@ class StandingSums:
         self._held_back = 0
         self._waits = ""
         self._again_at_s = float("-inf")
+        self._withheld: tuple[int, ...] = ()  # as announced when it was last looked
 
     def make(self, a: Announcement, boot: int, now_s: float) -> Made | None:
         """The next generation, if enough has changed since the one that was sent last; None when not.
@@ -70,6 +72,8 @@ class StandingSums:
             boot: how often the device has started.
         """
         self._waits = ""
+        if a.withheld != self._withheld:  # what was refused may have been for a class that was forgotten meanwhile
+            self._withheld, self._again_at_s = a.withheld, float("-inf")
         if now_s < self._again_at_s:
             self._waits = "refused by the aggregator: waiting to be admitted again"
             return None
@@ -81,16 +85,28 @@ class StandingSums:
             self._waits = f"sums {generation} were the last: no higher number is left, give this device another --id"
             return None
         keys = self._keys()
-        looked = (self._known, a.run, a.method, a.min_samples, generation, counts)
+        looked = (self._known, a.run, a.method, a.min_samples, a.withheld, generation, counts)
         if looked != self._nothing_at:
-            sent = self._journal.standing.samples(a.run) if counts else None
-            choice = choose(keys, None if sent is None else separated(sent), a.min_samples)
+            choice = self._choice(a, keys)
             if choice.rows is not None:
                 return self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
             self._nothing_at, self._held_back = looked, choice.waiting
         back = f", {self._held_back:,} changes are too few of their class to be told" if self._held_back else ""
         self._waits = f"sums {generation} stand{back}: waiting for photos to change"
         return None
+
+    def _choice(self, a: Announcement, keys: list[bytes]) -> Choice:
+        """What to send. Where the sums that were sent last hold a class that is forgotten, the aggregator has taken its
+        rows out of them; what is summed over all classes together it has let go whole, and wants again without it."""
+        kept = self._journal.standing.samples(a.run)
+        sent = None if kept is None else separated(kept)
+        left = None if sent is None else left_in(sent, a.withheld)
+        held = sent is not None and left is not None and len(left) < len(sent)
+        again = held and method(a.method).statistic.has_triangle()
+        choice = choose(keys, sent, a.min_samples, withheld=a.withheld, again=again)
+        if held and left is not None and choice.rows is None:
+            self._journal.standing.keep_samples(a.run, joined(left))
+        return choice
 
     def waits_for(self) -> str:
         """What is waited for, for a person; empty where there are rounds."""
