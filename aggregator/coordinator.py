@@ -307,6 +307,7 @@ class Coordinator(Core):
         self._tables.class_done(
             order,
             forgotten,
+            {},
             ((stored, self._kept_of(stored, number)) for stored in held),
             [] if state is self.state else global_parts(state),
             at=wall,

@@ -60,6 +60,7 @@ class Core(ABC):
         self._refused = self._tables.refused()
         with as_written(self._tables.path):
             self._forgotten = self._tables.classes_forgotten()
+            self._taken = self._tables.classes_taken()
         self._orders_at = now
 
     @property
@@ -131,8 +132,10 @@ class Core(ABC):
         left = tuple(name for name in self._forgotten if name != order.device)
         outcome = "done" if left != self._forgotten else "done: it was not forgotten"
         version = self.state.version
-        self._tables.class_done(order, left, at=wall, before=version, after=version, outcome=outcome)
-        self._forgotten = left
+        taken = {name: of for name, of in self._taken.items() if name != order.device}
+        taken[""] = {**self._taken.get("", {}), **self._taken.get(order.device, {})}
+        self._tables.class_done(order, left, taken, at=wall, before=version, after=version, outcome=outcome)
+        self._forgotten, self._taken = left, taken
         return outcome
 
     def _read_status(self, device: str, payload: bytes) -> Status | None:

@@ -203,7 +203,8 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
     order, running = give(store, what, device, _who())
     if running:
         order = await_done(store, order, wait_s)
-    backups = _backups(store) if what in ("forget", "forget class") else []
+    refused = (order.outcome or "").startswith("refused")
+    backups = _backups(store) if what in ("forget", "forget class") and not refused else []
     write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running, "backups": backups})
     line = _line(order)
     if not running:
@@ -211,7 +212,7 @@ def _order(what: str, store: Path, device: str, wait_s: float, json: Path | None
     _say(json, line)
     if backups:
         _say(json, f"backups hold it until you destroy them: {', '.join(backups)}")
-    return int((order.outcome or "").startswith("refused"))
+    return int(refused)
 
 
 def _backups(store: Path) -> list[str]:

@@ -182,7 +182,8 @@ class StandingCoordinator(Core):
         """See to it that a device of which nothing stands any more learns it, and whether it may send again: what it
         sent last had a receipt, so it would wait for photos to change."""
         held = self._held(device)
-        if not held.generation or held.digest:
+        lacks = self._taken.get("", {}).get(device) == held.generation  # rows of a class that is admitted again
+        if not held.generation or (held.digest and not lacks):
             return
         refusal = self._refusal(device)
         receipt = Receipt(
@@ -359,10 +360,12 @@ class StandingCoordinator(Core):
             holders.append(device)
         state, parts, digest = self._anew()
         whole = "until those devices send again without it" if self.method.statistic.has_triangle() else ""
+        taken = self._taken | {order.device: {device: self.standing.held(device) for device in holders}}
         outcome, forgotten = had_sent(holders, whole=whole), with_class(self._forgotten, order.device)
         self._tables.class_done(
             order,
             forgotten,
+            taken,
             ((device, self._kept_of(device, classes)) for device in holders),
             parts,
             digest,
@@ -371,9 +374,17 @@ class StandingCoordinator(Core):
             after=state.version,
             outcome=outcome,
         )
-        self.state, self._forgotten = state, forgotten
+        self.state, self._forgotten, self._taken = state, forgotten, taken
         self.standing.solved(now)
         self._orders_at = now
+        return outcome
+
+    def _admit_class(self, order: Order, wall: float) -> str:
+        """As without standing sums; whose rows were taken out is told that they do not count, if it has not heard."""
+        outcome = super()._admit_class(order, wall)
+        for device in self.standing.generations:
+            if self._presence.is_online(device):
+                self._tell(device)
         return outcome
 
     def _kept_of(self, device: str, classes: Collection[int]) -> bytes | None:

@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _CLASSES = "classes forgotten"  # in `meta`: their names, as a JSON array
+_TAKEN = "classes taken"
 WITHDREW = "it withdrew what it had sent"
 
 
@@ -206,6 +207,12 @@ class StandingTables:
         """The names of the classes of which nothing is taken, in the order in which they were forgotten."""
         return forgotten_in(self.meta(_CLASSES))
 
+    def classes_taken(self) -> dict[str, dict[str, int]]:
+        """By name of a class: the devices whose rows of it were taken out, and of which generation they were. Under the
+        empty name those of classes that were admitted again."""
+        found = json.loads(self.meta(_TAKEN) or "{}")
+        return {name: {device: int(generation) for device, generation in of.items()} for name, of in found.items()}
+
     def round_payloads(self) -> Iterator[tuple[int, tuple[int, str, str], bytes]]:
         """What is kept of rounds, one at a time: its number here; round, method and device; and what was sent."""
         with self._disk():
@@ -224,6 +231,7 @@ class StandingTables:
         self,
         order: Order,
         forgotten: Sequence[str],
+        taken: Mapping[str, Mapping[str, int]],
         changed: Iterable[tuple[str | int, bytes | None]] = (),
         parts: Sequence[tuple[int, int, bytes]] = (),
         digest: str | None = None,
@@ -237,6 +245,7 @@ class StandingTables:
         it, or nothing.
 
         Args:
+            taken: as `classes_taken`.
             changed: what stays of what is held: of a device where sums stand, or under a number where there are rounds;
                 None for nothing. Drawn one at a time.
             parts, digest: of the global state of what remains, as in `take_out`.
@@ -245,6 +254,7 @@ class StandingTables:
             for where, left in changed:
                 _keep(db, where, left)
             _put_meta(db, _CLASSES, json.dumps(list(forgotten)))
+            _put_meta(db, _TAKEN, json.dumps(taken))
             self._put_global(db, parts)
             if digest is not None:
                 _put_meta(db, "standing solved", digest)

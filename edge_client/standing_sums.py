@@ -59,7 +59,7 @@ class StandingSums:
         self._device, self._journal, self._id = device, journal, device_id
         self._known: tuple[LocalData, list[bytes]] | None = None
         self._nothing_at: tuple[object, ...] | None = None  # where the last look found nothing to send
-        self._held_back = 0
+        self._held_back = self._staying = 0
         self._waits = ""
         self._again_at_s = float("-inf")
         self._withheld: tuple[int, ...] = ()  # as announced when it was last looked
@@ -91,8 +91,10 @@ class StandingSums:
             if choice.rows is not None:
                 return self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
             self._nothing_at, self._held_back = looked, choice.waiting
+            self._staying = len(keys) - len(left_in(keys, a.withheld))
+        kept = f", {self._staying:,} samples of forgotten classes stay here" if self._staying else ""
         back = f", {self._held_back:,} changes are too few of their class to be told" if self._held_back else ""
-        self._waits = f"sums {generation} stand{back}: waiting for photos to change"
+        self._waits = f"sums {generation} stand{back}{kept}: waiting for photos to change"
         return None
 
     def _choice(self, a: Announcement, keys: list[bytes]) -> Choice:

@@ -94,7 +94,7 @@ def test_a_class_is_forgotten_by_its_name_and_backups_are_told(store: Path, tmp_
         assert line.startswith("error: DEVICE and --class, expected one of them, got ")
     with SqliteStore(store, BUNDLE, "fleet") as opened:
         order = opened.standing.next_order()
-        opened.standing.class_done(order, ("Hamster",), at=1.0, before=1, after=2, outcome="done")
+        opened.standing.class_done(order, ("Hamster",), {}, at=1.0, before=1, after=2, outcome="done")
     assert "forgotten classes: Hamster; protofleet fleet admit" in run("fleet", "list", "--store", store).stdout
 
 

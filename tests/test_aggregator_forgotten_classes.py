@@ -144,6 +144,31 @@ def test_sums_over_all_classes_go_whole_and_come_again_without_it(store: SqliteS
     assert store.standing.refused() == {}
 
 
+@pytest.mark.parametrize("name", ["ncm", "ffc"])
+def test_a_device_that_was_away_all_the_while_is_told_to_send_again(
+    store: SqliteStore, tmp_path: Path, name: str
+) -> None:
+    """It never heard that the class was forgotten, and holds that all it has sent counts."""
+    core, born = standing(store, name), encode(Status(True, b"instance", 1))
+    assert {sent(core, device) for device in DEVICES} == {"committed"}
+    core.status("b", born, 0.0)
+    obeyed(core, tmp_path / "s", "forget class")
+    core.stalled(0.0)
+    core.status("a", encode(Status(True, b"instance", 1)), 0.0)
+    told = [(each.device, each.receipt.status) for each in core.stalled(0.0)]
+    assert told == ([("a", "late")] if name == "ffc" else [])  # of ncm nothing is missing
+    core.status("a", encode(Status(False, b"instance", 1)), 0.0)
+    obeyed(core, tmp_path / "s", "admit class")
+    assert [(each.device, each.receipt.status) for each in core.stalled(0.0)] == [("b", "late")]
+    core = standing(store, name)
+    for device in DEVICES:
+        core.status(device, born, 0.0)
+    assert [(each.device, each.receipt.held) for each in core.stalled(0.0)] == [("a", 1), ("b", 1)]
+    assert sent(core, "a", 2) == "committed"
+    core.status("a", encode(Status(True, b"instanc2", 1)), 0.0)
+    assert core.stalled(0.0) == []
+
+
 def test_a_class_that_the_bundle_has_not_is_refused(store: SqliteStore, tmp_path: Path) -> None:
     outcome = obeyed(standing(store, "ncm"), tmp_path / "s", "forget class", "hamstr")
     assert outcome.startswith("refused: the fleet's bundle has no class 'hamstr', try one of ")

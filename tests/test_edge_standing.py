@@ -154,6 +154,7 @@ def test_where_the_aggregator_takes_rows_out_a_device_sends_nothing_until_they_m
     with kept:
         without = dataclasses.replace(a, withheld=(1,))
         assert [sums.make(without, 1, now_s) for now_s in (3.0, 4.0)] == [None, None]
+        assert sums.waits_for().startswith("sums 1 stand, 12 samples of forgotten classes stay here: waiting")
         assert {key[16:] for key in separated(kept.standing.samples(RUN))} == {b"\x00\x00"}
         again = decode(sums.make(a, 1, 5.0).payload)
         assert (again.round, list(again.body.classes)) == (2, [0, 1])
