@@ -28,11 +28,12 @@ from contract.errors import ProtofleetError, StoreError, UsageError
 from contract.files import lock, whole_file
 from contract.sqlite import Database, beside, is_taken, read_only
 
-__all__ = ["BackedUp", "Restored", "back_up", "restore"]
+__all__ = ["WRITTEN_TO", "BackedUp", "Restored", "back_up", "restore"]
 
 _PAGES = 1024  # between two moments at which Ctrl-C is heard
 _READERS_S = 5.0  # whoever looks at the store is done by then
-_GIVEN_AGAIN = ("forget", "withdraw", "remove", "admit")
+WRITTEN_TO = "written to "  # begins the outcome of a backup, before its path
+_GIVEN_AGAIN = ("forget", "withdraw", "remove", "admit", "forget class", "admit class")
 _UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ")
 
 
@@ -92,7 +93,7 @@ def back_up(store: str | os.PathLike[str], out: str | os.PathLike[str], who: str
     unrecorded = ""
     try:
         with beside(store, KIND) as db:
-            _record(db, "backup", who, made_at, f"written to {os.path.abspath(out)}")
+            _record(db, "backup", who, made_at, f"{WRITTEN_TO}{os.path.abspath(out)}")
     except ProtofleetError as error:  # a full disk is when backups are made
         unrecorded = str(error)
     return BackedUp(os.fspath(out), os.path.getsize(out), unrecorded)

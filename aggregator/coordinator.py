@@ -17,10 +17,11 @@ from dataclasses import replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
 from aggregator.core import Core
-from aggregator.forgetting import state_without
+from aggregator.forgetting import Remaking, state_without, state_without_class
+from aggregator.forgotten_classes import as_kept, had_sent, left_of, with_class
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
-from aggregator.orders import FORGOTTEN, Obeyed, unfit
+from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed
 from aggregator.outliers import Finding, Traits
 from aggregator.rollout import Moved
 from aggregator.rounds import Closed, Opened, Rounds, Step, plan
@@ -154,6 +155,7 @@ class Coordinator(Core):
             extractor=self._extractor,
             class_lists=self._lists.digests if self._extractor else (),
             offer=self.rollouts.offer,
+            withheld=self._withheld,
         )
 
     def status(self, device: str, payload: bytes, now: float) -> bool:
@@ -242,9 +244,13 @@ class Coordinator(Core):
 
     def _obey(self, order: Order, wall: float) -> Obeyed:
         tables, before = self._tables, self.state.version
-        wrong = unfit(order)
+        wrong = self._unfit(order)
         if order.what == "forget" and not wrong:
             outcome = self._forget(order, wall)
+        elif order.what in OF_A_CLASS and not wrong:
+            outcome = (
+                self._forget_class(order, wall) if order.what == "forget class" else self._admit_class(order, wall)
+            )
         else:
             outcome = wrong or self._settle(order, wall) or self.rounds.steer(order.what)
             if order.device in self._refused:
@@ -257,17 +263,7 @@ class Coordinator(Core):
     def _forget(self, order: Order, wall: float) -> str:
         """Remove all that is held of a device, and make anew what it may be in."""
         device, records = order.device, self._store.rounds()
-        state = state_without(
-            device,
-            self.state,
-            records,
-            self._messages,
-            hyper=self._hyper,
-            classes=self._manifest.classes,
-            width=self._width,
-            rule=self._settings.rule,
-            max_share=self._settings.max_share,
-        )
+        state = state_without(device, self.state, records, self._messages, self._remaking)
         parts = [] if state is self.state else global_parts(state)
         before, after = self.state.version, state.version
         trained = sorted({r.method for r in records if device in r.uplink_bytes and method_of(r.method).trains})
@@ -285,6 +281,58 @@ class Coordinator(Core):
         self.rounds.contributions.discard(device)
         self.rounds.refused(device)
         return outcome
+
+    @property
+    def _remaking(self) -> Remaking:
+        settings = self._settings
+        return Remaking(self._hyper, self._manifest.classes, self._width, settings.rule, settings.max_share)
+
+    def _unfit(self, order: Order) -> str:
+        methods = {*self.rounds.plan, *(record.method for record in self._store.rounds())}
+        trained = sorted(name for name in methods if method_of(name).trains)
+        if order.what == "forget class" and trained:
+            return (
+                f"refused: in rounds of {', '.join(trained)} devices train on all their classes, and no network "
+                "unlearns one, try a bundle without it and a new --store, or a fleet that trains nothing"
+            )
+        return super()._unfit(order)
+
+    def _forget_class(self, order: Order, wall: float) -> str:
+        """Take a class out of all that is kept of rounds, and make anew what it may be in."""
+        number, before = self._manifest.labels.index(order.device), self.state.version
+        held = {
+            stored: key
+            for stored, key, payload in self._tables.round_payloads()
+            if _contribution(payload).holds((number,))
+        }
+        holders = set(held.values())
+        state = state_without_class(number, holders, self.state, self._store.rounds(), self._messages, self._remaking)
+        whole = {key for key in holders if method_of(key[1]).statistic.has_triangle()}
+        outcome = had_sent({device for _, _, device in holders}, whole="until the next round" if whole else "")
+        forgotten = with_class(self._forgotten, order.device)
+        self._tables.class_done(
+            order,
+            forgotten,
+            {},
+            ((stored, self._kept_of(stored, number)) for stored in held),
+            [] if state is self.state else global_parts(state),
+            at=wall,
+            before=before,
+            after=state.version,
+            outcome=outcome,
+        )
+        self.state, self._forgotten = state, forgotten
+        self._stand_ins.clear()
+        self._traits.clear()  # read again of what is left
+        for round, _, device in whole:
+            if round == self.rounds.number and self.rounds.phase == "open":
+                self.rounds.contributions.discard(device)
+        return outcome
+
+    def _kept_of(self, stored: int, number: int) -> bytes | None:
+        """What stays in the store of a round's contribution, without a class."""
+        left = left_of(_contribution(self._tables.round_payload(stored)), (number,))
+        return None if left is None else as_kept(left)
 
     def _let_stand_in(self, step: Closed) -> None:
         """Late contributions count for devices of which the round has nothing."""
@@ -362,6 +410,7 @@ class Coordinator(Core):
                 noise=self.method.mechanism(self._hyper(self.method)),
                 extractor=self._extractor,
                 lists=self._lists,
+                withheld=self._withheld,
             ),
             refusal=self._refusal,
         )
@@ -369,9 +418,13 @@ class Coordinator(Core):
     def _messages(self, round: int, method: str) -> Iterator[Contribution]:
         """The contributions of a round, ordered by device."""
         for payload in self._store.contributions(round, method):
-            message = decode(payload)
-            assert isinstance(message, Contribution)
-            yield message
+            yield _contribution(payload)
+
+
+def _contribution(payload: bytes) -> Contribution:
+    message = decode(payload)
+    assert isinstance(message, Contribution)
+    return message
 
 
 def _answers(decision: Decision, view: View) -> bool:

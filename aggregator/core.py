@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from aggregator.drift import DriftTable
-from aggregator.orders import LOOK_S, refusal, settle
+from aggregator.forgotten_classes import no_such_class
+from aggregator.orders import LOOK_S, OF_A_CLASS, refusal, settle, unfit
 from aggregator.rollout_desk import RolloutDesk
 from aggregator.settings import Settings, least_limit_of
 from aggregator.standing_store import Order
@@ -60,6 +61,8 @@ class Core(ABC):
         self.state: GlobalState = store.state()
         self._refused = self._tables.refused()
         with as_written(self._tables.path):
+            self._forgotten = self._tables.classes_forgotten()
+            self._taken = self._tables.classes_taken()
             self.rollouts = RolloutDesk(store.rollouts, manifest, bundle, tuple(self._shorter))
         self._orders_at = now
 
@@ -115,6 +118,28 @@ class Core(ABC):
     def _refusal(self, device: str) -> str:
         """Why nothing of a device is taken; empty where it is."""
         return refusal(device, self._refused)
+
+    @property
+    def _withheld(self) -> tuple[int, ...]:
+        """The numbers, rising, of the classes of which nothing is taken."""
+        return tuple(number for number, name in enumerate(self._manifest.labels) if name in self._forgotten)
+
+    def _unfit(self, order: Order) -> str:
+        """Why nothing can be done with an order, as its outcome; empty where something can."""
+        if order.what in OF_A_CLASS and order.device not in self._manifest.labels:
+            return no_such_class(order.device, self._manifest.labels)
+        return unfit(order)
+
+    def _admit_class(self, order: Order, wall: float) -> str:
+        """From now on samples of a class are summed again."""
+        left = tuple(name for name in self._forgotten if name != order.device)
+        outcome = "done" if left != self._forgotten else "done: it was not forgotten"
+        version = self.state.version
+        taken = {name: of for name, of in self._taken.items() if name != order.device}
+        taken[""] = {**self._taken.get("", {}), **self._taken.get(order.device, {})}
+        self._tables.class_done(order, left, taken, at=wall, before=version, after=version, outcome=outcome)
+        self._forgotten, self._taken = left, taken
+        return outcome
 
     def _read_status(self, device: str, payload: bytes) -> Status | None:
         """What a device says of itself, its drift heard unless it is refused. What is no status is counted and left."""

@@ -17,11 +17,11 @@ from typing import Annotated, Any
 
 import typer
 
-from aggregator.backup import back_up, restore
+from aggregator.backup import WRITTEN_TO, back_up, restore
 from aggregator.drift import drift_of
 from aggregator.orders import await_done, give
 from aggregator.rollout_store import said_in
-from aggregator.standing_store import Order, Record, fleet_records, orders
+from aggregator.standing_store import Order, Record, classes_forgotten, fleet_records, orders
 from aggregator.store import as_written
 from aggregator.store_schema import KIND
 from contract.drift import WORDS
@@ -45,14 +45,20 @@ fleet_app = typer.Typer(
 
 _Store = Annotated[Path, typer.Option(help="The aggregator's store; it may be running.")]
 _Device = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id.")]
+_ADevice = Annotated[str | None, typer.Argument(metavar="DEVICE", help="Its id.")]
+_Class = Annotated[
+    str | None, typer.Option("--class", metavar="NAME", help="In place of DEVICE: a class of the fleet's bundle.")
+]
 _Wait = Annotated[float, typer.Option(help="Seconds to wait for a running aggregator to have done it.")]
 _Json = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was found or done"))]
 WAIT_S = 15.0
 
 
-def forget_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
-    """Take all that came from a device out of the fleet, make anew what comes back, and refuse it from now on."""
-    return ask("forget", store, device, wait, json, known=True)
+def forget_command(
+    store: _Store, device: _ADevice = None, name: _Class = None, wait: _Wait = WAIT_S, json: _Json = None
+) -> int:
+    """Take all that came from a device or of a class out of the fleet, make anew what comes back, and take no more."""
+    return _order_of_one("forget", store, device, name, wait, json)
 
 
 @fleet_app.command("list")
@@ -63,7 +69,9 @@ def list_command(store: _Store, json: _Json = None) -> int:
         asdict(record) | {"drift": drift.get(record.device), "rollout": said.get(record.device)}
         for record in found.values()
     ]
-    write_json(json, {"schema": SCHEMA, "devices": devices})
+    with read_only(store, KIND) as db:
+        gone = classes_forgotten(db)
+    write_json(json, {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone})
     columns = {
         "device": list(found),
         "standing": [_standing(r) for r in found.values()],
@@ -76,6 +84,8 @@ def list_command(store: _Store, json: _Json = None) -> int:
         del columns["rollout"]
     words = [at for at, name in enumerate(columns) if name != "rounds"]
     show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=words)
+    if gone:
+        _say(json, f"forgotten classes: {', '.join(gone)}; protofleet fleet admit --class NAME takes one in again")
     return 0
 
 
@@ -119,9 +129,11 @@ def log_command(store: _Store, json: _Json = None) -> int:
 
 
 @fleet_app.command("admit")
-def admit_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
-    """Let a device in again that was forgotten, removed or has withdrawn."""
-    return ask("admit", store, device, wait, json, known=True)
+def admit_command(
+    store: _Store, device: _ADevice = None, name: _Class = None, wait: _Wait = WAIT_S, json: _Json = None
+) -> int:
+    """Let a device in again that was forgotten, removed or has withdrawn, or a class that was forgotten."""
+    return _order_of_one("admit", store, device, name, wait, json)
 
 
 @fleet_app.command("remove")
@@ -185,6 +197,18 @@ def restore_command(
     return 0
 
 
+def _order_of_one(
+    what: str, store: Path, device: str | None, name: str | None, wait_s: float, json: Path | None
+) -> int:
+    """An order of a device that the store knows, or of a class; whether there is such a one the aggregator says."""
+    if (device is None) == (name is None):
+        got = "neither" if device is None else "both"
+        raise UsageError("DEVICE and --class", expected="one of them", got=got)
+    if name is not None:
+        return ask(f"{what} class", store, name, wait_s, json)
+    return ask(what, store, device or "", wait_s, json, known=True)
+
+
 def ask(
     what: str, store: Path, device: str, wait_s: float, json: Path | None, *, known: bool = False, detail: str = ""
 ) -> int:
@@ -194,6 +218,8 @@ def ask(
         known: whether it makes sense only of a device that the store knows.
         detail: which stage, of `rollout-stage`.
     """
+    if not 0 <= wait_s <= 1e6:  # NaN is not
+        raise UsageError("--wait", expected="0 to 1e+06 seconds", got=wait_s)
     if known:
         bring_up(store, KIND)
         found, _, _, _ = _read(store)
@@ -208,12 +234,23 @@ def tell(order: Order, running: bool, store: Path, wait_s: float, json: Path | N
     be done."""
     if running:
         order = await_done(store, order, wait_s)
-    write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running})
+    refused = (order.outcome or "").startswith("refused")
+    backups = _backups(store) if order.what in ("forget", "forget class") and not refused else []
+    write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running, "backups": backups})
     line = _line(order)
     if not running:
         line += ": no aggregator runs on this store, its next start takes it up"
     _say(json, line)
-    return int((order.outcome or "").startswith("refused"))
+    if backups:
+        _say(json, f"backups hold it until you destroy them: {', '.join(backups)}")
+    return int(refused)
+
+
+def _backups(store: Path) -> list[str]:
+    """Where backups of a store were written, as far as it knows."""
+    with read_only(store, KIND) as db:
+        made = [order.outcome or "" for order in orders(db, "WHERE what = 'backup'")]
+    return list(dict.fromkeys(each.removeprefix(WRITTEN_TO) for each in made if each.startswith(WRITTEN_TO)))
 
 
 def operator() -> str:

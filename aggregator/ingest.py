@@ -32,6 +32,7 @@ from typing import Literal
 import numpy as np
 
 from aggregator.broken_message import Tie, digest_of, tie
+from aggregator.forgotten_classes import as_kept, left_of
 from aggregator.outliers import Traits
 from aggregator.store import Accepted
 from aggregator.validation import Terms, check_content
@@ -336,8 +337,13 @@ class Ingest:
         except WireError as error:
             return _decision(device, message, "rejected", reason=str(error), cause="content")
         self._accepted.add((message.round, message.method, device))
-        self._newest[device] = Held(message.round, b"" if message.standing == "withdrawn" else digest_of(payload))
-        accepted = Accepted(message.round, message.method, device, payload, received_bytes)
+        left = left_of(message, view.terms.withheld)
+        assert left is not None  # what cannot be without a class is refused with it
+        if left is not message:
+            message, payload = left, as_kept(left)
+        withdraws = message.standing == "withdrawn"
+        self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
+        accepted = Accepted(message.round, message.method, device, payload, received_bytes, message)
         return _decision(device, message, "committed", accepted=accepted, traits=Traits.of(message, view.terms.noise))
 
 

@@ -3,6 +3,8 @@
     forget DEVICE    all that is held of it goes, what comes back is made again of what remains, and it is refused
     remove DEVICE    it is refused from now on; what it gave stays
     admit DEVICE     it is refused no longer
+    forget class     what is held of a class goes, and no device's samples of it are summed any more
+    admit class      they are again
     pause, resume    nothing new is made of what devices send, until it goes on
     rollout          a bundle is offered to devices in stages; rollout-stage, rollout-halt, rollout-resume, rollout-end
                      say how it goes on (`aggregator/rollout.py`)
@@ -29,6 +31,7 @@ from contract.topics import check_device
 __all__ = [
     "FORGOTTEN",
     "LOOK_S",
+    "OF_A_CLASS",
     "OF_A_DEVICE",
     "REMOVED",
     "Obeyed",
@@ -40,6 +43,7 @@ __all__ = [
 ]
 
 OF_A_DEVICE = ("forget", "remove", "admit")
+OF_A_CLASS = ("forget class", "admit class")
 FORGOTTEN = "it was forgotten"
 REMOVED = "it was removed"
 LOOK_S = 0.5  # between an aggregator's two looks for orders
@@ -97,7 +101,7 @@ def give(path: str | os.PathLike[str], what: str, device: str, who: str, *, deta
     """Record an order; what was recorded, and whether an aggregator runs that will take it up.
 
     Args:
-        device: of the orders `OF_A_DEVICE`, else empty.
+        device: of the orders `OF_A_DEVICE`; the class's name of those `OF_A_CLASS`; else empty.
         who: asks for it, for the record.
         detail: which stage, of `rollout-stage`.
 

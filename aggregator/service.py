@@ -76,6 +76,8 @@ class Service:
 
     def __post_init__(self) -> None:
         check_id(self.fleet, "--fleet")
+        if self.patience_s is not None:
+            _between("--patience", self.patience_s, 0.1, 1e6)
         read = [(path, read_bundle(path)) for path in self.bundles]
         self._roster = check_fleet(read)  # graphs and weights do not stay in memory
 

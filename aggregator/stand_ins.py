@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from aggregator.forgotten_classes import as_kept, left_of
 from aggregator.ingest import Decision, View
 from aggregator.store import Accepted
 from aggregator.validation import check_content
@@ -50,6 +51,10 @@ class StandIns:
             check_content(message, terms, bundles=(view.bundle, *view.others), classes=view.classes, width=view.width)
         except WireError:
             return
+        left = left_of(message, terms.withheld)
+        if left is None:
+            return
+        payload = payload if left is message else as_kept(left)
         before = self._kept.get(decision.device)
         if before is not None and before.round >= message.round:
             return
@@ -61,6 +66,10 @@ class StandIns:
     def forget(self, device: str) -> None:
         """Nothing of this device stands in."""
         self._kept.pop(device, None)
+
+    def clear(self) -> None:
+        """Nothing stands in."""
+        self._kept.clear()
 
     def due(self, round: int, method: str, lacks: Callable[[str], bool]) -> list[Accepted]:
         """What stands in in a round that closes, as contributions to it; nothing of its method is kept after that.

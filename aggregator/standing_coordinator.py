@@ -16,13 +16,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.broken_message import digest_of
 from aggregator.core import Core
+from aggregator.forgotten_classes import as_kept, had_sent, left_of, with_class
 from aggregator.ingest import Decision, Held, Ingest, View, largest_contribution_bytes
-from aggregator.orders import FORGOTTEN, Obeyed, unfit
+from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed
 from aggregator.presence import NoRounds, Presence
 from aggregator.rollout import Moved
 from aggregator.settings import Settings, check_heads, check_limit, standing_method
@@ -165,6 +166,7 @@ class StandingCoordinator(Core):
             extractor=self._extractor,
             class_lists=self._lists.digests,
             offer=self.rollouts.offer,
+            withheld=self._withheld,
         )
 
     def status(self, device: str, payload: bytes, now: float) -> bool:
@@ -182,7 +184,8 @@ class StandingCoordinator(Core):
         """See to it that a device of which nothing stands any more learns it, and whether it may send again: what it
         sent last had a receipt, so it would wait for photos to change."""
         held = self._held(device)
-        if not held.generation or held.digest:
+        lacks = self._taken.get("", {}).get(device) == held.generation  # rows of a class that is admitted again
+        if not held.generation or (held.digest and not lacks):
             return
         refusal = self._refusal(device)
         receipt = Receipt(
@@ -210,38 +213,37 @@ class StandingCoordinator(Core):
                 object is of no use any more.
         """
         view = self._view()
-        made, newer = [], dict[str, Stands]()
+        made, newer = [], dict[str, tuple[Stands, Contribution]]()
         for name, sent in batch:
             decision = self._ingest.decide(name, sent, view, now)
             made.append(decision)
             found = decision.accepted
             if found is None:
                 continue
-            message = decode(found.payload)
-            assert isinstance(message, Contribution)
-            gone = message.standing == "withdrawn"
+            assert found.message is not None
+            gone = found.message.standing == "withdrawn"
             if gone:  # what follows it in this batch is refused
                 self._refused[name] = WITHDREW
-            newer[name] = Stands(
-                name, found.round, None if gone else found.payload, 0 if gone else found.received_bytes
-            )
+            payload, received_bytes = (None, 0) if gone else (found.payload, found.received_bytes)
+            newer[name] = Stands(name, found.round, payload, received_bytes), found.message
         tally = self._uncounted + Counter((0, d.outcome) for d in made if d.outcome in OUTCOMES)
-        for device, stands in newer.items():
-            self._replace(device, stands, now)
+        for stands, message in newer.values():
+            self._replace(stands, message, now)
         if newer or tally:
-            self._tables.commit(list(newer.values()), tally, self._wall())
+            self._tables.commit([stands for stands, _ in newer.values()], tally, self._wall())
         self._uncounted.clear()
         self._ingest.forget_accepted()
         return made
 
-    def _replace(self, device: str, stands: Stands, now: float) -> None:
+    def _replace(self, stands: Stands, message: Contribution, now: float) -> None:
+        device, payload = stands.device, stands.payload
         before = self._tables.payload(device)
-        self._digests[device] = b"" if stands.payload is None else digest_of(stands.payload)
+        self._digests[device] = b"" if payload is None else digest_of(payload)
         self.standing.replace(
             device,
             stands.generation,
             None if before is None else self._exact(before),
-            None if stands.payload is None else self._exact(stands.payload),
+            None if payload is None else self._exact_of(message),
             now,
         )
 
@@ -262,6 +264,7 @@ class StandingCoordinator(Core):
                 extractor=self._extractor,
                 standing=True,
                 lists=self._lists,
+                withheld=self._withheld,
             ),
             refusal=self._refusal,
             held=self._held,
@@ -307,9 +310,12 @@ class StandingCoordinator(Core):
         return next_global(empty, found, merged, round=self.state.version + 1, hyper=self._settled)
 
     def _obey(self, order: Order, now: float, wall: float) -> Obeyed:
-        before, wrong = self.state.version, unfit(order)
+        before, wrong = self.state.version, self._unfit(order)
         if order.what in ("forget", "withdraw") and not wrong:
             outcome = self._take_out(order, now, wall)
+        elif order.what in OF_A_CLASS and not wrong:
+            forgets = order.what == "forget class"
+            outcome = self._forget_class(order, now, wall) if forgets else self._admit_class(order, wall)
         else:
             outcome = wrong or self._settle_standing(order, wall)
             self._tables.done(order, wall, outcome, before, before)
@@ -325,18 +331,16 @@ class StandingCoordinator(Core):
         if payload is not None:
             self.standing.replace(device, self.standing.held(device), self._exact(payload), None, now)
             self._digests.pop(device)
-        changed = self._tables.meta("standing solved") != self._digest() and (before or self.standing.present)
-        state = self._next() if changed else self.state
+        state, parts, digest = self._anew()
         reason = WITHDREW if order.what == "withdraw" else FORGOTTEN
         outcome = "done" if known else "done: nothing was held of it"
-        digest, after = self._digest(), state.version
         self._tables.take_out(
             order,
-            global_parts(state) if changed else [],
+            parts,
             digest,
             at=wall,
             before=before,
-            after=after,
+            after=state.version,
             reason=reason,
             outcome=outcome,
         )
@@ -347,6 +351,60 @@ class StandingCoordinator(Core):
         self.rollouts.forget(device)
         self._orders_at = now  # there may be more, and what the log holds of it is to be overwritten
         return outcome
+
+    def _forget_class(self, order: Order, now: float, wall: float) -> str:
+        """Take a class out of all that stands; what comes back is of what remains, at once and also while paused."""
+        classes, before, holders = (self._manifest.labels.index(order.device),), self.state.version, []
+        for device in sorted(self.standing.present):
+            message = self._contribution(device)
+            if not message.holds(classes):
+                continue
+            left = left_of(message, classes)
+            newer = None if left is None else self._exact_of(left)
+            self.standing.replace(device, self.standing.held(device), self._exact_of(message), newer, now)
+            self._digests[device] = b"" if left is None else digest_of(as_kept(left))
+            holders.append(device)
+        state, parts, digest = self._anew()
+        whole = "until those devices send again without it" if self.method.statistic.has_triangle() else ""
+        taken = self._taken | {order.device: {device: self.standing.held(device) for device in holders}}
+        outcome, forgotten = had_sent(holders, whole=whole), with_class(self._forgotten, order.device)
+        self._tables.class_done(
+            order,
+            forgotten,
+            taken,
+            ((device, self._kept_of(device, classes)) for device in holders),
+            parts,
+            digest,
+            at=wall,
+            before=before,
+            after=state.version,
+            outcome=outcome,
+        )
+        self.state, self._forgotten, self._taken = state, forgotten, taken
+        self.standing.solved(now)
+        self._orders_at = now
+        return outcome
+
+    def _admit_class(self, order: Order, wall: float) -> str:
+        """As without standing sums; whose rows were taken out is told that they do not count, if it has not heard."""
+        outcome = super()._admit_class(order, wall)
+        for device in self.standing.generations:
+            if self._presence.is_online(device):
+                self._tell(device)
+        return outcome
+
+    def _kept_of(self, device: str, classes: Collection[int]) -> bytes | None:
+        """What stays in the store of what stands of a device, without these classes."""
+        left = left_of(self._contribution(device), classes)
+        return None if left is None else as_kept(left)
+
+    def _anew(self) -> tuple[GlobalState, list[tuple[int, int, bytes]], str]:
+        """The global state of what stands now, its parts for the store, and the digest of what it is made of; no parts
+        where it is as it was."""
+        digest = self._digest()
+        changed = self._tables.meta("standing solved") != digest and (self.state.version or self.standing.present)
+        state = self._next() if changed else self.state
+        return state, global_parts(state) if changed else [], digest
 
     def _settle_standing(self, order: Order, wall: float) -> str:
         """The orders that change no sum."""
@@ -359,9 +417,19 @@ class StandingCoordinator(Core):
     def _zero(self) -> ExactSum:
         return ExactSum.zero(self.method.statistic, self._manifest.classes, self._columns)
 
+    def _contribution(self, device: str) -> Contribution:
+        """What stands of a device, which does."""
+        payload = self._tables.payload(device)
+        message = None if payload is None else decode(payload)
+        assert isinstance(message, Contribution)
+        return message
+
     def _exact(self, payload: bytes) -> ExactSum:
         message = decode(payload)
         assert isinstance(message, Contribution)
+        return self._exact_of(message)
+
+    def _exact_of(self, message: Contribution) -> ExactSum:
         return ExactSum.of(message.statistic(self.method.statistic, self._manifest.classes, self._columns))
 
     def _digest(self) -> str:

@@ -10,8 +10,9 @@ the record of who asked for what, when, and between which versions of the global
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,19 @@ from contract.sqlite import Database
 if TYPE_CHECKING:
     from aggregator.store import Tally
 
-__all__ = ["WITHDREW", "Order", "Record", "StandingTables", "Stands", "fleet_records", "orders"]
+__all__ = [
+    "WITHDREW",
+    "Order",
+    "Record",
+    "StandingTables",
+    "Stands",
+    "classes_forgotten",
+    "fleet_records",
+    "orders",
+]
 
+_CLASSES = "classes forgotten"  # in `meta`: their names, as a JSON array
+_TAKEN = "classes taken"
 WITHDREW = "it withdrew what it had sent"
 _BESIDE = ("accuracy", "refusal", "drift", "rollout_device")  # what is held of a device beside what it contributed
 
@@ -45,6 +57,7 @@ class Order:
     """What somebody asked for; `done_at` and what follows are None until it has taken effect.
 
     Attributes:
+        device: that it is about, or a class's name, or empty.
         detail: of an order about a roll-out: which bundle, or which stage.
     """
 
@@ -88,7 +101,7 @@ class StandingTables:
         self.path = file.path
         self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
         self._to_erase = False
-        self.taken_out = 0  # how often a device was, since this was opened
+        self.taken_out = 0  # how often a device or a class was, since this was opened
 
     def meta(self, name: str) -> str | None:
         """A setting that is kept; None where it was never set."""
@@ -200,6 +213,65 @@ class StandingTables:
         self._to_erase = True
         self.taken_out += 1
 
+    def classes_forgotten(self) -> tuple[str, ...]:
+        """The names of the classes of which nothing is taken, in the order in which they were forgotten."""
+        return forgotten_in(self.meta(_CLASSES))
+
+    def classes_taken(self) -> dict[str, dict[str, int]]:
+        """By name of a class: the devices whose rows of it were taken out, and of which generation they were. Under the
+        empty name those of classes that were admitted again."""
+        found = json.loads(self.meta(_TAKEN) or "{}")
+        return {name: {device: int(generation) for device, generation in of.items()} for name, of in found.items()}
+
+    def round_payloads(self) -> Iterator[tuple[int, tuple[int, str, str], bytes]]:
+        """What is kept of rounds, one at a time: its number here; round, method and device; and what was sent."""
+        with self._disk():
+            for number, *key, payload in self._db.execute(
+                "SELECT p.id, c.round, c.method, c.device, p.bytes FROM payload p"
+                " JOIN contribution c ON c.round = p.round AND c.payload = p.id ORDER BY p.id"
+            ):
+                yield number, (key[0], key[1], key[2]), payload
+
+    def round_payload(self, number: int) -> bytes:
+        """What is kept of a round under this number."""
+        with self._disk():
+            return bytes(self._db.execute("SELECT bytes FROM payload WHERE id = ?", (number,)).fetchone()[0])
+
+    def class_done(
+        self,
+        order: Order,
+        forgotten: Sequence[str],
+        taken: Mapping[str, Mapping[str, int]],
+        changed: Iterable[tuple[str | int, bytes | None]] = (),
+        parts: Sequence[tuple[int, int, bytes]] = (),
+        digest: str | None = None,
+        *,
+        at: float,
+        before: int,
+        after: int,
+        outcome: str,
+    ) -> None:
+        """Record which classes are forgotten now, together with what that changes, and that the order is done: all of
+        it, or nothing.
+
+        Args:
+            taken: as `classes_taken`.
+            changed: what stays of what is held: of a device where sums stand, or under a number where there are rounds;
+                None for nothing. Drawn one at a time.
+            parts, digest: of the global state of what remains, as in `take_out`.
+        """
+        with self._transaction() as db:
+            for where, left in changed:
+                _keep(db, where, left)
+            _put_meta(db, _CLASSES, json.dumps(list(forgotten)))
+            _put_meta(db, _TAKEN, json.dumps(taken))
+            self._put_global(db, parts)
+            if digest is not None:
+                _put_meta(db, "standing solved", digest)
+            _done(db, order, at, outcome, before, after)
+        self._to_erase = True
+        self.taken_out += 1
+
     def erase(self) -> bool:
         """Overwrite what the write-ahead log still holds of what was taken out; False while a reader is in the way."""
         if not self._to_erase:
@@ -238,6 +310,23 @@ class StandingTables:
         """An order has taken effect, or cannot; `outcome` says which, and the versions of the global state."""
         with self._transaction() as db:
             _done(db, order, at, outcome, before, after)
+
+
+def forgotten_in(value: str | None) -> tuple[str, ...]:
+    """Names of classes, as `meta` holds them."""
+    names = [] if value is None else json.loads(value)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("names of classes")
+    return tuple(names)
+
+
+def classes_forgotten(db: sqlite3.Connection) -> tuple[str, ...]:
+    """The same of a store that is read beside its aggregator; nothing of what no aggregator wrote."""
+    row = db.execute("SELECT value FROM meta WHERE name = ?", (_CLASSES,)).fetchone()
+    try:
+        return () if row is None else forgotten_in(row[0] if isinstance(row[0], str) else bytes(row[0]).decode())
+    except (ValueError, TypeError):
+        return ()
 
 
 def orders(db: sqlite3.Connection, where: str = "", values: Sequence[object] = (), limit: int = -1) -> list[Order]:
@@ -297,6 +386,20 @@ def _done(db: sqlite3.Connection, order: Order, at: float, outcome: str, before:
         "UPDATE fleet_order SET done_at = ?, outcome = ?, version_before = ?, version_after = ? WHERE id = ?",
         (at, outcome, before, after, order.id),
     )
+
+
+def _keep(db: sqlite3.Connection, where: str | int, left: bytes | None) -> None:
+    if isinstance(where, str):
+        size = 0 if left is None else len(left)
+        db.execute("UPDATE standing SET payload = ?, received_bytes = ? WHERE device = ?", (left, size, where))
+    elif left is not None:
+        db.execute("UPDATE payload SET bytes = ? WHERE id = ?", (left, where))
+    else:
+        db.execute(
+            "DELETE FROM contribution WHERE payload = ? AND round = (SELECT round FROM payload WHERE id = ?)",
+            (where, where),
+        )
+        db.execute("DELETE FROM payload WHERE id = ?", (where,))
 
 
 def _put_meta(db: sqlite3.Connection, name: str, value: str) -> None:

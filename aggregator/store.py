@@ -36,7 +36,7 @@ from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
 from contract.accuracy import SHARES, Accuracy
 from contract.errors import StoreError, UsageError
-from contract.messages import GlobalPart
+from contract.messages import Contribution, GlobalPart
 from contract.sqlite import Database
 from contract.state import GlobalCollector, GlobalState
 from contract.wire import decode, encode
@@ -64,13 +64,20 @@ _LOOKERS_S = 1.0  # a command that only brings an order has the store for millis
 
 @dataclass(frozen=True)
 class Accepted:
-    """A contribution that was found good. `payload` is what it was encoded as, `received_bytes` what arrived for it."""
+    """A contribution that was found good.
+
+    Attributes:
+        payload: what it was encoded as.
+        received_bytes: what arrived for it.
+        message: the same, decoded, for whoever needs it before it is let go; None where nobody does.
+    """
 
     round: int
     method: str
     device: str
     payload: bytes
     received_bytes: int
+    message: Contribution | None = field(default=None, compare=False, repr=False)
 
 
 Tally = Mapping[tuple[int, str], int]  # (round, outcome) → messages; round 0 where none can be named

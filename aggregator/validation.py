@@ -101,6 +101,7 @@ class Terms:
         extractor: sha256 of the extractor whose features are summed; empty where each device has its own.
         standing: whether sums stand, and there are no rounds.
         lists: where there is an extractor, the lists of classes that devices may have; None for any.
+        withheld: the numbers of classes that were forgotten.
     """
 
     encoding: Encoding = "f64"
@@ -110,6 +111,7 @@ class Terms:
     extractor: bytes = b""
     standing: bool = False
     lists: ClassLists | None = None
+    withheld: tuple[int, ...] = ()
 
 
 def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, ...], classes: int, width: int) -> None:
@@ -136,6 +138,8 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
     known = classes if terms.lists is None or not terms.extractor else terms.lists.classes(message)
     message.check(kind, known, width)
     _check_counts(message, terms)
+    if terms.withheld and message.triangle is not None and message.holds(terms.withheld):
+        raise WireError("sums", expected="none of a class that was forgotten", got="its samples, with the others'")
     statistic = message.statistic(kind, classes, width) if kind.has_checks() else None
     if isinstance(statistic, FeatureGram):
         check_sums(statistic, _coarser(message, terms.encoding))

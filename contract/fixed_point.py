@@ -94,8 +94,10 @@ class FixedPoint:
 
     def digest(self) -> str:
         """SHA-256 of the words, little-endian, in hex: equal where the integers are."""
-        words = np.stack([self.high, self.low]).astype("<i8")
-        return hashlib.sha256(words.tobytes()).hexdigest()
+        digest = hashlib.sha256()
+        for words in (self.high, self.low):
+            digest.update(np.ascontiguousarray(words, "<i8").data)
+        return digest.hexdigest()
 
     @staticmethod
     def _carried(high: NDArray[np.int64], low: NDArray[np.int64]) -> FixedPoint:

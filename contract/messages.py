@@ -21,9 +21,10 @@ Everything is validated when a value is built, so a value that exists can be tru
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -138,6 +139,8 @@ class Announcement:
             the shorter ones that it began with (`contract.fleet.list_digest`). A device with another list is no part
             of it.
         offer: the bundle that is being rolled out; None while none is.
+        withheld: the numbers, rising, of classes that were forgotten: devices leave their samples out of what they
+            send.
     """
 
     run: bytes
@@ -156,6 +159,7 @@ class Announcement:
     extractor: bytes = b""
     class_lists: tuple[bytes, ...] = ()
     offer: Offer | None = None
+    withheld: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
@@ -171,6 +175,8 @@ class Announcement:
         _require(len(lists) <= MAX_BUNDLES, "lists of classes", f"at most {MAX_BUNDLES}", len(lists))
         _require(all(len(digest) == 8 for digest in lists), "list of classes", "8 bytes", "another length")
         _require(len(set(lists)) == len(lists), "lists of classes", "different ones", "one twice")
+        increasing = all(low < high for low, high in itertools.pairwise((-1, *self.withheld, 1 << 16)))
+        _require(increasing, "withheld", "rising class numbers", "others")
         _require(math.isfinite(self.deadline_s) and self.deadline_s >= 0, "deadline_s", "0 or more", self.deadline_s)
         _require(0 < self.fraction <= 1, "fraction", "above 0, up to 1", self.fraction)
         _require(0 <= self.seed <= MAX_ROUND, "seed", f"0 to {MAX_ROUND}", self.seed)
@@ -317,6 +323,21 @@ class Contribution:
             extractor=extractor[:4],
             standing=standing,
             class_list=class_list[:4],
+        )
+
+    def holds(self, classes: Collection[int]) -> bool:
+        """Whether any of its rows is of one of these classes."""
+        return bool(np.isin(self.body.classes, list(classes)).any())
+
+    def without(self, classes: Collection[int]) -> Contribution:
+        """The same without the rows of these classes; for one without a triangle, which is of all classes together."""
+        assert self.triangle is None
+        kept = ~np.isin(self.body.classes, list(classes))
+        return replace(
+            self,
+            body=ClassRows(self.body.classes[kept], self.body.rows[kept]),
+            counts=self.counts[kept],
+            further=tuple(rows[kept] for rows in self.further),
         )
 
     def check(self, kind: type[Statistic], classes: int, width: int) -> None:

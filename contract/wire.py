@@ -96,6 +96,7 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         **({15: m.extractor} if m.extractor else {}),
         **({16: list(m.class_lists)} if m.class_lists else {}),
         **({17: _encode_offer(m.offer)} if m.offer else {}),
+        **({18: _integers(np.array(m.withheld))} if m.withheld else {}),
     }
 
 
@@ -382,10 +383,13 @@ class _Fields:
         return np.asarray(array)
 
     def rows(self, classes_key: int, rows_key: int) -> ClassRows:
-        classes = self.unsigned(classes_key)
+        return ClassRows(self.class_numbers(classes_key), self.reals(rows_key, 2))
+
+    def class_numbers(self, key: int) -> NDArray[np.uint16]:
+        classes = self.unsigned(key)
         if classes.dtype.itemsize > 2:
-            raise WireError(f"field {classes_key}", expected="uint8 or uint16 class numbers", got=str(classes.dtype))
-        return ClassRows(classes.astype(np.uint16), self.reals(rows_key, 2))
+            raise WireError(f"field {key}", expected="uint8 or uint16 class numbers", got=str(classes.dtype))
+        return classes.astype(np.uint16)
 
     def has(self, key: int) -> bool:
         return key in self._raw
@@ -429,6 +433,7 @@ def _decode_announcement(f: _Fields) -> Announcement:
         extractor=f.binary(15) if f.has(15) else b"",
         class_lists=f.binaries(16) if f.has(16) else (),
         offer=_decode_offer(f.inner(17)) if f.has(17) else None,
+        withheld=tuple(f.class_numbers(18).tolist()) if f.has(18) else (),
     )
 
 

@@ -464,6 +464,7 @@ class Device:
             own_means=self._means,
             min_samples=1 if a is None else a.min_samples,
             chosen=chosen,
+            withheld=() if a is None else a.withheld,
             secret=self._secret,
             what=b"" if a is None else a.run + a.round.to_bytes(8, "big"),
         )

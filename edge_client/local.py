@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,6 +50,7 @@ class LocalSamples:
         extractor: makes an extractor of those weights, or of the bundle's.
         min_samples: classes with fewer examples are left out; 1 leaves none out.
         chosen: (N,) the samples that are summed, where not all of them are.
+        withheld: classes that the fleet has forgotten, which are left out, too.
         own_means: gives what is known of all samples under the present weights.
         secret, what: what noise is drawn from: a secret of the device, and the run and round.
     """
@@ -66,6 +67,7 @@ class LocalSamples:
         own_means: Callable[[], OwnMeans],
         min_samples: int = 1,
         chosen: NDArray[np.bool_] | None = None,
+        withheld: Collection[int] = (),
         secret: bytes = b"",
         what: bytes = b"",
     ) -> None:
@@ -74,6 +76,8 @@ class LocalSamples:
         self._secret, self._what = secret, what
         self.min_samples = min_samples
         self._kept = shareable(data.y, classes, min_samples) if chosen is None else chosen  # (N,)
+        if withheld:
+            self._kept = self._kept & ~np.isin(data.y, list(withheld))
         self.counts: NDArray[np.int64] = np.bincount(data.y[self._kept], minlength=classes)
 
     def features(self, extractor: ExtractorName) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from edge_client.data import LocalData
 from edge_client.data.samples import release_pages
 
-__all__ = ["Choice", "choose", "joined", "sample_keys", "separated"]
+__all__ = ["Choice", "choose", "joined", "left_in", "sample_keys", "separated"]
 
 _DIGEST_BYTES, _CLASS_BYTES = 16, 2
 KEY_BYTES = _DIGEST_BYTES + _CLASS_BYTES
@@ -59,18 +59,27 @@ def sample_keys(data: LocalData) -> list[bytes]:
     return found
 
 
-def choose(keys: Sequence[bytes], sent: Sequence[bytes] | None, least: int) -> Choice:
+def choose(
+    keys: Sequence[bytes],
+    sent: Sequence[bytes] | None,
+    least: int,
+    *,
+    withheld: Collection[int] = (),
+    again: bool = False,
+) -> Choice:
     """What to send.
 
     Args:
         keys: of the samples that are here, in their order.
         sent: of those that the sums which were sent last are of, or would be; None where none were.
         least: k, 1 or more.
+        withheld: classes that the fleet has forgotten: it has none of their samples any more, and is sent none.
+        again: send also where nothing has changed. What holds everything back cannot then: all that is here goes.
     """
     least = max(least, 1)
-    before, here = _by_class(Counter(sent or ())), _by_class(Counter(keys))
+    before, here = (_by_class(Counter(left_in(given, withheld))) for given in (sent or (), keys))
     wanted: Counter[bytes] = Counter()
-    waiting, blocked, changed = 0, False, sent is None
+    waiting, blocked, changed = 0, False, again or sent is None
     for name in here.keys() | before.keys():
         held, now = before.get(name, Counter()), here.get(name, Counter())
         target = now if now.total() >= least else Counter()
@@ -85,10 +94,18 @@ def choose(keys: Sequence[bytes], sent: Sequence[bytes] | None, least: int) -> C
             waiting += new + gone
             wanted += held
             blocked |= gone > 0
+    if blocked and again:
+        return choose(keys, None, least, withheld=withheld)
     if blocked or not changed:
         return Choice(None, (), waiting)
     rows = _rows(keys, wanted)
     return Choice(rows, tuple(key for key, chosen in zip(keys, rows, strict=True) if chosen), waiting)
+
+
+def left_in(keys: Sequence[bytes], withheld: Collection[int]) -> list[bytes]:
+    """Those of other classes than these."""
+    names = {number.to_bytes(_CLASS_BYTES, "big") for number in withheld}
+    return [key for key in keys if key[_DIGEST_BYTES:] not in names]
 
 
 def joined(keys: Sequence[bytes]) -> bytes:

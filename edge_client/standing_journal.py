@@ -25,11 +25,20 @@ class StandingMarks:
     def __init__(self, file: Database) -> None:
         self._db, self._guard, self._transaction = file.connection, file.guard, file.transaction
 
-    def newest(self, run: bytes) -> tuple[int, bytes | None]:
-        """The generation that was sent last, 0 for none, and the samples of its sums, where they are known to count."""
+    def newest(self, run: bytes) -> tuple[int, bool]:
+        """The generation that was sent last, 0 for none, and whether its sums are known to count. Asked on every turn
+        of the loop, so it leaves the samples where they are."""
         with self._guard():
-            row = self._db.execute("SELECT generation, samples FROM standing WHERE run = ?", (run,)).fetchone()
-        return (0, None) if row is None else (int(row[0]), None if row[1] is None else bytes(row[1]))
+            row = self._db.execute(
+                "SELECT generation, samples IS NOT NULL FROM standing WHERE run = ?", (run,)
+            ).fetchone()
+        return (0, False) if row is None else (int(row[0]), bool(row[1]))
+
+    def samples(self, run: bytes) -> bytes | None:
+        """The samples of the sums that were sent last; None where none were, or they are not known to count."""
+        with self._guard():
+            row = self._db.execute("SELECT samples FROM standing WHERE run = ?", (run,)).fetchone()
+        return None if row is None or row[0] is None else bytes(row[0])
 
     def pending(self, run: bytes) -> list[_Key]:
         """What was sent in this run and has no receipt yet."""
@@ -77,6 +86,11 @@ class StandingMarks:
                 (*key, payload, len(payload), limit_bytes),
             )
             db.execute("INSERT OR REPLACE INTO standing VALUES (?, ?, ?)", (run, generation, samples))
+
+    def keep_samples(self, run: bytes, samples: bytes) -> None:
+        """The aggregator has taken samples out of the sums that were sent last, and these are left."""
+        with self._transaction() as db:
+            db.execute("UPDATE standing SET samples = ? WHERE run = ?", (samples, run))
 
     def unsent(self, run: bytes, generation: int) -> None:
         """What was sent last does not count, and what comes next is numbered above `generation`."""

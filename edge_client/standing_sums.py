@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.messages import MAX_ROUND, Announcement, Receipt
+from contract.methods import method
 from contract.state import GlobalState
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.journal import Journal, Key, Report
 from edge_client.outbox import fitting
-from edge_client.standing import choose, joined, sample_keys, separated
+from edge_client.standing import Choice, choose, joined, left_in, sample_keys, separated
 
 __all__ = ["REFUSED_WAIT_S", "Made", "StandingSums", "is_complete"]
 
@@ -58,9 +59,10 @@ class StandingSums:
         self._device, self._journal, self._id = device, journal, device_id
         self._known: tuple[LocalData, list[bytes]] | None = None
         self._nothing_at: tuple[object, ...] | None = None  # where the last look found nothing to send
-        self._held_back = 0
+        self._held_back = self._staying = 0
         self._waits = ""
         self._again_at_s = float("-inf")
+        self._withheld: tuple[int, ...] = ()  # as announced when it was last looked
 
     def make(self, a: Announcement, boot: int, now_s: float) -> Made | None:
         """The next generation, if enough has changed since the one that was sent last; None when not.
@@ -70,26 +72,43 @@ class StandingSums:
             boot: how often the device has started.
         """
         self._waits = ""
+        if a.withheld != self._withheld:  # what was refused may have been for a class that was forgotten meanwhile
+            self._withheld, self._again_at_s = a.withheld, float("-inf")
         if now_s < self._again_at_s:
             self._waits = "refused by the aggregator: waiting to be admitted again"
             return None
-        generation, sent = self._journal.standing.newest(a.run)
-        if sent is None and self._journal.standing.withdraws(a.run):
+        generation, counts = self._journal.standing.newest(a.run)
+        if not counts and self._journal.standing.withdraws(a.run):
             self._waits = "waiting for the receipt of this device's withdrawal"
             return None
         if generation >= MAX_ROUND:
             self._waits = f"sums {generation} were the last: no higher number is left, give this device another --id"
             return None
         keys = self._keys()
-        looked = (self._known, a.run, a.method, a.min_samples, generation, sent is None)
+        looked = (self._known, a.run, a.method, a.min_samples, a.withheld, generation, counts)
         if looked != self._nothing_at:
-            choice = choose(keys, None if sent is None else separated(sent), a.min_samples)
+            choice = self._choice(a, keys)
             if choice.rows is not None:
                 return self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
             self._nothing_at, self._held_back = looked, choice.waiting
+            self._staying = len(keys) - len(left_in(keys, a.withheld))
+        kept = f", {self._staying:,} samples of forgotten classes stay here" if self._staying else ""
         back = f", {self._held_back:,} changes are too few of their class to be told" if self._held_back else ""
-        self._waits = f"sums {generation} stand{back}: waiting for photos to change"
+        self._waits = f"sums {generation} stand{back}{kept}: waiting for photos to change"
         return None
+
+    def _choice(self, a: Announcement, keys: list[bytes]) -> Choice:
+        """What to send. Where the sums that were sent last hold a class that is forgotten, the aggregator has taken its
+        rows out of them; what is summed over all classes together it has let go whole, and wants again without it."""
+        kept = self._journal.standing.samples(a.run)
+        sent = None if kept is None else separated(kept)
+        left = None if sent is None else left_in(sent, a.withheld)
+        held = sent is not None and left is not None and len(left) < len(sent)
+        again = held and method(a.method).statistic.has_triangle()
+        choice = choose(keys, sent, a.min_samples, withheld=a.withheld, again=again)
+        if held and left is not None and choice.rows is None:
+            self._journal.standing.keep_samples(a.run, joined(left))
+        return choice
 
     def waits_for(self) -> str:
         """What is waited for, for a person; empty where there are rounds."""
@@ -97,11 +116,11 @@ class StandingSums:
 
     def told(self, receipt: Receipt, now_s: float) -> None:
         """A receipt came; of no effect unless it speaks of the newest generation, or ends the wait of a refused one."""
-        generation, sent = self._journal.standing.newest(receipt.run)
-        if sent is None and receipt.status == "late":
+        generation, counts = self._journal.standing.newest(receipt.run)
+        if not counts and receipt.status == "late":
             self._journal.standing.unsent(receipt.run, receipt.held)
             self._again_at_s = float("-inf")
-        if sent is None or receipt.round != generation:
+        if not counts or receipt.round != generation:
             return
         if receipt.status == "late":
             self._journal.standing.unsent(receipt.run, receipt.held)

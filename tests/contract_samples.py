@@ -104,6 +104,7 @@ announcements = st.builds(
     extractor=st.just(b"") | st.binary(min_size=32, max_size=32),
     class_lists=st.sets(st.binary(min_size=8, max_size=8), max_size=4).map(tuple),
     offer=st.none() | offers,
+    withheld=st.sets(st.integers(0, 2**16 - 1), max_size=4).map(sorted).map(tuple),
 )
 receipts = st.builds(
     Receipt,
@@ -166,6 +167,9 @@ def readable_messages() -> dict[str, Message]:
         ),
         "announcement-offer-fleet": Announcement(
             run, 0, "standing", "ncm", bundle, offer=Offer(bundle[::-1], 8, 1 << 31, fraction=1.0, fleet="pets2")
+        ),
+        "announcement-withheld": Announcement(
+            run, 0, "standing", "ncm", bundle, extractor=bundle[::-1], withheld=(0, 300)
         ),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,

@@ -82,6 +82,29 @@ def test_a_device_that_is_none_is_one_line(store: Path, words: tuple[str, ...], 
     assert [line.split(",")[0] for line in said.splitlines()] == ["withdraw shed"]
 
 
+def test_a_class_is_forgotten_by_its_name_and_backups_are_told(store: Path, tmp_path: Path) -> None:
+    assert run("fleet", "backup", tmp_path / "b.sqlite", "--store", store).returncode == 0
+    done = run("forget", "--class", "Hamster", "--store", store, "--json", "-")
+    assert (done.returncode, json.loads(done.stdout)["backups"]) == (0, [str(tmp_path / "b.sqlite")])
+    assert done.stderr.startswith("forget class Hamster, asked by ")
+    assert done.stderr.endswith(f"backups hold it until you destroy them: {tmp_path / 'b.sqlite'}\n")
+    assert run("fleet", "admit", "--class", "Hamster", "--store", store).returncode == 0
+    for words in ((), ("porch", "--class", "Hamster")):
+        line = one_error_line(run("forget", *words, "--store", store))
+        assert line.startswith("error: DEVICE and --class, expected one of them, got ")
+    with SqliteStore(store, BUNDLE, "fleet") as opened:
+        order = opened.standing.next_order()
+        opened.standing.class_done(order, ("Hamster",), {}, at=1.0, before=1, after=2, outcome="done")
+    assert "forgotten classes: Hamster; protofleet fleet admit" in run("fleet", "list", "--store", store).stdout
+
+
+@pytest.mark.parametrize("given", ["nan", "inf", "-1"])
+def test_a_wait_that_has_no_end_is_one_line(store: Path, given: str) -> None:
+    line = one_error_line(run("fleet", "pause", "--store", store, "--wait", given))
+    assert line.startswith("error: --wait, expected 0 to 1e+06 seconds, got ")
+    assert run("fleet", "log", "--store", store).stdout.count("\n") == 1
+
+
 def test_a_file_that_is_no_store_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no store" * 100)
     for path, code in ((tmp_path / "none", 1), (tmp_path / "text", 1)):

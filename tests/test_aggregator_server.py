@@ -364,6 +364,7 @@ def test_no_broker_is_one_line_and_exit_1(tmp_path: Path) -> None:
         (["--min-clients", "0"], "--min-clients, expected 1 or more, got 0"),
         (["--deadline", "-1"], "--deadline, expected seconds"),
         (["--fraction", "1.5"], "--fraction, expected above 0, up to 1, got 1.5"),
+        (["--patience", "nan"], "--patience, expected 0.1 to 1e+06, got nan"),
         (["--encoding", "f31"], "--encoding, expected an encoding, got f31, try one of f32"),
         (["--sums-encoding", "int8"], "--sums-encoding, expected an encoding, got int8"),
         (["--fleet", "a/b"], "--fleet, expected 1 to 64 of a-z"),

@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from aggregator import standing_coordinator
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.drift import drift_of
 from aggregator.orders import Obeyed, give
@@ -31,7 +32,7 @@ from contract.messages import Contribution, Status
 from contract.methods.ncm import UnitMeans
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram, Statistic
-from contract.wire import encode
+from contract.wire import decode, encode
 from protofleet import Aggregator
 
 EVERY_S = 60.0
@@ -219,6 +220,13 @@ def test_what_was_no_message_is_counted_once(store: SqliteStore) -> None:
     for now in (0.0, 1.0):
         core.take([message(core, "a", 1, 1)], now)
     assert store.unassigned() == {"malformed": 2, "duplicate": 1}
+
+
+def test_what_was_accepted_is_decoded_once(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, again = core_of(store), []
+    monkeypatch.setattr(standing_coordinator, "decode", lambda payload: again.append(payload) or decode(payload))
+    assert outcomes(core, message(core, "a", 1, 1), message(core, "b", 1, None)) == ["committed", "committed"]
+    assert again == []
 
 
 def test_what_two_generations_in_one_batch_come_to(store: SqliteStore) -> None:

@@ -76,6 +76,8 @@ OPTIONAL = {
     ("contribution-withdrawn", 15),
     ("announcement-class-lists", 15),
     ("announcement-class-lists", 16),
+    ("announcement-withheld", 15),
+    ("announcement-withheld", 18),
     ("contribution-class-list", 13),
     ("contribution-class-list", 16),
     ("contribution-soft", 10),
@@ -122,7 +124,7 @@ def test_a_structure_that_departs_from_the_file_is_refused_by_it_and_by_the_deco
         decode(payload)
 
 
-ADDITIONS = {18: 1, 19: "text", 40: [1.5, None, {"a": b"b"}], 2**32 - 1: cbor2.CBORTag(85, bytes(8))}
+ADDITIONS = {19: 1, 20: "text", 40: [1.5, None, {"a": b"b"}], 2**32 - 1: cbor2.CBORTag(85, bytes(8))}
 
 
 @pytest.mark.parametrize("name", readable_messages())
@@ -158,7 +160,8 @@ def test_what_the_decoder_accepts_the_file_accepts():
 # Where numbers may stand in quantity, and in which messages: a row for each class, a count for each class, the numbers
 # of those classes, one triangle. A slice is a piece of an encoded contribution, and is hashed and decoded as one.
 BULK = {
-    "announcement": {"bundle-hashes", "list-digests"},  # at most 256 of 32 and 8 bytes, and the aggregator sends them
+    # at most 256 of 32 and 8 bytes, and each class's number once; the aggregator sends them
+    "announcement": {"bundle-hashes", "list-digests", "class-numbers"},
     "global-part": {"class-numbers", "class-rows"},
     "contribution": {"class-numbers", "class-counts", "class-rows", "triangle"},
     "chunk": {"contribution-slice"},

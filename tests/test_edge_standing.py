@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from edge_client.config import ClientConfig, settle_config
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.journal import Journal
-from edge_client.standing import choose, sample_keys
+from edge_client.standing import choose, sample_keys, separated
 from edge_client.standing_journal import GENERATIONS_KEPT
 from edge_client.standing_sums import REFUSED_WAIT_S, StandingSums, is_complete
 from edge_client.withdrawal import withdraw
@@ -110,7 +111,13 @@ def test_generations_rise_through_receipts_restarts_and_lost_state(bundle: Bundl
         assert (sent.round, sent.standing, sent.samples) == (1, "present", 20)
         assert sums.make(a, 1, 1.0) is None
         sums.told(Receipt(RUN, 1, "ncm", "committed"), 2.0)
-        assert sums.make(a, 1, 3.0) is None
+        asked: list[str] = []
+        kept.standing._db.set_trace_callback(asked.append)
+        for now_s in (3.0, 4.0, 5.0):
+            assert sums.make(a, 1, now_s) is None
+        kept.standing._db.set_trace_callback(None)
+        assert asked
+        assert not any("SELECT samples FROM" in each for each in asked)  # 18 bytes a photo, and there is no news
         assert sums.waits_for() == "sums 1 stand: waiting for photos to change"
     with journal(tmp_path, bundle) as kept:  # the same photos, in another order, are no news
         shuffled = LocalData(few.x[::-1], few.y[::-1])
@@ -130,6 +137,59 @@ def test_generations_rise_through_receipts_restarts_and_lost_state(bundle: Bundl
         assert sums.make(standing(bundle, run=b"run2"), 2, 9e9).report.key[1] == 1
         with pytest.raises(MethodError, match="expected one whose sums can stand, got fedcof"):
             sums.make(standing(bundle, run=b"run3", method="fedcof"), 2, 9e9)
+
+
+def forgets(method: str, bundle: Bundle, folder: Path) -> tuple[StandingSums, Journal, Announcement]:
+    """Sums of classes 0 and 1 that stand, of a device with a journal that is open."""
+    kept = journal(folder, bundle)
+    data = fashion(bundle, 20, (0, 1))
+    sums = StandingSums(Device(bundle, data, "pi-1"), kept, "pi-1")
+    a = standing(bundle, method=method, min_samples=3)
+    sums.make(a, 1, 0.0)
+    sums.told(Receipt(RUN, 1, method, "committed"), 1.0)
+    assert sums.make(a, 1, 2.0) is None
+    return sums, kept, a
+
+
+def test_where_the_aggregator_takes_rows_out_a_device_sends_nothing_until_they_may_come_again(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    sums, kept, a = forgets("ncm", bundle, tmp_path)
+    with kept:
+        without = dataclasses.replace(a, withheld=(1,))
+        assert [sums.make(without, 1, now_s) for now_s in (3.0, 4.0)] == [None, None]
+        assert sums.waits_for().startswith("sums 1 stand, 12 samples of forgotten classes stay here: waiting")
+        assert {key[16:] for key in separated(kept.standing.samples(RUN))} == {b"\x00\x00"}
+        again = decode(sums.make(a, 1, 5.0).payload)
+        assert (again.round, list(again.body.classes)) == (2, [0, 1])
+
+
+def test_what_was_summed_with_a_forgotten_class_is_sent_again_without_it(bundle: Bundle, tmp_path: Path) -> None:
+    sums, kept, a = forgets("ffc", bundle, tmp_path)
+    with kept:
+        without = dataclasses.replace(a, withheld=(1,))
+        again = decode(sums.make(without, 1, 3.0).payload)
+        assert (again.round, list(again.body.classes)) == (2, [0])
+        sums.told(Receipt(RUN, 2, "ffc", "committed"), 4.0)
+        assert sums.make(without, 1, 5.0) is None
+        sums.told(Receipt(RUN, 2, "ffc", "rejected"), 6.0)
+        assert sums.make(without, 1, 7.0) is None
+        more = decode(sums.make(dataclasses.replace(a, withheld=(0,)), 1, 8.0).payload)  # at once, since that changed
+        assert (more.round, list(more.body.classes)) == (3, [1])
+
+
+def test_a_removal_that_waits_does_not_hold_back_what_must_be_sent_again() -> None:
+    a, b = [b"%016d\x00\x00" % n for n in range(4)], [b"%016d\x00\x01" % n for n in range(4)]
+    assert choose(a[:3], a + b, 2, withheld=(1,)).rows is None
+    assert choose(a[:3], a + b, 2, withheld=(1,), again=True).keys == tuple(a[:3])
+
+
+def test_in_rounds_samples_of_a_forgotten_class_stay_at_home(bundle: Bundle) -> None:
+    device = Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1")
+    for name in ("ncm", "fedcof", "ffc"):
+        told = announcement(bundle, 1, method=name, extractor=bytes(32), withheld=(1,))
+        sent = device.run_round(told, None).contribution
+        assert set(sent.body.classes.tolist()) == {0}
 
 
 def test_an_admitted_device_sends_at_once_what_was_forgotten(bundle: Bundle, tmp_path: Path) -> None:
@@ -310,7 +370,7 @@ def test_a_withdrawal_is_numbered_above_what_was_sent_and_above_what_is_held(
     assert said[-1].startswith("withdrawn: nothing of this device")
     with journal(tmp_path, bundle) as kept:
         assert kept.pending() == []
-        assert kept.standing.newest(peer.run) == (12, None)
+        assert kept.standing.newest(peer.run) == (12, False)
 
 
 def test_a_withdrawal_is_sent_again_and_begins_anew_in_another_run(

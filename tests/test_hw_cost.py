@@ -113,7 +113,9 @@ def test_the_report_says_that_the_chip_cannot_hold_the_cells():
     assert not any("2,800" in line for line in assumptions(Array(precision="bf16")))
 
 
-@pytest.mark.parametrize("wrong", [{"rows": 0}, {"mhz": -1.0}, {"lanes": 0}, {"dram_bytes_per_s": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"rows": 0}, {"mhz": -1.0}, {"mhz": float("inf")}, {"lanes": 0}, {"dram_bytes_per_s": 0.0}]
+)
 def test_an_absurd_accelerator_is_refused_by_name(wrong):
     with pytest.raises(UsageError, match=f"{next(iter(wrong))}, expected a positive number"):
         Array(**wrong)

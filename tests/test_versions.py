@@ -95,7 +95,8 @@ def test_what_stands_goes_on_from_every_version(files: Path, version: str) -> No
         assert store.standing.payload("b") is None
         assert [r["distance"] for r in drift_of(store.drift._db).values()] == ([] if none else [1.25])
         assert set(store.standing.refused()) == (set() if none else {"b"})
-        assert journal.standing.newest(STOOD) == ((0, None) if none else (3, b"k" * 36))
+        assert journal.standing.newest(STOOD) == ((0, False) if none else (3, True))
+        assert journal.standing.samples(STOOD) == (None if none else b"k" * 36)
 
 
 @versions

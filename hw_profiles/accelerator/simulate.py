@@ -9,6 +9,7 @@ report prints them. All figures are `simulated`. See docs/hardware.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,7 +54,7 @@ class Array:
 
     def __post_init__(self) -> None:
         for name in ("rows", "cols", "lanes", "sram_bytes", "mhz", "dram_bytes_per_s", "dram_bytes"):
-            if not getattr(self, name) > 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"accelerator: {name}", expected="a positive number", got=getattr(self, name))
         if self.precision not in PRECISIONS:
             raise UsageError(
