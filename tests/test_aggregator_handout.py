@@ -242,3 +242,20 @@ def test_what_devices_say_in_the_fleet_that_they_go_over_to_is_heard(broker: Tes
         give(world.path, "rollout-end", "", "somebody")
         wait(lambda: server.server._handout._elsewhere is None)
         assert server.error is None
+
+
+def test_when_the_other_fleet_cannot_be_heard_it_is_told_once_and_ends_nothing(
+    broker: TestBroker, tmp_path: Path
+) -> None:
+    """Its link is taken by another client of its id; a broker that refuses the subscription looks the same."""
+    world = World(broker.url, tmp_path, fleet="pets2")
+    world.roll_out()
+    with world.store() as store, Fetcher(world.url, FLEET, "a") as device:
+        server = world.serve(store)
+        device.until_offered()
+        with Listener(world.url, name=f"pf-{FLEET}-aggregator-{store.run.hex()}-rollout"):
+            wait(lambda: server.told(events.RolloutDeaf))
+        device.fetch(len(world.blob))
+        (deaf,) = server.told(events.RolloutDeaf)
+        assert deaf.fleet == "pets2"
+        assert server.error is None
