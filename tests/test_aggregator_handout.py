@@ -36,8 +36,8 @@ OTHER = "1 00000000"
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[TestBroker]:
-    made = make_broker("embedded", tmp_path)
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroker]:
+    made = make_broker(getattr(request, "param", "embedded"), tmp_path)
     made.start()
     yield made
     made.stop()
@@ -244,6 +244,7 @@ def test_what_devices_say_in_the_fleet_that_they_go_over_to_is_heard(broker: Tes
         assert server.error is None
 
 
+@pytest.mark.parametrize("broker", ["mosquitto"], indirect=True)
 def test_when_the_other_fleet_cannot_be_heard_it_is_told_once_and_ends_nothing(
     broker: TestBroker, tmp_path: Path
 ) -> None:
@@ -253,6 +254,7 @@ def test_when_the_other_fleet_cannot_be_heard_it_is_told_once_and_ends_nothing(
     with world.store() as store, Fetcher(world.url, FLEET, "a") as device:
         server = world.serve(store)
         device.until_offered()
+        wait(lambda: (link := server.server._handout._elsewhere) is not None and link.publish("here", b""))
         with Listener(world.url, name=f"pf-{FLEET}-aggregator-{store.run.hex()}-rollout"):
             wait(lambda: server.told(events.RolloutDeaf))
         device.fetch(len(world.blob))
