@@ -11,7 +11,7 @@ What happens, in order:
 4. A new global state is put on the disk, so that answers need no broker. When the round's has come back, test the
    device with it, append a line to `history.jsonl`, and say in the status how many are named right, unless that is to
    stay here.
-5. Offered a bundle: fetch it while there is nothing else to do, try it, and end for it (`rollout_work.py`).
+5. Offered a bundle: fetch it beside all this, try it, and end for it between two rounds (`rollout_work.py`).
 6. When the run is finished, wait for the next one; or, where that was asked for and nothing waits for a receipt:
    publish a death and return.
 
@@ -237,7 +237,7 @@ class Client:
 
     def _loop(self) -> None:
         waiting = False  # whether the last look found nothing to do
-        while True:
+        while not self._rollout.is_over:
             if self._link.still_s < _HANGS_S:
                 self._manager.alive()
             self._send()
@@ -245,14 +245,12 @@ class Client:
             if event is not None:
                 self._handle(event)
             waiting = event is None and not self._work()  # work only once what has arrived is taken in
-            if self._rollout.is_over:
-                return
             if waiting:
                 if self._over() or self._stopping.is_set():
                     return
-                self._check_patience()
-                settled, plausible = not len(self._outbox), self._kept.is_plausible
-                self._rollout.probation.rested(self._follower.announcement, settled=settled, plausible=plausible)
+                follower, unsent = self._follower, len(self._outbox)
+                self._patience.check(time.monotonic(), finished=follower.finished, waiting=unsent, reason=self._note)
+                self._rollout.rested(follower.announcement, settled=not unsent, plausible=self._kept.is_plausible)
                 self._tell_what_is_waited_for()
 
     def _wait_s(self) -> float:
@@ -264,9 +262,8 @@ class Client:
 
     def _is_timed(self) -> bool:
         """Whether something is waited for that has a time limit, or that the outbox counts from: bytes on their way."""
-        if not self._link.idle or (self._follower.finished and self._rounds.unreported is not None):
-            return True
-        return self._patience.is_timed
+        reports = self._follower.finished and self._rounds.unreported is not None
+        return reports or not self._link.idle or self._patience.is_timed
 
     def _send(self) -> None:
         now_s = time.monotonic()
@@ -282,7 +279,7 @@ class Client:
 
     def _work(self) -> bool:
         """Do one thing that is to be done; False when there is nothing."""
-        if self._kept.keep():
+        if self._kept.keep() or self._rollout.work(is_settled=not len(self._outbox)):
             return True
         self._look_for_photos()
         standing = self._follower.standing
@@ -302,7 +299,7 @@ class Client:
         if task is not None and task.key != self._left_out:
             self._take_part(task)
             return True
-        return self._rollout.work(is_settled=not len(self._outbox))
+        return False
 
     def _take_part(self, task: Task) -> None:
         try:
@@ -347,16 +344,8 @@ class Client:
         return self._health.samples_new != before
 
     def _over(self) -> bool:
-        return (
-            self._until_finished
-            and self._follower.finished
-            and not len(self._outbox)
-            and self._rounds.unreported is None
-        )
-
-    def _check_patience(self) -> None:
-        finished, unanswered = self._follower.finished, len(self._outbox)
-        self._patience.check(time.monotonic(), finished=finished, waiting=unanswered, reason=self._note)
+        done = self._follower.finished and not len(self._outbox) and self._rounds.unreported is None
+        return self._until_finished and done
 
     def _handle(self, event: Event) -> None:
         now_s = time.monotonic()

@@ -26,7 +26,7 @@ _SYNC_BYTES = 1 << 20
 _BLOCK_BYTES = 1 << 20
 _MARGIN_BYTES = 16 << 20  # of the disk that stays free
 _FIRST_S, _LAST_S = 10.0, 600.0  # until a request that nobody answers is made again
-_GAP_S = 2.0  # without a further piece, some were lost
+_GAP_S = 5.0  # without a further piece, some were lost
 
 
 class Download:

@@ -16,6 +16,8 @@ from contract.sqlite import Watch
 from contract.state import GlobalState
 from edge_client.journal import FILE, Kept, read_kept
 from edge_client.local import OwnMeans
+from edge_client.rollout_file import FILE as RECORD
+from edge_client.rollout_file import answering, read_rollouts
 from edge_client.trainer import Weights, check_weights
 
 __all__ = ["Following", "Knowledge", "follow_state"]
@@ -59,6 +61,7 @@ class Knowledge:
             UsageError: the bundle is not known, or another one.
             BundleError: it cannot be read.
         """
+        directory = answering(directory)
         kept = read_kept(directory)
         path = bundle or kept.bundle_path
         if path is None or not path.is_file():
@@ -114,18 +117,59 @@ class Following:
         return found
 
 
-def follow_state(directory: Path, bundle: Bundle, known: Knowledge) -> Following:
-    """What the client of this state directory comes to know, also with a bundle that extends this one."""
-    otherwise, now = f"{directory} is of another bundle now", bundle
+def follow_state(directory: Path, bundle: Bundle, known: Knowledge) -> Callable[[], Knowledge | None]:
+    """What the client of this state directory comes to know, also with a bundle that extends this one, or in another
+    fleet that a roll-out took it to, once it has a global state there."""
+    return _FollowingState(directory, bundle, known)
 
-    def read() -> Knowledge:
-        nonlocal now
-        kept = read_kept(directory)
-        now = _successor(kept, now)
-        found = Knowledge.of_kept(kept, now, otherwise)
-        return found if now is bundle else replace(found, bundle=now)
 
-    return Following(directory / FILE, read, known)
+class _FollowingState:
+    """One directory after another, as a roll-out changes them."""
+
+    def __init__(self, directory: Path, bundle: Bundle, known: Knowledge) -> None:
+        self._directory, self._now = directory, bundle
+        self._where = answering(directory)
+        self._following = self._of(self._where, bundle, known)
+        self._record = Watch(directory / RECORD)
+        self._next: Watch | None = None  # of the journal that is to answer once it has a global state
+        self._look_ahead()
+
+    def __call__(self) -> Knowledge | None:
+        """Something newer, if there is any.
+
+        Raises:
+            ProtofleetError: something was written, and cannot be used.
+        """
+        if self._record.changed() or (self._next is not None and self._next.changed()):
+            self._look_ahead()
+            where = answering(self._directory)
+            if where != self._where:
+                return self._gone_over(where)
+        return self._following()
+
+    def _gone_over(self, where: Path) -> Knowledge:
+        bundle, known, _ = Knowledge.of_state(self._directory)
+        self._where, self._following = where, self._of(where, bundle, known)
+        return replace(known, bundle=bundle)
+
+    def _look_ahead(self) -> None:
+        active = read_rollouts(self._directory).active
+        path = self._where if active is None else self._directory / active.directory
+        if self._next is not None:
+            self._next.close()
+        self._next = None if path == self._where else Watch(path / FILE)
+
+    def _of(self, where: Path, bundle: Bundle, known: Knowledge) -> Following:
+        otherwise, first, now = f"{where} is of another bundle now", self._now, bundle
+
+        def read() -> Knowledge:
+            nonlocal now
+            kept = read_kept(where)
+            now = _successor(kept, now)
+            found = Knowledge.of_kept(kept, now, otherwise)
+            return found if now is first else replace(found, bundle=now)
+
+        return Following(where / FILE, read, known)
 
 
 def _successor(kept: Kept, bundle: Bundle) -> Bundle:

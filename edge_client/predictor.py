@@ -130,18 +130,16 @@ class Predictor:
         if threshold is not None and np.isnan(threshold):
             raise UsageError("the novelty above which an image is unknown", expected="a number", got=threshold)
         m = bundle.manifest
-        self._first, self._shape = bundle, m.input_shape
+        self._first, self._shape = bundle, m.input_shape  # of the images, for good
         self._wanted, self._threads, self._providers = way, threads, providers or Providers()
         self._given_threshold = threshold
-        self._caution = Caution(method(m.method), m.hyper)
         self._newer, self._log, self._said = newer, log, ""
         self._renewing = threading.Lock()
         self._ready = self._made_ready(knowledge or Knowledge(), None)
 
     @property
     def bundle(self) -> Bundle:
-        """Whose graph and labels are used: the one it was made with, or one that the device has changed to since, which
-        has more classes over the same extractor."""
+        """Whose graph and labels are used: the one it was made with, or one that the device has changed to since."""
         return self._ready.bundle
 
     @property
@@ -257,13 +255,24 @@ class Predictor:
         return found
 
     def _made_ready(self, known: Knowledge, before: _Ready | None) -> _Ready:
-        """What answers need, of this knowledge; of what was ready before, an extractor that has not changed."""
+        """What answers need, of this knowledge; of what was ready before, an extractor that has not changed.
+
+        Raises:
+            UsageError: the bundle takes images of another size than those that this one is given.
+        """
         bundle = known.bundle or self._first
         m = bundle.manifest
+        if m.input_shape != self._shape:
+            raise UsageError(
+                "the device's new bundle",
+                expected=f"images of {self._shape}",
+                got=f"{m.input_shape}",
+                hint="starting this program anew",
+            )
         found, params = method(m.method), {**bundle.params, **known.weights}
         local = Remembered(m.classes, m.features, found.settled_in(m.hyper), params, known.means)
         state = None if known.state is None else known.state.below(m.classes)
-        doubt = state and self._caution.doubt(state, lambda: largest_norm(found.own_prototypes(local)[0]))
+        doubt = state and Caution(found, m.hyper).doubt(state, lambda: largest_norm(found.own_prototypes(local)[0]))
         if state is not None and doubt:
             self._say(f"global version {state.version} is not taken up: {doubt}")
             state = None if before is None else before.known.state
@@ -281,25 +290,32 @@ class Predictor:
             params=params if own else bundle.params,
             basis=_basis(answering, settled),
             own=own,
-            extractor=self._extractor(known, params if own else None, before),
+            extractor=self._extractor(bundle, known, params if own else None, before),
             novelty=novelty_of(answering, known.means, state, m),
             version=0 if state is None else state.version,
         )
 
-    def _extractor(self, known: Knowledge, own: Weights | None, before: _Ready | None) -> Extractor:
+    def _extractor(self, bundle: Bundle, known: Knowledge, own: Weights | None, before: _Ready | None) -> Extractor:
         """With these own weights, or the bundle's; that of before, where they have not changed since."""
-        same = before is not None and before.own == (own is not None)
+        same = before is not None and before.own == (own is not None) and _share_features(before.bundle, bundle)
         if before is not None and same and (own is None or before.known.rounds == known.rounds):
             return before.extractor
         choice = self._providers.choice
         provider = self._providers.of(choice.answers if own is None else choice.own_answers)
-        return Extractor(self._first, self._first.params if own is None else own, self._threads, provider)
+        return Extractor(bundle, bundle.params if own is None else own, self._threads, provider)
 
     def _say(self, line: str) -> None:
         """Log a line unless it is what was said last."""
         if line != self._said:
             self._log(line)
         self._said = line
+
+
+def _share_features(one: Bundle, other: Bundle) -> bool:
+    """Whether two bundles turn images into the same features."""
+    return one.sha256 == other.sha256 or (
+        bool(one.manifest.extractor) and one.manifest.extractor == other.manifest.extractor
+    )
 
 
 def _one_by_one(answers: Answers) -> Iterator[Answers]:

@@ -14,13 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from contract.accuracy import Accuracy
-from contract.errors import LinkError, PrivacyError, ProtofleetError, StoreError
+from contract.errors import BundleError, DataError, LinkError, PrivacyError, ProtofleetError, StoreError, UsageError
 from contract.messages import Announcement, Receipt
 from edge_client import rollout
-from edge_client.rollout import Seat
 from edge_client.rollout_file import RolloutFile
 
-__all__ = ["ProbationWatch", "is_of_the_bundle"]
+__all__ = ["ProbationWatch", "is_of_the_bundle", "reason_of"]
 
 
 def is_of_the_bundle(error: BaseException) -> bool:
@@ -29,20 +28,28 @@ def is_of_the_bundle(error: BaseException) -> bool:
     return ours or isinstance(error, MemoryError)
 
 
+def reason_of(error: BaseException) -> str:
+    """Why a bundle was given up, as the fleet is told: nothing of this device's files, photos and settings."""
+    if isinstance(error, DataError | UsageError):
+        return "this device's photos or settings do not fit it"
+    if isinstance(error, BundleError):
+        return f"{error.message.rpartition('/')[2]}: got {error.got}"
+    return "not enough memory" if isinstance(error, MemoryError) else str(error)
+
+
 class ProbationWatch:
     """Of the bundle that runs; does nothing where it is not on probation, but remember what is measured.
 
     Args:
         file: what the state directory knows of roll-outs.
-        seat: what runs.
         log: takes a line for a person.
 
     Attributes:
         is_over: whether the bundle was given up, and what ran before has to run again.
     """
 
-    def __init__(self, file: RolloutFile, seat: Seat, log: Callable[[str], None]) -> None:
-        self._file, self._seat, self._log = file, seat, log
+    def __init__(self, file: RolloutFile, log: Callable[[str], None]) -> None:
+        self._file, self._log = file, log
         self._is_committed = False
         self.is_over = False
 
@@ -94,17 +101,19 @@ class ProbationWatch:
 
     def fail(self, reason: str) -> None:
         """The bundle is given up; the client is to end, so that what ran before runs again."""
-        if self.is_on:
+        seat = self._file.known.active
+        if self.is_on and seat is not None:
             self._file.change(rollout.rolled_back, reason)
             self.is_over = True
-            self._log(f"bundle {rollout.tag(self._seat)} is rolled back: {reason}")
+            self._log(f"bundle {rollout.tag(seat)} is rolled back: {reason}")
 
     def ended(self, error: BaseException | None) -> None:
         """The client's work ended, with this error if with one."""
         if not self.is_on:
             return
         if error is not None and is_of_the_bundle(error):
-            self.fail(str(error))
+            self._log(str(error))
+            self.fail(reason_of(error))
         else:
             self._file.change(rollout.got_through)
 
@@ -114,7 +123,8 @@ class ProbationWatch:
             self._prove()
 
     def _prove(self) -> None:
-        known, seat = self._file.known, self._seat
+        known, seat = self._file.known, self._file.known.active
+        assert seat is not None
         self._file.change(rollout.proved, seat)
         self._log(f"bundle {rollout.tag(seat)} is healthy")
         if known.previous is not None and known.previous.directory != seat.directory:

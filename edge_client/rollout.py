@@ -18,12 +18,12 @@ where a key is trusted, from a file that a command names (`given`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
 from contract.errors import UsageError
-from contract.offers import Offer
+from contract.offers import Offer, Told, Word, bundle_tag
 from contract.terminal import printable
 
 __all__ = [
@@ -53,7 +53,6 @@ __all__ = [
 STARTS = 3  # in a row that a bundle on probation may need to get through
 FALL = 0.10  # of the share of held-out photos that are named right: a bundle after which more is lost is given up
 _KEPT = 64  # failed bundles, and replaced ones
-_WORD = 64  # characters of a word in the status
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -131,14 +130,14 @@ class Verdict:
 
 
 def tag(seat: Seat) -> str:
-    """A bundle as the status names it: its version, and the first 8 digits of its sha256."""
-    return f"{seat.version} {seat.sha256[:8]}"
+    """A bundle as the status names it."""
+    return bundle_tag(seat.version, bytes.fromhex(seat.sha256))
 
 
 def word(version: int, said: str) -> str:
-    """A word as the status carries it: the version before it, and no longer than its field."""
-    line = f"{version} {printable(said)}"
-    return line if len(line) <= _WORD else line[: _WORD - 1] + "…"
+    """A word, with its reason after a colon, as the status carries it."""
+    name, _, reason = said.partition(": ")
+    return Told(version, cast(Word, name), printable(reason)).text
 
 
 def considered(

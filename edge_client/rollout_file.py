@@ -23,9 +23,10 @@ import msgspec
 from contract.errors import StoreError
 from contract.files import whole_file
 from contract.sqlite import Database, Kind, read_only
+from edge_client.journal import has_global
 from edge_client.rollout import Rollouts, Seat
 
-__all__ = ["FILE", "RolloutFile", "bundle_file", "part_file", "read_rollouts"]
+__all__ = ["FILE", "RolloutFile", "answering", "bundle_file", "part_file", "read_rollouts"]
 
 FILE = "rollout.sqlite"
 KIND = Kind(
@@ -61,6 +62,22 @@ def read_rollouts(state: Path) -> Rollouts:
         return Rollouts()
     with read_only(path, KIND) as db:
         return _decoded(db.execute("SELECT json FROM rollouts").fetchone(), path)
+
+
+def answering(state: Path) -> Path:
+    """Whose journal answers: that of the fleet that the device is in, or, as long as this one has no global state, that
+    of the fleet before.
+
+    Raises:
+        StoreError, UsageError: as `read_rollouts`.
+    """
+    known = read_rollouts(state)
+    active, previous = known.active, known.previous
+    if active is None:
+        return state
+    if previous is None or previous.directory == active.directory or has_global(state / active.directory):
+        return state / active.directory
+    return state / previous.directory
 
 
 class RolloutFile:

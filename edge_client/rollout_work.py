@@ -4,7 +4,7 @@
    status (`versions`, `rollout`).
 2. Pieces are asked for and appended to a file (`download.py`). The bytes are hashed at the end; if they are others than
    what was offered, it begins again, `_ATTEMPTS` times at most.
-3. When the client has nothing else to do, the bundle is tried in a process of its own (`self_test.py`).
+3. Between two things that the client does, the bundle is tried in a process of its own (`self_test.py`).
 4. When in addition no contribution waits for a receipt, it is activated: its file gets its name, then one transaction
    makes it what runs, on probation (`probation.py`). `is_over` then tells the client to end; `service.py` goes on with
    the new bundle in the same process.
@@ -42,6 +42,7 @@ from edge_client.self_test import Trial, some_photos, tried_apart
 __all__ = ["RolloutTerms", "RolloutWork"]
 
 _ATTEMPTS = 3  # to fetch bytes that hash to what was offered
+_NOBODY_S = 900.0  # connected in another fleet, without an announcement: what is announced is retained
 _AGAIN_S = 600.0  # until a disk that refused is asked again
 
 
@@ -96,12 +97,12 @@ class RolloutWork:
         self._file, self._seat, self._bundle, self._path, self._id = file, seat, bundle, path, device_id
         self._terms, self._samples, self._manager = terms, samples, manager
         self._stopping, self._log = stopping, log
-        self.probation = ProbationWatch(file, seat, log)
+        self.probation = ProbationWatch(file, log)
         self._offer: Offer | None = None
         self._run = bytes(4)
         self._download: Download | None = None
-        self._is_connected = False
-        self._tested, self._activated = False, False
+        self._connected_at_s: float | None = None
+        self._is_right, self._tested, self._activated = False, False, False
         self._held_until_s = float("-inf")  # a disk that refused
         self._waits = False  # for what is on probation
         self._word, self._said = "", ""
@@ -115,7 +116,7 @@ class RolloutWork:
         """Let go of what is being fetched; its bytes stay."""
         if self._download is not None:
             self._download.close()
-        self._download, self._tested = None, False
+        self._download, self._is_right, self._tested = None, False, False
 
     def versions(self) -> dict[str, str]:
         """What the status says: the bundle that runs, and how it goes with the one that is offered, or was."""
@@ -143,13 +144,13 @@ class RolloutWork:
 
     def connected(self) -> None:
         """A new connection: what was asked for may be asked for again."""
-        self._is_connected = True
+        self._connected_at_s = time.monotonic()
         if self._download is not None:
             self._download.connected()
 
     def disconnected(self) -> None:
         """The connection is gone."""
-        self._is_connected = False
+        self._connected_at_s = None
 
     # ── what goes out ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -159,7 +160,7 @@ class RolloutWork:
         Args:
             publish: takes an encoded message, and gives something true if it goes out.
         """
-        if self._download is None or not self._is_connected:
+        if self._download is None or self._connected_at_s is None:
             return
         request = self._download.request(self._run, now_s)
         if request is not None and publish(encode(request)):
@@ -170,12 +171,12 @@ class RolloutWork:
         held_s = self._held_until_s - now_s
         if held_s > 0:
             return held_s
-        return None if self._download is None or not self._is_connected else self._download.wait_s(now_s)
+        return None if self._download is None or self._connected_at_s is None else self._download.wait_s(now_s)
 
     # ── what is done ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def work(self, *, is_settled: bool) -> bool:
-        """Do one thing, once nothing else is to be done; False when there is nothing.
+        """Do one thing, between two others of the client; False when there is nothing.
 
         Args:
             is_settled: whether no contribution waits for a receipt.
@@ -188,6 +189,9 @@ class RolloutWork:
                 return self._begin_late()
             if not self._download.is_whole:
                 return False
+            if not self._is_right:
+                self._look_through(self._download)
+                return True
             if not self._tested:
                 self._test(self._download)
                 return True
@@ -197,6 +201,16 @@ class RolloutWork:
         except StoreError as error:
             self._hold(error, now_s)
         return False
+
+    def rested(self, announcement: Announcement | None, *, settled: bool, plausible: bool) -> None:
+        """The client waits for work; arguments as of `ProbationWatch.rested`. Where a roll-out took it to another
+        fleet, and nobody announces anything there for this bundle, it goes back."""
+        self.probation.rested(announcement, settled=settled, plausible=plausible)
+        before, at_s = self._file.known.previous, self._connected_at_s
+        if announcement is not None or at_s is None or before is None or before.fleet == self._seat.fleet:
+            return
+        if time.monotonic() - at_s > _NOBODY_S:
+            self.probation.fail(f"no aggregator for it in fleet {self._seat.fleet}")
 
     def _begin_late(self) -> bool:
         """Begin what had to wait: for a disk, or for the end of a probation."""
@@ -211,8 +225,8 @@ class RolloutWork:
         offer, now_s = self._offer, time.monotonic()
         verdict = Verdict("leave") if offer is None else self._verdict(offer)
         self._waits = verdict.what == "wait"
-        if offer is not None and verdict.word:
-            self._say(offer, "testing" if self._tested and verdict.what == "fetch" else verdict.word)
+        if offer is not None and verdict.word and (verdict.what != "fetch" or now_s >= self._held_until_s):
+            self._say(offer, "testing" if self._is_right and verdict.what == "fetch" else verdict.word)
         held = self._download
         if held is not None and (offer is None or verdict.what != "fetch" or held.offer.sha256 != offer.sha256):
             self._log(f"bundle {held.offer.version} is not offered any more: {held.have:,} bytes are kept")
@@ -269,9 +283,9 @@ class RolloutWork:
         self._log(f"bundle {offer.version} is offered: fetching {offer.size_bytes:,} bytes{done}")
         return found
 
-    def _test(self, download: Download) -> None:
+    def _look_through(self, download: Download) -> None:
+        """See whether what was fetched is what was offered."""
         offer = download.offer
-        sha256 = offer.sha256.hex()
         if not download.is_right(self._manager.alive):
             known = self._file.known
             self._file.put(msgspec.structs.replace(known, wrong=known.wrong + 1))
@@ -280,8 +294,13 @@ class RolloutWork:
             if known.wrong + 1 >= _ATTEMPTS:
                 self._refuse(offer, "wrong bytes")
             return
+        self._is_right = True
         self._say(offer, "testing")
         self._log(f"bundle {offer.version} is here: trying it")
+
+    def _test(self, download: Download) -> None:
+        """Try it; meanwhile the device does nothing else, since it has memory for one."""
+        offer, sha256 = download.offer, download.offer.sha256.hex()
         photos, terms = some_photos(self._samples()), self._terms
         assert terms.public_key is not None
         extends = rollout.seat_of(offer, self._seat).fleet == self._seat.fleet
@@ -327,6 +346,8 @@ class RolloutWork:
         if str(error) != self._said:
             self._log(str(error))
         self._said = str(error)
+        if self._offer is not None:
+            self._word = rollout.word(self._offer.version, "refused: the disk takes no more")
         self.close()
         self._held_until_s = now_s + _AGAIN_S
 

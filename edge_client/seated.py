@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from contract.bundle import Bundle, read_bundle
+from contract.errors import BundleError
 from edge_client import rollout
 from edge_client.config import ClientConfig
 from edge_client.journal import Journal
@@ -89,6 +90,7 @@ def settle(
     """
     if starts:
         _count_start(file, log)
+        file.tidy(file.known.fetching)
     known, path = file.known, Path(settings.bundle)
     seat = None if known.active is None else rollout.instead(known, _sha256(path), settings.fleet)
     if seat is None:
@@ -97,7 +99,14 @@ def settle(
         known, seat = rollout.given(known, named, trusts=key is not None, where=str(path))
     else:
         path = bundle_file(file.state, seat.sha256)
-        bundle = read_bundle(path, public_key=key)
+        try:
+            bundle = read_bundle(path, public_key=key)
+        except BundleError as error:
+            if known.probation is None:
+                raise
+            log(str(error))
+            file.change(rollout.rolled_back, "its file cannot be read")
+            return settle(settings, file, key, log, starts=starts)
         log(f"bundle {rollout.tag(seat)} of a roll-out runs in place of {settings.bundle}")
     left = [bytes.fromhex(sha256) for sha256, failure in known.failed.items() if failure.back_to == seat.sha256]
     return Seated(

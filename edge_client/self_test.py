@@ -156,7 +156,7 @@ def failure(trial: Trial, photos: NDArray[np.uint8]) -> str:
         _check_offered(bundle.manifest, trial)
         _run(bundle, photos, trial)
     except _FAILURES as error:
-        return str(error)
+        return str(error).replace(trial.path, "the bundle")
     except MemoryError:
         return "not enough memory"
     return ""

@@ -79,7 +79,7 @@ class Service:
         with RolloutFile(Path(settings.state), make=key is not None) as file:
             while True:
                 seated = settle(settings, file, key, log)
-                watch = ProbationWatch(file, seated.seat, log)
+                watch = ProbationWatch(file, log)
                 try:
                     summary, is_over = self._run_with(seated, file, log, on_summary)
                 except BaseException as error:

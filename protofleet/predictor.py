@@ -123,7 +123,9 @@ def _read(source: Path, bundle: Path | None) -> tuple[Bundle, Knowledge, Path]:
     return read_bundle(source), Knowledge(), source
 
 
-def _newer(state: Path | None, store: Source | None, bundle: Bundle, known: Knowledge) -> Following | None:
+def _newer(
+    state: Path | None, store: Source | None, bundle: Bundle, known: Knowledge
+) -> Callable[[], Knowledge | None] | None:
     """What comes to be known while answers are given: the global state of a store where there is one, else all that a
     device keeps."""
     if store is not None:

@@ -20,23 +20,26 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rollout_peer import SEED, offer_of, trusted
 
-from contract.bundle import read_bundle, write_bundle
+from contract.bundle import Bundle, read_bundle, write_bundle
 from contract.errors import StoreError, UsageError
-from contract.messages import Announcement
+from contract.messages import Announcement, ClassRows
 from contract.offers import MAX_PIECES, Offer, Piece, Request
 from contract.service_manager import ServiceManager
+from contract.state import GlobalState
 from contract.wire import decode
 from edge_client import download as download_module
 from edge_client import rollout, rollout_work
 from edge_client.config import ClientConfig, settle_config
 from edge_client.data import LocalData
 from edge_client.download import Download
+from edge_client.journal import Journal
 from edge_client.rollout import STARTS, Rollouts, Seat, considered
 from edge_client.rollout_file import RolloutFile, bundle_file, part_file, read_rollouts
 from edge_client.rollout_work import RolloutWork
 from edge_client.seated import settle
 from edge_client.self_test import Trial, failure, some_photos, tried_apart
 from export.extend import extend_bundle
+from protofleet import Predictor
 
 RUN = bytes(4)
 BLOB = random.Random(1).randbytes(10_000)
@@ -500,3 +503,43 @@ def back_again(folder: Path, old: Path, first: str) -> None:
     with RolloutFile(folder / "s", make=True) as file:
         file.change(rollout.rolled_back, "rejected")
     assert runs(old, folder).sha256 == first
+
+
+# ── answers ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def ncm_state(bundle: Bundle, version: int, seed: int) -> GlobalState:
+    """Class means of these weights: random ones."""
+    m, rng = bundle.manifest, np.random.default_rng(seed)
+    rows = ClassRows(np.arange(m.classes, dtype=np.uint16), rng.normal(size=(m.classes, m.features)).astype(np.float32))
+    return GlobalState(RUN, version, version, {"means": rows})
+
+
+def test_answers_go_over_to_the_other_fleet_once_it_has_a_global_state_and_back(
+    paths: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    old, _, other = paths
+    first, second = read_bundle(old), read_bundle(other)
+    state, x = tmp_path / "s", fashion(first, 12, (0, 1, 2)).x
+    owner = {"device": "pi-1", "fleet": "home", "bundle": first.sha256, "lies_at": old}
+    with Journal(state, **owner) as journal:  # type: ignore[arg-type]
+        journal.keep_global(ncm_state(first, 1, seed=1))
+    following = Predictor(state)
+    before = following(x)
+    with RolloutFile(state, make=True) as file:
+        offer = offer_of(other, "away")
+        running = Seat(first.sha256.hex(), 1, "home")
+        away = rollout.seat_of(offer, running)
+        file.change(rollout.activated, away, running)
+        owner |= {"fleet": "away", "bundle": second.sha256, "lies_at": other}
+        with Journal(state / away.directory, **owner) as to:  # type: ignore[arg-type]
+            np.testing.assert_array_equal(following(x).scores, before.scores)
+            np.testing.assert_array_equal(Predictor(state)(x).scores, before.scores)
+            to.keep_global(ncm_state(second, 1, seed=2))
+        after = following(x)
+        assert following.bundle.sha256 == second.sha256
+        np.testing.assert_array_equal(after.scores, Predictor(state)(x).scores)
+        assert not np.allclose(after.scores, before.scores)
+        file.change(rollout.rolled_back, "rejected")
+        np.testing.assert_array_equal(following(x).scores, before.scores)
+        assert following.bundle.sha256 == first.sha256

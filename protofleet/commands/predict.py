@@ -29,6 +29,7 @@ from edge_client.history import last_tested
 from edge_client.predictor import Answers
 from edge_client.providers import PROVIDER_HELP
 from edge_client.publisher import Target
+from edge_client.rollout_file import answering
 from edge_client.watch import camera_pictures, new_files
 from protofleet.predictor import Predictor
 from protofleet.publisher import Publisher, facts
@@ -142,7 +143,7 @@ def _others(ways: Sequence[str], state: Path | None) -> str:
     """What else could answer, where there is a choice, and how well each did on the device's own test; best first."""
     if len(ways) < 2:
         return ""
-    tested = last_tested(state / "history.jsonl") if state else None
+    tested = last_tested(answering(state) / "history.jsonl") if state else None
     if tested is None:
         return f"--way takes one of {', '.join(ways)}"
     shares = {way: share for way, share in tested["accuracy"]["all_classes"].items() if way in ways}
