@@ -38,6 +38,7 @@ class Progress:
         self._screened_in, self._screened = 0, 0
         self._away = 0  # attempts in a row that found no broker
         self._refused: set[str] = set()  # devices named in this round, the first ones
+        self._failed: set[str] = set()  # devices of which a roll-out failed, the first ones
         self._explained = False  # why a fleet may look worse than a device alone, once
 
     def __call__(self, event: events.Event) -> None:
@@ -253,8 +254,12 @@ class Progress:
 
     @_show.register
     def _(self, event: events.RolloutTold) -> None:
-        """Of a large fleet's good words one a second; whoever fails or refuses is named."""
-        if event.word in ("failed", "refused") or not self._often(events.RolloutTold):
+        """One a second; beyond that who fails or refuses is named, the first ones, and once each."""
+        first = event.word in ("failed", "refused") and event.device not in self._failed
+        first = first and len(self._failed) < _SMALL_FLEET
+        if first:
+            self._failed.add(event.device)
+        if not self._often(events.RolloutTold) or first:
             why = f": {escape(event.reason)}" if event.reason else ""
             self._line(f"  rollout of version {event.version}: {escape(event.device)} {event.word}{why}")
 

@@ -29,7 +29,7 @@ from contract.errors import UsageError, near_names
 from contract.json_output import JSON_HELP, beside, write_json
 from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
-from contract.terminal import counted
+from contract.terminal import counted, printable
 
 __all__ = ["ask", "fleet_app", "forget_command", "operator", "tell"]
 
@@ -77,7 +77,7 @@ def list_command(store: _Store, json: _Json = None) -> int:
         "standing": [_standing(r) for r in found.values()],
         "rounds": [str(r.rounds) for r in found.values()],
         "drift": [_suspected(drift, device) for device in found],
-        "rollout": [said.get(device, "") for device in found],
+        "rollout": [printable(said.get(device, "")) for device in found],
         "refused": [r.refused for r in found.values()],
     }
     if not any(columns["rollout"]):
@@ -112,7 +112,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
     lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
     lines += [_drift(drift[device])] if device in drift else []
-    lines += [f"rollout: version {said[device]}"] if said.get(device) else []
+    lines += [f"rollout: version {printable(said[device])}"] if said.get(device) else []
     for line in (*lines, *map(_line, log)):
         _say(json, line)
     return 0

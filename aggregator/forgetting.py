@@ -6,7 +6,7 @@ since nobody knows any more whose they are. That is exact for what a round's sum
 FedCOF's discriminant. Where devices train, their weights were taught by what the device had sent: that is not undone
 (docs/decisions/118).
 
-Without a class (docs/decisions/135), where rows are of one class each, what a round took over of the others stays.
+Without a class (docs/decisions/139), where rows are of one class each, what a round took over of the others stays.
 """
 
 from __future__ import annotations

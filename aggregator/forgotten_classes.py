@@ -6,7 +6,7 @@
 
 A forgotten class stays announced until it is admitted again, so that its samples do not leave devices at all. What
 comes nevertheless, on its way when the class was forgotten or from a client that does not heed it, is taken without its
-rows, or, with a triangle, refused (docs/decisions/135).
+rows, or, with a triangle, refused (docs/decisions/139).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from contract.json_output import JSON_HELP, beside, write_json
 from contract.offers import MAX_BUNDLE_BYTES, Told
 from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
-from contract.terminal import counted
+from contract.terminal import counted, printable
 from contract.topics import check_id
 
 __all__ = ["rollout_command"]
@@ -173,7 +173,7 @@ def _show(store: Path, json: Path | None) -> int:
         return 0
     plan, counts = found.plan, found.counts()
     to = f" to fleet {plan.fleet}" if plan.fleet else ""
-    why = f": {found.reason}" if found.reason else ""
+    why = f": {printable(found.reason)}" if found.reason else ""
     further = ", ".join(map(_percent, found.stages))
     then = f", then {further}" if further else ""
     said = ", ".join(f"{number} {word}" for word, number in counts.items() if number) or "none known"
@@ -204,7 +204,7 @@ def _content(found: Rollout) -> dict[str, Any]:
 
 
 def _words(told: Told) -> str:
-    return f"{told.word}: {told.reason}" if told.reason else told.word
+    return printable(f"{told.word}: {told.reason}" if told.reason else told.word)
 
 
 def _only(stage: list[str] | None) -> str:

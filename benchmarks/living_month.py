@@ -16,16 +16,15 @@ from living_check import compare_rounds, compare_standing, stands_as_photos
 from living_parts import COMMAND, Aggregator, Process, StalledError, Worker, broker, command, wait_for
 from living_photos import Owners, Photos
 from living_plan import Event, plan
+from living_rollout import Operator, Signed, bad_board
 
-from contract.bundle import read_bundle
 from contract.methods import method
 from edge_client.compiled_graphs import CompiledGraphs
 from lab.data.datasets import load_dataset
 
-SHIPPED = Path(__file__).parent.parent / "lab" / "demo" / "shipped" / "fleet.bundle"
-NEW_CLASS = "mirrored"
 WORKERS, AWAKE_S, SLOW_S, SETTLE_S, LAST_S = 4, (0.5, 1.5), 120.0, 60.0, 300.0
 AT_ONCE = 40  # devices that are woken together in the end
+WITHDRAWS_WITH = ("bundle", "broker", "id", "state", "fleet", "trust")
 SEGMENT_BYTES = 52  # IPv4 and TCP with timestamps, as in idle_day.py
 
 
@@ -44,10 +43,10 @@ class Month:
             (folder / name).mkdir()
         fashion = load_dataset("fashion_mnist_subset").train
         self.world = Photos(folder / "photos", fashion.x, fashion.y.astype(np.int64))
-        self.old, self.new = SHIPPED, folder / "longer.bundle"
-        command("export", "--extend", self.old, "--classes", f"+{NEW_CLASS}", "--out", self.new, "--quiet")
-        bundle = read_bundle(self.new)
-        self.owners = Owners(self.world, read_bundle(self.old), bundle, self.rng)
+        self.signed = Signed(folder)
+        self.old, self.new = self.signed.old, self.signed.new
+        first, bundle = self.signed.bundles
+        self.owners = Owners(self.world, first, bundle, self.rng)
         extractor, found = CompiledGraphs(bundle).shared_extractor(), method(options.method)
         self.naive = Naive(bundle, found, extractor, "f64" if found.name == "ffc" else "f32", self.world)
         self.plan = plan(
@@ -76,16 +75,22 @@ class Month:
         self.aggregators = {"living": standing.serves(self.old), "windows": windows.serves(self.old)}
         self.workers = [Worker(index, max(0.5, day_s / 144), logs) for index in range(WORKERS)]
         self.whole = {book.name: Process(book.name, self._client(book), logs) for book in self.plan.books if book.whole}
+        self.bad = self.plan.books[0]
+        self.whole[self.bad.name].environment = bad_board(folder)
+        self.operator = Operator(standing.store, self.new, day_s, small=self.options.devices < 40)
         workers = {worker.name: worker for worker in self.workers}
         self.parts: dict[str, Any] = {"broker": made, **self.aggregators, **workers, **self.whole}
         self._away = set(self.parts)
 
     def _settings(self, book: Book) -> dict[str, Any]:
         told = {"bundle": book.bundle, "broker": self.url, "id": book.name, "state": book.state, "data": book.data}
-        return {name: str(value) for name, value in told.items()} | {"fleet": book.fleet, "hold_out": 0.0}
+        told["trust"] = self.signed.trust
+        more = {"fleet": book.fleet, "hold_out": 0.0, "rollout": book.name not in self.plan.copied}
+        return {name: str(value) for name, value in told.items()} | more
 
     def _client(self, book: Book) -> list[str]:
-        given = [(f"--{name.replace('_', '-')}", str(value)) for name, value in self._settings(book).items()]
+        told = {name: value for name, value in self._settings(book).items() if name != "rollout"}
+        given = [(f"--{name.replace('_', '-')}", str(value)) for name, value in told.items()]
         return [*COMMAND, "client", *itertools.chain.from_iterable(given)]
 
     # ── the month ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -115,6 +120,7 @@ class Month:
             self._kill("living")
             self.aggregators["living"].serves(self.new, self.old)
             self._start("living")
+            self.operator.begin(day)
         self._schedule(day, began)
         while self._due or time.monotonic() < began + self.day_s:
             while self._due and self._due[0][0] <= time.monotonic():
@@ -127,13 +133,18 @@ class Month:
         for book in self.books.values():
             if not book.joins <= day <= book.leaves:
                 continue
-            if self.plan.reached.get(book.name) == day:
-                events.append(Event(day, "reach", book.name))
+            if self.plan.copied.get(book.name) == day:
+                events.append(Event(day, "copy", book.name))
             for at in self._wakes(book, day):
                 events.append(Event(day + at, "wake", book.name))
         for event in events:
             if event.what != "withdraw":  # in the evening, when the device sleeps
                 self._later(began + (event.at - day) * self.day_s, event)
+
+    def _change(self, book: Book) -> None:
+        """Photos come and go, of the class that came later, too, where a device has the bundle for good."""
+        book.longer = book.longer or book.bundle == self.new or self.signed.runs_new(book)
+        self.owners.change(book)
 
     def _wakes(self, book: Book, day: int) -> list[float]:
         if book.pattern == 0:
@@ -150,10 +161,10 @@ class Month:
         book = self.books.get(event.who)
         if event.what == "wake" and book is not None:
             if not book.whole:
-                self.owners.change(book)
+                self._change(book)
                 self._wake(book)
-        elif event.what == "reach" and book is not None:
-            self._reach(book)
+        elif event.what == "copy" and book is not None:
+            self._copy(book)
         elif event.what == "kill":
             self._kill_one(event.who)
         elif event.what == "start":
@@ -180,12 +191,9 @@ class Month:
     def _is_awake(self, book: Book) -> bool:
         return any(awake is book for awake, _ in self._awake.values())
 
-    def _reach(self, book: Book) -> None:
+    def _copy(self, book: Book) -> None:
         """The longer bundle is copied to a device, which is started with it."""
-        book.bundle, book.longer = self.new, True
-        if book.whole:
-            self.whole[book.name].runs_as(self._client(book))
-            self._restart(book.name)
+        book.bundle = self.new
         for job, (awake, _) in self._awake.items():
             if awake is book and book.pattern == 0:
                 for worker in self.workers:
@@ -216,7 +224,7 @@ class Month:
             part.jobs = set()
             self._counted.pop(name, None)
         elif name in self.whole:
-            self.owners.change(self.books[name])
+            self._change(self.books[name])
 
     def _start(self, name: str) -> None:
         if name in self._away:
@@ -252,7 +260,7 @@ class Month:
         self.orders[what] += 1
         if what == "withdraw":
             wait_for(lambda: not self._is_awake(book), f"{name} asleep", SLOW_S, self._turn)
-            given = {name: value for name, value in self._settings(book).items() if name not in ("data", "hold_out")}
+            given = {name: value for name, value in self._settings(book).items() if name in WITHDRAWS_WITH}
             options = itertools.chain.from_iterable((f"--{option}", value) for option, value in given.items())
             command("client", *options, "--withdraw")
         elif what == "forget":
@@ -284,6 +292,7 @@ class Month:
         for event in self.plan.events:
             if event.what == "withdraw" and day <= event.at < day + 1:
                 self._order("withdraw", event.who)
+        rollout = self.operator.evening(day)
         found = self._settled()
         self.faults += [f"day {day}: {fault}" for fault in found]
         told, living = self._counts(), self.aggregators["living"]
@@ -300,6 +309,7 @@ class Month:
             "rss_mb": round(living.rss_mb, 1),
             "store_mb": living.store_mb[0],
             "log_mb": living.store_mb[1],
+            "rollout": rollout,
             "exact": not found,
         }
         self.days.append(row)
@@ -337,17 +347,12 @@ class Month:
         self._told_traffic.add(told["job"])
 
     def _bring_up_to_date(self) -> None:
-        """Wake whoever is there until what stands is of the photos that it has."""
+        """Wake whoever is there until what stands is of the photos that it has, and it has the longer bundle."""
+        self.operator.finish()
         until = time.monotonic() + LAST_S
         while True:
             _, self.held = compare_standing(self.plan.books, self.folder / "living.sqlite", self.naive, False)
-            behind = [
-                book
-                for book in self.plan.books
-                if book.joins <= self.options.days <= book.leaves
-                and not book.out
-                and not stands_as_photos(book, self.held, self.naive)
-            ]
+            behind = [book for book in self.plan.books if self._is_there(book) and self._is_behind(book)]
             if not behind:
                 return
             if time.monotonic() > until:
@@ -357,3 +362,14 @@ class Month:
                 if not book.whole:
                     self._wake(book, 3.0)
             wait_for(self._asleep, "every device asleep", SLOW_S + 3.0, self._turn)
+
+    def _is_there(self, book: Book) -> bool:
+        return book.joins <= self.options.days <= book.leaves and not book.out
+
+    def _is_behind(self, book: Book) -> bool:
+        assert self.held is not None
+        if not stands_as_photos(book, self.held, self.naive):
+            return True
+        if book is self.bad:
+            return not self.signed.refused_new(book)
+        return book.bundle != self.new and book.name not in self.plan.copied and not self.signed.runs_new(book)

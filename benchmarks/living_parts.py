@@ -31,7 +31,13 @@ def mosquitto() -> str | None:
 
 
 class Process(Part):
-    """A command."""
+    """A command, in an environment that may be its own."""
+
+    environment = ENVIRONMENT
+
+    def start(self) -> None:
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self.environment)
 
     @property
     def runs(self) -> bool:
@@ -134,8 +140,8 @@ class StalledError(Exception):
     """Something was waited for too long, or refused: the month cannot go on."""
 
 
-def command(*words: object, timeout_s: float = 120.0) -> str:
-    """One command to its end; what it printed."""
+def command(*words: object, timeout_s: float = 120.0, streams: int = 2) -> str:
+    """One command to its end; what it printed, to standard output alone or to both streams."""
     try:
         done = subprocess.run(
             [*COMMAND, *map(str, words)], capture_output=True, text=True, timeout=timeout_s, env=ENVIRONMENT
@@ -144,7 +150,7 @@ def command(*words: object, timeout_s: float = 120.0) -> str:
         raise StalledError(f"protofleet {words[0]} did not end in {timeout_s:g} s") from None
     if done.returncode:
         raise StalledError(f"protofleet {' '.join(map(str, words))}: {done.stderr.strip()}")
-    return done.stdout + done.stderr
+    return done.stdout + (done.stderr if streams == 2 else "")
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float, turn: Callable[[], None]) -> None:

@@ -21,13 +21,15 @@ class Photos:
     Attributes:
         x: (N, H, W, c) uint8, no two alike.
         y: (N,) classes; the last one is the class that comes later.
+        by_class: the photos of each class.
     """
 
     def __init__(self, folder: Path, x: NDArray[np.uint8], y: NDArray[np.int64]) -> None:
         from PIL import Image
 
-        newest = x[y == y.max()][:, :, ::-1]  # shoes that face the other way, which nobody has told apart yet
-        x, y = np.concatenate([x, newest]), np.concatenate([y, np.full(len(newest), y.max() + 1)])
+        boots, count = x[y == y.max()], y.max() + 1  # of which two further classes are made
+        x = np.concatenate([x, boots[:, :, ::-1], boots[:, ::-1]])
+        y = np.concatenate([y, np.repeat([count, count + 1], len(boots))])
         _, first = np.unique([hashlib.sha256(image.tobytes()).hexdigest() for image in x], return_index=True)
         self.x, self.y = np.ascontiguousarray(x[np.sort(first)]), y[np.sort(first)]
         self.by_class = [np.flatnonzero(self.y == label) for label in range(self.y.max() + 1)]

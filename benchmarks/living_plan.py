@@ -3,7 +3,8 @@
 Of N devices N/60 are whole processes and N/12 always on; of the others six in nine wake once a day, one twice, and one
 each every third and seventh day. An eighth of them come later, a twentieth vanish for good, two are forgotten, two
 withdraw (one where they are few), and one of each two is admitted again. The longer bundle reaches the aggregator after
-a quarter of the month, and nine in ten devices in the week after. In the last week the aggregator is not killed, so
+a quarter of the month, and is rolled out from then on; N/100 devices take no part, and are given a copy of it in the
+week after. The first device's self-test of it fails. In the last week the aggregator is not killed, so
 that its memory is that of one process.
 """
 
@@ -34,15 +35,15 @@ class Plan:
     """
     Attributes:
         books: of the fleet whose sums stand; `sleepers` of the one with windows.
-        extends: the day on whose morning the aggregator has the longer bundle.
-        reached: the day on which a device has it; devices that never have it are missing.
+        extends: the day on whose morning the aggregator has the longer bundle, and its roll-out begins.
+        copied: the day on which a device that takes no part in roll-outs is given it.
     """
 
     books: list[Book]
     sleepers: list[Book]
     events: list[Event]
     extends: int
-    reached: dict[str, int]
+    copied: dict[str, int]
 
 
 def plan(days: int, devices: int, rng: np.random.Generator, folder: Path, bundle: Path, classes: int) -> Plan:
@@ -66,9 +67,9 @@ def plan(days: int, devices: int, rng: np.random.Generator, folder: Path, bundle
     others = [books[index] for index in rng.permutation(np.arange(whole + always, devices))]
     events = _fates(days, others, rng) + _kills(days, rng)
     extends = min(days, least(days / 4, 2))
-    late = rng.integers(extends, min(days, extends + 7) + 1, devices)
-    reached = {book.name: int(day) for book, day in zip(books, late, strict=True) if rng.random() < 0.9}
-    return Plan(books, sleepers, sorted(events), extends, reached)
+    by_hand = [book for book in books[whole:] if book.joins == 1][: least(devices / 100)]
+    copied = {book.name: int(rng.integers(extends, min(days, extends + 7) + 1)) for book in by_hand}
+    return Plan(books, sleepers, sorted(events), extends, copied)
 
 
 def least(number: float, one: int = 1) -> int:

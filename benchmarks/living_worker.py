@@ -5,8 +5,8 @@
 Each line on standard input is a job, as JSON; each line on standard output says what became of one. A device that is
 woken is a real `Service`, as `protofleet client` runs it, in a thread of its own: bundle, photos, journal, link.
 
-    {"do": "wake", "job": 7, "awake_s": 1.5, "settings": {…}}   run a device until so long after it has connected, or
-                                                                10 s more; null for until told otherwise
+    {"do": "wake", "job": 7, "awake_s": 1.5, "settings": {…}}   run a device until so long after it has connected, 30 s
+                      more while it fetches and tries a bundle; null for until told otherwise
     {"do": "sleep", "job": 7}                                   let it end, as a signal would
     {"do": "count", "job": 8}                                   bytes and segments so far, by fleet and device
 
@@ -17,10 +17,12 @@ was refused tries again as soon. Bytes are what the kernel counts for each conne
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,8 @@ from edge_client import client, standing_sums
 from edge_client.config import ClientConfig
 from edge_client.service import Service
 
-_CONNECTS_S = 10.0
+_CONNECTS_S, _BUSY_S = 10.0, 30.0
+_BUSY = re.compile(r"is offered: fetching|is here: trying")
 _ACKED_AT, _FIELDS = 120, "=QQII"  # of struct tcp_info: bytes acknowledged and received, segments out and in
 
 
@@ -120,18 +123,24 @@ class Devices:
     def _run(self, job: int, service: Service, awake_s: float | None, settings: dict[str, Any]) -> None:
         log = self._logs / f"{settings['fleet']}-{settings['id']}.log"
 
-        asleep: list[threading.Timer] = []
+        now, ended = time.monotonic, threading.Event()
+        sleeps_at = [float("inf") if awake_s is None else now() + awake_s + _CONNECTS_S]
 
         def say(line: str) -> None:
             with open(log, "a") as file:
                 file.write(f"{line}\n")
             if awake_s is not None and line.startswith("connected to"):
-                asleep.append(threading.Timer(awake_s, service.stop))
-                asleep[-1].start()
+                sleeps_at[0] = now() + awake_s
+            elif awake_s is not None and _BUSY.search(line):
+                sleeps_at[0] = now() + _BUSY_S
 
-        if awake_s is not None:
-            asleep.append(threading.Timer(awake_s + _CONNECTS_S, service.stop))
-            asleep[-1].start()
+        def sleep_in_time() -> None:
+            while (left := sleeps_at[0] - now()) > 0:
+                if ended.wait(min(left, 0.2)):
+                    return
+            service.stop()
+
+        threading.Thread(target=sleep_in_time, daemon=True).start()
         failed = ""
         try:
             service.run(say, lambda summary, ended: None)
@@ -141,8 +150,7 @@ class Devices:
             failed = f"{type(error).__name__}: {error}"
         if failed:
             say(failed)
-        for timer in asleep:
-            timer.cancel()
+        ended.set()
         with self._lock:
             self._awake.pop(job)
         tell(job, failed=failed)

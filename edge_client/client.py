@@ -11,7 +11,7 @@ What happens, in order:
 4. A new global state is put on the disk, so that answers need no broker. When the round's has come back, test the
    device with it, append a line to `history.jsonl`, and say in the status how many are named right, unless that is to
    stay here.
-5. Offered a bundle: fetch it while there is nothing else to do, try it, and end for it (`rollout_work.py`).
+5. Offered a bundle: fetch it beside all this, try it, and end for it between two rounds (`rollout_work.py`).
 6. When the run is finished, wait for the next one; or, where that was asked for and nothing waits for a receipt:
    publish a death and return.
 
@@ -243,7 +243,7 @@ class Client:
 
     def _loop(self) -> None:
         waiting = False  # whether the last look found nothing to do
-        while True:
+        while not self._rollout.is_over:
             if self._link.still_s < _HANGS_S:
                 self._manager.alive()
             self._send()
@@ -251,15 +251,12 @@ class Client:
             if event is not None:
                 self._handle(event)
             waiting = event is None and not self._work()  # work only once what has arrived is taken in
-            if self._rollout.is_over:
-                return
             if waiting:
                 if self._over() or self._stopping.is_set():
                     return
                 follower, unsent = self._follower, len(self._outbox)
                 self._patience.check(time.monotonic(), finished=follower.finished, waiting=unsent, reason=self._note)
-                plausible = self._kept.is_plausible
-                self._rollout.probation.rested(follower.announcement, settled=not unsent, plausible=plausible)
+                self._rollout.rested(follower.announcement, settled=not unsent, plausible=self._kept.is_plausible)
                 self._tell_what_is_waited_for()
 
     def _wait_s(self) -> float:
@@ -288,7 +285,7 @@ class Client:
 
     def _work(self) -> bool:
         """Do one thing that is to be done; False when there is nothing."""
-        if self._kept.keep():
+        if self._kept.keep() or self._rollout.work(is_settled=not len(self._outbox)):
             return True
         self._look_for_photos()
         standing = self._follower.standing
@@ -308,7 +305,7 @@ class Client:
         if task is not None and task.key != self._left_out:
             self._take_part(task)
             return True
-        return self._rollout.work(is_settled=not len(self._outbox))
+        return False
 
     def _take_part(self, task: Task) -> None:
         try:

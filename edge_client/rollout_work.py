@@ -4,7 +4,7 @@
    status (`versions`, `rollout`).
 2. Pieces are asked for and appended to a file (`download.py`). The bytes are hashed at the end; if they are others than
    what was offered, it begins again, `_ATTEMPTS` times at most.
-3. When the client has nothing else to do, the bundle is tried in a process of its own (`self_test.py`).
+3. Between two things that the client does, the bundle is tried in a process of its own (`self_test.py`).
 4. When in addition no contribution waits for a receipt, it is activated: its file gets its name, then one transaction
    makes it what runs, on probation (`probation.py`). `is_over` then tells the client to end; `service.py` goes on with
    the new bundle in the same process.
@@ -42,6 +42,7 @@ from edge_client.self_test import Trial, some_photos, tried_apart
 __all__ = ["RolloutTerms", "RolloutWork"]
 
 _ATTEMPTS = 3  # to fetch bytes that hash to what was offered
+_NOBODY_S = 900.0  # connected in another fleet, without an announcement: what is announced is retained
 _AGAIN_S = 600.0  # until a disk that refused is asked again
 
 
@@ -100,7 +101,7 @@ class RolloutWork:
         self._offer: Offer | None = None
         self._run = bytes(4)
         self._download: Download | None = None
-        self._is_connected = False
+        self._connected_at_s: float | None = None
         self._is_right, self._tested, self._activated = False, False, False
         self._held_until_s = float("-inf")  # a disk that refused
         self._waits = False  # for what is on probation
@@ -143,13 +144,13 @@ class RolloutWork:
 
     def connected(self) -> None:
         """A new connection: what was asked for may be asked for again."""
-        self._is_connected = True
+        self._connected_at_s = time.monotonic()
         if self._download is not None:
             self._download.connected()
 
     def disconnected(self) -> None:
         """The connection is gone."""
-        self._is_connected = False
+        self._connected_at_s = None
 
     # ── what goes out ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -159,7 +160,7 @@ class RolloutWork:
         Args:
             publish: takes an encoded message, and gives something true if it goes out.
         """
-        if self._download is None or not self._is_connected:
+        if self._download is None or self._connected_at_s is None:
             return
         request = self._download.request(self._run, now_s)
         if request is not None and publish(encode(request)):
@@ -170,12 +171,12 @@ class RolloutWork:
         held_s = self._held_until_s - now_s
         if held_s > 0:
             return held_s
-        return None if self._download is None or not self._is_connected else self._download.wait_s(now_s)
+        return None if self._download is None or self._connected_at_s is None else self._download.wait_s(now_s)
 
     # ── what is done ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def work(self, *, is_settled: bool) -> bool:
-        """Do one thing, once nothing else is to be done; False when there is nothing.
+        """Do one thing, between two others of the client; False when there is nothing.
 
         Args:
             is_settled: whether no contribution waits for a receipt.
@@ -200,6 +201,16 @@ class RolloutWork:
         except StoreError as error:
             self._hold(error, now_s)
         return False
+
+    def rested(self, announcement: Announcement | None, *, settled: bool, plausible: bool) -> None:
+        """The client waits for work; arguments as of `ProbationWatch.rested`. Where a roll-out took it to another
+        fleet, and nobody announces anything there for this bundle, it goes back."""
+        self.probation.rested(announcement, settled=settled, plausible=plausible)
+        before, at_s = self._file.known.previous, self._connected_at_s
+        if announcement is not None or at_s is None or before is None or before.fleet == self._seat.fleet:
+            return
+        if time.monotonic() - at_s > _NOBODY_S:
+            self.probation.fail(f"no aggregator for it in fleet {self._seat.fleet}")
 
     def _begin_late(self) -> bool:
         """Begin what had to wait: for a disk, or for the end of a probation."""

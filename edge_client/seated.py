@@ -90,6 +90,7 @@ def settle(
     """
     if starts:
         _count_start(file, log)
+        file.tidy(file.known.fetching)
     known, path = file.known, Path(settings.bundle)
     seat = None if known.active is None else rollout.instead(known, _sha256(path), settings.fleet)
     if seat is None:

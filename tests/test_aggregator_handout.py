@@ -25,6 +25,8 @@ from aggregator.rounds import Policy
 from aggregator.store import SqliteStore
 from contract import topics
 from contract.bundle import read_bundle
+from contract.errors import LinkError
+from contract.link import Failed
 from contract.messages import Announcement, Contribution, Receipt, Status
 from contract.methods.ncm import UnitMeans
 from contract.offers import MAX_PIECES, Piece, Request, bundle_tag
@@ -241,4 +243,21 @@ def test_what_devices_say_in_the_fleet_that_they_go_over_to_is_heard(broker: Tes
             bystander.until(lambda message: isinstance(message, Status))
         give(world.path, "rollout-end", "", "somebody")
         wait(lambda: server.server._handout._elsewhere is None)
+        assert server.error is None
+
+
+def test_when_the_other_fleet_cannot_be_heard_it_is_told_once_and_ends_nothing(
+    broker: TestBroker, tmp_path: Path
+) -> None:
+    world = World(broker.url, tmp_path, fleet="pets2")
+    world.roll_out()
+    with world.store() as store, Fetcher(world.url, FLEET, "a") as device:
+        server = world.serve(store)
+        wait(lambda: server.server._handout._elsewhere is not None)
+        refused = LinkError("broker refused pf/v2/pets2/status/+", hint="its ACL")
+        server.server._handout._elsewhere._events.put(Failed(refused))  # no broker here refuses a subscription
+        wait(lambda: server.told(events.RolloutDeaf))
+        device.until_offered()
+        device.fetch(len(world.blob))
+        assert server.told(events.RolloutDeaf) == [events.RolloutDeaf("pets2", str(refused))]
         assert server.error is None

@@ -91,6 +91,17 @@ def test_a_roll_out_is_given_shown_widened_and_ended(world: World) -> None:
     assert all(": done" in line for line in log)
 
 
+def test_what_a_device_says_cannot_style_a_terminal(world: World) -> None:
+    world.rollout(world.new, "--stage", "100%")
+    world.serve(("a", "2 failed: \x1b[31mred\n[bold]x"))
+    world.rollout("--resume")
+    world.serve(("a", "2 failed: \x1b[31mred\n[bold]x"))
+    for words in (("rollout",), ("fleet", "show", "a")):
+        said = run(*words, "--store", world.store).stdout
+        assert "\\x1b[31mred\\n[bold]x" in said
+        assert "\x1b" not in said
+
+
 def test_metrics_tell_how_many_devices_are_where(world: World) -> None:
     world.serve()
     assert 'protofleet_rollout_devices{state="healthy"} 0\n' in world.metrics

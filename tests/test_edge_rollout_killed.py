@@ -92,7 +92,7 @@ def paths(mnist_like_bundle: Callable[..., Path], tmp_path: Path) -> tuple[Path,
 def test_killed_at_any_moment_it_comes_to_the_same_end(
     broker: TestBroker, paths: tuple[Path, Path], tmp_path: Path, ends: str
 ) -> None:
-    """From the offer to the verdict, and after it; what was sent before has its receipt once, and is never sent again."""
+    """From the offer to the verdict, and after it; of every round the same bytes are sent, however often."""
     (old, new), rng = paths, random.Random(ends)
     first, second = read_bundle(old), read_bundle(new)
     device, others = Process(broker, old, tmp_path), {"others": (second.sha256,)}

@@ -14,6 +14,7 @@ from edge_samples import fashion
 from rollout_peer import SEED, RolloutPeer, trusted
 
 from contract.bundle import read_bundle
+from edge_client import client, rollout_work
 from edge_client.config import settle_config
 from edge_client.journal import read_kept
 from edge_client.rollout_file import read_rollouts
@@ -122,3 +123,29 @@ def test_a_rejected_contribution_brings_the_old_bundle_back_and_it_is_not_tried_
             assert peer.told("rollout") == "2 failed: rejected: class rows"
             peer.answer(4, "ffc")
         assert len(peer.requests) == asked
+
+
+@pytest.fixture
+def other(mnist_like_bundle: Callable[..., Path]) -> Path:
+    """Of another backbone."""
+    return mnist_like_bundle("ffc", private_key=SEED, seed=3, bundle_version=2)
+
+
+def test_a_fleet_that_nobody_serves_sends_the_device_back(
+    broker: TestBroker, old: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_work, "_NOBODY_S", 2.0)
+    monkeypatch.setattr(client, "_IDLE_S", 1.0)
+    first = read_bundle(old)
+    with RolloutPeer(broker.url, first) as peer, Running(broker, old, tmp_path) as device:
+        peer.offer(other, fleet="nowhere")
+        peer.announce(1, phase="closed")
+        peer.wait_for(lambda: peer.told("rollout").startswith("2 failed: no aggregator for it in fleet nowhere"), 120)
+        assert peer.told("bundle").startswith("1 ")
+        peer.announce(2)
+        peer.contribution(2)
+        peer.answer(2, "ffc")
+        peer.wait_for(lambda: any("round 2 (ffc): committed" in line for line in device.said))
+    known = read_rollouts(tmp_path / "s")
+    assert not list((tmp_path / "s" / "fleets").iterdir())
+    assert (known.active.version if known.active else 0, list(known.failed)) == (1, [read_bundle(other).sha256.hex()])

@@ -38,7 +38,10 @@ def test_a_month_has_all_that_it_promises(days: int, devices: int, seed: int) ->
     for event in of["forget"] + of["withdraw"]:
         assert (there[event.who].joins, there[event.who].leaves > days) == (1, True)
     assert 2 <= made.extends <= days
-    assert all(made.extends <= day <= days for day in made.reached.values())
+    assert made.copied
+    assert all(made.extends <= day <= days for day in made.copied.values())
+    assert made.books[0].whole
+    assert made.books[0].name not in made.copied
 
 
 def test_the_same_seed_is_the_same_month() -> None:
