@@ -18,7 +18,7 @@ from dataclasses import replace
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
 from aggregator.core import Core
 from aggregator.forgetting import Remaking, state_without, state_without_class
-from aggregator.forgotten_classes import as_kept, had_sent, left_of, with_class
+from aggregator.forgotten_classes import cannot_forget, had_sent, held_by, kept_of, with_class
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
 from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed
@@ -40,7 +40,6 @@ from contract.methods import Method
 from contract.methods import method as method_of
 from contract.methods.base import Merged
 from contract.rules import check_rule
-from contract.wire import decode
 
 __all__ = ["Coordinator", "Settings"]
 
@@ -248,9 +247,8 @@ class Coordinator(Core):
         if order.what == "forget" and not wrong:
             outcome = self._forget(order, wall)
         elif order.what in OF_A_CLASS and not wrong:
-            outcome = (
-                self._forget_class(order, wall) if order.what == "forget class" else self._admit_class(order, wall)
-            )
+            change = self._forget_class if order.what == "forget class" else self._admit_class
+            outcome = change(order, wall)
         else:
             outcome = wrong or self._settle(order, wall) or self.rounds.steer(order.what)
             if order.device in self._refused:
@@ -288,23 +286,16 @@ class Coordinator(Core):
         return Remaking(self._hyper, self._manifest.classes, self._width, settings.rule, settings.max_share)
 
     def _unfit(self, order: Order) -> str:
+        if order.what != "forget class":
+            return super()._unfit(order)
         methods = {*self.rounds.plan, *(record.method for record in self._store.rounds())}
-        trained = sorted(name for name in methods if method_of(name).trains)
-        if order.what == "forget class" and trained:
-            return (
-                f"refused: in rounds of {', '.join(trained)} devices train on all their classes, and no network "
-                "unlearns one, try a bundle without it and a new --store, or a fleet that trains nothing"
-            )
-        return super()._unfit(order)
+        return cannot_forget(methods) or super()._unfit(order)
 
     def _forget_class(self, order: Order, wall: float) -> str:
         """Take a class out of all that is kept of rounds, and make anew what it may be in."""
         number, before = self._manifest.labels.index(order.device), self.state.version
-        held = {
-            stored: key
-            for stored, key, payload in self._tables.round_payloads()
-            if _contribution(payload).holds((number,))
-        }
+        kept = self._tables.round_payloads()
+        held = {stored: key for stored, key, payload in kept if held_by(payload).holds((number,))}
         holders = set(held.values())
         state = state_without_class(number, holders, self.state, self._store.rounds(), self._messages, self._remaking)
         whole = {key for key in holders if method_of(key[1]).statistic.has_triangle()}
@@ -314,7 +305,7 @@ class Coordinator(Core):
             order,
             forgotten,
             {},
-            ((stored, self._kept_of(stored, number)) for stored in held),
+            ((stored, kept_of(self._tables.round_payload(stored), number)) for stored in held),
             [] if state is self.state else global_parts(state),
             at=wall,
             before=before,
@@ -328,11 +319,6 @@ class Coordinator(Core):
             if round == self.rounds.number and self.rounds.phase == "open":
                 self.rounds.contributions.discard(device)
         return outcome
-
-    def _kept_of(self, stored: int, number: int) -> bytes | None:
-        """What stays in the store of a round's contribution, without a class."""
-        left = left_of(_contribution(self._tables.round_payload(stored)), (number,))
-        return None if left is None else as_kept(left)
 
     def _let_stand_in(self, step: Closed) -> None:
         """Late contributions count for devices of which the round has nothing."""
@@ -418,13 +404,7 @@ class Coordinator(Core):
     def _messages(self, round: int, method: str) -> Iterator[Contribution]:
         """The contributions of a round, ordered by device."""
         for payload in self._store.contributions(round, method):
-            yield _contribution(payload)
-
-
-def _contribution(payload: bytes) -> Contribution:
-    message = decode(payload)
-    assert isinstance(message, Contribution)
-    return message
+            yield held_by(payload)
 
 
 def _answers(decision: Decision, view: View) -> bool:

@@ -15,10 +15,11 @@ from collections.abc import Collection, Sequence
 
 from contract.errors import near_names
 from contract.messages import Contribution, Encoding
+from contract.methods import method as method_of
 from contract.terminal import counted
-from contract.wire import encode
+from contract.wire import decode, encode
 
-__all__ = ["as_kept", "had_sent", "left_of", "no_such_class", "with_class"]
+__all__ = ["as_kept", "cannot_forget", "had_sent", "held_by", "kept_of", "left_of", "no_such_class", "with_class"]
 
 _ENCODINGS: dict[int, Encoding] = {2: "f16", 4: "f32", 8: "f64"}
 
@@ -34,6 +35,30 @@ def as_kept(message: Contribution) -> bytes:
     """A contribution as the store keeps it: encoded so that no number changes. What came as int8 is float32 here."""
     widest = max(rows.dtype.itemsize for rows in (message.body.rows, *message.further))
     return encode(message, _ENCODINGS[widest])
+
+
+def held_by(payload: bytes) -> Contribution:
+    """A contribution as the store holds it, decoded."""
+    message = decode(payload)
+    assert isinstance(message, Contribution)
+    return message
+
+
+def kept_of(payload: bytes, number: int) -> bytes | None:
+    """What stays in the store of a contribution, without a class; None for nothing."""
+    left = left_of(held_by(payload), (number,))
+    return None if left is None else as_kept(left)
+
+
+def cannot_forget(methods: Collection[str]) -> str:
+    """Why a fleet of these methods cannot forget a class, as an order's outcome; empty where it can."""
+    trained = sorted(name for name in methods if method_of(name).trains)
+    if not trained:
+        return ""
+    return (
+        f"refused: in rounds of {', '.join(trained)} devices train on all their classes, and no network unlearns one, "
+        "try a bundle without it and a new --store, or a fleet that trains nothing"
+    )
 
 
 def had_sent(devices: Collection[str], *, whole: str) -> str:

@@ -16,12 +16,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.broken_message import digest_of
 from aggregator.core import Core
-from aggregator.forgotten_classes import as_kept, had_sent, left_of, with_class
+from aggregator.forgotten_classes import as_kept, had_sent, held_by, kept_of, left_of, with_class
 from aggregator.ingest import Decision, Held, Ingest, View, largest_contribution_bytes
 from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed
 from aggregator.presence import NoRounds, Presence
@@ -38,7 +38,6 @@ from contract.fleet import further_bundles
 from contract.messages import Announcement, Contribution, Receipt
 from contract.methods import Method
 from contract.state import GlobalState
-from contract.wire import decode
 
 __all__ = ["MAX_SAMPLES", "Solved", "StandingCoordinator"]
 
@@ -354,12 +353,12 @@ class StandingCoordinator(Core):
 
     def _forget_class(self, order: Order, now: float, wall: float) -> str:
         """Take a class out of all that stands; what comes back is of what remains, at once and also while paused."""
-        classes, before, holders = (self._manifest.labels.index(order.device),), self.state.version, []
+        number, before, holders = self._manifest.labels.index(order.device), self.state.version, []
         for device in sorted(self.standing.present):
-            message = self._contribution(device)
-            if not message.holds(classes):
+            message = held_by(self._payload(device))
+            if not message.holds((number,)):
                 continue
-            left = left_of(message, classes)
+            left = left_of(message, (number,))
             newer = None if left is None else self._exact_of(left)
             self.standing.replace(device, self.standing.held(device), self._exact_of(message), newer, now)
             self._digests[device] = b"" if left is None else digest_of(as_kept(left))
@@ -372,7 +371,7 @@ class StandingCoordinator(Core):
             order,
             forgotten,
             taken,
-            ((device, self._kept_of(device, classes)) for device in holders),
+            ((device, kept_of(self._payload(device), number)) for device in holders),
             parts,
             digest,
             at=wall,
@@ -393,11 +392,6 @@ class StandingCoordinator(Core):
                 self._tell(device)
         return outcome
 
-    def _kept_of(self, device: str, classes: Collection[int]) -> bytes | None:
-        """What stays in the store of what stands of a device, without these classes."""
-        left = left_of(self._contribution(device), classes)
-        return None if left is None else as_kept(left)
-
     def _anew(self) -> tuple[GlobalState, list[tuple[int, int, bytes]], str]:
         """The global state of what stands now, its parts for the store, and the digest of what it is made of; no parts
         where it is as it was."""
@@ -417,17 +411,14 @@ class StandingCoordinator(Core):
     def _zero(self) -> ExactSum:
         return ExactSum.zero(self.method.statistic, self._manifest.classes, self._columns)
 
-    def _contribution(self, device: str) -> Contribution:
-        """What stands of a device, which does."""
+    def _payload(self, device: str) -> bytes:
+        """What stands of a device, of which something does."""
         payload = self._tables.payload(device)
-        message = None if payload is None else decode(payload)
-        assert isinstance(message, Contribution)
-        return message
+        assert payload is not None
+        return payload
 
     def _exact(self, payload: bytes) -> ExactSum:
-        message = decode(payload)
-        assert isinstance(message, Contribution)
-        return self._exact_of(message)
+        return self._exact_of(held_by(payload))
 
     def _exact_of(self, message: Contribution) -> ExactSum:
         return ExactSum.of(message.statistic(self.method.statistic, self._manifest.classes, self._columns))

@@ -131,6 +131,9 @@ def test_sums_over_all_classes_go_whole_and_come_again_without_it(store: SqliteS
     outcome = obeyed(core, tmp_path / "s", "forget class")
     assert outcome.startswith("done: 2 devices had sent it, and what was summed with other classes went whole, until")
     expect(core, "c")
+    core.advance(next(NOW), 0.0)
+    held = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert [message(core, device)[-64:] in held for device in DEVICES] == [False, False, True]
     core = standing(store, "ffc")
     expect(core, "c")
     assert [sent(core, "a", 2), sent(core, "a", 2, without=True), sent(core, "b", 2, without=True)] == [

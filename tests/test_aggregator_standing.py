@@ -224,7 +224,7 @@ def test_what_was_no_message_is_counted_once(store: SqliteStore) -> None:
 
 def test_what_was_accepted_is_decoded_once(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     core, again = core_of(store), []
-    monkeypatch.setattr(standing_coordinator, "decode", lambda payload: again.append(payload) or decode(payload))
+    monkeypatch.setattr(standing_coordinator, "held_by", lambda payload: again.append(payload) or decode(payload))
     assert outcomes(core, message(core, "a", 1, 1), message(core, "b", 1, None)) == ["committed", "committed"]
     assert again == []
 
