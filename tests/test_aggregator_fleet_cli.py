@@ -84,6 +84,6 @@ def test_a_device_that_is_none_is_one_line(store: Path, words: tuple[str, ...], 
 
 def test_a_file_that_is_no_store_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no store" * 100)
-    for path, code in ((tmp_path / "none", 1), (tmp_path / "text", 1)):
+    for path, code in ((tmp_path / "none", 1), (tmp_path / "text", 2)):
         done = run("forget", "a", "--store", path)
         assert (done.returncode, one_error_line(done)[:6]) == (code, "error:")
