@@ -26,7 +26,7 @@ from aggregator.store import as_written
 from aggregator.store_schema import KIND
 from contract.drift import WORDS
 from contract.errors import UsageError, near_names
-from contract.json_output import JSON_HELP, beside, write_json
+from contract.json_output import JSON_HELP, beside, check_target, write_json
 from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted, printable
@@ -173,6 +173,7 @@ def backup_command(
     json: _Json = None,
 ) -> int:
     """Write the store as it is now into one file, while the aggregator runs."""
+    check_target(json)  # what is done is told
     made = back_up(store, out, operator())
     write_json(json, {"schema": SCHEMA, "backup": asdict(made)})
     line = f"backup of {store}: {out}, {made.file_bytes:,} bytes; it holds what the store holds, for its owner alone"
@@ -188,6 +189,7 @@ def restore_command(
     json: _Json = None,
 ) -> int:
     """Make a store of a backup, as a new run, which devices join by themselves."""
+    check_target(json)
     made = restore(backup, store, operator(), force=force)
     write_json(json, {"schema": SCHEMA, "restored": asdict(made)})
     again = "what was forgotten since is not known here: forget it again"
@@ -218,6 +220,7 @@ def ask(
         known: whether it makes sense only of a device that the store knows.
         detail: which stage, of `rollout-stage`.
     """
+    check_target(json)
     if not 0 <= wait_s <= 1e6:  # NaN is not
         raise UsageError("--wait", expected="0 to 1e+06 seconds", got=wait_s)
     if known:

@@ -127,6 +127,6 @@ def await_done(path: str | os.PathLike[str], order: Order, timeout_s: float) -> 
     while True:
         with read_only(path, KIND) as db:
             (found,) = orders(db, "WHERE id = ?", (order.id,))
-        if found.done_at is not None or time.monotonic() >= deadline:
+        if found.done_at is not None or not time.monotonic() < deadline:  # which may be no number
             return found
         time.sleep(_ASK_S)

@@ -213,11 +213,19 @@ def beside(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connect
         yield db
         db.execute("COMMIT")
     except sqlite3.DatabaseError as error:
+        if _is_strange(error):
+            raise StoreError(what, expected=f"a {kind.name} as it was written", got=error) from None
         raise StoreError(
             what, expected="a disk that takes it", got=error, hint="freeing space; nothing was kept"
         ) from None
     finally:
         db.close()
+
+
+def _is_strange(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file is at fault, its tables or its bytes, and not the disk."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Database:
@@ -356,7 +364,10 @@ class Database:
                 hint=f"starting again; nothing since was kept, or another {self._kind.option}",
             )
 
-    def _refused(self, error: Exception) -> StoreError:
+    def _refused(self, error: sqlite3.DatabaseError) -> StoreError:
+        if _is_strange(error):
+            what, expected = f"{self._kind.name} {self.path}", f"a {self._kind.name} as it was written"
+            return StoreError(what, expected=expected, got=error, hint=f"another {self._kind.option}")
         return StoreError(
             f"{self._kind.name} {self.path}",
             expected="a disk that takes it",

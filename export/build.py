@@ -29,6 +29,7 @@ from contract.methods import Head, Method, method
 from contract.vectors import Vectors, probe_images
 from export.agreement import Agreement
 from export.backbones import Backbone, Norm, find_backbone
+from export.class_names import check_names
 from export.cut import cut_network
 from export.graph import OPSET
 from export.graphs import Clock, Graphs, Progress, export_step, graphs_from_onnx, graphs_from_torch, initial_state
@@ -231,6 +232,7 @@ def _check_arguments(labels: Sequence[str], batch: int, bundle_version: int) -> 
     for holds, option, expected, got in rules:
         if not holds:
             raise UsageError(option, expected=expected, got=got)
+    check_names(labels)
 
 
 def _statistics(

@@ -10,6 +10,7 @@ What a method trains has as many outputs as there are classes: such a bundle is 
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import msgspec
 from contract.bundle import Extends, Manifest, pack_params, read_bundle, write_bundle
 from contract.errors import BundleError, UsageError
 from contract.methods import METHODS, method
+from export.class_names import check_names
 
 __all__ = ["Extension", "extend_bundle"]
 
@@ -66,6 +68,8 @@ def extend_bundle(
     bundle = read_bundle(old)
     m = bundle.manifest
     _check_extensible(m, old)
+    if os.path.realpath(out) == os.path.realpath(old):
+        raise UsageError("--out", expected="another file than the bundle that is extended, which devices have", got=out)
     if hashlib.sha256(pack_params(bundle.params)).hexdigest() != m.members["params.safetensors"]:
         raise BundleError(f"{old}: params.safetensors", expected="weights as export packs them", got="another order")
     _check_added(added, m)
@@ -110,5 +114,6 @@ def _check_added(added: Sequence[str], m: Manifest) -> None:
         if not name or name in (*m.labels, *added[:number]):
             got = f"{name}, which is class {m.labels.index(name)}" if name in m.labels else f"{name or 'no name'} again"
             raise UsageError("--classes", expected="classes that the bundle does not have", got=got)
+    check_names((*m.labels, *added))
     if m.classes + len(added) > 65_535:
         raise UsageError("--classes", expected="65535 classes at most", got=m.classes + len(added))

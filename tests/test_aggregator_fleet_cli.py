@@ -107,6 +107,22 @@ def test_a_wait_that_has_no_end_is_one_line(store: Path, given: str) -> None:
 
 def test_a_file_that_is_no_store_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no store" * 100)
-    for path, code in ((tmp_path / "none", 1), (tmp_path / "text", 1)):
+    for path, code in ((tmp_path / "none", 1), (tmp_path / "text", 2)):
         done = run("forget", "a", "--store", path)
         assert (done.returncode, one_error_line(done)[:6]) == (code, "error:")
+
+
+def test_nothing_is_done_that_could_not_be_told(tmp_path: Path) -> None:
+    path, json = tmp_path / "s", ("--json", tmp_path / "none" / "told.json")
+    SqliteStore(path, BUNDLE, "fleet").close()
+    assert run("fleet", "backup", tmp_path / "kept", "--store", path).returncode == 0
+    for words in (("remove", "a"), ("backup", tmp_path / "other"), ("restore", tmp_path / "kept", "--force")):
+        assert "expected a file that can be written" in one_error_line(run("fleet", *words, "--store", path, *json))
+    assert not (tmp_path / "other").exists()
+    log = run("fleet", "log", "--store", path).stdout.splitlines()
+    assert [line.split(",")[0] for line in log] == ["backup"]
+
+
+def test_a_wait_that_is_no_number_ends(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet"):  # runs, and takes nothing up
+        assert run("fleet", "pause", "--store", tmp_path / "s", "--wait", "nan").stdout.endswith("recorded\n")

@@ -388,3 +388,17 @@ def test_a_file_whose_making_was_cut_off_halfway_is_made_anew(subject: Subject, 
     with subject.open(folder) as opened:
         subject.write(opened, 1)
     assert subject.count(folder) == 1
+
+
+@both
+def test_tables_that_nobody_wrote_are_not_blamed_on_the_disk(subject: Subject, tmp_path: Path) -> None:
+    """A file of version 2 in which somebody has made a table of version 3."""
+    path = tmp_path / subject.file
+    shutil.copy(ROOT / "tests" / "files" / "v2" / f"{subject.name}.sqlite", path)
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE standing (device TEXT)")
+    db.commit()
+    db.close()
+    with pytest.raises(StoreError, match="as it was written, got table standing already exists, try another --s"):
+        Database(path, subject.kind)
+    assert path.read_bytes()[60:64] == (2).to_bytes(4, "big")

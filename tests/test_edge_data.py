@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ import pytest
 from edge_samples import FASHION, FASHION_LABELS
 from PIL import Image
 
-from contract.bundle import SCHEMA, Manifest
+from contract.bundle import SCHEMA, Extends, Manifest
 from contract.errors import DataError
 from edge_client.data.load import load_data
 
@@ -112,6 +113,26 @@ def test_parquet_is_read_by_number_when_either_side_has_no_names(tmp_path: Path)
     numbered = manifest(("0", "1", "2"))
     named = write_parquet(tmp_path / "b.parquet", x, y, ("cat", "ant", "bee"))
     assert load_data(named, numbered).y.tolist() == y.tolist()
+
+
+def test_a_list_of_numbers_that_grew_means_the_same_numbers(tmp_path: Path) -> None:
+    """And one whose names are the bundle's, in another order, is read by name."""
+    x, y = samples()
+    grown = msgspec.structs.replace(manifest(("0", "1", "2", "hamster")), extends=(Extends("11" * 32, 3),))
+    named = write_parquet(tmp_path / "b.parquet", x, y, ("cat", "ant", "bee"))
+    assert load_data(named, grown).y.tolist() == y.tolist()
+    other = write_parquet(tmp_path / "c.parquet", x, y, ("2", "1", "0"))
+    assert (
+        load_data(other, grown).y.tolist() == (2 - y).tolist() == load_data(other, manifest(("0", "1", "2"))).y.tolist()
+    )
+    with pytest.raises(DataError, match="unknown class"):
+        load_data(write_parquet(tmp_path / "d.parquet", x, y, ("cat", "ant", "bee", "rat")), grown)
+
+
+def test_a_folder_whose_disk_writes_accents_apart_is_its_class(tmp_path: Path) -> None:
+    x, y = samples()
+    write_folder(tmp_path / "photos", x, y, ("ant", "cafe\u0301", "cat"))
+    assert sorted(set(load_data(tmp_path / "photos", manifest(("ant", "caf\u00e9", "cat"))).y.tolist())) == [0, 1, 2]
 
 
 def test_a_parquet_directory_is_read_by_split(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import unicodedata
 import zipfile
+from contextlib import chdir
 from pathlib import Path
 
 import msgspec
@@ -26,7 +28,7 @@ from export.extend import extend_bundle
 
 EXTRACTOR = "11" * 32
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6)
-LISTS = st.lists(NAMES, min_size=2, max_size=9, unique=True)
+LISTS = st.lists(NAMES, min_size=2, max_size=9, unique_by=lambda name: unicodedata.normalize("NFC", name))
 
 
 def made(path: Path, labels: tuple[str, ...] = ("cat", "dog"), name: str = "ncm", **changes: object) -> Bundle:
@@ -56,7 +58,9 @@ def test_all_but_the_classes_is_the_same_bytes_however_often_it_is_extended(
         path = Path(folder, "0.bundle")
         before = first = made(path, tuple(labels), "ffc")
         for number, names in enumerate(steps, 1):
-            added = [name for name in names if name not in before.manifest.labels] or [f"new class {number}"]
+            there = {unicodedata.normalize("NFC", name) for name in before.manifest.labels}
+            added = [name for name in names if unicodedata.normalize("NFC", name) not in there]
+            added = added or [f"new class {number}"]
             grown = Path(folder, f"{number}.bundle")
             told = extend_bundle(path, added, grown)
             now = read_bundle(grown)
@@ -180,6 +184,13 @@ def test_the_command_says_what_it_kept_and_what_it_added(tmp_path: Path) -> None
         (["--classes", "+"], "--classes with --extend, expected + before each new name"),
         (["--classes", "+dog"], "expected classes that the bundle does not have, got dog, which is class 1"),
         (["--classes", "+a,+a"], "expected classes that the bundle does not have, got a again"),
+        (
+            ["--classes", "+caf\u00e9,+cafe\u0301"],
+            "expected names that do not look the same, got 'caf\\xe9' and 'cafe\\u0301'",
+        ),
+        (["--classes", "+a\nb"], "expected names of characters that can be seen, got 'a\\nb'"),
+        (["--classes", "+\udcff"], "expected names of characters that can be seen"),
+        (["--classes", "+a", "--out", "old.bundle"], "--out, expected another file than the bundle that is extended"),
         (["--classes", "+a", "--method", "ffc"], "--method with --extend, expected one of them, got both"),
         (["--classes", "+a", "--seed", "0"], "--seed with --extend"),
         (["--classes", "+a", "--trainable-blocks", "1"], "--trainable-blocks with --extend"),
@@ -188,7 +199,12 @@ def test_the_command_says_what_it_kept_and_what_it_added(tmp_path: Path) -> None
 )
 def test_what_cannot_be_added_is_one_line(tmp_path: Path, words: list[str], line: str) -> None:
     made(tmp_path / "old.bundle")
-    done = run("export", "--extend", tmp_path / "old.bundle", "--out", tmp_path / "new.bundle", *words)
+    if "--out" not in words:
+        words = [*words, "--out", "new.bundle"]
+    before = (tmp_path / "old.bundle").read_bytes()
+    with chdir(tmp_path):
+        done = run("export", "--extend", tmp_path / "old.bundle", *words)
+    assert (tmp_path / "old.bundle").read_bytes() == before
     assert (done.returncode, line in one_error_line(done)) == (2, True), done.stderr
     assert not (tmp_path / "new.bundle").exists()
 

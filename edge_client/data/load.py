@@ -255,13 +255,13 @@ def _without_cache(error: OSError, cache: Path, count: int, shape: Shape, log: L
 
 
 def _of_bundle(listing: Listing, manifest: Manifest) -> Listing:
-    """The listing with the bundle's class numbers.
+    """The listing with the bundle's class numbers: by name, and by the source's own numbers where the bundle's classes
+    are numbers, those of a bundle before it that had fewer, and none of its names is one of them.
 
     Raises:
         DataError: a class that the bundle has not.
     """
-    numbered = manifest.labels == tuple(str(index) for index in range(manifest.classes))
-    if listing.names is None or (listing.own_numbers and numbered):
+    if listing.names is None or (listing.own_numbers and _means_numbers(listing.names, manifest)):
         return listing
     numbers = np.full(len(listing.names) + 1, UNLABELLED, np.int64)  # the last is what -1 leads to
     for label in np.unique(listing.labels):
@@ -272,6 +272,13 @@ def _of_bundle(listing: Listing, manifest: Manifest) -> Listing:
             raise DataError(f"{where}: label", expected=f"0 to {len(listing.names) - 1}", got=label)
         numbers[label] = class_number(listing.names[label], manifest, where)
     return replace(listing, labels=numbers[listing.labels], names=manifest.labels)
+
+
+def _means_numbers(names: tuple[str, ...], manifest: Manifest) -> bool:
+    first = min([manifest.classes, *manifest.extended.values()])
+    numbered = manifest.labels[:first] == tuple(str(index) for index in range(first))
+    known = len(names) <= first or first == manifest.classes
+    return numbered and known and not set(names) & set(manifest.labels)
 
 
 def _check_shape(x: NDArray[np.uint8], shape: Shape, where: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -80,7 +81,8 @@ def pixel_hash(image: NDArray[np.uint8]) -> bytes:
 
 
 def class_number(label: str, manifest: Manifest, where: object) -> int:
-    """The number of a class name; `UNLABELLED` for the folder `unlabelled`, where the method knows such samples.
+    """The number of a class name; `UNLABELLED` for the folder `unlabelled`, where the method knows such samples. A disk
+    may write a name's accents as characters of their own.
 
     Raises:
         DataError: when the bundle has no such class; the line names the nearest ones.
@@ -90,6 +92,10 @@ def class_number(label: str, manifest: Manifest, where: object) -> int:
     except ValueError:
         if label == _UNLABELLED_NAME and "pu_weight" in manifest.hyper:
             return UNLABELLED
+        composed = unicodedata.normalize("NFC", label)
+        same = [n for n, each in enumerate(manifest.labels) if unicodedata.normalize("NFC", each) == composed]
+        if len(same) == 1:
+            return same[0]
         raise DataError(
             f"{where}: unknown class",
             expected=f"a class of the bundle's {manifest.classes}",
