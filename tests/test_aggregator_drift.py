@@ -14,6 +14,7 @@ from aggregator_samples import BUNDLE
 from commands import one_error_line, run
 from test_aggregator_standing import core_of, message, outcomes, steps
 
+import aggregator.drift as drift_module
 from aggregator.console import Progress
 from aggregator.drift import BEFORE, KEPT, departure
 from aggregator.events import DriftSuspected
@@ -69,6 +70,10 @@ def test_too_short_a_history_suspects_nobody_and_what_lasts_becomes_usual() -> N
     assert departure([usual] * 20 + [far] * 10) is not None
     assert departure([usual] * 20 + [far] * 30) is None
     assert departure([far] * 20 + [usual] * 2) is None  # nearer than usual
+    assert departure([Drift(30, 0.0, 0.0)] * 20) is None  # photos that are all the same
+    assert departure([usual] * 20 + [Drift(30, 1 / 30, 1.0)] * 2) is None  # a single one of thirty, and where none was
+    mixed = [Drift(30, 0.0, distance) for distance in (1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0, 1.0)]
+    assert departure([*mixed, *[Drift(30, 0.0, 3.0)] * 2]) is not None  # the last two are no part of what is usual
 
 
 @pytest.mark.parametrize(
@@ -131,10 +136,32 @@ def test_an_operator_is_told_sees_it_and_a_forgotten_device_leaves_nothing(store
 def test_who_is_suspected_is_known_after_a_restart(tmp_path: Path) -> None:
     for report in range(BEFORE + 2):
         with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
-            store.drift.hear("a", Drift(20 + report, 0.0, 1.0 + (report >= BEFORE)).metrics(), max_samples=1000)
-            store.drift.settle(1.0)
+            for _ in range(2):  # a status that is heard again is no report
+                store.drift.hear("a", Drift(20 + report, 0.0, 1.0 + (report >= BEFORE)).metrics(), max_samples=1000)
+                store.drift.settle(1.0)
     with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
         assert set(store.drift.facts()) == {"a"}
+        assert len(store.drift._told("a")) == BEFORE + 2
+        store.drift.hear("a", Drift(20, 0.0, 1.0).metrics(), max_samples=1000)
+        assert (store.drift.settle(1.0), store.drift.facts()) == ([], {})  # it is as it was
+
+
+def test_a_flood_of_names_is_not_heard_and_nothing_is_written_of_who_was_forgotten(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drift_module, "MAX_DEVICES", 1)
+
+    def kept_of(*devices: str) -> list[int]:
+        for device in devices:
+            store.drift.hear(device, Drift(20, 0.0, 1.0).metrics(), max_samples=1000)
+        store.drift.settle(1.0)
+        return [len(store.drift._told(device)) for device in devices]
+
+    assert kept_of("a", "b") == [1, 0]
+    store.drift.hear("a", Drift(21, 0.0, 1.0).metrics(), max_samples=1000)
+    store.drift.forget("a")
+    assert kept_of("b") == [1]
+    assert len(store.drift._told("a")) == 1  # its rows go with the order, and no further one comes
 
 
 def test_the_line_that_a_person_reads() -> None:

@@ -14,17 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aggregator_samples import bundle_file, contribution, means
+from aggregator_samples import BUNDLE, bundle_file, contribution, manifest, means
 from aggregator_server_samples import FLEET, wait
 from brokers import Embedded
 from talker import Talker
+from test_aggregator_standing import core_of, message, outcomes
 
 import protofleet
 from aggregator import events
+from aggregator.coordinator import Coordinator, Settings
+from aggregator.metrics import Metrics
 from aggregator.metrics_server import MetricsServer, parse_metrics
+from aggregator.store import SqliteStore
 from contract import topics
 from contract.errors import UsageError
 from contract.link import Address, Link
+from contract.messages import Status
 from contract.wire import encode
 
 
@@ -102,7 +107,43 @@ def test_what_is_scraped_is_what_the_summary_says(url: str, tmp_path: Path) -> N
         scraped(served.url)
 
 
-def test_a_scraper_that_dawdles_is_cut_off_and_another_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_happens_between_two_looks_is_in_the_next(tmp_path: Path) -> None:
+    now = [1000.0]
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = core_of(store)
+        metrics = Metrics("fleet", core, store.standing, wall=lambda: now[0])
+
+        def said(*names: str) -> list[float]:
+            metrics.look()
+            found = dict(line.rsplit(" ", 1) for line in metrics.text().splitlines() if not line.startswith("#"))
+            return [float(found[f"protofleet_{name}"]) for name in names]
+
+        metrics(events.LinkUp("mqtt://here", 9))
+        assert said("broker_up", "broker_connections_total") == [1, 1]
+        metrics(events.LinkDown("gone", 1.0))
+        assert said("broker_up", "broker_connections_total") == [0, 1]
+        outcomes(core, message(core, "a", 1, 1))
+        store.standing.refuse("b", 1.0, "why not")
+        metrics(events.OrderDone("remove", "b", "me", "done", 0))
+        assert said('devices{state="standing"}', 'devices{state="refused"}') == [1, 1]
+    with SqliteStore(tmp_path / "rounds", BUNDLE, "fleet") as store:
+        rounds = Coordinator(store, manifest(), BUNDLE, Settings(rounds=2, calibrate=False), now=0.0)
+        metrics = Metrics("fleet", rounds, store.standing, wall=lambda: now[0])
+        rounds.status("a", encode(Status(True, b"instance", 1)), 0.0)
+        for number in (1, 2):
+            rounds.advance(0.0, now[0])
+            assert said("round", "round_open", "round_age_seconds") == [number, 1, 0]
+            rounds.take([("a", encode(contribution(run=rounds.run, round=number), "f64"))], 0.0)
+            rounds.advance(0.0, now[0])
+            now[0] += 50.0
+            assert said("round_open", "round_age_seconds", "round_contributions") == [0, 50, 1]
+        now[0] = 0.0  # the clock was set back
+        assert said("round_age_seconds") == [0]
+
+
+def test_a_scraper_that_dawdles_is_cut_off_and_another_one_is_answered(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("aggregator.metrics_server.ANSWER_S", 0.3)
     with MetricsServer("127.0.0.1", 0, lambda: "x 1\n") as server:
         host, port = "127.0.0.1", int(server.url.split(":")[2].split("/")[0])
@@ -123,6 +164,7 @@ def test_a_scraper_that_dawdles_is_cut_off_and_another_one_is_answered(monkeypat
         answer = connection.getresponse()
         assert (answer.status, answer.headers["Server"]) == (501, "protofleet")
         connection.close()
+    assert capfd.readouterr() == ("", "")  # whoever connects could fill a log
 
 
 def test_where_metrics_are_served() -> None:

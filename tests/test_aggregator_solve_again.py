@@ -73,6 +73,22 @@ def test_the_same_ridge_gives_the_head_that_the_fleet_has_and_another_one_anothe
     np.testing.assert_array_equal(read_state(tmp_path / "s")[1].head.rows, published.head.rows)  # it was only read
 
 
+def test_it_is_the_newest_round_that_is_made_again(tmp_path: Path) -> None:
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = Coordinator(
+            store, manifest(name="ffc"), BUNDLE, Settings(method="ffc", rounds=2, calibrate=False), now=0.0
+        )
+        core.status("a", encode(Status(True, b"instance", 1), "f64"), 0.0)
+        for number in (1, 2):
+            core.advance(0.0, 0.0)
+            made = contribution(gram(number), run=core.run, round=number, method="ffc", extractor=extractor("ffc"))
+            core.take([("a", encode(made, "f64"))], 0.0)
+            assert core.advance(0.0, 0.0) == Closed(number, "ffc")
+    again = solve_again(tmp_path / "s", manifest(name="ffc"), {"ridge": 0.7})
+    assert again.round == 2
+    np.testing.assert_allclose(again.state.head.rows, solve_head(gram(2), 0.7), rtol=1e-6)
+
+
 def test_ffcs_sums_make_a_discriminant_at_once_or_afterwards(tmp_path: Path) -> None:
     _run(tmp_path / "ridge", "ffc", SENT, max_share=1.0)
     told = io.StringIO()
@@ -105,6 +121,8 @@ def test_fedcofs_head_is_made_again_by_another_ridge(tmp_path: Path) -> None:
     }
     np.testing.assert_array_equal(again["auto"], read_state(tmp_path / "s")[1].rows["discriminant"].rows)
     assert not np.allclose(again[1e-3], again[10.0], rtol=0.1)
+    with pytest.raises(UsageError, match="a closed round of ffc, got rounds of fedcof"):
+        solve_again(tmp_path / "s", manifest(name="ncm"), {"ridge": 0.1, "form": "ridge"})
     told = io.StringIO()
     _run(tmp_path / "at once", "fedcof", {name: _groups(i) for i, name in enumerate("ab")}, told, hyper={"ridge": 10.0})
     np.testing.assert_array_equal(again[10.0], read_state(tmp_path / "at once")[1].rows["discriminant"].rows)

@@ -171,6 +171,9 @@ def test_the_first_birth_is_due_at_once() -> None:
     assert mine.birth_due(5.0)
     mine.born()
     assert not mine.birth_due(100.0)
+    mine.connected(200.0)
+    mine.disconnected()
+    assert (mine.birth_due(300.0), mine.wait_s(300.0)) == (False, None)
 
 
 def test_what_is_retained_of_others_before_our_birth_is_history() -> None:
@@ -208,11 +211,12 @@ def test_after_a_reconnection_it_listens_before_it_speaks() -> None:
     assert mine.birth_due(12.0)
 
 
-def test_its_own_retained_status_ends_the_listening() -> None:
+@pytest.mark.parametrize("online", [True, False])
+def test_its_own_retained_status_ends_the_listening(online: bool) -> None:
     mine = born()
     mine.disconnected()
     mine.connected(10.0)
-    mine.heard(status(ME, online=False), 10.1)
+    mine.heard(status(ME, online=online), 10.1)
     assert mine.birth_due(10.1)
 
 
