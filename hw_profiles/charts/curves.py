@@ -39,7 +39,7 @@ def curves(
     lines: Sequence[Line], rounds: Sequence[str], title: str, *, axis: str = "after round", events: Sequence[Event] = ()
 ) -> str:
     """Accuracy over rounds, or over what `axis` names; `rounds` names the values of the x axis, the first being x = 0.
-    Marks of events have room above each other's neighbours where two x lie between them."""
+    Marks of events stand side by side where they are far enough apart: two x of thirty."""
     beside = max([96.0, *(14 + LETTER * min(len(each.label), _LETTERS) for each in lines if not each.faint)])
     left, right, top, bottom = 44, WIDTH - beside, 54 if events else 28, 262
     up = percent_span([v for each in lines for v in each.values if v is not None], bottom, top)
@@ -49,10 +49,10 @@ def curves(
         parts += [line(left, y, right, y), text(left - 8, y + 4, words, "t-axis", "end")]
     parts += [text(along.at(i), bottom + 20, rounds[i], "t-axis", "middle") for i in _named(rounds, right - left)]
     parts.append(text((left + right) / 2, bottom + 40, axis, "t-axis", "middle"))
-    for each in events:
-        x = along.at(each.x)
-        parts += [line(x, 44, x, bottom, "event"), dot(x, 34, 9, "c-event", each.says)]
-        parts.append(text(x, 38.5, each.mark, "t-cell on", "middle"))
+    for event in events:
+        x = along.at(event.x)
+        parts += [line(x, 44, x, bottom, "event"), dot(x, 34, 8 + len(event.mark), "c-event", event.says)]
+        parts.append(text(x, 38.5, event.mark, "t-cell on", "middle"))
     ends: list[tuple[float, Line]] = []
     for each in sorted(lines, key=lambda each: not each.faint):
         points = [(along.at(each.first + i), up.at(v), v) for i, v in enumerate(each.values) if v is not None]

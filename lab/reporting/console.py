@@ -57,9 +57,9 @@ def _living_facts(s: Mapping[str, Any]) -> list[str]:
     pieces = f"{gone['before']} pieces of its message in the store before, {gone['after']} after"
     return [
         f"forgotten     {gone['device']}, with {gone['samples']} photos: {pieces}",
-        f"exact         {differ} {never['head_numbers']:,} numbers of the head",
+        f"exact         {differ}{never['head_numbers']:,} numbers of the head",
         "              differ from a fleet in which nothing of this happened",
-        f"receipts      {c['sent']} contributions sent, {c['committed']} committed, {c['duplicate']} duplicates, "
+        f"receipts      {c['sent']} contributions sent, {c['counted']} counted, {c['duplicate']} of them came again, "
         f"{c['pending']} waiting",
         f"memory        {s['device_peak_rss_bytes'] / 1e6:.0f} MB peak in the largest device process",
         f"time          {s['seconds']:.0f} s",

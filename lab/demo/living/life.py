@@ -2,9 +2,9 @@
 
 A day, in order:
 
-1. what happens to the fleet as a whole: the aggregator is killed, a class is added, a device is forgotten;
+1. what happens to the fleet as a whole: a class is added, a device is forgotten, another withdraws;
 2. photos come into the folders of the devices that are there, awake or not;
-3. devices that wake are started, those on mains are told to look; each sends what has changed;
+3. devices that wake are started, those on mains are told to look; each sends what has changed; kills come now;
 4. the day is over when what they sent is in the newest head, and that head on the disks of all that are awake: a day
    takes as long as that takes, and no longer;
 5. every device is asked about the test images, also those that sleep; then those on batteries go to sleep.
@@ -123,9 +123,7 @@ class Life:
 
     def _before(self, happening: Happening) -> None:
         """What happens before the day's photos come."""
-        if happening.what == "aggregator killed":
-            self.fleet.end_aggregator(signal.SIGKILL)
-        elif happening.what == "class added":
+        if happening.what == "class added":
             self._add_class()
         elif happening.what == "taught":
             self._teach(happening.device)
@@ -137,11 +135,16 @@ class Life:
             self.fleet.withdraw(happening.device, self.bundle.path)
 
     def _meanwhile(self, happening: Happening, heard: dict[str, int]) -> None:
-        """What happens once the day's devices wake: sums are made while nobody takes them, and then somebody does."""
+        """What happens once the day's devices wake: a kill as soon as sums are made, before or after they are taken.
+
+        After its restart the aggregator makes a head of all that it had committed before anything else is believed.
+        """
         if happening.what == "aggregator killed":
             name, since = next(iter(heard.items()))
             self.fleet.wait(lambda: self.fleet.says(name, _SENDS, since), lambda: f"sums of {name}")
+            self.fleet.end_aggregator(signal.SIGKILL)
             self.fleet.start_aggregator(self.bundle.path)
+            self.fleet.wait(lambda: self.fleet.says("aggregator", "global version"), lambda: "a head after the restart")
         elif happening.what == "device killed":
             name = happening.device
             self.fleet.wait(lambda: self.fleet.says(name, _SENDS), lambda: f"sums of {name}")

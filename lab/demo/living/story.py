@@ -70,7 +70,7 @@ DEVICES = (
     Device("market", (1, 5, 7), joins=1, every=3, leaves=FORGOTTEN),
     Device("school", (2, 6, 7), joins=4, every=3, asleep=range(14, 26)),
     Device("mill", (3, 4, 5), joins=6, every=2, taught=_TAUGHT),
-    Device("station", (2, 4, 6), joins=8, every=3, leaves=26),
+    Device("station", (2, 4, 6), joins=8, every=3, leaves=25),
     Device("park", (0, 3, 8), joins=11, finds_new=True),
 )
 
@@ -100,14 +100,12 @@ HAPPENINGS = (
     Happening(8, "joins", "station", "station joins", marked=False),
     Happening(10, "device killed", "mill", "mill is killed (kill -9) when its sums are made, and started again"),
     Happening(11, "joins", "park", "park joins", marked=False),
-    Happening(
-        13, "aggregator killed", "", "the aggregator is killed (kill -9); devices make sums; it is started again"
-    ),
+    Happening(13, "aggregator killed", "", "the aggregator is killed (kill -9) while devices send, and started again"),
     Happening(GROWN, "class added", "", "a class more: {new}; devices change when they wake"),
     Happening(18, "taught", "mill", "the owner of mill teaches it two photos of {new} by hand"),
     Happening(FORGOTTEN, "forgotten", "market", "market is forgotten, on the operator's order"),
     Happening(23, "comes back", "market", "market comes back with all its photos, and is refused", marked=False),
-    Happening(26, "withdraws", "station", "station withdraws what it had sent, and leaves"),
+    Happening(25, "withdraws", "station", "station withdraws what it had sent, and leaves"),
     Happening(28, "wakes", "school", "school wakes after 15 days, and changes to the long list"),
 )
 

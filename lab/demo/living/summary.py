@@ -130,9 +130,14 @@ def _device(device: Device, life: Life, ended: Ended) -> dict[str, Any]:
 
 
 def _contributions(ended: Ended) -> dict[str, int]:
+    """By how they ended, as devices know it. `counted` are those that stood or stand: `duplicate` were committed, too,
+    and their receipt was lost when the aggregator was killed. `late` were replaced before they had a receipt."""
     names = ("sent", "committed", "duplicate", "late", "rejected", "pending")
-    by_device = {name: sum(each.get(name, 0) for each in ended.outcomes.values()) for name in names}
-    return by_device | {"generations_held": sum(ended.generations.values())}
+    found = {name: sum(each.get(name, 0) for each in ended.outcomes.values()) for name in names}
+    return found | {
+        "counted": found["committed"] + found["duplicate"],
+        "generations_held": sum(ended.generations.values()),
+    }
 
 
 def _shown(life: Life) -> list[dict[str, Any]]:
