@@ -293,14 +293,14 @@ class Coordinator(Core):
 
     def _forget_class(self, order: Order, wall: float) -> str:
         """Take a class out of all that is kept of rounds, and make anew what it may be in."""
-        number, before = self._manifest.labels.index(order.device), self.state.version
+        number, before = self._manifest.labels.index(order.detail), self.state.version
         kept = self._tables.round_payloads()
         held = {stored: key for stored, key, payload in kept if held_by(payload).holds((number,))}
         holders = set(held.values())
         state = state_without_class(number, holders, self.state, self._store.rounds(), self._messages, self._remaking)
         whole = {key for key in holders if method_of(key[1]).statistic.has_triangle()}
         outcome = had_sent({device for _, _, device in holders}, whole="until the next round" if whole else "")
-        forgotten = with_class(self._forgotten, order.device)
+        forgotten = with_class(self._forgotten, order.detail)
         self._tables.class_done(
             order,
             forgotten,

@@ -126,17 +126,17 @@ class Core(ABC):
 
     def _unfit(self, order: Order) -> str:
         """Why nothing can be done with an order, as its outcome; empty where something can."""
-        if order.what in OF_A_CLASS and order.device not in self._manifest.labels:
-            return no_such_class(order.device, self._manifest.labels)
+        if order.what in OF_A_CLASS and order.detail not in self._manifest.labels:
+            return no_such_class(order.detail, self._manifest.labels)
         return unfit(order)
 
     def _admit_class(self, order: Order, wall: float) -> str:
         """From now on samples of a class are summed again."""
-        left = tuple(name for name in self._forgotten if name != order.device)
+        left = tuple(name for name in self._forgotten if name != order.detail)
         outcome = "done" if left != self._forgotten else "done: it was not forgotten"
         version = self.state.version
-        taken = {name: of for name, of in self._taken.items() if name != order.device}
-        taken[""] = {**self._taken.get("", {}), **self._taken.get(order.device, {})}
+        taken = {name: of for name, of in self._taken.items() if name != order.detail}
+        taken[""] = {**self._taken.get("", {}), **self._taken.get(order.detail, {})}
         self._tables.class_done(order, left, taken, at=wall, before=version, after=version, outcome=outcome)
         self._forgotten, self._taken = left, taken
         return outcome

@@ -31,7 +31,7 @@ from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted, printable
 
-__all__ = ["ask", "fleet_app", "forget_command", "operator", "tell"]
+__all__ = ["ask", "check_telling", "fleet_app", "forget_command", "operator", "tell"]
 
 SCHEMA = "protofleet.fleet/1"
 fleet_app = typer.Typer(
@@ -207,7 +207,7 @@ def _order_of_one(
         got = "neither" if device is None else "both"
         raise UsageError("DEVICE and --class", expected="one of them", got=got)
     if name is not None:
-        return ask(f"{what} class", store, name, wait_s, json)
+        return ask(f"{what} class", store, "", wait_s, json, detail=name)
     return ask(what, store, device or "", wait_s, json, known=True)
 
 
@@ -218,11 +218,9 @@ def ask(
 
     Args:
         known: whether it makes sense only of a device that the store knows.
-        detail: which stage, of `rollout-stage`.
+        detail: what else the order is about: a class, a stage.
     """
-    check_target(json)
-    if not 0 <= wait_s <= 1e6:  # NaN is not
-        raise UsageError("--wait", expected="0 to 1e+06 seconds", got=wait_s)
+    check_telling(wait_s, json)
     if known:
         bring_up(store, KIND)
         found, _, _, _ = _read(store)
@@ -230,6 +228,17 @@ def ask(
             raise _unknown(store, device, found)
     order, running = give(store, what, device, operator(), detail=detail)
     return tell(order, running, store, wait_s, json)
+
+
+def check_telling(wait_s: float, json: Path | None) -> None:
+    """That what will become of an order can be waited for and told, before it is recorded.
+
+    Raises:
+        UsageError: the time is none, or the report cannot be written.
+    """
+    check_target(json)
+    if not 0 <= wait_s <= 1e6:  # NaN is not
+        raise UsageError("--wait", expected="0 to 1e+06 seconds", got=wait_s)
 
 
 def tell(order: Order, running: bool, store: Path, wait_s: float, json: Path | None) -> int:

@@ -101,9 +101,9 @@ def give(path: str | os.PathLike[str], what: str, device: str, who: str, *, deta
     """Record an order; what was recorded, and whether an aggregator runs that will take it up.
 
     Args:
-        device: of the orders `OF_A_DEVICE`; the class's name of those `OF_A_CLASS`; else empty.
+        device: of the orders `OF_A_DEVICE`, else empty.
         who: asks for it, for the record.
-        detail: which stage, of `rollout-stage`.
+        detail: the class's name, of those `OF_A_CLASS`; which bundle or stage, of a roll-out's.
 
     Raises:
         StoreError: there is no such store, or the disk refuses; then nothing was recorded.
@@ -127,6 +127,6 @@ def await_done(path: str | os.PathLike[str], order: Order, timeout_s: float) -> 
     while True:
         with read_only(path, KIND) as db:
             (found,) = orders(db, "WHERE id = ?", (order.id,))
-        if found.done_at is not None or not time.monotonic() < deadline:  # which may be no number
+        if found.done_at is not None or time.monotonic() >= deadline:
             return found
         time.sleep(_ASK_S)

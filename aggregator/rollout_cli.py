@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from aggregator.fleet_cli import WAIT_S, ask, operator, tell
+from aggregator.fleet_cli import WAIT_S, ask, check_telling, operator, tell
 from aggregator.rollout import STAGES, Plan, Rollout
 from aggregator.rollout_store import give_rollout, rollout_in
 from aggregator.store_schema import KIND
@@ -96,6 +96,7 @@ def _begin(
     wait_s: float,
     json: Path | None,
 ) -> int:
+    check_telling(wait_s, json)
     stages = tuple(_share("--stage", each) for each in stage) or STAGES
     if list(stages) != sorted(set(stages)):
         raise UsageError("--stage", expected="rising stages", got=", ".join(stage))

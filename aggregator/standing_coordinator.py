@@ -353,7 +353,7 @@ class StandingCoordinator(Core):
 
     def _forget_class(self, order: Order, now: float, wall: float) -> str:
         """Take a class out of all that stands; what comes back is of what remains, at once and also while paused."""
-        number, before, holders = self._manifest.labels.index(order.device), self.state.version, []
+        number, before, holders = self._manifest.labels.index(order.detail), self.state.version, []
         for device in sorted(self.standing.present):
             message = held_by(self._payload(device))
             if not message.holds((number,)):
@@ -365,8 +365,8 @@ class StandingCoordinator(Core):
             holders.append(device)
         state, parts, digest = self._anew()
         whole = "until those devices send again without it" if self.method.statistic.has_triangle() else ""
-        taken = self._taken | {order.device: {device: self.standing.held(device) for device in holders}}
-        outcome, forgotten = had_sent(holders, whole=whole), with_class(self._forgotten, order.device)
+        taken = self._taken | {order.detail: {device: self.standing.held(device) for device in holders}}
+        outcome, forgotten = had_sent(holders, whole=whole), with_class(self._forgotten, order.detail)
         self._tables.class_done(
             order,
             forgotten,

@@ -57,8 +57,8 @@ class Order:
     """What somebody asked for; `done_at` and what follows are None until it has taken effect.
 
     Attributes:
-        device: that it is about, or a class's name, or empty.
-        detail: of an order about a roll-out: which bundle, or which stage.
+        device: that it is about, or empty.
+        detail: the class that it is about; of a roll-out's order, which bundle or stage.
     """
 
     id: int

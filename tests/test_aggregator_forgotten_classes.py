@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 def obeyed(core: Coordinator | StandingCoordinator, path: Path, what: str, name: str = NAME) -> str:
     """The outcome of an order; what else is due is done, too."""
-    give(path, what, name, "me")
+    give(path, what, "", "me", detail=name)
     found, now = "", next(NOW)
     while (step := core.advance(now, now)) is not None:
         found = step.outcome if isinstance(step, Obeyed) else found
