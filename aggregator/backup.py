@@ -275,7 +275,9 @@ def _before(path: str) -> _Before:
             db.execute(f"PRAGMA busy_timeout = {round(1000 * _READERS_S)}")
             busy, *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             fleet = _fleet_of(db)
-            asked = [(o.what, o.device, o.who, o.given_at) for o in orders(db) if o.what in _GIVEN_AGAIN]
+            asked: list[tuple[object, ...]] = [
+                (o.what, o.device, o.who, o.given_at) for o in orders(db) if o.what in _GIVEN_AGAIN
+            ]
     except sqlite3.DatabaseError as error:
         none_yet = "no such table: fleet_order" in str(error)  # of a version that knew none
         return _Before(orders=[] if none_yet else None, fleet=fleet if none_yet else None)
