@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from contract.sqlite import Database
@@ -365,8 +365,8 @@ def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
     """
     refused = dict(db.execute("SELECT device, reason FROM refused").fetchall())
     rounds = dict(db.execute("SELECT device, count(*) FROM contribution GROUP BY device").fetchall())
-    stands: dict[str, tuple[int, bool, int, float | None]] = {
-        device: (int(generation), bool(present), int(received_bytes), float(received_at))
+    stands = {
+        device: Record(device, int(generation), bool(present), int(received_bytes), float(received_at))
         for device, generation, present, received_bytes, received_at in db.execute(
             "SELECT device, generation, payload IS NOT NULL, received_bytes, received_at FROM standing"
         )
@@ -376,7 +376,9 @@ def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
     if not all(isinstance(name, str) for name in names):
         raise TypeError("a device whose name is no text")
     return {
-        device: Record(device, *stands.get(device, (0, False, 0, None)), rounds.get(device, 0), refused.get(device, ""))
+        device: replace(
+            stands.get(device, Record(device)), rounds=rounds.get(device, 0), refused=refused.get(device, "")
+        )
         for device in sorted(names)
     }
 
