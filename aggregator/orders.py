@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from aggregator.standing_store import Order, StandingTables, orders
 from aggregator.store_schema import KIND
 from contract.errors import StoreError, UsageError
+from contract.messages import ADMITS
 from contract.sqlite import Database, beside, is_taken, read_only
 from contract.topics import check_device
 
@@ -91,7 +92,7 @@ def unfit(order: Order) -> str:
 def refusal(device: str, refused: Mapping[str, str]) -> str:
     """Why nothing of a device is taken, and what helps; empty where it is."""
     why = refused.get(device, "")
-    return f"{why}; fleet admit {device} lets it in again" if why else ""
+    return f"{why}; fleet admit {device} {ADMITS}" if why else ""
 
 
 def prepare(path: str | os.PathLike[str]) -> bool:
