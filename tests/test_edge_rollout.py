@@ -547,6 +547,12 @@ def test_answers_go_over_to_the_other_fleet_once_it_has_a_global_state_and_back(
         assert following.bundle.sha256 == first.sha256
 
 
+def test_a_record_that_is_being_made_remembers_nothing(tmp_path: Path) -> None:
+    """Who answers from a state directory may look at it while its device starts for the first time, or was killed."""
+    (tmp_path / "rollout.sqlite").touch()
+    assert read_rollouts(tmp_path) == Rollouts()
+
+
 @pytest.mark.parametrize(("refused", "lasts"), [({"a": "it was forgotten"}, True), ({}, False)])
 def test_a_device_that_is_refused_does_not_blame_its_bundle(
     tmp_path: Path, refused: dict[str, str], lasts: bool
