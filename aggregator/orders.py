@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from aggregator.standing_store import Order, StandingTables, orders
 from aggregator.store_schema import KIND
 from contract.errors import UsageError
+from contract.messages import ADMITS
 from contract.sqlite import beside, bring_up, read_only
 from contract.topics import check_device
 
@@ -94,7 +95,7 @@ def unfit(order: Order) -> str:
 def refusal(device: str, refused: Mapping[str, str]) -> str:
     """Why nothing of a device is taken, and what helps; empty where it is."""
     why = refused.get(device, "")
-    return f"{why}; fleet admit {device} lets it in again" if why else ""
+    return f"{why}; fleet admit {device} {ADMITS}" if why else ""
 
 
 def give(path: str | os.PathLike[str], what: str, device: str, who: str, *, detail: str = "") -> tuple[Order, bool]:

@@ -3,12 +3,13 @@
     python benchmarks/living.py [--days 30] [--devices 200] [--seed 0] [--method ffc|ncm] [--broker embedded|mosquitto]
 
 Real: a broker process, `protofleet aggregate --standing` with its store, the devices' code (`edge_client`) with its
-state directories, photos as files, journals and MQTT connections, the commands `export --extend`, `forget`, `fleet
-admit` and `client --withdraw`; and SIGKILL, for every part, at moments drawn from the seed. One device in sixty is a
-`protofleet client` process; the others run in four processes (`living_worker.py`), each of which dies with all that is
-awake in it. Simulated: the clock, a day takes `--day-seconds`, and what a device does by the clock is shortened with it
-(`living_worker.py`); and the photos, the shipped Fashion-MNIST ones, dealt, taken away and taught by the seed. The
-class that comes later, by a bundle with a longer list, is of boots that face the other way.
+state directories, photos as files, journals and MQTT connections, the commands `export --extend`, `rollout`, `forget`,
+`fleet admit` and `client --withdraw`; and SIGKILL, for every part, at moments drawn from the seed. One device in sixty
+is a `protofleet client` process; the others run in four processes (`living_worker.py`), each of which dies with all
+that is awake in it. Simulated: the clock, a day takes `--day-seconds`, and what a device does by the clock is shortened
+with it (`living_worker.py`); and the photos, the shipped Fashion-MNIST ones, dealt, taken away and taught by the seed.
+The class that comes later, by a bundle with a longer list that is rolled out in stages, is of boots upside down. One
+device is a board on which that bundle crashes in the self-test (`living_rollout.py`).
 
 A second fleet on the same broker, an eighth as many devices, has rounds in windows of half a day.
 
@@ -88,7 +89,8 @@ def summary(month: Month, seconds: float) -> dict[str, Any]:
         "killed": dict(month.killed),
         "wakes": month.wakes,
         "cut_short": month.cut_short,
-        "orders": month.orders,
+        "orders": dict(month.orders),
+        "rollout": month.rolled_out(),
         "messages": tally(month.folder / "living.sqlite"),
         "generations": sum(number for number, _ in month.held.stands.values()) if month.held else 0,
         "rounds": len([each for each in opened if each[2] is not None]),
@@ -105,14 +107,23 @@ def mean(days: list[dict[str, Any]], what: str) -> float:
     return sum(day[what] for day in days) / len(days) if days else float("nan")
 
 
+def some_of(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {word}" for word, number in counts.items() if number)
+
+
 def tell(result: dict[str, Any]) -> None:
-    print(f"{result['seconds']:.0f} s, killed {result['killed']}, orders {result['orders']}")
+    print(f"{result['seconds']:.0f} s, killed {some_of(result['killed'])}; {some_of(result['orders'])}")
     print(
         f"  {result['wakes']:,} times a device woke, {result['cut_short']} of them ended by a kill; "
         f"{result['generations']:,} generations of sums, {result['rounds']} windows, "
         f"the longest {result['longest_round_days']} days"
     )
-    print(f"  messages beside those that were committed: {result['messages']}")
+    rollout = result["rollout"]
+    print(
+        f"  roll-out: {rollout['state']} at {rollout['fraction']:.0%}, {some_of(rollout['counts'])}, "
+        f"the bad board {rollout['bad_board'] or 'took it'!r}; asked for: {'; '.join(rollout['asked'])}"
+    )
+    print(f"  messages beside those that were committed: {some_of(result['messages'])}")
     print(
         f"  {result['bytes_per_device_day']:,} bytes for each device and day; RSS of the last week to the first's: ",
         end="",

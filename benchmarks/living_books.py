@@ -86,6 +86,12 @@ class Book:
     def state(self) -> Path:
         return self.folder / "state"
 
+    @property
+    def has_journal(self) -> bool:
+        """Whether it has started; killed while it makes its journal, it has not."""
+        path = self.state / "journal.sqlite"
+        return path.exists() and path.stat().st_size > 0
+
     def rows(self, world: World) -> list[int]:
         """Its photos in the order in which a device holds them: its list, then what it learned by hash."""
         return [*self.photos, *sorted(self.learned, key=lambda photo: pixel_hash(world.x[photo]))]

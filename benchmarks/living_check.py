@@ -20,7 +20,7 @@ def compare_standing(books: Sequence[Book], store: Path, naive: Naive, last: boo
     found, there, faults = list[Integers](), held(store), list[str]()
     for book in books:
         generation, payload = there.stands.get(book.name, (0, None))
-        journal = sent(book.state, there.run) if (book.state / "journal.sqlite").exists() else Sent(0, {})
+        journal = sent(book.state, there.run) if book.has_journal else Sent(0, {})
         own, wrong = of_device(generation, payload, journal)
         faults += [f"{book.name}: {line}" for line in wrong]
         if own is not None:
@@ -79,7 +79,7 @@ def compare_rounds(books: Sequence[Book], store: Path, hung_s: float) -> list[st
         faults.append(f"hung: window {newest[0]} is open for {time.time() - newest[1]:.0f} s")
     stored = {(number, name, device): payload for number, name, device, payload in contributions}
     for book in books:
-        if not (book.state / "journal.sqlite").exists():
+        if not book.has_journal:
             continue
         journal = sent(book.state, run)
         own = {payload for payload, _, _ in journal.made.values()}

@@ -108,6 +108,12 @@ class Month:
         self._bring_up_to_date()
         self.faults += [f"in the end: {fault}" for fault in self._settled(last=True)]
 
+    def rolled_out(self) -> dict[str, Any]:
+        """How far the roll-out came, what the operator asked for, and what became of the bad board."""
+        told = self.operator.look() if self.operator.began else {"state": "not begun", "fraction": 0.0, "counts": {}}
+        found = {name: told[name] for name in ("state", "fraction", "counts")}
+        return found | {"bad_board": self.signed.refused_new(self.bad), "asked": self.operator.did}
+
     def end(self) -> None:
         """Whatever still runs is killed."""
         for name, part in self.parts.items():

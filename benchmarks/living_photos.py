@@ -75,7 +75,7 @@ class Owners:
             gone = set(rng.choice(book.photos, int(rng.integers(1, MOST_AT_ONCE + 1)), replace=False).tolist())
             book.photos = [photo for photo in book.photos if photo not in gone]
         self.deal(book, int(rng.integers(0, MOST_AT_ONCE + 1)))
-        if book.fleet == "living" and (book.state / "journal.sqlite").exists():
+        if book.fleet == "living" and book.has_journal:
             self._teach(book)
 
     def _teach(self, book: Book) -> None:

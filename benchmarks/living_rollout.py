@@ -62,7 +62,8 @@ def bad_board(folder: Path) -> dict[str, str]:
     """The environment of a device whose self-tests crash."""
     (folder / "board").mkdir()
     (folder / "board" / "sitecustomize.py").write_text(_BAD_BOARD)
-    return {**ENVIRONMENT, "PYTHONPATH": os.fspath(folder / "board")}
+    path = [os.fspath(folder / "board"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(path)}
 
 
 class Operator:

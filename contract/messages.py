@@ -58,6 +58,7 @@ Standing = Literal["withdrawn", "present"]
 ReceiptStatus = Literal["committed", "duplicate", "late", "rejected", "need-chunks"]
 
 
+ADMITS = "lets it in again"  # how the reason ends where nothing of a device is taken, whatever it sends
 MAX_ROUND = 2**32 - 1
 MAX_CHUNKS = 65_535
 MAX_TEXT = 200
@@ -423,6 +424,11 @@ class Receipt:
     missing: bytes = b""
     digest: bytes = b""
     held: int = 0
+
+    @property
+    def refuses_the_device(self) -> bool:
+        """Whether it speaks of the device, which an operator refuses, and not of what it sent."""
+        return self.status == "rejected" and self.reason.endswith(ADMITS)
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round)

@@ -3,8 +3,9 @@
 On probation, one of these ends it well: the first contribution that was made with the bundle is committed; or, where
 nothing is due (sums stand and are as they were, or the run is over), a global state of the fleet was taken up and can
 be true. Where the device knew how many held-out photos the fleet's state named right before, it first measures that
-once more. One of these ends it badly: a contribution that is rejected, training that diverges, an error in the work,
-far fewer photos named right, or starts in a row that do not come to where they wait for work (`rollout.py`).
+once more. One of these ends it badly: a contribution that is rejected (unless the device is: an operator refuses it,
+whatever it sends), training that diverges, an error in the work, far fewer photos named right, or starts in a row that
+do not come to where they wait for work (`rollout.py`).
 
 The verdict is on the disk before anything follows from it.
 """
@@ -63,7 +64,7 @@ class ProbationWatch:
         another bundle takes over."""
         if not self.is_on:
             return
-        if receipt.status == "rejected":
+        if receipt.status == "rejected" and not receipt.refuses_the_device:
             self.fail(f"rejected: {receipt.reason}")
         elif receipt.status in ("committed", "duplicate"):
             self._is_committed = True

@@ -58,7 +58,7 @@ def read_rollouts(state: Path) -> Rollouts:
         UsageError: it is of another version.
     """
     path = state / FILE
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:  # empty: a device that starts for the first time makes it
         return Rollouts()
     with read_only(path, KIND) as db:
         return _decoded(db.execute("SELECT json FROM rollouts").fetchone(), path)

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rollout_peer import SEED, offer_of, trusted
 
+from aggregator.orders import refusal
 from contract.bundle import Bundle, read_bundle, write_bundle
 from contract.errors import StoreError, UsageError
-from contract.messages import Announcement, ClassRows
+from contract.messages import Announcement, ClassRows, Receipt
 from contract.offers import MAX_PIECES, Offer, Piece, Request
 from contract.service_manager import ServiceManager
 from contract.state import GlobalState
@@ -33,6 +34,7 @@ from edge_client.config import ClientConfig, settle_config
 from edge_client.data import LocalData
 from edge_client.download import Download
 from edge_client.journal import Journal
+from edge_client.probation import ProbationWatch
 from edge_client.rollout import STARTS, Rollouts, Seat, considered
 from edge_client.rollout_file import RolloutFile, bundle_file, part_file, read_rollouts
 from edge_client.rollout_work import RolloutWork
@@ -543,3 +545,24 @@ def test_answers_go_over_to_the_other_fleet_once_it_has_a_global_state_and_back(
         file.change(rollout.rolled_back, "rejected")
         np.testing.assert_array_equal(following(x).scores, before.scores)
         assert following.bundle.sha256 == first.sha256
+
+
+def test_a_record_that_is_being_made_remembers_nothing(tmp_path: Path) -> None:
+    """Who answers from a state directory may look at it while its device starts for the first time, or was killed."""
+    (tmp_path / "rollout.sqlite").touch()
+    assert read_rollouts(tmp_path) == Rollouts()
+
+
+@pytest.mark.parametrize(("refused", "lasts"), [({"a": "it was forgotten"}, True), ({}, False)])
+def test_a_device_that_is_refused_does_not_blame_its_bundle(
+    tmp_path: Path, refused: dict[str, str], lasts: bool
+) -> None:
+    """A device that is forgotten while a bundle is on probation: once admitted, it goes on with that bundle."""
+    with RolloutFile(tmp_path, make=True) as file:
+        file.change(rollout.activated, seat(2, 2), seat(1, 1))
+        watch = ProbationWatch(file, lambda line: None)
+        reason = refusal("a", refused) or "class rows"
+        watch.settled(Receipt(RUN, 1, "ffc", "rejected", reason))
+        assert (watch.is_on, watch.is_over) == (lasts, not lasts)
+        watch.settled(Receipt(RUN, 2, "ffc", "committed"))
+        assert (file.known.active is not None and file.known.active.version == 2) == lasts
