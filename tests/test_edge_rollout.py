@@ -232,7 +232,7 @@ def test_a_commit_and_photos_named_as_well_as_before_are_healthy(tried: RolloutF
         (lambda watch: watch.reported(Accuracy(50, 0.69)), "69.0% right, 80.0% before"),
         (lambda watch: watch.ended(MemoryError()), "not enough memory"),
         (
-            lambda watch: watch.ended(DataError("cannot read /home/me/photos", got="x")),
+            lambda watch: watch.ended(DataError("cannot read /photos/of/me", got="x")),
             "this device's photos or settings do not fit it",
         ),
         (
