@@ -14,7 +14,8 @@ A stage is widened when its soak is over, at least half of its known devices hav
 healthy, and of those that said something at least the share `healthy` is. A device that refuses the bundle, or is still
 getting it, counts among those that said something: a stage that goes badly or slowly is not widened. It is halted, in
 whatever stage, when more than the share 1 − `healthy` of its known devices have failed; once resumed, when so many more
-have. A roll-out that is complete still stands for devices that come later.
+have. It is complete when the last soak is over, too, since devices that sleep or come with the aggregator's start are
+known only then. A roll-out that is complete still stands for devices that come later.
 
 Time is an argument, in seconds since the epoch, since a soak outlives the process.
 """
@@ -190,13 +191,13 @@ class Rollout:
         if failed > (1.0 - self.plan.healthy) * len(members) + _ROUNDING:
             self.state, self.reason = "halted", self._why(members, said["failed"])
             return Halted(self.plan.version, self.fraction, self.reason)
-        if self.state == "complete":
+        if self.state == "complete" or now - self.since < self.plan.soak_s:
             return None
         if self.fraction >= 1.0 and members and said["healthy"] == len(members):
             self.state = "complete"
             return Completed(self.plan.version, len(members))
         further = [stage for stage in self.stages if stage > self.fraction]
-        if further and now - self.since >= self.plan.soak_s and self._is_healthy(members, said):
+        if further and self._is_healthy(members, said):
             return self._widened(further[0], now)
         return None
 

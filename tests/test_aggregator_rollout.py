@@ -40,6 +40,7 @@ def test_it_widens_stage_by_stage_and_completes():
         if made.fraction < 1.0:
             assert made.advance(start + 59.9) is None
             assert isinstance(made.advance(start + 60.0), Widened)
+    assert made.advance(179.9) is None
     assert made.advance(180.0) == Completed(7, 40)
     assert sizes == sorted(sizes)
     assert sizes[-1] == 40

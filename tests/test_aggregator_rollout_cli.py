@@ -148,7 +148,7 @@ def test_one_at_a_time_but_a_complete_one_makes_room(world: World) -> None:
     code, said = world.rollout(world.other, "--to-fleet", "pets2")
     assert code == 2
     assert "expected no other roll-out under way, got version 2 at 100 %, running, try rollout --end" in said
-    world.serve(("a", "2 healthy"))
+    world.serve(("a", "2 healthy"), after_s=3600.0)
     assert ": complete" in world.rollout()[1]
     assert world.rollout(world.other, "--to-fleet", "pets2")[0] == 0
     world.serve()
