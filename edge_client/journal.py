@@ -42,7 +42,7 @@ from edge_client.local import OwnMeans
 from edge_client.retention import drop_old_rounds, dropped
 from edge_client.standing_journal import StandingMarks
 
-__all__ = ["FILE", "FINAL", "KEEP_BYTES", "Journal", "Kept", "Key", "Pending", "Report", "has_global", "read_kept"]
+__all__ = ["FILE", "FINAL", "KEEP_BYTES", "Journal", "Kept", "Key", "Pending", "Report", "read_kept"]
 
 FILE = "journal.sqlite"  # of a state directory
 FINAL = ("committed", "duplicate", "late", "rejected")
@@ -387,20 +387,6 @@ def read_kept(directory: Path) -> Kept:
             state=_kept_global(db),
             rounds=_rounds_done(db),
         )
-
-
-def has_global(directory: Path) -> bool:
-    """Whether this state directory has a journal with a global state; its client may be running.
-
-    Raises:
-        StoreError: the journal cannot be read.
-        UsageError: it is of another version.
-    """
-    path = directory / FILE
-    if not path.is_file():
-        return False
-    with read_only(path, KIND) as db:
-        return db.execute("SELECT 1 FROM global").fetchone() is not None
 
 
 @contextlib.contextmanager

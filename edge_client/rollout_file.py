@@ -23,7 +23,7 @@ import msgspec
 from contract.errors import StoreError
 from contract.files import whole_file
 from contract.sqlite import Database, Kind, read_only
-from edge_client.journal import has_global
+from edge_client import journal
 from edge_client.rollout import Rollouts, Seat
 
 __all__ = ["FILE", "RolloutFile", "answering", "bundle_file", "part_file", "read_rollouts"]
@@ -75,9 +75,18 @@ def answering(state: Path) -> Path:
     active, previous = known.active, known.previous
     if active is None:
         return state
-    if previous is None or previous.directory == active.directory or has_global(state / active.directory):
+    if previous is None or previous.directory == active.directory or _has_global(state / active.directory):
         return state / active.directory
     return state / previous.directory
+
+
+def _has_global(directory: Path) -> bool:
+    """Whether this directory has a journal with a global state."""
+    path = directory / journal.FILE
+    if not path.is_file():
+        return False
+    with read_only(path, journal.KIND) as db:
+        return db.execute("SELECT 1 FROM global").fetchone() is not None
 
 
 class RolloutFile:

@@ -22,7 +22,9 @@ from contract.bundle import read_bundle, write_bundle
 from contract.errors import BundleError, UsageError, WireError
 from contract.offers import Told
 from contract.wire import decode, encode
+from edge_client import rollout
 from edge_client.journal import Journal
+from edge_client.rollout_file import RolloutFile
 
 FILES = Path(__file__).parent / "files"
 VERSIONS = sorted(path.name for path in FILES.iterdir())
@@ -46,7 +48,8 @@ def test_there_are_files_of_every_version_since_0_2_and_no_others() -> None:
     assert VERSIONS == ["v2", "v3"]
     for version in VERSIONS:
         names = {path.name for path in (FILES / version).iterdir()}
-        assert names == {"small.bundle", "store.sqlite", "journal.sqlite", "messages.json"}
+        later = set() if version == "v2" else {"rollout.sqlite"}
+        assert names == {"small.bundle", "store.sqlite", "journal.sqlite", "messages.json"} | later
 
 
 @versions
@@ -100,6 +103,20 @@ def test_what_stands_goes_on_from_every_version(files: Path, version: str) -> No
 
 
 @versions
+def test_a_device_on_probation_goes_on_from_every_version(files: Path, version: str) -> None:
+    """Version 2 had none: nothing is known."""
+    with RolloutFile(files, make=True) as file:
+        known = file.change(rollout.started)
+        if version == "v2":
+            assert known == rollout.Rollouts()
+            return
+        assert known.probation == rollout.Probation(1, 0.75)
+        assert [(each.version, each.reason) for each in known.failed.values()] == [(2, "rejected: rows")]
+        back = file.change(rollout.rolled_back, "x").active
+        assert (back, known.floor) == (known.previous, 1)
+
+
+@versions
 def test_a_roll_out_goes_on_from_every_version(files: Path, version: str) -> None:
     """Version 2 had none."""
     with SqliteStore(files / "store.sqlite", BUNDLE, "fleet") as store:
@@ -126,7 +143,7 @@ def test_the_newest_files_are_what_this_version_writes(tmp_path: Path) -> None:
     """A changed table or field needs files, and after a release a version, of its own: `tests/version_files.py`."""
     version_files.make(tmp_path)
     assert (tmp_path / "messages.json").read_bytes() == (FILES / VERSIONS[-1] / "messages.json").read_bytes()
-    for name in ("store.sqlite", "journal.sqlite"):
+    for name in ("store.sqlite", "journal.sqlite", "rollout.sqlite"):
         made, kept = (_tables(folder / name) for folder in (tmp_path, FILES / VERSIONS[-1]))
         assert made == kept
 

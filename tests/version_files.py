@@ -23,7 +23,10 @@ from contract.drift import Drift
 from contract.messages import ClassRows, Receipt
 from contract.state import GlobalState
 from contract.wire import encode
+from edge_client import rollout
 from edge_client.journal import Journal
+from edge_client.rollout import Seat
+from edge_client.rollout_file import RolloutFile
 
 BUNDLE, RUN, STOOD, PRIVATE = bytes(range(32)), b"run1", b"run2", b"k" * 32
 ROWS = ClassRows(np.array([0, 2], np.uint16), np.array([[0.5, -1.0], [3.0, 4.0]]))
@@ -37,7 +40,9 @@ def make(folder: Path) -> None:
     with mock.patch("os.urandom", lambda count: bytes(range(count))):
         _store(folder / "store.sqlite")
         _journal(folder / "state")
-    (folder / "state" / "journal.sqlite").rename(folder / "journal.sqlite")
+        _rollouts(folder / "state")
+    for name in ("journal.sqlite", "rollout.sqlite"):
+        (folder / "state" / name).rename(folder / name)
     (folder / "state").rmdir()
     (folder / "messages.json").write_text(json.dumps(_messages(), indent=1) + "\n")
 
@@ -72,6 +77,17 @@ def _journal(state: Path) -> None:
             journal.commit_round(key, weights=weights, payload=payload, limit_bytes=1024, metrics={"loss": 0.5})
         journal.settle(Receipt(RUN, 1, "fedproto", "committed"), 9)
         journal.standing.commit((STOOD, 3, "ncm"), samples=b"k" * 36, payload=b"sums", limit_bytes=1024, metrics={})
+
+
+def _rollouts(state: Path) -> None:
+    """Version 3 gave up on a fleet's bundle 2, and runs bundle 3 on probation."""
+    first, failed, second = (Seat(f"{n:064x}", n, "fleet") for n in (1, 2, 3))
+    with RolloutFile(state, make=True) as file:
+        file.change(rollout.proved, first)
+        file.change(rollout.with_accuracy, 0.75)
+        file.change(rollout.activated, failed, first)
+        file.change(rollout.rolled_back, "rejected: rows")
+        file.change(rollout.activated, second, first)
 
 
 def _messages() -> dict[str, dict[str, str]]:
