@@ -23,9 +23,11 @@ from edge_client.rollout_file import RolloutFile
 __all__ = ["ProbationWatch", "is_of_the_bundle", "reason_of"]
 
 
-def is_of_the_bundle(error: BaseException) -> bool:
-    """Whether an error that ended a client's work may come from its bundle: not one of the network, disk or budget."""
-    ours = isinstance(error, ProtofleetError) and not isinstance(error, LinkError | StoreError | PrivacyError)
+def is_of_the_bundle(error: BaseException, *, at_start: bool = False) -> bool:
+    """Whether an error that ended a client may come from its bundle: not one of the network, disk or budget, and, once
+    it has started, none that its fleet or its settings are wrong for it."""
+    others = (LinkError, StoreError, PrivacyError) if at_start else (LinkError, StoreError, PrivacyError, UsageError)
+    ours = isinstance(error, ProtofleetError) and not isinstance(error, others)
     return ours or isinstance(error, MemoryError)
 
 
@@ -108,11 +110,11 @@ class ProbationWatch:
             self.is_over = True
             self._log(f"bundle {rollout.tag(seat)} is rolled back: {reason}")
 
-    def ended(self, error: BaseException | None) -> None:
-        """The client's work ended, with this error if with one."""
+    def ended(self, error: BaseException | None, *, at_start: bool = False) -> None:
+        """The client ended, with this error if with one; or could not start."""
         if not self.is_on:
             return
-        if error is not None and is_of_the_bundle(error):
+        if error is not None and is_of_the_bundle(error, at_start=at_start):
             self._log(str(error))
             self.fail(reason_of(error))
         else:

@@ -88,11 +88,13 @@ def settle(
         UsageError: a key is trusted, and the named file is older than what has run here.
         StoreError: the disk refuses.
     """
-    if starts:
+    path = Path(settings.bundle)
+    sha256 = "" if file.known.active is None else _sha256(path)
+    if starts and rollout.instead(file.known, sha256, settings.fleet) is not None:
         _count_start(file, log)
         file.tidy(file.known.fetching)
-    known, path = file.known, Path(settings.bundle)
-    seat = None if known.active is None else rollout.instead(known, _sha256(path), settings.fleet)
+    known = file.known
+    seat = rollout.instead(known, sha256, settings.fleet)
     if seat is None:
         bundle = read_bundle(path, public_key=key)
         named = Seat(bundle.sha256.hex(), bundle.manifest.version, settings.fleet)

@@ -60,6 +60,7 @@ class Service:
         self._settings, self._arrays = settings, arrays
         self._stopping = threading.Event()
         self._client: Client | None = None
+        self._has_started = False
         self._manager = ServiceManager()
 
     def run(self, log: Log, on_summary: OnSummary) -> dict[str, Any]:
@@ -78,12 +79,13 @@ class Service:
         key = None if settings.trust is None else read_public_key(settings.trust)
         with RolloutFile(Path(settings.state), make=key is not None) as file:
             while True:
+                self._has_started = False
                 seated = settle(settings, file, key, log)
                 watch = ProbationWatch(file, log)
                 try:
                     summary, is_over = self._run_with(seated, file, log, on_summary)
                 except BaseException as error:
-                    watch.ended(error)
+                    watch.ended(error, at_start=not self._has_started)
                     if not watch.is_over:
                         raise
                 else:
@@ -159,6 +161,7 @@ class Service:
             )
             on_summary(client.summary(), False)
             self._manager.ready()
+            self._has_started = True
             try:
                 client.run()
             except BaseException as error:

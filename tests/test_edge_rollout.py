@@ -232,6 +232,7 @@ def test_a_commit_and_photos_named_as_well_as_before_are_healthy(tried: RolloutF
         (lambda watch: watch.settled(receipt("rejected", "rows")), "rejected: rows"),
         (lambda watch: watch.reported(Accuracy(50, 0.69)), "69.0% right, 80.0% before"),
         (lambda watch: watch.ended(MemoryError()), "not enough memory"),
+        (lambda watch: watch.ended(UsageError("x"), at_start=True), "this device's photos or settings do not fit it"),
         (
             lambda watch: watch.ended(DataError("cannot read /photos/of/me", got="x")),
             "this device's photos or settings do not fit it",
@@ -253,7 +254,7 @@ def test_what_brings_the_bundle_before_back(
 
 def test_what_says_nothing_of_the_bundle_changes_nothing(tried: RolloutFile) -> None:
     watch = ProbationWatch(tried, lambda line: None)
-    for error in (LinkError("x"), StoreError("x"), PrivacyError("x"), KeyboardInterrupt(), None):
+    for error in (LinkError("x"), StoreError("x"), PrivacyError("x"), UsageError("x"), KeyboardInterrupt(), None):
         tried.change(rollout.started)
         watch.ended(error)
         assert tried.known.probation is not None

@@ -352,3 +352,26 @@ def test_a_full_disk_is_said_and_asked_again(
     work._held_until_s = time.monotonic() - 1
     assert work.work(is_settled=True)
     assert work.versions()["rollout"] == "2 fetching"
+
+
+def test_starts_with_what_a_roll_out_brought_are_counted_and_with_nothing_else(
+    paths: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    """A file that is refused says nothing of the bundle on probation; one that cannot be read gives it up."""
+    old, new, other = paths
+    goes_over(old, new, tmp_path)
+    found = read_bundle(old)
+    parts = {"features": found.features, "train_step": None, "params": found.params, "private_key": SEED}
+    write_bundle(tmp_path / "mine", msgspec.structs.replace(found.manifest, provenance="mine"), **parts)  # type: ignore[arg-type]
+    for _ in range(6):
+        with pytest.raises(UsageError, match="expected version 2 or above"):
+            runs(tmp_path / "mine", tmp_path)
+    assert read_rollouts(tmp_path / "s").probation == rollout.Probation()
+    assert runs(old, tmp_path).version == 2
+    assert runs(tmp_path / "gone", tmp_path).version == 2
+    assert read_rollouts(tmp_path / "s").probation == rollout.Probation(2)
+    bundle_file(tmp_path / "s", read_bundle(new).sha256.hex()).write_bytes(b"PK, once")
+    assert runs(old, tmp_path).version == 1
+    assert read_rollouts(tmp_path / "s").failed[read_bundle(new).sha256.hex()].reason == "its file cannot be read"
+    with pytest.raises(StoreError, match="another bundle"):  # a person's decision, which this journal does not allow
+        runs(other, tmp_path)
