@@ -209,6 +209,17 @@ def test_a_bundle_without_an_extractors_name_is_not_extended(tmp_path: Path) -> 
     assert "expected the extractor in its manifest, got none" in one_error_line(done)
 
 
+def test_weights_that_would_be_packed_otherwise_are_not_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another packing is another extractor by its hash, though its numbers are the same."""
+    made(tmp_path / "old.bundle")
+    monkeypatch.setattr("export.extend.pack_params", lambda params: b"in another order")
+    with pytest.raises(BundleError, match="expected weights as export packs them, got another order"):
+        extend_bundle(tmp_path / "old.bundle", ["a"], tmp_path / "new.bundle")
+    assert not (tmp_path / "new.bundle").exists()
+
+
 @pytest.mark.parametrize("missing", ["--backbone", "--method"])
 def test_without_extend_a_backbone_and_a_method_are_needed(tmp_path: Path, missing: str) -> None:
     given = {"--backbone": "small_cnn", "--method": "ncm"}
