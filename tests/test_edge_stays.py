@@ -95,6 +95,7 @@ def test_photos_that_cannot_be_read_any_more_are_not_used_again(bundle: Bundle, 
     for _ in range(2):  # it does not go back to what it read before
         with pytest.raises(DataError, match="no-class-of-ours"):
             mine.newer()
+        assert mine.has_changed
     (folder / "no-class-of-ours" / "x.png").unlink()
     (folder / "no-class-of-ours").rmdir()
     found = mine.newer()
