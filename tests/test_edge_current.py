@@ -99,12 +99,26 @@ def test_own_weights_are_taken_up_with_what_belongs_to_them(opened: Opens, x: np
     found, journal = opened("fedproto")
     journal.keep_global(state(found, 1, kind="prototypes"))
     predictor = protofleet.Predictor(tmp_path / "state", way="prototype")
-    trained = {name: found.params[name] * np.float32(1.5) for name in found.manifest.names("param", "buffer")}
-    key = (RUN, 1, "fedproto")
-    journal.commit_round(key, weights=trained, payload=None, limit_bytes=0, metrics={})
-    answers = predictor(x)
-    assert predictor.basis == "own weights after 1 round, global version 1"
-    np.testing.assert_array_equal(answers.scores, protofleet.Predictor(tmp_path / "state", way="prototype")(x).scores)
+    for number, rounds in ((1, "1 round"), (2, "2 rounds")):
+        times = np.float32(1.0 + number)
+        trained = {name: found.params[name] * times for name in found.manifest.names("param", "buffer")}
+        journal.commit_round((RUN, number, "fedproto"), weights=trained, payload=None, limit_bytes=0, metrics={})
+        scores = predictor(x).scores
+        assert predictor.basis == f"own weights after {rounds}, global version 1"
+        np.testing.assert_array_equal(scores, protofleet.Predictor(tmp_path / "state", way="prototype")(x).scores)
+
+
+def test_answers_wait_for_nobody_who_takes_something_up(opened: Opens, x: np.ndarray, tmp_path: Path) -> None:
+    found, journal = opened("ncm")
+    journal.keep_global(state(found, 1))
+    predictor, versions = protofleet.Predictor(tmp_path / "state"), list[int]()
+    journal.keep_global(state(found, 2))
+    with predictor._renewing:
+        asking = threading.Thread(target=lambda: versions.append(predictor(x).version), daemon=True)
+        asking.start()
+        asking.join(20)
+        assert versions == [1]
+    assert predictor(x).version == 2
 
 
 def test_a_state_that_cannot_be_true_is_not_taken_up(opened: Opens, x: np.ndarray, tmp_path: Path) -> None:

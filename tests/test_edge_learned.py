@@ -21,7 +21,7 @@ from test_edge_data import manifest, png, samples, sorted_rows, write_folder
 from contract.errors import DataError, ProtofleetError
 from edge_client.config import settle_config
 from edge_client.data import LocalData
-from edge_client.data.learned import KIND, Example, ExampleGoneError, Learned, LearnedFile, example_of
+from edge_client.data.learned import FILE, KIND, Example, ExampleGoneError, Learned, LearnedFile, example_of
 from edge_client.data.load import from_arrays, hold_back, load_data, load_held_out
 from edge_client.own_samples import OwnSamples
 
@@ -72,6 +72,8 @@ def test_a_photo_learned_twice_counts_once_and_a_corrected_label_takes_the_place
     assert held(learned) == held(seen(tmp_path)) == [(0, MORE[1].tobytes())]
     with pytest.raises(DataError, match="nothing to unlearn, expected a photo that this device was taught"):
         taught.unlearn(example(MORE[0]))
+    (tmp_path / "state" / FILE).unlink()
+    assert (learned.look(), len(learned)) == (True, 0)
 
 
 def test_a_file_is_found_again_by_its_bytes_and_by_its_pixels(taught: LearnedFile, tmp_path: Path) -> None:
@@ -81,7 +83,8 @@ def test_a_file_is_found_again_by_its_bytes_and_by_its_pixels(taught: LearnedFil
     one = example_of(tmp_path / "a.jpg", manifest())
     assert one.x.shape == manifest().input_shape
     taught.learn(one, "bee")
-    assert taught.learn(example_of((tmp_path / "a.jpg").read_bytes(), manifest()), "bee") == "known"
+    of_bytes = example_of((tmp_path / "a.jpg").read_bytes(), manifest())
+    assert (of_bytes.source, taught.learn(of_bytes, "bee")) == (one.source, "known")
     other_decoder = Example((one.x ^ 1).astype(np.uint8), one.source)
     assert taught.learn(other_decoder, "cat") == "corrected"
     assert len(seen(tmp_path)) == 1
@@ -89,6 +92,25 @@ def test_a_file_is_found_again_by_its_bytes_and_by_its_pixels(taught: LearnedFil
     Image.fromarray(one.x).save(tmp_path / "b.png")
     taught.learn(one, "bee")
     assert taught.unlearn(example_of(str(tmp_path / "b.png"), manifest())) == "bee"
+
+
+def test_a_photo_that_is_two_known_ones_takes_the_place_of_both(taught: LearnedFile, tmp_path: Path) -> None:
+    """It has the pixels of one and the bytes of the other, which another decoder had read."""
+    one, other = (Example(x, bytes([number]) * 16) for number, x in enumerate(MORE[:2]))
+    both = Example(one.x, other.source)
+    for relearned in (True, False):
+        assert [taught.learn(one, "ant"), taught.learn(other, "bee")] == ["learned"] * 2
+        if relearned:
+            assert taught.learn(both, "ant") == "corrected"
+            assert held(seen(tmp_path)) == [(0, MORE[0].tobytes())]
+        taught.unlearn(both)
+        assert len(seen(tmp_path)) == 0
+
+
+def test_a_label_that_the_bundle_has_not_is_one_line(taught: LearnedFile, tmp_path: Path) -> None:
+    taught.learn(example(MORE[0]), "cat")
+    with pytest.raises(DataError, match="expected labels of the bundle's, got 'cat'"):
+        seen(tmp_path).numbers(msgspec.structs.replace(manifest(), labels=LABELS[:2]))
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])

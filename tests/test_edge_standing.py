@@ -377,7 +377,6 @@ def test_a_withdrawal_is_sent_again_and_begins_anew_in_another_run(
     path: Path, bundle: Bundle, peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(withdrawal, "_AGAIN_S", 0.05)
-    peer.publish(topics.round_(FLEET), b"noise")
     thread = threading.Thread(target=withdraw, args=(settings(path, peer, tmp_path), lambda line: None))
     thread.start()
     for run in (b"old1", b"new1"):
@@ -385,6 +384,7 @@ def test_a_withdrawal_is_sent_again_and_begins_anew_in_another_run(
         peer.announce(0, "ncm", "standing")
         for _ in range(2):  # without an answer
             assert peer.contribution(1).standing == "withdrawn"
+        peer.publish(topics.round_(FLEET), b"noise")  # which is skipped
     peer.answer(1, "ncm", "duplicate")  # the first receipt was lost
     thread.join(20)
     assert not thread.is_alive()

@@ -62,6 +62,25 @@ def test_a_photo_is_taken_once_when_two_looks_find_it_the_same_and_not_empty(tmp
     assert looks[3:] == [["b.png"], [], [], ["in/a.JPG"]]
 
 
+def test_another_photo_of_the_same_size_is_another_one(tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+
+    def put(into: Path, content: bytes, second: int) -> None:
+        into.write_bytes(content)
+        os.utime(into, ns=(0, second * 10**9))
+
+    def in_its_place() -> None:  # with the time that the one before had
+        put(tmp_path / "part", b"six", 2)
+        (tmp_path / "part").rename(file)
+
+    def nothing() -> None:
+        pass
+
+    put(file, b"one", 1)
+    looks = _found(tmp_path, [nothing, lambda: put(file, b"two", 2), nothing, in_its_place, nothing])
+    assert looks == [[], ["a.png"]] * 3
+
+
 def test_a_cameras_blue_comes_first_and_a_networks_red(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenCV's order, played: no camera is here."""
 

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.bundle import Bundle, Extends, Manifest, read_bundle, write_bundle
-from contract.errors import BundleError
+from contract.errors import BundleError, UsageError
 from contract.fleet import announced_lists, check_fleet, list_digest
 from contract.methods import METHODS, method
 from contract.vectors import Vectors, probe_images
-from export.extend import extend_bundle
+from export.extend import _check_added, extend_bundle
 
 EXTRACTOR = "11" * 32
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6)
@@ -223,6 +223,30 @@ def test_a_bundle_without_an_extractors_name_is_not_extended(tmp_path: Path) -> 
     made(tmp_path / "old.bundle", extractor="")
     done = run("export", "--extend", tmp_path / "old.bundle", "--classes", "+a", "--out", tmp_path / "new.bundle")
     assert "expected the extractor in its manifest, got none" in one_error_line(done)
+
+
+def test_who_signs_the_longer_one_loses_no_signature(tmp_path: Path) -> None:
+    made(tmp_path / "old.bundle")
+    told = extend_bundle(tmp_path / "old.bundle", ["a"], tmp_path / "new.bundle", private_key=b"k" * 32)
+    assert (told.unsigned, read_bundle(tmp_path / "new.bundle").signed) == (False, True)
+
+
+def test_a_class_number_has_two_bytes() -> None:
+    long = manifest(classes=65_534)
+    _check_added(["the last"], long)
+    with pytest.raises(UsageError, match="expected 65535 classes at most, got 65536"):
+        _check_added(["the last", "one more"], long)
+
+
+def test_weights_that_would_be_packed_otherwise_are_not_extended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another packing is another extractor by its hash, though its numbers are the same."""
+    made(tmp_path / "old.bundle")
+    monkeypatch.setattr("export.extend.pack_params", lambda params: b"in another order")
+    with pytest.raises(BundleError, match="expected weights as export packs them, got another order"):
+        extend_bundle(tmp_path / "old.bundle", ["a"], tmp_path / "new.bundle")
+    assert not (tmp_path / "new.bundle").exists()
 
 
 @pytest.mark.parametrize("missing", ["--backbone", "--method"])
