@@ -21,6 +21,7 @@ from aggregator.fleet_cli import WAIT_S, ask, operator, tell
 from aggregator.orders import prepare
 from aggregator.rollout import STAGES, Plan, Rollout
 from aggregator.rollout_store import give_rollout, rollout_in
+from aggregator.store import as_written
 from aggregator.store_schema import KIND
 from contract.bundle import Bundle, read_bundle
 from contract.durations import in_words, seconds
@@ -105,7 +106,7 @@ def _begin(
     found = read_bundle(path)
     blob = path.read_bytes()
     _check_bundle(path, found, blob)
-    with read_only(store, KIND) as db:
+    with read_only(store, KIND) as db, as_written(store):
         meta = {name: memoryview(value).tobytes() for name, value in db.execute("SELECT name, value FROM meta")}
         under_way = rollout_in(db)
     _check_free(under_way, store)
@@ -165,14 +166,15 @@ def _check_fit(path: Path, found: Bundle, meta: Mapping[str, bytes], to_fleet: s
 
 
 def _show(store: Path, json: Path | None) -> int:
-    with read_only(store, KIND) as db:
+    with read_only(store, KIND) as db, as_written(store):
         found = rollout_in(db)
+        counts = {} if found is None else found.counts()
     write_json(json, {"schema": SCHEMA, "rollout": None if found is None else _content(found)})
     console = beside(json)
     if found is None:
         console.print("nothing is rolled out", highlight=False)
         return 0
-    plan, counts = found.plan, found.counts()
+    plan = found.plan
     to = f" to fleet {plan.fleet}" if plan.fleet else ""
     why = f": {printable(found.reason)}" if found.reason else ""
     further = ", ".join(map(_percent, found.stages))

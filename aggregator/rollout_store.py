@@ -129,7 +129,8 @@ def rollout_in(db: sqlite3.Connection) -> Rollout | None:
 
 def said_in(db: sqlite3.Connection) -> Mapping[str, str]:
     """What each device said of the roll-out, as it said it; empty for nothing yet."""
-    return dict(db.execute("SELECT device, told FROM rollout_device").fetchall())
+    rows = db.execute("SELECT device, told FROM rollout_device").fetchall()
+    return {device: told if isinstance(told, str) else repr(told) for device, told in rows}
 
 
 def give_rollout(store: str | os.PathLike[str], blob: bytes, plan: Plan, stages: tuple[float, ...], who: str) -> Order:

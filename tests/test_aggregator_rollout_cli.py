@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.metrics import Metrics
 from aggregator.store import SqliteStore
 from contract.bundle import read_bundle
+from contract.errors import StoreError
 from contract.messages import Status
 from contract.wire import encode
 
@@ -100,6 +103,28 @@ def test_what_a_device_says_cannot_style_a_terminal(world: World) -> None:
         said = run(*words, "--store", world.store).stdout
         assert "\\x1b[31mred\\n[bold]x" in said
         assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(
+    "wrong", ["stages = '[1'", "fraction = 'half'", "sha256 = 7", "version = x'00'", "stages = '{}', since = 'soon'"]
+)
+def test_what_somebody_wrote_into_a_roll_out_by_hand_is_one_line_or_shown(world: World, wrong: str) -> None:
+    world.rollout(world.new, "--stage", "100%")
+    world.serve(("a", "2 testing"))
+    with closing(sqlite3.connect(world.store)) as db, db:
+        db.execute(f"UPDATE rollout SET {wrong}")
+        db.execute("UPDATE rollout_device SET told = x'ff'")
+    for words in (
+        ("rollout",),
+        ("rollout", "--json", "-"),
+        ("rollout", world.new),
+        ("fleet", "list"),
+        ("fleet", "log"),
+    ):
+        done = run(*words, "--store", world.store)
+        assert done.returncode == 0 or "store" in one_error_line(done)
+    with pytest.raises(StoreError, match="expected what an aggregator writes"):
+        world.serve()
 
 
 def test_metrics_tell_how_many_devices_are_where(world: World) -> None:
