@@ -92,19 +92,24 @@ class DriftWatch:
         self._seen = data
         keys = [key[-_KEY_BYTES:] for key in sample_keys(data)]  # the end of the digest, and the class
         if not self._told <= set(keys):
-            self._told &= set(keys)
+            self._keep(self._told & set(keys))
             self._reference = None
         new = np.array([row for row, key in enumerate(keys) if key not in self._told], np.intp)
         if len(new) < LEAST:
             return None
         reference = self._reference or self._of([row for row, key in enumerate(keys) if key in self._told])
         distances = self._added(reference, new)
-        self._reference, self._told = reference, set(keys)
-        with contextlib.suppress(OSError), whole_file(self._path) as file:  # or they are measured once more
-            file.write(b"".join(sorted(self._told)))
+        self._reference = reference
+        self._keep(set(keys))
         if distances is None or not np.isfinite(distances).all():
             return None
         return Drift(len(new), float((distances > USUAL_THRESHOLD).mean()), float(distances.mean()))
+
+    def _keep(self, told: set[bytes]) -> None:
+        """These were measured, and are there."""
+        self._told = told
+        with contextlib.suppress(OSError), whole_file(self._path) as file:  # or they are measured once more
+            file.write(b"".join(sorted(told)))
 
     def _of(self, rows: list[int]) -> Reference:
         made = Reference(self._device.classes, self._device.width)

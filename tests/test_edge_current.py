@@ -14,6 +14,7 @@ from edge_samples import fashion
 
 import protofleet
 from contract.bundle import Bundle, read_bundle
+from contract.errors import UsageError
 from contract.messages import ClassRows
 from contract.sqlite import Database, Kind, Watch
 from contract.state import GlobalState
@@ -86,6 +87,10 @@ def test_a_new_run_counts_and_an_own_threshold_stays(opened: Opens, x: np.ndarra
     found, journal = opened("ncm")
     journal.keep_global(state(found, 3))
     predictor = protofleet.Predictor(tmp_path / "state")
+    predictor.calibrate(x, 1.0)
+    assert not predictor(x).unknown.any()
+    with pytest.raises(UsageError, match="the novelty above which an image is unknown, expected a number"):
+        protofleet.Predictor(tmp_path / "state", threshold=float("nan"))
     limit = predictor.calibrate(x, 0.5)
     journal.keep_global(state(found, 3, run=b"run2", scale=0.2))
     assert predictor.renew()

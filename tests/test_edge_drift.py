@@ -16,7 +16,7 @@ from edge_samples import fashion
 from test_edge_accuracy import _settings
 
 from contract.bundle import Bundle, read_bundle
-from contract.drift import LEAST, read_drift
+from contract.drift import FARTHEST, LEAST, read_drift
 from contract.errors import UsageError
 from edge_client.config import settle_config
 from edge_client.data import LocalData
@@ -83,6 +83,9 @@ def test_photos_that_are_gone_are_in_no_reference(bundle: Bundle, tmp_path: Path
     watch = DriftWatch(device, tmp_path)
     watch.measure()
     assert (tmp_path / "drift-told").stat().st_size == 8 * 60
+    device.hold(LocalData(whole.x[30:60], whole.y[30:60]))
+    assert watch.measure() is None
+    assert (tmp_path / "drift-told").stat().st_size == 8 * 30  # and no mark of those that went stays
     kept = LocalData(whole.x[30:90], whole.y[30:90])
     device.hold(kept)
     after = watch.measure()
@@ -93,6 +96,17 @@ def test_photos_that_are_gone_are_in_no_reference(bundle: Bundle, tmp_path: Path
     fresh.hold(kept)
     assert after == other.measure()
     assert (tmp_path / "drift-told").stat().st_size == 8 * 60
+
+
+def test_a_reference_of_few_photos_says_nothing(bundle: Bundle, tmp_path: Path) -> None:
+    """Of `LEAST` photos of two classes the means take two: too few are left to say what is usual."""
+    whole = fashion(bundle, 3 * LEAST, (0, 1))
+    device = Device(bundle, LocalData(whole.x[:LEAST], whole.y[:LEAST]), "d")
+    watch, told = DriftWatch(device, tmp_path), list[bool]()
+    for count in (1, 2, 3):
+        device.hold(LocalData(whole.x[: count * LEAST], whole.y[: count * LEAST]))
+        told.append(watch.measure() is not None)
+    assert told == [False, False, True]
 
 
 def test_distances_are_those_of_a_loop() -> None:
@@ -106,6 +120,9 @@ def test_distances_are_those_of_a_loop() -> None:
     usual = sum(((z - means[y // 2]) ** 2).sum() for z, y in zip(features, labels, strict=True)) / 58
     nearest = [min(((z - mean) ** 2).sum() for mean in means) / usual for z in features]
     np.testing.assert_allclose(reference.distances(features), np.minimum(nearest, 10.0), rtol=1e-9)
+    alike = Reference(1, 5)
+    alike.add(np.tile(np.eye(5)[0], (30, 1)), np.zeros(30, np.int64))
+    assert alike.distances(np.eye(5)[:2]).tolist() == [0.0, FARTHEST]  # a number that an aggregator takes
 
 
 def test_the_status_carries_it_where_the_device_may_say_it(bundle: Bundle, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from edge_client.standing import choose, sample_keys, separated
 from edge_client.standing_journal import GENERATIONS_KEPT
 from edge_client.standing_sums import REFUSED_WAIT_S, StandingSums, is_complete
 from edge_client.withdrawal import withdraw
+from export.extend import extend_bundle
 
 # ── what is sent ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -388,6 +389,16 @@ def test_a_withdrawal_is_sent_again_and_begins_anew_in_another_run(
     peer.answer(1, "ncm", "duplicate")  # the first receipt was lost
     thread.join(20)
     assert not thread.is_alive()
+
+
+def test_a_device_of_a_bundle_that_has_grown_since_can_withdraw(
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path
+) -> None:
+    journal(tmp_path, bundle).close()
+    extend_bundle(path, ["a class more"], tmp_path / "longer.bundle")
+    peer.announce(1, "ncm", "open")
+    with pytest.raises(UsageError, match="a fleet whose sums stand"):  # which it asks only with its state in hand
+        withdraw(settings(path, peer, tmp_path, bundle=str(tmp_path / "longer.bundle")), lambda line: None)
 
 
 def test_a_withdrawal_trusts_no_bundle_that_somebody_else_signed(
