@@ -123,6 +123,7 @@ def test_nothing_is_done_that_could_not_be_told(tmp_path: Path) -> None:
     assert [line.split(",")[0] for line in log] == ["backup"]
 
 
-def test_a_wait_that_is_no_number_ends(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet"):  # runs, and takes nothing up
-        assert run("fleet", "pause", "--store", tmp_path / "s", "--wait", "nan").stdout.endswith("recorded\n")
+def test_a_wait_that_is_no_number_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()
+    assert one_error_line(run("fleet", "pause", "--store", tmp_path / "s", "--wait", "nan")).startswith("error: --wait")
+    assert run("fleet", "log", "--store", tmp_path / "s").stdout == ""

@@ -84,20 +84,23 @@ def test_a_bundle_is_tried_with_the_parts_that_run_it(paths: tuple[Path, Path, P
         assert expected in failure(trial(path, tmp_path, **fields), photos.x)
 
 
+_ENDLESS = "import time; time.sleep(600)"
+
+
 def test_a_trial_takes_nothing_down_whatever_becomes_of_it(paths: tuple[Path, Path, Path], tmp_path: Path) -> None:
     given, none = trial(paths[1], tmp_path), np.zeros((0, 28, 28, 1), np.uint8)
-    for code, expected in (
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended with signal SIGSEGV"),
-        ("raise SystemExit(3)", "ended with exit code 3"),
-        ("print('no json')", "ended with exit code 0"),
-        ("import time; time.sleep(60)", "did not end in time"),
+    for code, patience_s, expected in (
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 300.0, "ended with signal SIGSEGV"),
+        ("raise SystemExit(3)", 300.0, "ended with exit code 3"),
+        ("print('no json')", 300.0, "ended with exit code 0"),
+        (_ENDLESS, 0.2, "did not end in time"),
     ):
-        found = tried_apart(given, none, patience_s=1.0, command=[sys.executable, "-S", "-c", code])
+        found = tried_apart(given, none, patience_s=patience_s, command=[sys.executable, "-S", "-c", code])
         assert found is not None
         assert expected in found
     stopping = threading.Event()
     stopping.set()
-    assert tried_apart(given, none, stopping=stopping, command=[sys.executable, "-S", "-c", "input()"]) is None
+    assert tried_apart(given, none, stopping=stopping, command=[sys.executable, "-S", "-c", _ENDLESS]) is None
 
 
 # ── run ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
