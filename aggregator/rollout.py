@@ -6,9 +6,9 @@
     halted ◀── more of the stage failed than may, or an operator says so
 
 A stage is a fraction of the devices, and which these are `contract.sampling.place` says; those of a smaller stage are
-in every larger one. It has at least one device: where none that is known stands below the fraction, the fraction is
-raised to take in the lowest. Known are the devices that said which bundle they use: one that does not say it is of a
-release without roll-outs.
+in every larger one. It has at least one device: where none that is known stands below the fraction once its soak is
+over, the fraction is raised to take in the lowest. Known are the devices that said which bundle they use: one that
+does not say it is of a release without roll-outs.
 
 A stage is widened when its soak is over, at least half of its known devices have said how it goes, at least one is
 healthy, and of those that said something at least the share `healthy` is. A device that refuses the bundle, or is still
@@ -184,7 +184,7 @@ class Rollout:
         if self.state == "halted":
             return None
         members = self.members()
-        if not members and self.told:
+        if not members and self.told and now - self.since >= self.plan.soak_s:  # who sleeps is not known yet
             return self._widened(self._lowest(), now)
         said: Counter[str] = Counter(told.word for told in members.values() if told is not None)
         failed = said["failed"] - self.forgiven

@@ -51,8 +51,10 @@ def test_it_widens_stage_by_stage_and_completes():
 
 
 def test_a_stage_has_at_least_one_device():
+    """Once its soak is over: just after a start only who is awake is known, and that may be anybody."""
     made = rollout(3, fraction=1e-9)
-    moved = made.advance(0.0)
+    assert made.advance(59.0) is None
+    moved = made.advance(60.0)
     assert isinstance(moved, Widened)
     assert moved.devices == 1
     first = min(made.told, key=lambda device: place(device, 7, SHA))
