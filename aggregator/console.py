@@ -280,6 +280,13 @@ class Progress:
         )
 
     @_show.register
+    def _(self, event: events.ClassDriftSuspected) -> None:
+        self._line(
+            f"[yellow]drift[/yellow]: class {escape(event.name)} departs from itself: what came of it lies "
+            f"{event.now:.1f} times as far from earlier samples as chance allows, usually {event.usual:.1f}"
+        )
+
+    @_show.register
     def _(self, event: events.MetricsServed) -> None:
         self._line(f"metrics on {event.url}")
         if not event.is_local:

@@ -10,7 +10,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 
+from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
+from aggregator.events import ClassDriftSuspected, DriftSuspected
 from aggregator.forgotten_classes import no_such_class
 from aggregator.orders import LOOK_S, OF_A_CLASS, refusal, settle, unfit
 from aggregator.rollout_desk import RolloutDesk
@@ -79,6 +81,22 @@ class Core(ABC):
     def drift(self) -> DriftTable:
         """What devices say of their newest photos."""
         return self._store.drift
+
+    @property
+    def class_drift(self) -> ClassDriftTable:
+        """What sums that stand say of their classes."""
+        return self._store.class_drift
+
+    def departures(self, at: float) -> list[DriftSuspected | ClassDriftSuspected]:
+        """Which devices and classes depart from themselves from now on; what was heard of them is durable then.
+
+        Args:
+            at: seconds since the epoch.
+
+        Raises:
+            StoreError: when the disk refuses.
+        """
+        return [*self.drift.settle(at), *self.class_drift.settle(at)]
 
     @property
     def limit_bytes(self) -> int:

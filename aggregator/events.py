@@ -8,6 +8,7 @@ from dataclasses import dataclass
 __all__ = [
     "AccuracyTold",
     "Answering",
+    "ClassDriftSuspected",
     "ContributionsIn",
     "Decided",
     "DriftSuspected",
@@ -281,6 +282,16 @@ class DriftSuspected:
 
 
 @dataclass(frozen=True)
+class ClassDriftSuspected:
+    """A class departs from itself, where sums stand: what came of it lies farther from what its devices had than it
+    usually does (`aggregator/class_drift.py`)."""
+
+    name: str
+    now: float
+    usual: float
+
+
+@dataclass(frozen=True)
 class RolloutWidened:
     """A bundle is offered to a larger fraction of the devices, of which `devices` are known."""
 
@@ -360,6 +371,7 @@ Event = (
     | RolloutTold
     | RolloutWidened
     | MetricsServed
+    | ClassDriftSuspected
     | DriftSuspected
 )
 Listener = Callable[[Event], None]

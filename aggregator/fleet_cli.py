@@ -18,6 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from aggregator.backup import WRITTEN_TO, back_up, restore
+from aggregator.class_drift import class_drift_of
 from aggregator.drift import drift_of
 from aggregator.orders import await_done, give
 from aggregator.rollout_store import said_in
@@ -69,9 +70,10 @@ def list_command(store: _Store, json: _Json = None) -> int:
         asdict(record) | {"drift": drift.get(record.device), "rollout": said.get(record.device)}
         for record in found.values()
     ]
-    with read_only(store, KIND) as db:
-        gone = classes_forgotten(db)
-    write_json(json, {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone})
+    with read_only(store, KIND) as db, as_written(store):
+        gone, drifting = classes_forgotten(db), class_drift_of(db)
+    content = {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone, "classes_drifting": drifting}
+    write_json(json, content)
     columns = {
         "device": list(found),
         "standing": [_standing(r) for r in found.values()],
@@ -84,6 +86,8 @@ def list_command(store: _Store, json: _Json = None) -> int:
         del columns["rollout"]
     words = [at for at, name in enumerate(columns) if name != "rounds"]
     show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=words)
+    for name, why in drifting.items():
+        _say(json, f"drift suspected of class {name}: {why['now']:.1f} times as far, usually {why['usual']:.1f}")
     if gone:
         _say(json, f"forgotten classes: {', '.join(gone)}; protofleet fleet admit --class NAME takes one in again")
     return 0

@@ -40,6 +40,7 @@ class _Look:
     contributions: int = 0
     version: int = 0
     devices: Mapping[str, int] = field(default_factory=dict)
+    classes: int = 0
     outcomes: Mapping[str, int] = field(default_factory=dict)
     causes: Mapping[str, int] = field(default_factory=dict)
     closed: int = 0
@@ -110,6 +111,7 @@ class Metrics:
             contributions=len(rounds.contributions),
             version=core.state.version,
             devices=devices,
+            classes=len(core.class_drift.suspected),
             outcomes={**self._outcomes, "malformed": self._outcomes["malformed"] + core.skipped},
             causes=dict(self._causes),
             closed=self._closed,
@@ -134,6 +136,7 @@ def _families(seen: _Look, now: float) -> Iterator[tuple[str, str, str, str, Map
     """Each metric: name, type, line of help, label, and numbers by the label's value, "" for a metric without one."""
     age_s = 0.0 if seen.opened_at is None else max(0.0, now - seen.opened_at)
     yield "devices", "gauge", "Devices by state; one may be in several.", "state", seen.devices
+    yield "classes_drifting", "gauge", "Classes that depart from themselves.", "", {"": seen.classes}
     told = "Devices of the present stage of a roll-out, by what they said of it."
     yield "rollout_devices", "gauge", told, "state", seen.rollout
     yield "rollout_fraction", "gauge", "Of the devices, that a bundle is offered to.", "", {"": seen.offered}

@@ -191,7 +191,7 @@ class Server:
         self._handout.turn(self._limit_bytes)
         self._ask_the_silent()
         self._teller.waits(time.monotonic())
-        for suspected in self._core.drift.settle(time.time()):
+        for suspected in self._core.departures(time.time()):
             self._listener(suspected)
 
     def _gather(self) -> list[Received]:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aggregator.broken_message import digest_of
+from aggregator.class_drift import moved
 from aggregator.core import Core
 from aggregator.forgotten_classes import as_kept, had_sent, held_by, kept_of, left_of, with_class
 from aggregator.ingest import Decision, Held, Ingest, View, largest_contribution_bytes
@@ -38,6 +39,7 @@ from contract.fleet import further_bundles
 from contract.messages import Announcement, Contribution, Receipt
 from contract.methods import Method
 from contract.state import GlobalState
+from contract.statistics import Statistic
 
 __all__ = ["MAX_SAMPLES", "Solved", "StandingCoordinator"]
 
@@ -237,14 +239,18 @@ class StandingCoordinator(Core):
     def _replace(self, stands: Stands, message: Contribution, now: float) -> None:
         device, payload = stands.device, stands.payload
         before = self._tables.payload(device)
+        former = None if before is None else self._sums_of(held_by(before))
+        newer = None if payload is None else self._sums_of(message)
         self._digests[device] = b"" if payload is None else digest_of(payload)
         self.standing.replace(
             device,
             stands.generation,
-            None if before is None else self._exact(before),
-            None if payload is None else self._exact_of(message),
+            None if former is None else ExactSum.of(former),
+            None if newer is None else ExactSum.of(newer),
             now,
         )
+        if former is not None and newer is not None:
+            self.class_drift.hear(device, moved(former, newer), self._manifest.labels)
 
     def _view(self) -> View:
         return View(
@@ -347,6 +353,7 @@ class StandingCoordinator(Core):
         self.standing.solved(now)
         self._refused[device] = reason
         self._store.drift.forget(device)
+        self.class_drift.look()
         self.rollouts.forget(device)
         self._orders_at = now  # there may be more, and what the log holds of it is to be overwritten
         return outcome
@@ -380,6 +387,7 @@ class StandingCoordinator(Core):
             outcome=outcome,
         )
         self.state, self._forgotten, self._taken = state, forgotten, taken
+        self.class_drift.look()
         self.standing.solved(now)
         self._orders_at = now
         return outcome
@@ -421,7 +429,10 @@ class StandingCoordinator(Core):
         return self._exact_of(held_by(payload))
 
     def _exact_of(self, message: Contribution) -> ExactSum:
-        return ExactSum.of(message.statistic(self.method.statistic, self._manifest.classes, self._columns))
+        return ExactSum.of(self._sums_of(message))
+
+    def _sums_of(self, message: Contribution) -> Statistic:
+        return message.statistic(self.method.statistic, self._manifest.classes, self._columns)
 
     def _digest(self) -> str:
         """Of what a global state is made of: what stands, and the settings that it is solved with."""

@@ -43,4 +43,5 @@ class StandingSummary:
             },
             "totals": {name: sum(n for (_, outcome), n in tallies.items() if outcome == name) for name in OUTCOMES},
             "drifting": self._store.drift.facts(),
+            "classes_drifting": self._store.class_drift.facts(),
         }

@@ -35,7 +35,13 @@ __all__ = [
 _CLASSES = "classes forgotten"  # in `meta`: their names, as a JSON array
 _TAKEN = "classes taken"
 WITHDREW = "it withdrew what it had sent"
-_BESIDE = ("accuracy", "refusal", "drift", "rollout_device")  # what is held of a device beside what it contributed
+_BESIDE = (
+    "accuracy",
+    "refusal",
+    "drift",
+    "class_drift",
+    "rollout_device",
+)  # what is held of a device beside what it contributed
 
 
 @dataclass(frozen=True)
@@ -263,6 +269,7 @@ class StandingTables:
         with self._transaction() as db:
             for where, left in changed:
                 _keep(db, where, left)
+            db.execute("DELETE FROM class_drift WHERE class = ?", (order.detail,))
             _put_meta(db, _CLASSES, json.dumps(list(forgotten)))
             _put_meta(db, _TAKEN, json.dumps(taken))
             self._put_global(db, parts)

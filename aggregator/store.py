@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from aggregator.accuracy import Told
+from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
@@ -111,6 +112,7 @@ class Store(Protocol):
 
     standing: StandingTables
     drift: DriftTable
+    class_drift: ClassDriftTable
     rollouts: RolloutTables
 
     @property
@@ -168,7 +170,7 @@ class SqliteStore:
         try:
             with as_written(self._file.path):
                 self._claim({"bundle": bundle, "fleet": fleet.encode()}, extends)
-                self.drift = DriftTable(self._file)
+                self.drift, self.class_drift = DriftTable(self._file), ClassDriftTable(self._file)
         except BaseException:
             self._file.close()
             raise

@@ -52,6 +52,10 @@ CREATE TABLE drift (
     device TEXT NOT NULL, number INTEGER NOT NULL, told_at REAL NOT NULL, samples INTEGER NOT NULL,
     unlike REAL NOT NULL, distance REAL NOT NULL, PRIMARY KEY (device, number)
 ) WITHOUT ROWID;
+CREATE TABLE class_drift (
+    class TEXT NOT NULL, number INTEGER NOT NULL, device TEXT NOT NULL, told_at REAL NOT NULL,
+    samples INTEGER NOT NULL, distance REAL NOT NULL, PRIMARY KEY (class, number)
+) WITHOUT ROWID;
 CREATE INDEX fleet_order_open ON fleet_order (id) WHERE done_at IS NULL;
 CREATE TABLE rollout (
     id INTEGER PRIMARY KEY, given_by INTEGER, sha256 BLOB NOT NULL, version INTEGER NOT NULL,

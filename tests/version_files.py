@@ -14,6 +14,7 @@ import cbor2
 import numpy as np
 from contract_samples import readable_messages, small_parts
 
+from aggregator.class_drift import Moved
 from aggregator.rollout import Plan
 from aggregator.rollout_store import give_rollout
 from aggregator.standing_store import Stands
@@ -60,6 +61,8 @@ def _store(path: Path) -> None:
         store.standing.commit([Stands("a", 3, b"sums of a", 9), Stands("b", 2, None, 0)], {}, 109.0)
         store.drift.hear("a", Drift(20, 0.05, 1.25).metrics(), max_samples=100)
         store.drift.settle(109.5)
+        store.class_drift.hear("a", [Moved(1, 20, 1.5)], ("cat", "dog"))
+        store.class_drift.settle(109.5)
         store.standing.done(store.standing.next_order(), 110.0, "done", 4, 5)
         order = give_rollout(path, b"a bundle", Plan(BUNDLE, 7, 8), (0.5, 1.0), "somebody")
         rollout = store.rollouts.given(order)
