@@ -13,6 +13,7 @@
     ├── PrivacyError    another round would cost more privacy than the device's owner allows
     ├── LinkError       the broker cannot be reached, refused us, or took the session away
     └── StoreError      the disk refused: full, read-only, locked, written by another run
+        └── InUseError      another process runs on the file
 
 Each says what was expected, what came instead and what to do next. The front door prints that as one line;
 library code never prints and never exits.
@@ -31,6 +32,7 @@ __all__ = [
     "DivergedError",
     "DownloadError",
     "ExportError",
+    "InUseError",
     "LinkError",
     "MethodError",
     "PrivacyError",
@@ -130,6 +132,10 @@ class LinkError(ProtofleetError):
 
 class StoreError(ProtofleetError):
     """The disk refused: full, read-only, locked, or written by another run."""
+
+
+class InUseError(StoreError):
+    """Another process runs on the file."""
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

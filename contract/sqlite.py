@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from contract.errors import StoreError, UsageError
+from contract.errors import InUseError, StoreError, UsageError
 from contract.files import lock
 
 __all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "bring_up", "is_taken", "read_only"]
@@ -36,10 +36,6 @@ FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
 _HEADER = b"SQLite format 3\x00"
 _POLL_S = 0.02
 _MOMENT_S = 0.3  # in which whoever only looks is done
-
-
-class _InUse(StoreError):
-    """Another process runs on the file."""
 
 
 @dataclass(frozen=True)
@@ -188,7 +184,7 @@ def bring_up(path: str | os.PathLike[str], kind: Kind) -> bool:
         raise StoreError(what, expected=f"a {kind.name}", got="no such file", hint=f"another {kind.option}")
     try:
         Database(path, kind, wait_s=_MOMENT_S).close()
-    except _InUse:
+    except InUseError:
         return True
     return False
 
@@ -297,7 +293,7 @@ class Database:
                         raise
                 time.sleep(_POLL_S)
         except BlockingIOError:
-            raise _InUse(
+            raise InUseError(
                 what,
                 expected="to be its only user",
                 got="another process that runs on it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,32 +13,52 @@ from edge_samples import fashion
 from contract.bundle import read_bundle
 from contract.errors import UsageError
 from contract.link import Address
+from contract.service_manager import ServiceManager
 from contract.wire import decode, encode
 from edge_client.client import Client
+from edge_client.config import settle_config
 from edge_client.device import Device
-from edge_client.journal import Journal
 from edge_client.profile_record import PROFILE_FILE, measured_metrics
+from edge_client.rollout_file import RolloutFile
+from edge_client.rollout_work import RolloutWork
+from edge_client.seated import settle
 from protofleet.cli import main
 
 
 def test_a_measurement_reaches_the_status(mnist_like_bundle: Callable[..., Path], tmp_path: Path) -> None:
     path = mnist_like_bundle()
     bundle, state = read_bundle(path), tmp_path / "state"
-    with Journal(state, fleet="f", device="d", bundle=bundle.sha256) as journal:
-        args = ["profile", str(path), "--measure", "--seconds", "0.1", "--threads", "1"]
-        assert main([*args, "--json", str(state / PROFILE_FILE)]) == 0
-        found = measured_metrics(state, bundle.sha256)
-        device = Device(bundle, fashion(bundle, 20, (0, 1)), "d")
-        client = Client(
-            device=device,
-            journal=journal,
-            bundle=bundle,
-            address=Address.parse("mqtt://127.0.0.1:1"),
-            fleet="f",
-            device_id="d",
-            measured=found,
-        )
-        status = decode(encode(client._health.birth()))
+    options = {"bundle": str(path), "broker": "mqtt://127.0.0.1:1", "id": "d", "state": str(state), "data": "d"}
+    with RolloutFile(state, make=True) as file:
+        seated = settle(settle_config(None, options), file, None, lambda line: None)
+        with seated.journal() as journal:
+            args = ["profile", str(path), "--measure", "--seconds", "0.1", "--threads", "1"]
+            assert main([*args, "--json", str(state / PROFILE_FILE)]) == 0
+            found = measured_metrics(state, bundle.sha256)
+            device = Device(bundle, fashion(bundle, 20, (0, 1)), "d")
+            rollout = RolloutWork(
+                file,
+                seated.seat,
+                bundle,
+                path,
+                device_id="d",
+                terms=seated.terms,
+                samples=lambda: device.samples,
+                manager=ServiceManager({}),
+                stopping=threading.Event(),
+                log=lambda line: None,
+            )
+            client = Client(
+                device=device,
+                rollout=rollout,
+                journal=journal,
+                bundle=bundle,
+                address=Address.parse("mqtt://127.0.0.1:1"),
+                fleet="fleet",
+                device_id="d",
+                measured=found,
+            )
+            status = decode(encode(client._health.birth()))
     assert found["profile_train_step_ms"] > 0
     assert found.items() <= dict(status.metrics).items()  # type: ignore[union-attr]
     assert "rss_bytes" in status.metrics  # type: ignore[union-attr]
