@@ -17,6 +17,7 @@ __all__ = [
     "LinkDown",
     "LinkUp",
     "Listener",
+    "ListsCounted",
     "MetricsServed",
     "Nobody",
     "OrderDone",
@@ -45,6 +46,14 @@ class LinkUp:
 
     address: str
     limit_bytes: int
+
+
+@dataclass(frozen=True)
+class ListsCounted:
+    """The fleet's list of classes has grown: contributions of bundles with its first `shorter` classes count, too."""
+
+    classes: int
+    shorter: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -335,6 +344,7 @@ class MetricsServed:
 Event = (
     AccuracyTold
     | LinkUp
+    | ListsCounted
     | LinkDown
     | Waiting
     | RoundOpened
