@@ -81,7 +81,7 @@ class ProbationWatch:
                 self._prove()
             return
         right = self._right_with_it(accuracy)
-        if self.is_on and rollout.has_fallen(known, right):
+        if self.is_on and rollout.has_fallen(known, right, accuracy.samples):
             before = known.probation.accuracy if known.probation is not None else None
             self.fail(f"{right:.1%} of the held-out photos right, {before:.1%} before")
             return

@@ -77,10 +77,12 @@ def test_starts_that_do_not_get_through_end_a_probation() -> None:
 
 def test_accuracy_that_falls_is_told_from_what_was_before() -> None:
     known = rollout.with_accuracy(Rollouts(), 0.9004)
-    assert not rollout.has_fallen(known, 0.1)
+    assert not rollout.has_fallen(known, 0.1, 1_000)
     known = rollout.activated(known, seat(2, 2), seat(1, 1))
-    assert not rollout.has_fallen(known, 0.81)
-    assert rollout.has_fallen(known, 0.79)
+    assert not rollout.has_fallen(known, 0.81, 1_000)
+    assert rollout.has_fallen(known, 0.79, 1_000)
+    assert not rollout.has_fallen(known, 0.775, 8)  # one photo of eight
+    assert rollout.has_fallen(known, 0.525, 8)
     assert rollout.rolled_back(rollout.with_accuracy(known, 0.7), "").accuracy == 0.9
 
 
@@ -244,7 +246,7 @@ def test_in_another_fleet_a_state_without_its_classes_speaks_not_against_the_bun
     [
         (lambda watch: watch.settled(receipt("rejected", "rows")), "rejected: rows"),
         (
-            lambda watch: watch.reported(Accuracy(50, 0.69, alone=0.9)),
+            lambda watch: watch.reported(Accuracy(500, 0.69, alone=0.9)),
             "69.0% of the held-out photos right, 80.0% before",
         ),
         (lambda watch: watch.ended(MemoryError()), "not enough memory"),
