@@ -68,6 +68,11 @@ class Progress:
         self._line(f"connected to {event.address}, messages up to {event.limit_bytes:,} bytes")
 
     @_show.register
+    def _(self, event: events.ListsCounted) -> None:
+        first = " or ".join(map(str, event.shorter))
+        self._line(f"{event.classes} classes; devices whose bundle has the first {first} of them count, too")
+
+    @_show.register
     def _(self, event: events.LinkDown) -> None:
         """Each time for some minutes, then once an hour: a broker may be away for weeks."""
         self._away += 1

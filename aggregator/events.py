@@ -18,6 +18,7 @@ __all__ = [
     "LinkDown",
     "LinkUp",
     "Listener",
+    "ListsCounted",
     "MetricsServed",
     "Nobody",
     "OrderDone",
@@ -46,6 +47,14 @@ class LinkUp:
 
     address: str
     limit_bytes: int
+
+
+@dataclass(frozen=True)
+class ListsCounted:
+    """The fleet's list of classes has grown: contributions of bundles with its first `shorter` classes count, too."""
+
+    classes: int
+    shorter: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -346,6 +355,7 @@ class MetricsServed:
 Event = (
     AccuracyTold
     | LinkUp
+    | ListsCounted
     | LinkDown
     | Waiting
     | RoundOpened

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from aggregator.coordinator import Coordinator, Settings
-from aggregator.events import Event, Listener, MetricsServed, RunFinished
+from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished
 from aggregator.metrics import Metrics
 from aggregator.metrics_server import MetricsServer
 from aggregator.report import Summary
@@ -118,6 +118,8 @@ class Service:
                         )
                     )
 
+            if roster.shorter:
+                tell(ListsCounted(roster.manifest.classes, tuple(sorted(set(roster.shorter.values())))))
             on_summary(content(), False)  # now, so that a path that cannot be written is known now
             server = Server(
                 core,

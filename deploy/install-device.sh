@@ -1,10 +1,11 @@
 #!/bin/sh
 # Protofleet on a device: a virtual environment with the base install, and nothing outside it.
 #
-#     sh install-device.sh [--into DIR] [WHEEL | NAME]
+#     sh install-device.sh [--into DIR] [--with EXTRA] [WHEEL | NAME]
 #
 # WHEEL or NAME is what pip installs: by default the newest protofleet wheel in this folder, else `protofleet` from the
-# package index. DIR is ~/protofleet by default. It can be run again: what is there is brought up to date.
+# package index. DIR is ~/protofleet by default. EXTRA adds to the base install: `security`, which `client --trust` needs, or several with
+# commas between. It can be run again: what is there is brought up to date.
 #
 # Raspberry Pi OS and Debian 12 keep pip out of the system's own Python (PEP 668: externally-managed-environment), so
 # there has to be a virtual environment. ONNX Runtime has wheels for 64-bit systems only.
@@ -17,6 +18,7 @@ fail() {
 
 into="${HOME:-/root}/protofleet"
 what=""
+extras=""
 while [ "$#" -gt 0 ]; do
     case "$1" in
     --into)
@@ -24,11 +26,16 @@ while [ "$#" -gt 0 ]; do
         into=$2
         shift
         ;;
+    --with)
+        [ "$#" -ge 2 ] || fail "--with, expected an extra, got none, try --with security"
+        extras="[$2]"
+        shift
+        ;;
     -h | --help)
         sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0"
         exit 0
         ;;
-    -*) fail "$1, expected --into DIR, a wheel or a name, got another option" ;;
+    -*) fail "$1, expected --into DIR, --with EXTRA, a wheel or a name, got another option" ;;
     *) what=$1 ;;
     esac
     shift
@@ -65,8 +72,8 @@ if ! "$into/bin/python" -c 'import pip' 2>/dev/null; then
 fi
 # Not compiled beforehand: Python compiles what a device imports, a third of what lies there, when it first does.
 pip() { "$into/bin/python" -m pip --disable-pip-version-check --quiet install --no-compile "$@"; }
-pip --upgrade --upgrade-strategy only-if-needed "$what" ||
-    fail "pip, expected $what and what it needs, got the lines above, try again with a network, or with PIP_FIND_LINKS=FOLDER of wheels"
+pip --upgrade --upgrade-strategy only-if-needed "$what$extras" ||
+    fail "pip, expected $what$extras and what it needs, got the lines above, try again with a network, or with PIP_FIND_LINKS=FOLDER of wheels"
 case "$what" in
 *.whl) pip --force-reinstall --no-deps "$what" || fail "pip, expected $what, got the lines above" ;;
 esac

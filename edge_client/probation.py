@@ -3,9 +3,10 @@
 On probation, one of these ends it well: the first contribution that was made with the bundle is committed; or, where
 nothing is due (sums stand and are as they were, or the run is over), a global state of the fleet was taken up and can
 be true. Where the device knew how many held-out photos the fleet's state named right before, it first measures that
-once more. One of these ends it badly: a contribution that is rejected (unless the device is: an operator refuses it,
-whatever it sends), training that diverges, an error in the work, far fewer photos named right, or starts in a row that
-do not come to where they wait for work (`rollout.py`).
+once more; in another fleet, what it names right alone counts where that is more, since the first devices there meet a
+state without their classes. One of these ends it badly: a contribution that is rejected (unless the device is: an
+operator refuses it, whatever it sends), training that diverges, an error in the work, far fewer photos named right, or
+starts in a row that do not come to where they wait for work (`rollout.py`).
 
 The verdict is on the disk before anything follows from it.
 """
@@ -79,13 +80,24 @@ class ProbationWatch:
             if self.is_on and self._is_committed:
                 self._prove()
             return
-        if self.is_on and rollout.has_fallen(known, accuracy.all_classes):
+        right = self._right_with_it(accuracy)
+        if self.is_on and rollout.has_fallen(known, right, accuracy.samples):
             before = known.probation.accuracy if known.probation is not None else None
-            self.fail(f"{accuracy.all_classes:.1%} right, {before:.1%} before")
+            self.fail(f"{right:.1%} of the held-out photos right, {before:.1%} before")
             return
         self._file.put(rollout.with_accuracy(known, accuracy.all_classes))
         if self.is_on and self._is_committed:
             self._prove()
+
+    def _right_with_it(self, accuracy: Accuracy) -> float:
+        """The share that counts for or against the bundle.
+
+        In another fleet, what the device names right alone where that is more: who comes early meets a state without
+        this device's classes, which says nothing of the bundle.
+        """
+        known = self._file.known
+        moved = known.active is not None and known.previous is not None and known.active.fleet != known.previous.fleet
+        return max(accuracy.all_classes, accuracy.alone or 0.0) if moved else accuracy.all_classes
 
     def rested(self, announcement: Announcement | None, *, settled: bool, plausible: bool) -> None:
         """The client waits for work.

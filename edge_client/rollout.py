@@ -51,7 +51,8 @@ __all__ = [
 ]
 
 STARTS = 3  # in a row that a bundle on probation may need to get through
-FALL = 0.10  # of the share of held-out photos that are named right: a bundle after which more is lost is given up
+FALL = 0.10  # of the share of held-out photos that are named right: a bundle after which more is lost is given up,
+# where it is more than chance: two standard deviations of a share of so many photos, at most 1/√n
 _KEPT = 64  # failed bundles, and replaced ones
 
 
@@ -217,10 +218,10 @@ def proved(known: Rollouts, running: Seat) -> Rollouts:
     return msgspec.structs.replace(known, probation=None, floor=max(known.floor, running.version))
 
 
-def has_fallen(known: Rollouts, accuracy: float) -> bool:
-    """Whether far fewer held-out photos are named right than before the bundle on probation came."""
+def has_fallen(known: Rollouts, accuracy: float, photos: int) -> bool:
+    """Whether far fewer of so many held-out photos are named right than before the bundle on probation came."""
     before = None if known.probation is None else known.probation.accuracy
-    return before is not None and accuracy < before - FALL
+    return before is not None and accuracy < before - max(FALL, photos**-0.5)
 
 
 def with_accuracy(known: Rollouts, accuracy: float) -> Rollouts:

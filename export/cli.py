@@ -59,7 +59,7 @@ def export_command(
         int | None,
         typer.Option(help="Must grow with each export for one fleet.  [default: 1; with --extend one more]"),
     ] = None,
-    sign: Annotated[str | None, typer.Option(help="File with the 32 bytes of an Ed25519 private key.")] = None,
+    sign: Annotated[str | None, typer.Option(help="Ed25519 private key to sign with: PEM, hex or 32 bytes.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("each step's seconds, and all that is ignored"))
@@ -245,12 +245,43 @@ def _writable(out: str) -> str:
 
 
 def _private_key(path: str | None) -> bytes | None:
+    """The 32 bytes of an Ed25519 private key: a file of those bytes, of their hex digits, or PEM."""
     if path is None:
         return None
     try:
-        key = Path(path).read_bytes()
+        raw = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError("--sign", expected="a key file", got=error.strerror) from None
+        raise UsageError(f"--sign {path}", expected="a key file", got=error.strerror) from None
+    if len(raw) == 32:
+        return raw
+    if raw.startswith(b"-----BEGIN"):
+        return _from_pem(raw, path)
+    try:
+        key = bytes.fromhex(raw.decode("ascii").strip())
+    except ValueError:
+        key = b""
     if len(key) != 32:
-        raise UsageError("--sign", expected="32 bytes", got=f"{len(key)} bytes")
+        raise UsageError(
+            f"--sign {path}",
+            expected="an Ed25519 private key: raw, hex or PEM",
+            got=f"{len(raw)} bytes of something else",
+            hint=f"openssl genpkey -algorithm ed25519 -out {path}",
+        )
     return key
+
+
+def _from_pem(raw: bytes, path: str) -> bytes:
+    try:
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"--sign {path}", expected="cryptography", got="nothing", hint="pip install 'protofleet[security]'"
+        ) from None
+    try:
+        key = serialization.load_pem_private_key(raw, None)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"--sign {path}", expected="a PEM private key without a password", got=error) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UsageError(f"--sign {path}", expected="an Ed25519 private key", got=type(key).__name__)
+    return key.private_bytes_raw()

@@ -50,6 +50,12 @@ def test_a_run_is_told_line_by_line() -> None:
     ]
 
 
+def test_a_list_that_has_grown_is_told() -> None:
+    assert _lines(events.ListsCounted(6, (3, 5))) == [
+        "6 classes; devices whose bundle has the first 3 or 5 of them count, too"
+    ]
+
+
 def test_a_broker_that_stays_away_does_not_fill_the_log() -> None:
     away = [events.LinkDown(f"refused {number % 2}", 30.0) for number in range(500)]
     told = _lines(*away, events.LinkUp("mqtt://b", 1_024), away[0])

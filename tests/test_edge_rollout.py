@@ -77,10 +77,12 @@ def test_starts_that_do_not_get_through_end_a_probation() -> None:
 
 def test_accuracy_that_falls_is_told_from_what_was_before() -> None:
     known = rollout.with_accuracy(Rollouts(), 0.9004)
-    assert not rollout.has_fallen(known, 0.1)
+    assert not rollout.has_fallen(known, 0.1, 1_000)
     known = rollout.activated(known, seat(2, 2), seat(1, 1))
-    assert not rollout.has_fallen(known, 0.81)
-    assert rollout.has_fallen(known, 0.79)
+    assert not rollout.has_fallen(known, 0.81, 1_000)
+    assert rollout.has_fallen(known, 0.79, 1_000)
+    assert not rollout.has_fallen(known, 0.775, 8)  # one photo of eight
+    assert rollout.has_fallen(known, 0.525, 8)
     assert rollout.rolled_back(rollout.with_accuracy(known, 0.7), "").accuracy == 0.9
 
 
@@ -226,11 +228,27 @@ def test_a_commit_and_photos_named_as_well_as_before_are_healthy(tried: RolloutF
     assert tried.known.active == seat(2, 2)  # it is over, and no rejection undoes it
 
 
+@pytest.mark.parametrize(("alone", "is_over"), [(0.75, False), (0.6, True), (None, True)])
+def test_in_another_fleet_a_state_without_its_classes_speaks_not_against_the_bundle(
+    tmp_path: Path, alone: float | None, is_over: bool
+) -> None:
+    with RolloutFile(tmp_path / "s", make=True) as file:
+        there = msgspec.structs.replace(seat(2, 2), fleet="pets2", directory="fleets/pets2-x")
+        file.put(rollout.activated(Rollouts(accuracy=0.8), there, seat(1, 1)))
+        watch = ProbationWatch(file, lambda line: None)
+        watch.settled(receipt("committed"))
+        watch.reported(Accuracy(50, 0.0, alone=alone))
+        assert (watch.is_over, watch.is_on) == (is_over, False)
+
+
 @pytest.mark.parametrize(
     ("happens", "reason"),
     [
         (lambda watch: watch.settled(receipt("rejected", "rows")), "rejected: rows"),
-        (lambda watch: watch.reported(Accuracy(50, 0.69)), "69.0% right, 80.0% before"),
+        (
+            lambda watch: watch.reported(Accuracy(500, 0.69, alone=0.9)),
+            "69.0% of the held-out photos right, 80.0% before",
+        ),
         (lambda watch: watch.ended(MemoryError()), "not enough memory"),
         (lambda watch: watch.ended(UsageError("x"), at_start=True), "this device's photos or settings do not fit it"),
         (

@@ -195,7 +195,7 @@ def test_the_command_writes_a_bundle_and_sums_up(tmp_path: Path, capsys: pytest.
         ({"--mean": "x"}, "--mean, expected numbers"),
         ({"--out": "/nowhere/at/all/x.bundle"}, "--out, expected an existing directory"),
         ({"--out": "."}, "--out, expected a file"),
-        ({"--sign": "absent.key"}, "--sign, expected a key file"),
+        ({"--sign": "absent.key"}, "--sign absent.key, expected a key file"),
         ({"--seed": "-1"}, "--seed, expected 0 or more"),
         ({"--batch": "many"}, "--batch"),
     ],

@@ -24,6 +24,7 @@ from contract.errors import BundleError, UsageError
 from contract.fleet import announced_lists, check_fleet, list_digest
 from contract.methods import METHODS, method
 from contract.vectors import Vectors, probe_images
+from export.cli import _private_key
 from export.extend import _check_added, extend_bundle
 
 EXTRACTOR = "11" * 32
@@ -256,3 +257,28 @@ def test_without_extend_a_backbone_and_a_method_are_needed(tmp_path: Path, missi
     done = run("export", "--classes", "2", "--out", tmp_path / "b.bundle", *words)
     assert one_error_line(done).startswith(f"error: {missing}, expected a value, got none")
     assert method("ncm").trains is False
+
+
+# ── the key ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_private_keys_in_every_usual_form(tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
+
+    def pem(key: ed25519.Ed25519PrivateKey | x25519.X25519PrivateKey) -> bytes:
+        plain = serialization.NoEncryption()
+        return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+
+    key = ed25519.Ed25519PrivateKey.generate()
+    raw = key.private_bytes_raw()
+    path = tmp_path / "key"
+    for form in (raw, raw.hex().encode() + b"\n", pem(key)):
+        path.write_bytes(form)
+        assert _private_key(str(path)) == raw
+    other = pem(x25519.X25519PrivateKey.generate())
+    for wrong in (b"", raw + b"x", b"zz" * 32, other, b"-----BEGIN PRIVATE KEY-----\nx"):
+        path.write_bytes(wrong)
+        with pytest.raises(UsageError, match="--sign") as told:
+            _private_key(str(path))
+        assert "\n" not in str(told.value)

@@ -162,9 +162,13 @@ SIXTY_FOUR = 'case "$2" in *maxsize*) echo 64 ;;'
             "expected the module venv, got none, try sudo apt install",
         ),
         ({"python": "echo 64", "words": ["none.whl"]}, "error: none.whl, expected a wheel, got nothing there"),
-        ({"python": "echo 64", "words": ["--user"]}, "error: --user, expected --into DIR, a wheel or a name"),
+        (
+            {"python": "echo 64", "words": ["--user"]},
+            "error: --user, expected --into DIR, --with EXTRA, a wheel or a name",
+        ),
+        ({"python": "echo 64", "words": ["--with"]}, "error: --with, expected an extra, got none, try --with security"),
     ],
-    ids=["32 bits", "armv7", "old Python", "no venv", "no wheel", "unknown option"],
+    ids=["32 bits", "armv7", "old Python", "no venv", "no wheel", "unknown option", "no extra"],
 )
 def test_the_installer_says_in_one_line_what_is_missing(tmp_path: Path, options: dict, expected: str) -> None:
     done = install(tmp_path, *options.pop("words", []), **options)
@@ -187,17 +191,19 @@ case "$*" in
 "-m pip "*) echo "$*" >> {tmp_path}/log ;;
 *onnxruntime*) echo "0.2.0 with ONNX Runtime 1.31.1" ;;
 esac"""
-    for _ in range(2):
-        done = install(tmp_path, python=body)
+    for words in ((), ("--with", "security")):
+        done = install(tmp_path, *words, python=body)
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.startswith(f"Protofleet 0.2.0 with ONNX Runtime 1.31.1 in {home}: ")
     log = (tmp_path / "log").read_text().splitlines()
     assert log.count("venv") == 1
-    assert [line for line in log if line != "venv"] == [
-        "-m pip --disable-pip-version-check --quiet install --no-compile --upgrade --upgrade-strategy only-if-needed "
-        f"./{wheel.name}",
-        f"-m pip --disable-pip-version-check --quiet install --no-compile --force-reinstall --no-deps ./{wheel.name}",
-    ] * 2
+    pip = "-m pip --disable-pip-version-check --quiet install --no-compile"
+    assert [line.removeprefix(pip) for line in log if line != "venv"] == [
+        f" --upgrade --upgrade-strategy only-if-needed ./{wheel.name}",
+        f" --force-reinstall --no-deps ./{wheel.name}",
+        f" --upgrade --upgrade-strategy only-if-needed ./{wheel.name}[security]",
+        f" --force-reinstall --no-deps ./{wheel.name}",
+    ]
 
 
 def test_scripts_are_shell() -> None:

@@ -13,7 +13,7 @@ import typer
 
 from contract.bundle import Manifest
 from contract.json_output import JSON_HELP, beside, write_json
-from contract.terminal import printable
+from contract.terminal import counted, printable
 from edge_client.data.learned import Learned, LearnedFile, example_of
 from edge_client.knowledge import Knowledge
 
@@ -62,6 +62,6 @@ def _tell(state: Path, line: str, facts: dict[str, Any], json: Path | None) -> N
     there.look()
     there.close()
     beside(json, highlight=False, soft_wrap=True).print(
-        printable(f"{line}; {len(there):,} examples learned on this device"), markup=False
+        printable(f"{line}; {counted(len(there), 'example')} learned on this device"), markup=False
     )
     write_json(json, {"schema": SCHEMA, **facts, "photo": str(facts["photo"]), "examples": len(there)})
