@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -131,6 +132,10 @@ def test_an_older_signed_file_is_refused_whoever_copied_it(paths: tuple[Path, Pa
 
 class KilledError(BaseException):
     """The process is gone."""
+
+
+def kill() -> None:
+    raise KilledError
 
 
 class Faults:
@@ -334,6 +339,24 @@ def test_bytes_that_are_others_than_were_offered_are_fetched_three_times(
     fetch(work, offer, blob[::-1])
     assert (work.is_over, work.versions()["rollout"]) == (False, "2 failed: wrong bytes")
     assert not part_file(tmp_path / "s", offer.sha256.hex()).exists()
+
+
+def test_a_self_test_that_takes_the_device_down_is_made_three_times(
+    paths: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = iter([lambda: None, kill, kill, lambda: None, kill])
+    offer, blob, key, words = offer_of(paths[1]), paths[1].read_bytes(), trusted(tmp_path).read_bytes(), []
+    monkeypatch.setattr(rollout_work, "tried_apart", lambda *_, **__: next(trials)())
+    for _ in range(6):
+        with RolloutFile(tmp_path / "s", make=True) as file:
+            work = working(file, settle(of(paths[0], tmp_path), file, key, lambda line: None), [])
+            with contextlib.suppress(KilledError):
+                work.announced(Announcement(RUN, 1, "closed", "ncm", bytes(32), offer=offer))
+                work.take(Piece(RUN, offer.digest, 0, blob), 0.0)
+                assert work.work(is_settled=True) and work.work(is_settled=True)  # noqa: PT018
+            words.append(work.versions()["rollout"])
+            work.close()
+    assert words == [*["2 testing"] * 5, "2 failed: 3 self-tests ended this device"]
 
 
 def test_a_full_disk_is_said_and_asked_again(
