@@ -5,8 +5,8 @@
     bundles/SHA256.part      what is being fetched; its length says how far it is
     fleets/NAME-SHA/         journal, decoded images and history of a fleet that the device went over to
 
-A file of such a name that the record does not name is nothing: it is removed when it is in the way. Others stay. The record is made
-where a key is trusted; without one, nothing is ever offered with effect, and there is none.
+A file of such a name that the record does not name is nothing: it is removed when it is in the way. Others stay. The
+record is made where a key is trusted; without one, nothing is ever offered with effect, and there is none.
 """
 
 from __future__ import annotations

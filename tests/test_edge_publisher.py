@@ -144,7 +144,7 @@ def test_whom_the_broker_refuses_for_good_is_told_at_the_next_line(tmp_path: Pat
     publisher = LinePublisher(Target.parse(f"{broker.url}/{TOPIC}"), log=said.append)
     while not said:
         time.sleep(0.01)
-    with pytest.raises(LinkError, match="refused pf-answers-.*Not authorized"):
+    with pytest.raises(LinkError, match=r"refused pf-answers-.*Not authorized"):
         publisher.put(b"{}")
     assert publisher.close(30) == 0
     broker.stop()
