@@ -193,7 +193,7 @@ class RolloutWork:
                 self._look_through(self._download)
                 return True
             if not self._tested:
-                self._test(self._download)
+                self._test(self._download, now_s)
                 return True
             if is_settled:
                 self._activate(self._download)
@@ -298,7 +298,7 @@ class RolloutWork:
         self._say(offer, "testing")
         self._log(f"bundle {offer.version} is here: trying it")
 
-    def _test(self, download: Download) -> None:
+    def _test(self, download: Download, now_s: float) -> None:
         """Try it; meanwhile the device does nothing else, since it has memory for one. A test that takes the device
         down with it, its whole board maybe, is made `_ATTEMPTS` times at most, so it is counted before it begins.
 
@@ -323,7 +323,14 @@ class RolloutWork:
             method=terms.method,
             labels=tuple(int(label) for label in photos.y),
         )
-        why = tried_apart(trial, photos.x, on_look=self._manager.alive, stopping=self._stopping)
+        try:
+            why = tried_apart(trial, photos.x, on_look=self._manager.alive, stopping=self._stopping)
+        except OSError as error:  # too many processes or files, or no memory for one: nothing of the bundle's
+            self._file.put(msgspec.structs.replace(self._file.known, tries=before))
+            self._hold(
+                f"bundle {offer.version} cannot be tried yet: {error.strerror}", now_s, "no room for its self-test"
+            )
+            return
         if why:
             self._refuse(offer, why)
         else:
@@ -351,13 +358,13 @@ class RolloutWork:
         self._activated = True
         self._log(f"bundle {offer.version} takes over, on probation")
 
-    def _hold(self, error: StoreError, now_s: float) -> None:
-        """The disk refused: go on later."""
+    def _hold(self, error: StoreError | str, now_s: float, why: str = "the disk takes no more") -> None:
+        """The disk refused, or the system: go on later."""
         if str(error) != self._said:
             self._log(str(error))
         self._said = str(error)
         if self._offer is not None:
-            self._word = rollout.word(self._offer.version, "refused: the disk takes no more")
+            self._word = rollout.word(self._offer.version, f"refused: {why}")
         self.close()
         self._held_until_s = now_s + _AGAIN_S
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -132,10 +133,6 @@ def test_an_older_signed_file_is_refused_whoever_copied_it(paths: tuple[Path, Pa
 
 class KilledError(BaseException):
     """The process is gone."""
-
-
-def kill() -> None:
-    raise KilledError
 
 
 class Faults:
@@ -344,10 +341,11 @@ def test_bytes_that_are_others_than_were_offered_are_fetched_three_times(
 def test_a_self_test_that_takes_the_device_down_is_made_three_times(
     paths: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trials = iter([lambda: None, kill, kill, lambda: None, kill])
+    gone, full = KilledError(), BlockingIOError(11, "Resource temporarily unavailable")
+    trials = Mock(side_effect=[None, gone, gone, full, None, gone])
     offer, blob, key, words = offer_of(paths[1]), paths[1].read_bytes(), trusted(tmp_path).read_bytes(), []
-    monkeypatch.setattr(rollout_work, "tried_apart", lambda *_, **__: next(trials)())
-    for _ in range(6):
+    monkeypatch.setattr(rollout_work, "tried_apart", trials)
+    for _ in range(7):
         with RolloutFile(tmp_path / "s", make=True) as file:
             work = working(file, settle(of(paths[0], tmp_path), file, key, lambda line: None), [])
             with contextlib.suppress(KilledError):
@@ -356,7 +354,8 @@ def test_a_self_test_that_takes_the_device_down_is_made_three_times(
                 assert work.work(is_settled=True) and work.work(is_settled=True)  # noqa: PT018
             words.append(work.versions()["rollout"])
             work.close()
-    assert words == [*["2 testing"] * 5, "2 failed: 3 self-tests ended this device"]
+    assert (words[:3], words[3]) == (["2 testing"] * 3, "2 refused: no room for its self-test")
+    assert words[4:] == [*["2 testing"] * 2, "2 failed: 3 self-tests ended this device"]
 
 
 def test_a_full_disk_is_said_and_asked_again(
