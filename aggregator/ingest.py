@@ -339,11 +339,12 @@ class Ingest:
         self._accepted.add((message.round, message.method, device))
         left = left_of(message, view.terms.withheld)
         assert left is not None  # what cannot be without a class is refused with it
+        without = tuple(number for number in view.terms.withheld if message.holds((number,)))
         if left is not message:
             message, payload = left, as_kept(left)
         withdraws = message.standing == "withdrawn"
         self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
-        accepted = Accepted(message.round, message.method, device, payload, received_bytes, message)
+        accepted = Accepted(message.round, message.method, device, payload, received_bytes, message, without)
         return _decision(device, message, "committed", accepted=accepted, traits=Traits.of(message, view.terms.noise))
 
 

@@ -70,6 +70,8 @@ class RolloutDesk:
         if self.current is None:
             return
         known = len(self.current.told)
+        if device not in self.current.told and known >= MAX_DEVICES:
+            return
         news = self.current.hear(device, bundle, said, elsewhere=elsewhere)
         if news is not None:
             self._news.append((device, news))

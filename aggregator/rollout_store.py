@@ -21,6 +21,7 @@ from typing import get_args
 from aggregator.rollout import Plan, Rollout, State
 from aggregator.standing_store import Order, orders
 from aggregator.store_schema import KIND
+from contract.errors import UsageError
 from contract.offers import Told
 from contract.sqlite import Database, beside
 
@@ -143,9 +144,10 @@ def give_rollout(store: str | os.PathLike[str], blob: bytes, plan: Plan, stages:
 
     Raises:
         StoreError: the disk refuses; then no roll-out was given.
+        UsageError: another one was given meanwhile; this one was not.
     """
     with beside(store, KIND) as db:
-        db.execute("DELETE FROM rollout WHERE state IN ('coming', 'given')")
+        db.execute("UPDATE rollout SET state = 'ended' WHERE state IN ('coming', 'given')")  # their ids stay theirs
         id = _insert(db, Rollout(plan, stages[0], stages[1:], time.time()))
     rows = [(plan.sha256, n, blob[at : at + PIECE_BYTES]) for n, at in enumerate(range(0, len(blob), PIECE_BYTES))]
     for at in range(0, len(rows), _ROWS_AT_ONCE):
@@ -157,7 +159,11 @@ def give_rollout(store: str | os.PathLike[str], blob: bytes, plan: Plan, stages:
             "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES ('rollout', '', ?, ?, ?)",
             (who, time.time(), detail),
         )
-        db.execute("UPDATE rollout SET state = 'given', given_by = ? WHERE id = ?", (made.lastrowid, id))
+        came = db.execute(
+            "UPDATE rollout SET state = 'given', given_by = ? WHERE id = ? AND state = 'coming'", (made.lastrowid, id)
+        )
+        if not came.rowcount:
+            raise UsageError(f"--store {store}", expected="one roll-out given at a time", got="another one meanwhile")
         (order,) = orders(db, "WHERE id = ?", (made.lastrowid,))
     return order
 

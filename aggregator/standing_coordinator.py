@@ -29,7 +29,7 @@ from aggregator.presence import NoRounds, Presence
 from aggregator.rollout import Moved
 from aggregator.settings import Settings, check_heads, check_limit, standing_method
 from aggregator.standing import ExactSum, Standing
-from aggregator.standing_store import WITHDREW, Order, Stands
+from aggregator.standing_store import WITHDREW, Order, Stands, Taken
 from aggregator.state import next_global
 from aggregator.store import OUTCOMES, SqliteStore, as_written, global_parts
 from aggregator.validation import Terms
@@ -214,7 +214,7 @@ class StandingCoordinator(Core):
                 object is of no use any more.
         """
         view = self._view()
-        made, newer = [], dict[str, tuple[Stands, Contribution]]()
+        made, newer, taken = [], dict[str, tuple[Stands, Contribution]](), self._taken
         for name, sent in batch:
             decision = self._ingest.decide(name, sent, view, now)
             made.append(decision)
@@ -227,11 +227,15 @@ class StandingCoordinator(Core):
                 self._refused[name] = WITHDREW
             payload, received_bytes = (None, 0) if gone else (found.payload, found.received_bytes)
             newer[name] = Stands(name, found.round, payload, received_bytes), found.message
+            for number in found.without:
+                taken = _with_taken(taken, self._manifest.labels[number], {name: found.round})
         tally = self._uncounted + Counter((0, d.outcome) for d in made if d.outcome in OUTCOMES)
         for stands, message in newer.values():
             self._replace(stands, message, now)
         if newer or tally:
-            self._tables.commit([stands for stands, _ in newer.values()], tally, self._wall())
+            changed = None if taken is self._taken else taken
+            self._tables.commit([stands for stands, _ in newer.values()], tally, self._wall(), changed)
+            self._taken = taken
         self._uncounted.clear()
         self._ingest.forget_accepted()
         return made
@@ -372,7 +376,7 @@ class StandingCoordinator(Core):
             holders.append(device)
         state, parts, digest = self._anew()
         whole = "until those devices send again without it" if self.method.statistic.has_triangle() else ""
-        taken = self._taken | {order.detail: {device: self.standing.held(device) for device in holders}}
+        taken = _with_taken(self._taken, order.detail, {device: self.standing.held(device) for device in holders})
         outcome, forgotten = had_sent(holders, whole=whole), with_class(self._forgotten, order.detail)
         self._tables.class_done(
             order,
@@ -438,3 +442,8 @@ class StandingCoordinator(Core):
         """Of what a global state is made of: what stands, and the settings that it is solved with."""
         settings = repr(sorted(self._settled.items()))
         return hashlib.sha256(f"{self.standing.total.digest()} {settings}".encode()).hexdigest()
+
+
+def _with_taken(taken: Taken, name: str, more: Mapping[str, int]) -> Taken:
+    """Whose rows of a class were taken out, and of which generation, with further ones."""
+    return {**taken, name: {**taken.get(name, {}), **more}}

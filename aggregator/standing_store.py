@@ -27,6 +27,7 @@ __all__ = [
     "Record",
     "StandingTables",
     "Stands",
+    "Taken",
     "classes_forgotten",
     "fleet_records",
     "orders",
@@ -42,6 +43,10 @@ _BESIDE = (
     "class_drift",
     "rollout_device",
 )  # what is held of a device beside what it contributed
+
+
+Taken = dict[str, dict[str, int]]
+"""By name of a class, by device: of which generation its rows were taken out. See `StandingTables.classes_taken`."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +148,17 @@ class StandingTables:
             row = self._db.execute("SELECT payload FROM standing WHERE device = ?", (device,)).fetchone()
         return None if row is None or row[0] is None else bytes(row[0])
 
-    def commit(self, newer: Sequence[Stands], tally: Tally, at: float) -> None:
+    def commit(self, newer: Sequence[Stands], tally: Tally, at: float, taken: Taken | None = None) -> None:
         """Make a batch durable: what takes the place of what, and counters; or none of it. A device that is withdrawn
         is refused from now on, and that the rest is to be done is an order like any other.
 
         Args:
             at: seconds since the epoch.
+            taken: as `classes_taken`, where that has changed.
         """
         with self._transaction() as db:
+            if taken is not None:
+                _put_meta(db, _TAKEN, json.dumps(taken))
             db.executemany(
                 "INSERT OR REPLACE INTO standing VALUES (?, ?, ?, ?, ?)",
                 [(s.device, s.generation, s.received_bytes, at, s.payload) for s in newer],
@@ -223,7 +231,7 @@ class StandingTables:
         """The names of the classes of which nothing is taken, in the order in which they were forgotten."""
         return forgotten_in(self.meta(_CLASSES))
 
-    def classes_taken(self) -> dict[str, dict[str, int]]:
+    def classes_taken(self) -> Taken:
         """By name of a class: the devices whose rows of it were taken out, and of which generation they were. Under the
         empty name those of classes that were admitted again."""
         found = json.loads(self.meta(_TAKEN) or "{}")
@@ -247,7 +255,7 @@ class StandingTables:
         self,
         order: Order,
         forgotten: Sequence[str],
-        taken: Mapping[str, Mapping[str, int]],
+        taken: Taken,
         changed: Iterable[tuple[str | int, bytes | None]] = (),
         parts: Sequence[tuple[int, int, bytes]] = (),
         digest: str | None = None,

@@ -71,6 +71,7 @@ class Accepted:
         payload: what it was encoded as.
         received_bytes: what arrived for it.
         message: the same, decoded, for whoever needs it before it is let go; None where nobody does.
+        without: numbers of the classes whose rows were taken out of it as it came.
     """
 
     round: int
@@ -79,6 +80,7 @@ class Accepted:
     payload: bytes
     received_bytes: int
     message: Contribution | None = field(default=None, compare=False, repr=False)
+    without: tuple[int, ...] = ()
 
 
 Tally = Mapping[tuple[int, str], int]  # (round, outcome) → messages; round 0 where none can be named

@@ -18,7 +18,7 @@ where a key is trusted, from a file that a command names (`given`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
 import msgspec
 
@@ -55,6 +55,10 @@ FALL = 0.10  # of the share of held-out photos that are named right: a bundle af
 # where it is more than chance: two standard deviations of a share of so many photos, at most 1/√n
 _KEPT = 64  # failed bundles, and replaced ones
 
+_Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_Directory = Annotated[str, msgspec.Meta(pattern=r"^(fleets/[a-z0-9-]+)?\Z")]
+_FleetId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
+
 
 class Seat(msgspec.Struct, frozen=True):
     """A bundle that runs here, or ran.
@@ -65,10 +69,10 @@ class Seat(msgspec.Struct, frozen=True):
         directory: of that fleet's journal, below the state directory; empty for that one itself.
     """
 
-    sha256: str
+    sha256: _Sha256
     version: int
-    fleet: str
-    directory: str = ""
+    fleet: _FleetId
+    directory: _Directory = ""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -76,7 +80,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     version: int
     reason: str
-    back_to: str
+    back_to: _Sha256
 
 
 class Probation(msgspec.Struct, frozen=True):
@@ -104,18 +108,27 @@ class Rollouts(msgspec.Struct, frozen=True):
         probation: of the active one; None once it is healthy.
         accuracy: the share that the fleet's state named right when the device last tested itself.
         wrong: how often what was fetched of `fetching` (sha256, hex) had another hash.
+        tries: self-tests of it that began and have not ended: whoever runs here was ended with them.
+
+    Raises:
+        ValueError: a bundle is on probation that has none before it to go back to.
     """
 
     home: str = ""
     active: Seat | None = None
     previous: Seat | None = None
-    replaced: tuple[str, ...] = ()
+    replaced: tuple[_Sha256, ...] = ()
     floor: int = 0
-    failed: dict[str, Failure] = {}
+    failed: dict[_Sha256, Failure] = {}
     probation: Probation | None = None
     accuracy: float | None = None
     fetching: str = ""
     wrong: int = 0
+    tries: int = 0
+
+    def __post_init__(self) -> None:
+        if self.probation is not None and None in (self.active, self.previous):
+            raise ValueError("a probation, expected a bundle and the one before it, got none")
 
 
 @dataclass(frozen=True)
@@ -193,6 +206,7 @@ def activated(known: Rollouts, seat: Seat, running: Seat) -> Rollouts:
         probation=Probation(accuracy=known.accuracy),
         fetching="",
         wrong=0,
+        tries=0,
     )
 
 
@@ -242,7 +256,7 @@ def rolled_back(known: Rollouts, reason: str) -> Rollouts:
 def refused(known: Rollouts, sha256: str, version: int, reason: str, running: Seat) -> Rollouts:
     """What was fetched is not to be run here, whoever offers it again."""
     failed = _with_failure(known, sha256, Failure(version, reason, running.sha256))
-    return msgspec.structs.replace(known, failed=failed, fetching="", wrong=0)
+    return msgspec.structs.replace(known, failed=failed, fetching="", wrong=0, tries=0)
 
 
 def _with_failure(known: Rollouts, sha256: str, failure: Failure) -> dict[str, Failure]:

@@ -5,14 +5,15 @@
     bundles/SHA256.part      what is being fetched; its length says how far it is
     fleets/NAME-SHA/         journal, decoded images and history of a fleet that the device went over to
 
-A file of `bundles` that the record does not name is nothing: it is removed when it is in the way. The record is made
-where a key is trusted; without one, nothing is ever offered with effect, and there is none.
+A file of such a name that the record does not name is nothing: it is removed when it is in the way. Others stay. The
+record is made where a key is trusted; without one, nothing is ever offered with effect, and there is none.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,7 @@ KIND = Kind(
     pragmas={"cache_size": -256},
 )
 _CACHES = ("images", "activations")  # of a directory that no device runs in any more
+_OURS = re.compile(r"[0-9a-f]{64}\.(bundle|part)(\.partial)?")  # in `bundles`; the last of a copy that was cut off
 _P = ParamSpec("_P")
 
 
@@ -188,7 +190,7 @@ class RolloutFile:
         directories = {Path(seat.directory).name for seat in seats}
         failed = {sha256[:8] for sha256 in self.known.failed}
         for path in _listed(self.state / "bundles"):
-            if path.name.partition(".")[0] not in bundles:
+            if _OURS.fullmatch(path.name) and path.name.partition(".")[0] not in bundles:
                 with contextlib.suppress(OSError):
                     path.unlink()
         for path in _listed(self.state / "fleets"):

@@ -41,7 +41,7 @@ from edge_client.self_test import Trial, some_photos, tried_apart
 
 __all__ = ["RolloutTerms", "RolloutWork"]
 
-_ATTEMPTS = 3  # to fetch bytes that hash to what was offered
+_ATTEMPTS = 3  # to fetch bytes that hash to what was offered, and to try these
 _NOBODY_S = 900.0  # connected in another fleet, without an announcement: what is announced is retained
 _AGAIN_S = 600.0  # until a disk that refused is asked again
 
@@ -193,7 +193,7 @@ class RolloutWork:
                 self._look_through(self._download)
                 return True
             if not self._tested:
-                self._test(self._download)
+                self._test(self._download, now_s)
                 return True
             if is_settled:
                 self._activate(self._download)
@@ -271,7 +271,7 @@ class RolloutWork:
         self._file.tidy(sha256, self._seat.sha256)
         self._file.keep(self._path, self._seat.sha256)
         if self._file.known.fetching != sha256:
-            self._file.put(msgspec.structs.replace(self._file.known, fetching=sha256, wrong=0))
+            self._file.put(msgspec.structs.replace(self._file.known, fetching=sha256, wrong=0, tries=0))
         whole, part = bundle_file(state, sha256), part_file(state, sha256)
         try:
             if whole.is_file():  # of a process that was killed before it ran, or by hand: the hash is looked at again
@@ -298,9 +298,18 @@ class RolloutWork:
         self._say(offer, "testing")
         self._log(f"bundle {offer.version} is here: trying it")
 
-    def _test(self, download: Download) -> None:
-        """Try it; meanwhile the device does nothing else, since it has memory for one."""
-        offer, sha256 = download.offer, download.offer.sha256.hex()
+    def _test(self, download: Download, now_s: float) -> None:
+        """Try it; meanwhile the device does nothing else, since it has memory for one. A test that takes the device
+        down with it, its whole board maybe, is made `_ATTEMPTS` times at most, so it is counted before it begins.
+
+        Raises:
+            StoreError: the disk refuses the count.
+        """
+        offer, sha256, before = download.offer, download.offer.sha256.hex(), self._file.known.tries
+        if before >= _ATTEMPTS:
+            self._refuse(offer, f"{_ATTEMPTS} self-tests ended this device")
+            return
+        self._file.put(msgspec.structs.replace(self._file.known, tries=before + 1))
         photos, terms = some_photos(self._samples()), self._terms
         assert terms.public_key is not None
         extends = rollout.seat_of(offer, self._seat).fleet == self._seat.fleet
@@ -314,11 +323,19 @@ class RolloutWork:
             method=terms.method,
             labels=tuple(int(label) for label in photos.y),
         )
-        why = tried_apart(trial, photos.x, on_look=self._manager.alive, stopping=self._stopping)
+        try:
+            why = tried_apart(trial, photos.x, on_look=self._manager.alive, stopping=self._stopping)
+        except OSError as error:  # too many processes or files, or no memory for one: nothing of the bundle's
+            self._file.put(msgspec.structs.replace(self._file.known, tries=before))
+            self._hold(
+                f"bundle {offer.version} cannot be tried yet: {error.strerror}", now_s, "no room for its self-test"
+            )
+            return
         if why:
             self._refuse(offer, why)
         else:
             self._tested = why == ""
+            self._file.put(msgspec.structs.replace(self._file.known, tries=before if why is None else 0))
 
     def _refuse(self, offer: Offer, reason: str) -> None:
         """Not to be run here, whoever offers it again."""
@@ -341,13 +358,13 @@ class RolloutWork:
         self._activated = True
         self._log(f"bundle {offer.version} takes over, on probation")
 
-    def _hold(self, error: StoreError, now_s: float) -> None:
-        """The disk refused: go on later."""
+    def _hold(self, error: StoreError | str, now_s: float, why: str = "the disk takes no more") -> None:
+        """The disk refused, or the system: go on later."""
         if str(error) != self._said:
             self._log(str(error))
         self._said = str(error)
         if self._offer is not None:
-            self._word = rollout.word(self._offer.version, "refused: the disk takes no more")
+            self._word = rollout.word(self._offer.version, f"refused: {why}")
         self.close()
         self._held_until_s = now_s + _AGAIN_S
 

@@ -1,8 +1,9 @@
 """Which bundle a start runs with, and in which directory: the file that the command names, or a roll-out's.
 
 The record of roll-outs decides (`rollout.py`): what it says runs takes the place of the file, lies in
-`bundles/`, and may be of another fleet than the command's, with a directory of its own. Another file than those that a
-roll-out replaced, of a version that is not older, is a person's decision and runs as it always did.
+`bundles/`, and may be of another fleet than the command's, with a directory of its own. Where it is lost there, the
+file that the command names will do if it is the same. Another file than those that a roll-out replaced, of a version
+that is not older, is a person's decision and runs as it always did.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ def settle(
         named = Seat(bundle.sha256.hex(), bundle.manifest.version, settings.fleet)
         known, seat = rollout.given(known, named, trusts=key is not None, where=str(path))
     else:
-        path = bundle_file(file.state, seat.sha256)
+        kept = bundle_file(file.state, seat.sha256)
+        path = path if sha256 == seat.sha256 and not kept.is_file() else kept
         try:
             bundle = read_bundle(path, public_key=key)
         except BundleError as error:
@@ -109,7 +111,8 @@ def settle(
             log(str(error))
             file.change(rollout.rolled_back, "its file cannot be read")
             return settle(settings, file, key, log, starts=starts)
-        log(f"bundle {rollout.tag(seat)} of a roll-out runs in place of {settings.bundle}")
+        if path == kept:
+            log(f"bundle {rollout.tag(seat)} of a roll-out runs in place of {settings.bundle}")
     left = [bytes.fromhex(sha256) for sha256, failure in known.failed.items() if failure.back_to == seat.sha256]
     return Seated(
         settings=msgspec.structs.replace(settings, fleet=seat.fleet),

@@ -97,6 +97,9 @@ def tried_apart(
         photos: (n, H, W, c) uint8, as the bundle before it takes them.
         on_look: called now and then, while it runs.
         command: what tries it, for tests; by default this module.
+
+    Raises:
+        OSError: the system gives no process, file or memory for it.
     """
     same_path = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
     words = command or [sys.executable, *same_path, "-m", "edge_client.self_test"]
@@ -104,10 +107,8 @@ def tried_apart(
         given.write(msgspec.json.encode(trial) + b"\n")
         np.save(given, photos, allow_pickle=False)
         given.seek(0)
-        try:  # a session of its own, so that Ctrl-C ends the device first, which then ends it
-            process = subprocess.Popen(words, stdin=given, stdout=said, stderr=said, start_new_session=True)
-        except OSError as error:
-            return f"it could not be tried: {error.strerror}"
+        # a session of its own, so that Ctrl-C ends the device first, which then ends it
+        process = subprocess.Popen(words, stdin=given, stdout=said, stderr=said, start_new_session=True)
         try:
             ended = _wait(process, time.monotonic() + patience_s, on_look, stopping or threading.Event())
         finally:

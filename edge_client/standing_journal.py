@@ -58,6 +58,15 @@ class StandingMarks:
             ).fetchone()
         return row is not None
 
+    def may_stand(self) -> bool:
+        """Whether sums that were sent in any run may count, or a withdrawal of them is on its way."""
+        with self._guard():
+            (found,) = self._db.execute(
+                "SELECT EXISTS (SELECT 1 FROM standing WHERE samples IS NOT NULL)"
+                " OR EXISTS (SELECT 1 FROM contributions WHERE outcome IS NULL)"
+            ).fetchone()
+        return bool(found)
+
     def commit(
         self, key: _Key, *, samples: bytes | None, payload: bytes, limit_bytes: int, metrics: Mapping[str, Any]
     ) -> None:

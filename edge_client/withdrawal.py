@@ -7,7 +7,8 @@ Neither samples nor a network are needed, only the state directory, in which the
    reconnection and every few seconds, until the aggregator's receipt is in the journal, too.
 
 The aggregator removes what it holds of this device, makes anew what comes back, and refuses the device until an
-operator admits it again. Who may speak for a device is for the broker's access rules to say (its certificate, deploy/).
+operator admits it again. Where a roll-out took the device to another fleet, it does so in both. Who may speak for a
+device is for the broker's access rules to say (its certificate, deploy/).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from contract import topics
 from contract.errors import LinkError, UsageError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
@@ -24,7 +27,8 @@ from contract.messages import MAX_ROUND, Announcement, Contribution, Message, Re
 from contract.methods import load_method
 from contract.wire import decode, encode
 from edge_client.config import ClientConfig, read_public_key
-from edge_client.journal import Journal, Key
+from edge_client.journal import FILE, Journal, Key
+from edge_client.rollout import Seat
 from edge_client.rollout_file import RolloutFile
 from edge_client.seated import settle
 
@@ -47,8 +51,25 @@ def withdraw(settings: ClientConfig, log: Callable[[str], None]) -> None:
     key = None if settings.trust is None else read_public_key(settings.trust)
     with RolloutFile(Path(settings.state), make=False) as file:
         seated = settle(settings, file, key, log, starts=False)
-        with seated.journal() as journal:
-            _Withdrawal(seated.settings, journal, address, log).run()
+        try:
+            with seated.journal() as journal:
+                _Withdrawal(seated.settings, journal, address, log).run()
+        finally:
+            _withdraw_before(settings, file, seated.seat, address, log)
+
+
+def _withdraw_before(
+    settings: ClientConfig, file: RolloutFile, seat: Seat, address: Address, log: Callable[[str], None]
+) -> None:
+    """The same in the fleet that a roll-out took the device from, if sums of it may stand there."""
+    before = file.known.previous
+    if before is None or before.directory == seat.directory or not (file.state / before.directory / FILE).is_file():
+        return
+    of_it = {"fleet": before.fleet, "device": settings.id, "bundle": bytes.fromhex(before.sha256)}
+    with Journal(file.state / before.directory, **of_it) as journal:  # type: ignore[arg-type]
+        if journal.standing.may_stand():
+            log(f"a roll-out took this device from fleet {before.fleet}")
+            _Withdrawal(msgspec.structs.replace(settings, fleet=before.fleet), journal, address, log).run()
 
 
 class _Withdrawal:
@@ -81,7 +102,10 @@ class _Withdrawal:
                     again_s = float("-inf")
         finally:
             self._link.close()
-        self._log("withdrawn: nothing of this device is in the fleet's sums any more, and it is refused until admitted")
+        of = self._settings.fleet
+        self._log(
+            f"withdrawn: nothing of this device is in fleet {of}'s sums any more, and it is refused until admitted"
+        )
 
     def _handle(self, event: object) -> None:
         if isinstance(event, Failed):

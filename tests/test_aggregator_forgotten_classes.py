@@ -172,6 +172,27 @@ def test_a_device_that_was_away_all_the_while_is_told_to_send_again(
     assert core.stalled(0.0) == []
 
 
+@pytest.mark.parametrize("first", ["forgotten twice", "on its way", "both"])
+def test_what_was_taken_of_a_device_that_is_away_is_remembered_until_it_is_told(
+    store: SqliteStore, tmp_path: Path, first: str
+) -> None:
+    """The class is forgotten once more before it is admitted, or its rows were on their way, and were left out."""
+    core, path = standing(store, "ncm"), tmp_path / "s"
+    assert {sent(core, device) for device in DEVICES} == {"committed"}
+    assert obeyed(core, path, "forget class") == "done: 2 devices had sent it"
+    if first != "forgotten twice":
+        assert [sent(core, "a", 2), sent(core, "b", 2, without=True)] == ["committed"] * 2
+    if first != "on its way":
+        core = standing(store, "ncm")
+        assert obeyed(core, path, "forget class") == "done: nobody had sent it"
+    core = standing(store, "ncm")
+    assert obeyed(core, path, "admit class") == "done"
+    for device in DEVICES:
+        core.status(device, encode(Status(True, b"instance", 1)), 0.0)
+    told = [("a", 1), ("b", 1)] if first == "forgotten twice" else [("a", 2)]
+    assert [(each.device, each.receipt.held) for each in core.stalled(0.0)] == told
+
+
 def test_a_class_that_the_bundle_has_not_is_refused(store: SqliteStore, tmp_path: Path) -> None:
     outcome = obeyed(standing(store, "ncm"), tmp_path / "s", "forget class", "hamstr")
     assert outcome.startswith("refused: the fleet's bundle has no class 'hamstr', try one of ")

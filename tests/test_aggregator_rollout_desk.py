@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rollout_samples import new_bundle, old_bundle
 
+from aggregator import rollout_desk
 from aggregator.backup import back_up, restore
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.core import Core
@@ -19,6 +20,7 @@ from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.store import SqliteStore
 from aggregator.store_schema import KIND
 from contract.bundle import Bundle, read_bundle
+from contract.errors import UsageError
 from contract.messages import Status
 from contract.offers import Request, bundle_tag
 from contract.sqlite import read_only
@@ -222,6 +224,18 @@ def test_devices_that_went_over_are_heard_in_the_other_fleet(world: World) -> No
         assert world.steps(core, 61.0) == [Completed(3, 2)]
 
 
+def test_of_the_other_fleet_no_flood_of_names_is_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_desk, "MAX_DEVICES", 3)
+    world.give((1.0,), fleet="pets2", version=3)
+    with world.core() as core:
+        world.say(core, "a")
+        world.steps(core)
+        for device in ("x1", "x2", "x3", "x4", "a"):
+            core.hear_elsewhere(device, Status(True, bytes(8), 1, versions={"rollout": "3 healthy"}))
+        told = core.rollouts.current.told
+        assert (list(told), told["a"].word) == (["a", "x1", "x2"], "healthy")
+
+
 def test_a_restored_store_rolls_nothing_out_by_itself(world: World, tmp_path: Path) -> None:
     world.give((1.0,))
     with world.core() as core:
@@ -249,6 +263,30 @@ def test_what_was_given_while_no_aggregator_ran_but_cut_off_begins_nothing(world
         (step,) = world.steps(core)
         assert step.outcome == "done"
         assert core.rollouts.read(0, len(world.blob)) == world.blob
+
+
+def test_of_two_that_are_given_at_once_the_one_that_began_last_is_rolled_out(world: World) -> None:
+    """The other is told, and its order is none; it took up the newer one's bundle, in the name of its own."""
+    first = _Slow(b"another bundle", lambda: world.give((1.0,)))
+    with pytest.raises(UsageError, match="expected one roll-out given at a time, got another one meanwhile"):
+        give_rollout(world.path, first, world.plan(sha256=bytes(32), size_bytes=14), (1.0,), "somebody")
+    with world.core() as core:
+        (step,) = world.steps(core)
+        assert (step.outcome, core.rollouts.current.plan) == ("done", world.plan())
+        assert core.rollouts.read(0, len(world.blob)) == world.blob
+
+
+class _Slow(bytes):
+    """A bundle while whose first bytes are read something else happens."""
+
+    def __new__(cls, blob: bytes, happens: Callable[[], None]) -> _Slow:
+        made = super().__new__(cls, blob)
+        made.happens = happens  # type: ignore[attr-defined]
+        return made
+
+    def __getitem__(self, at: slice) -> bytes:  # type: ignore[override]
+        self.happens()  # type: ignore[attr-defined]
+        return super().__getitem__(at)
 
 
 class _Killed(bytes):

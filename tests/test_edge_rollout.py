@@ -180,6 +180,27 @@ def test_the_record_changes_whole_or_not_and_needs_a_key_to_be_made(tmp_path: Pa
         RolloutFile(tmp_path, make=True)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"active": {"sha256": "../x", "version": 2, "fleet": "home"}},
+        {"active": {"sha256": "0" * 64, "version": 2, "fleet": "home", "directory": "../elsewhere"}},
+        {"active": {"sha256": "0" * 64, "version": 2, "fleet": "#"}},
+        {"failed": {"x": {"version": 2, "reason": "", "back_to": "0" * 64}}},
+        {"probation": {"starts": 3}},
+    ],
+)
+def test_what_somebody_wrote_into_the_record_by_hand_is_one_line(tmp_path: Path, wrong: dict[str, object]) -> None:
+    with RolloutFile(tmp_path, make=True) as file:
+        file.change(rollout.activated, seat(2, 2), seat(1, 1))
+    with sqlite3.connect(tmp_path / "rollout.sqlite") as db:
+        db.execute("UPDATE rollouts SET json = ?", (msgspec.json.encode(wrong),))
+    db.close()
+    for reads in (read_rollouts, lambda state: RolloutFile(state, make=True)):
+        with pytest.raises(StoreError, match="expected what a device wrote"):
+            reads(tmp_path)
+
+
 def test_a_bundle_that_runs_is_kept_for_the_way_back_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "f.bundle").write_bytes(b"one")
     one = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed"
@@ -188,12 +209,12 @@ def test_a_bundle_that_runs_is_kept_for_the_way_back_and_no_other(tmp_path: Path
         assert bundle_file(tmp_path / "s", one).read_bytes() == b"one"
         with pytest.raises(StoreError, match="which runs"):
             file.keep(tmp_path / "f.bundle", "0" * 64)
-        for name in (f"{'1' * 64}.part", f"{'2' * 64}.bundle"):
+        for name in (f"{'1' * 64}.part", f"{'2' * 64}.bundle", f"{'3' * 64}.bundle.partial", "mine.bundle"):
             (tmp_path / "s" / "bundles" / name).write_bytes(b"x")
         file.put(rollout.activated(Rollouts(), Seat(one, 2, "home"), seat(7, 1)))
         file.tidy("1" * 64)
         left = sorted(path.name for path in (tmp_path / "s" / "bundles").iterdir())
-        assert left == [f"{'1' * 64}.part", f"{one}.bundle"]
+        assert left == [f"{'1' * 64}.part", f"{one}.bundle", "mine.bundle"]  # a person's stays
 
 
 # ── a verdict ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -339,6 +341,25 @@ def test_bytes_that_are_others_than_were_offered_are_fetched_three_times(
     assert not part_file(tmp_path / "s", offer.sha256.hex()).exists()
 
 
+def test_a_self_test_that_takes_the_device_down_is_made_three_times(
+    paths: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = Mock(side_effect=[None, KilledError(), KilledError(), BlockingIOError(11, "x"), None, KilledError()])
+    offer, blob, key, words = offer_of(paths[1]), paths[1].read_bytes(), trusted(tmp_path).read_bytes(), []
+    monkeypatch.setattr(rollout_work, "tried_apart", trials)
+    for _ in range(7):
+        with RolloutFile(tmp_path / "s", make=True) as file:
+            work = working(file, settle(of(paths[0], tmp_path), file, key, lambda line: None), [])
+            with contextlib.suppress(KilledError):
+                work.announced(Announcement(RUN, 1, "closed", "ncm", bytes(32), offer=offer))
+                work.take(Piece(RUN, offer.digest, 0, blob), 0.0)
+                assert work.work(is_settled=True) and work.work(is_settled=True)  # noqa: PT018
+            words.append(work.versions()["rollout"])
+            work.close()
+    assert (words[:3], words[3]) == (["2 testing"] * 3, "2 refused: no room for its self-test")
+    assert words[4:] == [*["2 testing"] * 2, "2 failed: 3 self-tests ended this device"]
+
+
 def test_a_full_disk_is_said_and_asked_again(
     work: RolloutWork, paths: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,10 +391,13 @@ def test_starts_with_what_a_roll_out_brought_are_counted_and_with_nothing_else(
         with pytest.raises(UsageError, match="expected version 2 or above"):
             runs(tmp_path / "mine", tmp_path)
     assert read_rollouts(tmp_path / "s").probation == rollout.Probation()
-    assert runs(old, tmp_path).version == 2
+    kept = bundle_file(tmp_path / "s", read_bundle(new).sha256.hex())
+    kept.rename(tmp_path / "moved")
+    assert runs(new, tmp_path).version == 2  # lost, and given by hand
+    (tmp_path / "moved").rename(kept)
     assert runs(tmp_path / "gone", tmp_path).version == 2
     assert read_rollouts(tmp_path / "s").probation == rollout.Probation(2)
-    bundle_file(tmp_path / "s", read_bundle(new).sha256.hex()).write_bytes(b"PK, once")
+    kept.write_bytes(b"PK, once")
     assert runs(old, tmp_path).version == 1
     assert read_rollouts(tmp_path / "s").failed[read_bundle(new).sha256.hex()].reason == "its file cannot be read"
     with pytest.raises(StoreError, match="another bundle"):  # a person's decision, which this journal does not allow

@@ -26,6 +26,8 @@ from edge_client.config import ClientConfig, settle_config
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.journal import Journal
+from edge_client.rollout import Seat, activated
+from edge_client.rollout_file import RolloutFile
 from edge_client.standing import choose, sample_keys, separated
 from edge_client.standing_journal import GENERATIONS_KEPT
 from edge_client.standing_sums import REFUSED_WAIT_S, StandingSums, is_complete
@@ -399,6 +401,25 @@ def test_a_device_of_a_bundle_that_has_grown_since_can_withdraw(
     peer.announce(1, "ncm", "open")
     with pytest.raises(UsageError, match="a fleet whose sums stand"):  # which it asks only with its state in hand
         withdraw(settings(path, peer, tmp_path, bundle=str(tmp_path / "longer.bundle")), lambda line: None)
+
+
+def test_a_device_that_a_roll_out_took_to_another_fleet_withdraws_from_both(
+    path: Path, bundle: Bundle, peer: Peer, tmp_path: Path
+) -> None:
+    """Also where nobody serves the other one."""
+    told, sha256 = settings(path, peer, tmp_path, patience=1.0), bundle.sha256
+    away = Seat(sha256.hex(), 1, "away", "fleets/away-00000000")
+    with RolloutFile(Path(told.state), make=True) as file:
+        file.keep(path, sha256.hex())
+        file.change(activated, away, Seat(sha256.hex(), 1, FLEET))
+    with Journal(Path(told.state), fleet=FLEET, device="pi-1", bundle=sha256) as kept:
+        kept.standing.commit((peer.run, 4, "ncm"), samples=b"", payload=b"sums", limit_bytes=1024, metrics={})
+    peer.announce(0, "ncm", "standing")
+    said: list[str] = []
+    threading.Timer(0.0, lambda: (peer.contribution(5), peer.answer(5, "ncm"))).start()
+    with pytest.raises(LinkError, match="got no announcement"):
+        withdraw(told, said.append)
+    assert said[-1].startswith(f"withdrawn: nothing of this device is in fleet {FLEET}'s sums any more")
 
 
 def test_a_withdrawal_trusts_no_bundle_that_somebody_else_signed(
