@@ -12,6 +12,7 @@ from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, 
 
 from aggregator.backup import back_up, restore
 from aggregator.coordinator import Coordinator, Settings
+from aggregator.forgotten_classes import with_class
 from aggregator.orders import Obeyed, give
 from aggregator.rounds import Policy
 from aggregator.standing import ExactSum
@@ -287,3 +288,24 @@ def test_a_statistic_with_several_tables_loses_the_class_in_each() -> None:
     left = whole.without((GONE,))
     assert [len(rows) for rows in (left.body.rows, left.counts, *left.further)] == [2, 2, 2]
     assert not left.holds((GONE,))
+
+
+def test_a_class_that_is_forgotten_again_is_named_once() -> None:
+    assert with_class(("cat", "dog"), "cat") == ("dog", "cat")
+
+
+def test_what_came_late_before_the_class_was_forgotten_does_not_bring_it_back(store: SqliteStore, tmp_path: Path) -> None:
+    core = rounds(store, "ncm", ("a", "c"))
+    core.advance(0.0, 0.0)
+    key = {"run": core.run, "round": 1, "method": "ncm", "extractor": extractor("ncm")}
+    late = encode(contribution(summed("ncm", "b"), **key), "f64")
+    assert [contribute(core, "a"), contribute(core, "c")] == ["committed"] * 2
+    while core.rounds.number < 2:
+        assert core.advance(1.0, 1.0) is not None
+    (decision,) = core.take([("b", late)], 1.0)
+    assert decision.outcome == "late"
+    obeyed(core, tmp_path / "s", "forget class")
+    assert [contribute(core, device, without=True) for device in "ac"] == ["committed"] * 2
+    while core.advance(next(NOW), 0.0):
+        pass
+    assert (core.state.round, list(core.state.rows["means"].classes)) == (2, [0, 2])

@@ -62,6 +62,30 @@ def test_a_stage_has_at_least_one_device():
     assert rollout(0).advance(0.0) is None
 
 
+def test_a_stage_that_nobody_is_known_in_is_not_widened_however_long_it_lasts():
+    made = rollout(0)
+    assert made.advance(1e6) is None
+    assert made.fraction == 0.1
+
+
+def test_it_is_complete_when_all_are_healthy_and_not_before():
+    made = rollout(20, fraction=1.0, stages=())
+    all_say(made, "healthy")
+    made.told["d3"] = Told(7, "probation")
+    assert made.advance(60.0) is None
+    all_say(made, "healthy")
+    assert made.advance(60.0) == Completed(7, 20)
+
+
+def test_a_stage_that_is_resumed_begins_anew():
+    made = rollout(40, fraction=0.5)
+    all_say(made, "healthy")
+    made.halt("somebody")
+    made.resume(1000.0)
+    assert made.advance(1059.0) is None
+    assert isinstance(made.advance(1060.0), Widened)
+
+
 def test_too_many_failures_halt_it_and_nothing_is_offered():
     made = rollout(40, fraction=0.5)
     members = list(made.members())

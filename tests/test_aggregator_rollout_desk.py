@@ -309,3 +309,58 @@ def test_an_older_device_and_an_older_announcement(world: World) -> None:
         plain = core.announcement()
         assert plain.offer is not None
         assert isinstance(core.rollouts.current.advance(world.now + 1e6), Widened | None)
+
+
+def test_what_was_said_of_an_earlier_roll_out_is_nothing_to_the_next_also_after_a_restart(world: World) -> None:
+    world.give((1.0,))
+    with world.core() as core:
+        world.say(core, "a", OTHER, f"{world.new.manifest.version} failed")
+        world.steps(core)
+        world.steps(core)
+    with read_only(world.path, KIND) as db:
+        assert "a" in said_in(db)
+    with world.core() as core:  # where nobody has said anything yet
+        world.give((1.0,))
+        assert [step.outcome for step in world.steps(core)] == ["done"]
+    with world.core() as core:
+        assert core.rollouts.current.told == {}
+
+
+def test_who_failed_before_it_was_resumed_does_not_halt_it_after_a_restart(world: World) -> None:
+    world.give((1.0,))
+    with world.core() as core:
+        world.say(core, "a", OTHER, f"{world.new.manifest.version} failed")
+        world.steps(core)
+        give(world.path, "rollout-resume", "", "somebody")
+        world.steps(core)
+    with world.core() as core:
+        world.steps(core)
+        assert core.announcement().offer is not None
+
+
+def test_a_bundle_stays_while_its_roll_out_is_halted_and_goes_whole_with_its_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.rollout_store._ROWS_AT_ONCE", 1)  # so that it takes several turns
+    world.give((1.0,))
+    with world.core() as core:
+        world.steps(core)
+        give(world.path, "rollout-halt", "", "somebody")
+        world.steps(core)
+    with world.core() as core:
+        for _ in range(3):
+            world.steps(core)
+        assert core.rollouts.read(0, len(world.blob)) == world.blob
+        give(world.path, "rollout-end", "", "somebody")
+        for _ in range(9):
+            world.steps(core)
+        assert core.rollouts._tables.read(world.new.sha256, 0, len(world.blob)) == b""
+
+
+def test_of_two_that_are_given_the_newer_is_rolled_out(world: World) -> None:
+    world.give((1.0,), fleet="pets2", version=3)
+    world.give((1.0,))
+    with world.core() as core:
+        first, second = world.steps(core)
+        assert (first.outcome.startswith("refused: its bundle is not whole"), second.outcome) == (True, "done")
+        assert core.rollouts.elsewhere == ""

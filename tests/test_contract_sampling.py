@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract.sampling import sampled
+from contract.sampling import place, sampled
 
 # Frozen for other implementations: sha256("device|round|seed"), first 8 bytes big-endian over 2^64.
 SHARES = {("pi-1", 1, 0): 0.79241, ("pi-1", 2, 0): 0.99599, ("pi-2", 1, 0): 0.88735, ("a", 4_294_967_295, 42): 0.39113}
@@ -47,3 +47,9 @@ def test_the_share_of_a_fleet_and_of_a_devices_rounds_is_the_fraction(fraction):
 def test_another_seed_draws_other_devices():
     draws = [tuple(sampled(f"d-{n}", 1, seed, 0.5) for n in range(64)) for seed in range(20)]
     assert len(set(draws)) == 20
+
+
+def test_a_place_in_a_roll_out_is_drawn_with_the_first_four_bytes_of_the_bundles_hash():
+    """Frozen as above: devices and aggregator have to agree on it, whatever their releases."""
+    number = int(hashlib.sha256(b"pi-1|7|66051").hexdigest()[:16], 16)  # 0x00010203
+    assert place("pi-1", 7, bytes(range(32))) == number / 2**64

@@ -82,6 +82,33 @@ def test_lost_doubled_and_foreign_pieces_are_asked_for_again_and_never_kept(tmp_
     found.close()
 
 
+def test_what_a_piece_holds_beyond_the_end_is_left_out(tmp_path: Path) -> None:
+    found = Download(tmp_path / "b" / "p", blob_offer(), random.Random())
+    found.take(Piece(RUN, found.offer.digest, 0, BLOB + b"beyond"), 0.0)
+    assert (found.have, found.is_whole, found.is_right()) == (len(BLOB), True, True)
+    found.close()
+
+
+def test_a_part_that_is_longer_than_what_is_offered_is_begun_again(tmp_path: Path) -> None:
+    (tmp_path / "p").write_bytes(BLOB + b"beyond")
+    found = Download(tmp_path / "p", blob_offer(), random.Random())
+    asked = found.request(RUN, 0.0)
+    assert asked is not None
+    assert (found.have, asked.offset, (tmp_path / "p").stat().st_size) == (0, 0, 0)
+    found.close()
+
+
+def test_after_as_many_pieces_as_a_request_brings_the_next_goes_out_at_once(tmp_path: Path) -> None:
+    found = Download(tmp_path / "b" / "p", blob_offer(), random.Random())
+    came = pieces(found, BLOB, 100)
+    for piece in came[:-1]:
+        found.take(piece, 1.0)
+    assert (len(came), found.request(RUN, 1.0)) == (MAX_PIECES, None)
+    found.take(came[-1], 1.0)
+    assert found.request(RUN, 1.0) is not None
+    found.close()
+
+
 def test_a_request_that_nobody_answers_is_made_ever_more_rarely(tmp_path: Path) -> None:
     found, now_s, times = Download(tmp_path / "b" / "p", blob_offer(), random.Random(6)), 0.0, []
     while now_s < 7200:

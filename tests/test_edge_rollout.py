@@ -75,6 +75,29 @@ def test_starts_that_do_not_get_through_end_a_probation() -> None:
     assert known.failed[seat(2, 2).sha256].back_to == seat(1, 1).sha256
 
 
+def test_what_a_roll_out_brought_runs_in_place_of_what_it_replaced_and_of_what_failed() -> None:
+    one, two, five = seat(1, 1), seat(2, 2), seat(5, 5)
+    known = rollout.activated(rollout.proved(Rollouts(), one), five, one)
+    with pytest.raises(UsageError, match="expected version 5 or above, which has run here, got version 2"):
+        rollout.given(known, two, trusts=True, where="F")  # also while 5 is on probation
+    back = rollout.rolled_back(known, "rejected")
+    assert rollout.instead(back, five.sha256, "home") == one
+    known, running = rollout.given(rollout.proved(known, five), seat(6, 6), trusts=True, where="F")
+    known = rollout.activated(known, seat(7, 7), running)
+    assert rollout.instead(known, five.sha256, "home") == seat(7, 7)
+    away, further = seat(8, 8, "away", "fleets/away"), seat(9, 9, "further", "fleets/further")
+    known = rollout.activated(rollout.activated(Rollouts(), away, one), further, away)
+    assert rollout.instead(known, one.sha256, "home") == further  # the command names the first fleet, as ever
+
+
+def test_of_what_failed_the_newest_are_remembered() -> None:
+    known = Rollouts()
+    for number in range(2, 70):
+        known = rollout.refused(known, seat(number, 9).sha256, 9, "wrong bytes", seat(1, 1))
+    assert len(known.failed) == 64
+    assert verdict(known, offered(69, 9), seat(1, 1)).word == "failed: wrong bytes"
+
+
 def test_accuracy_that_falls_is_told_from_what_was_before() -> None:
     known = rollout.with_accuracy(Rollouts(), 0.9004)
     assert not rollout.has_fallen(known, 0.1, 1_000)
@@ -215,6 +238,20 @@ def test_a_bundle_that_runs_is_kept_for_the_way_back_and_no_other(tmp_path: Path
         file.tidy("1" * 64)
         left = sorted(path.name for path in (tmp_path / "s" / "bundles").iterdir())
         assert left == [f"{'1' * 64}.part", f"{one}.bundle", "mine.bundle"]  # a person's stays
+
+
+def test_only_the_directory_of_a_fleet_whose_bundle_failed_is_removed(tmp_path: Path) -> None:
+    """What was left is a journal that a person's file may go on with."""
+    away = rollout.seat_of(offered(0xAB << 248, 2, "away"), seat(1, 1))
+    for name in (away.directory, "fleets/left-12345678"):
+        (tmp_path / name).mkdir(parents=True)
+    with RolloutFile(tmp_path, make=True) as file:
+        file.put(rollout.activated(Rollouts(), away, seat(1, 1)))
+        file.tidy()
+        assert len(list((tmp_path / "fleets").iterdir())) == 2
+        file.change(rollout.rolled_back, "rejected")
+        file.tidy()
+        assert [path.name for path in (tmp_path / "fleets").iterdir()] == ["left-12345678"]
 
 
 # ── a verdict ───────────────────────────────────────────────────────────────────────────────────────────────────────
