@@ -87,7 +87,9 @@ class Progress:
             ", but no sample of them has so many: --fraction is too small for --min-clients" if event.unsampled else ""
         )
         if event.opens_in_s is not None:
-            self._line(f"round {event.round} is due in {in_words(event.opens_in_s)}; {event.online} devices online")
+            self._line(
+                f"round {event.round} is due in {in_words(event.opens_in_s)}; {counted(event.online, 'device')} online"
+            )
         else:
             self._line(f"waiting for devices: {event.online}/{event.needed} online{why}")
 

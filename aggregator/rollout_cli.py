@@ -178,7 +178,8 @@ def _show(store: Path, json: Path | None) -> int:
     to = f" to fleet {plan.fleet}" if plan.fleet else ""
     why = f": {printable(found.reason)}" if found.reason else ""
     further = ", ".join(map(_percent, found.stages))
-    then = f", then {further}" if further else ""
+    last = "" if found.fraction >= 1 else ", its last stage; --stage 100% goes on"
+    then = f", then {further}" if further else last
     said = ", ".join(f"{number} {word}" for word, number in counts.items() if number) or "none known"
     careful = f"a stage lasts {in_words(plan.soak_s)} or longer and needs {_percent(plan.healthy)} healthy"
     for line in (

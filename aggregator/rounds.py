@@ -43,6 +43,7 @@ from contract.errors import UsageError
 from contract.methods import closing_method
 from contract.methods import method as method_of
 from contract.sampling import sampled
+from contract.terminal import counted
 
 __all__ = ["DEADLINE_S", "MAX_DEVICES", "Closed", "Extended", "Finished", "Opened", "Policy", "Rounds", "Step", "plan"]
 
@@ -327,7 +328,8 @@ class Rounds:
         if not self.policy.stays:
             return "refused: there is no schedule, aggregate --every or --when-new; rounds open by themselves"
         self.schedule.order()
-        return f"done: it opens once {self.policy.to_open} devices are online"
+        needed = self.policy.to_open
+        return f"done: it opens once {counted(needed, 'device')} {'is' if needed == 1 else 'are'} online"
 
     def advance(self, now: float) -> Step | None:
         """The next thing that is due, done to the machine; None when nothing is."""

@@ -217,7 +217,7 @@ def test_a_round_is_opened_and_closed_by_order(store: SqliteStore, tmp_path: Pat
     assert said("open-round", core, 2.0) == ["refused: round 1 is open"]
     send(core, "a", 2.0)
     assert said("close-round", core, 3.0) == ["done", Closed(1, "fedproto")]
-    assert said("open-round", core, 4.0) == ["done: it opens once 1 devices are online", Opened(2, "ffc", 0)]
+    assert said("open-round", core, 4.0) == ["done: it opens once 1 device is online", Opened(2, "ffc", 0)]
 
 
 @pytest.mark.parametrize("what", ["forget", "remove"])

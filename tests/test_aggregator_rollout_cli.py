@@ -60,6 +60,16 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
+def test_a_roll_out_that_ends_at_a_part_says_so(world: World) -> None:
+    world.rollout(world.new, "--stage", "50%")
+    world.serve()
+    assert "offered to 50 % since " in world.rollout()[1]
+    assert ", its last stage; --stage 100% goes on; a stage lasts" in world.rollout()[1]
+    world.rollout("--stage", "100%")
+    world.serve()
+    assert "last stage" not in world.rollout()[1]
+
+
 def test_a_roll_out_is_given_shown_widened_and_ended(world: World) -> None:
     assert world.rollout() == (0, "nothing is rolled out\n")
     code, said = world.rollout(world.new, "--stage", "50%", "--stage", "100%", "--soak", "2h")
@@ -73,6 +83,7 @@ def test_a_roll_out_is_given_shown_widened_and_ended(world: World) -> None:
     assert second.startswith("offered to 50 % since ")
     assert second.endswith("then 100 %; a stage lasts 2 h or longer and needs 90 % healthy")
     assert "of it known: " in third
+    assert "last stage" not in said
     assert [line.split()[0] for line in table[2:]] == ["d0"]
     told = json.loads(run("rollout", "--store", world.store, "--json", "-").stdout)
     assert told["rollout"]["devices"]["d0"]["reason"] == "accuracy fell"
