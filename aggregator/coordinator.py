@@ -18,7 +18,7 @@ from dataclasses import replace
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
 from aggregator.core import Core
 from aggregator.forgetting import Remaking, state_without, state_without_class
-from aggregator.forgotten_classes import cannot_forget, had_sent, held_by, kept_of, with_class
+from aggregator.forgotten_classes import cannot_forget, emptied, had_sent, held_by, kept_of, with_class
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
 from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed
@@ -305,7 +305,7 @@ class Coordinator(Core):
             order,
             forgotten,
             {},
-            ((stored, kept_of(self._tables.round_payload(stored), number)) for stored in held),
+            ((stored, self._left_of_round(stored, key[0], number)) for stored, key in held.items()),
             [] if state is self.state else global_parts(state),
             at=wall,
             before=before,
@@ -315,10 +315,15 @@ class Coordinator(Core):
         self.state, self._forgotten = state, forgotten
         self._stand_ins.clear()
         self._traits.clear()  # read again of what is left
-        for round, _, device in whole:
-            if round == self.rounds.number and self.rounds.phase == "open":
-                self.rounds.contributions.discard(device)
         return outcome
+
+    def _left_of_round(self, stored: int, round: int, number: int) -> bytes | None:
+        """What stays of a contribution without a class; None for nothing. Who took part in the open round has done so,
+        and sends nothing more in it: it stays with no sample, so that the round waits for nobody in vain."""
+        payload = self._tables.round_payload(stored)
+        left = kept_of(payload, number)
+        is_open = self.rounds.phase == "open" and round == self.rounds.number
+        return emptied(payload) if left is None and is_open else left
 
     def _let_stand_in(self, step: Closed) -> None:
         """Late contributions count for devices of which the round has nothing."""

@@ -12,6 +12,9 @@ rows, or, with a triangle, refused (docs/decisions/139).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from contract.errors import near_names
 from contract.messages import Contribution, Encoding
@@ -19,7 +22,17 @@ from contract.methods import method as method_of
 from contract.terminal import counted
 from contract.wire import decode, encode
 
-__all__ = ["as_kept", "cannot_forget", "had_sent", "held_by", "kept_of", "left_of", "no_such_class", "with_class"]
+__all__ = [
+    "as_kept",
+    "cannot_forget",
+    "emptied",
+    "had_sent",
+    "held_by",
+    "kept_of",
+    "left_of",
+    "no_such_class",
+    "with_class",
+]
 
 _ENCODINGS: dict[int, Encoding] = {2: "f16", 4: "f32", 8: "f64"}
 
@@ -48,6 +61,13 @@ def kept_of(payload: bytes, number: int) -> bytes | None:
     """What stays in the store of a contribution, without a class; None for nothing."""
     left = left_of(held_by(payload), (number,))
     return None if left is None else as_kept(left)
+
+
+def emptied(payload: bytes) -> bytes:
+    """A contribution as it would be of no sample: of a device that took part in a round, with nothing that can stay."""
+    message = held_by(payload)
+    none = replace(message, triangle=None).without(message.body.classes)
+    return as_kept(none if message.triangle is None else replace(none, triangle=np.zeros_like(message.triangle)))
 
 
 def cannot_forget(methods: Collection[str]) -> str:
