@@ -273,7 +273,7 @@ def test_a_class_that_is_forgotten_again_is_named_once() -> None:
     assert with_class(("cat", "dog"), "cat") == ("dog", "cat")
 
 
-def test_what_came_late_before_the_class_was_forgotten_does_not_bring_it_back(store: SqliteStore, tmp_path: Path) -> None:
+def test_what_came_late_before_does_not_bring_the_class_back(store: SqliteStore, tmp_path: Path) -> None:
     core = rounds(store, "ncm", ("a", "c"))
     core.advance(0.0, 0.0)
     key = {"run": core.run, "round": 1, "method": "ncm", "extractor": extractor("ncm")}
