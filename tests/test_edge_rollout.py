@@ -263,6 +263,18 @@ def test_a_commit_and_photos_named_as_well_as_before_are_healthy(tried: RolloutF
     assert tried.known.active == seat(2, 2)  # it is over, and no rejection undoes it
 
 
+@pytest.mark.parametrize("directory", ["", "fleets/away"])
+def test_what_a_fleet_that_was_left_holds_twice_is_removed_once_the_bundle_is_healthy(
+    tmp_path: Path, directory: str
+) -> None:
+    with RolloutFile(tmp_path, make=True) as file:
+        file.put(rollout.activated(Rollouts(), seat(2, 2, "away" if directory else "home", directory), seat(1, 1)))
+        (tmp_path / "images").mkdir()
+        ProbationWatch(file, lambda line: None).settled(receipt("committed"))
+        assert file.known.probation is None
+        assert (tmp_path / "images").exists() == (not directory)
+
+
 @pytest.mark.parametrize(
     ("happens", "reason"),
     [
