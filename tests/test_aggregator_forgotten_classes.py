@@ -218,10 +218,12 @@ def test_a_restored_backup_forgets_the_class_again(tmp_path: Path) -> None:
 # ── in rounds ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def rounds(store: SqliteStore, name: str, devices: Iterable[str] = DEVICES, least: int = 1) -> Coordinator:
-    settings = Settings(
-        method=name, rounds=2, calibrate=False, policy=Policy(min_clients=least), encoding="f64", max_share=1.0
-    )
+def rounds(
+    store: SqliteStore, name: str, devices: Iterable[str] = DEVICES, least: int = 1, *, windows: bool = False
+) -> Coordinator:
+    stays = {"every_s": 1.0, "window_s": 1e9, "max_clients": least} if windows else {}
+    policy = Policy(min_clients=least, **stays)  # type: ignore[arg-type]
+    settings = Settings(method=name, rounds=2, calibrate=False, policy=policy, encoding="f64", max_share=1.0)
     core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
     for device in devices:
         core.status(device, encode(Status(True, b"instance", 1)), 0.0)
@@ -285,6 +287,12 @@ def test_what_networks_were_trained_with_cannot_be_forgotten(store: SqliteStore,
     assert core.announcement().withheld == ()
 
 
+def test_what_earlier_rounds_trained_cannot_be_forgotten_by_another_plan(store: SqliteStore, tmp_path: Path) -> None:
+    store.open_round(1, "fedproto", 0, 1.0)
+    core = rounds(store, "ncm")
+    assert obeyed(core, tmp_path / "s", "forget class").startswith("refused: in rounds of fedproto devices train")
+
+
 def test_a_statistic_with_several_tables_loses_the_class_in_each() -> None:
     sizes = {"run": b"run1", "round": 1, "method": "fedhkd", "bundle": BUNDLE}
     kind = method("fedhkd").statistic
@@ -299,20 +307,17 @@ def test_a_class_that_is_forgotten_again_is_named_once() -> None:
     assert with_class(("cat", "dog"), "cat") == ("dog", "cat")
 
 
-def test_what_came_late_before_the_class_was_forgotten_does_not_bring_it_back(
-    store: SqliteStore, tmp_path: Path
-) -> None:
-    core = rounds(store, "ncm", ("a", "c"))
-    core.advance(0.0, 0.0)
+def test_what_came_late_before_does_not_bring_the_class_back(store: SqliteStore, tmp_path: Path) -> None:
+    core = rounds(store, "ncm", ("a", "c"), least=2, windows=True)
+    core.advance(next(NOW), 0.0)
     key = {"run": core.run, "round": 1, "method": "ncm", "extractor": extractor("ncm")}
     late = encode(contribution(summed("ncm", "b"), **key), "f64")
-    assert [contribute(core, "a"), contribute(core, "c")] == ["committed"] * 2
-    while core.rounds.number < 2:
-        assert core.advance(1.0, 1.0) is not None
-    (decision,) = core.take([("b", late)], 1.0)
-    assert decision.outcome == "late"
-    obeyed(core, tmp_path / "s", "forget class")
-    assert [contribute(core, device, without=True) for device in "ac"] == ["committed"] * 2
-    while core.advance(next(NOW), 0.0):
-        pass
+    for number in (1, 2):
+        assert [contribute(core, device, without=number == 2) for device in "ac"] == ["committed"] * 2
+        for _ in range(3):
+            core.advance(next(NOW), 0.0)
+        if number == 1:
+            (decision,) = core.take([("b", late)], 0.0)
+            assert (core.rounds.number, decision.outcome) == (2, "late")
+            obeyed(core, tmp_path / "s", "forget class")
     assert (core.state.round, list(core.state.rows["means"].classes)) == (2, [0, 2])

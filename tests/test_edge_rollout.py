@@ -299,6 +299,18 @@ def test_in_another_fleet_a_state_without_its_classes_speaks_not_against_the_bun
         assert (watch.is_over, watch.is_on) == (is_over, False)
 
 
+@pytest.mark.parametrize("directory", ["", "fleets/away"])
+def test_what_a_fleet_that_was_left_holds_twice_is_removed_once_the_bundle_is_healthy(
+    tmp_path: Path, directory: str
+) -> None:
+    with RolloutFile(tmp_path, make=True) as file:
+        file.put(rollout.activated(Rollouts(), seat(2, 2, "away" if directory else "home", directory), seat(1, 1)))
+        (tmp_path / "images").mkdir()
+        ProbationWatch(file, lambda line: None).settled(receipt("committed"))
+        assert file.known.probation is None
+        assert (tmp_path / "images").exists() == (not directory)
+
+
 @pytest.mark.parametrize(
     ("happens", "reason"),
     [
