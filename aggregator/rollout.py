@@ -175,6 +175,7 @@ class Rollout:
         """A device is no part of the fleet any more."""
         self.told.pop(device, None)
         self._places.pop(device, None)
+        self.forgiven = min(self.forgiven, self._failed())  # none of them is there to be forgiven for another
 
     # ── what follows ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -227,8 +228,10 @@ class Rollout:
 
     def resume(self, now: float) -> None:
         """Go on with the stage that it was halted in, from its beginning; who failed so far does not halt it again."""
-        failed = sum(told is not None and told.word == "failed" for told in self.told.values())
-        self.state, self.reason, self.since, self.forgiven = "running", "", now, failed
+        self.state, self.reason, self.since, self.forgiven = "running", "", now, self._failed()
+
+    def _failed(self) -> int:
+        return sum(told is not None and told.word == "failed" for told in self.told.values())
 
     def widen(self, fraction: float, now: float) -> None:
         """Offer it to more, whatever they say; further stages follow as planned."""

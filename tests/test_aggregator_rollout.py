@@ -111,7 +111,10 @@ def test_one_that_is_resumed_is_halted_by_further_failures_and_not_by_those_befo
     assert made.offer is not None
     made.hear("d2", OLD, "7 failed")
     assert made.advance(6.0) is None
-    made.hear("d3", OLD, "7 failed")
+    made.forget("d2")
+    for device in ("d0", "d1"):
+        made.forget(device)
+        made.hear(f"{device}-anew", OLD, "7 failed")
     assert isinstance(made.advance(7.0), Halted)
 
 
