@@ -331,10 +331,13 @@ def test_an_offer_that_is_withdrawn_stops_everything_and_goes_on_later(
 
 
 def test_bytes_that_are_others_than_were_offered_are_fetched_three_times(
-    work: RolloutWork, paths: tuple[Path, Path, Path], tmp_path: Path
+    work: RolloutWork, paths: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer, blob = offer_of(paths[1]), paths[1].read_bytes()
+    begun, begin_again = [], download_module.Download.begin_again
+    monkeypatch.setattr(download_module.Download, "begin_again", lambda self: begun.append(begin_again(self)))
     fetch(work, offer, blob[::-1])
+    assert len(begun) == 3
     assert (work.is_over, work.versions()["rollout"]) == (False, "2 failed: wrong bytes")
     assert not part_file(tmp_path / "s", offer.sha256.hex()).exists()
 
