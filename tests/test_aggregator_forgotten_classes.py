@@ -321,3 +321,16 @@ def test_what_came_late_before_does_not_bring_the_class_back(store: SqliteStore,
             assert (core.rounds.number, decision.outcome) == (2, "late")
             obeyed(core, tmp_path / "s", "forget class")
     assert (core.state.round, list(core.state.rows["means"].classes)) == (2, [0, 2])
+
+
+def test_whose_rows_were_taken_out_is_told_whatever_became_of_other_classes_since(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    first, _, other = manifest().labels[:3]
+    core, path = standing(store, "ncm"), tmp_path / "s"
+    assert sent(core, "a") == "committed"
+    for what, name in (("forget", NAME), ("forget", first), ("admit", NAME), ("admit", other)):
+        obeyed(core, path, f"{what} class", name)
+    core = standing(store, "ncm")
+    core.status("a", encode(Status(True, b"instance", 1)), 0.0)
+    assert [(each.device, each.receipt.status) for each in core.stalled(0.0)] == [("a", "late")]

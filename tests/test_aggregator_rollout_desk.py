@@ -364,3 +364,32 @@ def test_of_two_that_are_given_the_newer_is_rolled_out(world: World) -> None:
         first, second = world.steps(core)
         assert (first.outcome.startswith("refused: its bundle is not whole"), second.outcome) == (True, "done")
         assert core.rollouts.elsewhere == ""
+
+
+def test_no_other_roll_out_takes_the_place_of_one_that_is_halted(world: World) -> None:
+    world.give((1.0,))
+    with world.core() as core:
+        world.steps(core)
+        give(world.path, "rollout-halt", "", "somebody")
+        world.steps(core)
+        other = world.plan(sha256=bytes(32), size_bytes=4, fleet="pets2", version=3)
+        give_rollout(world.path, b"else", other, (1.0,), "somebody")
+        (step,) = world.steps(core)
+        assert step.outcome == "refused: version 2 is being rolled out, --end ends that"
+        assert core.rollouts.current.plan.sha256 == world.new.sha256
+
+
+def test_a_device_that_is_forgotten_is_no_part_of_the_next_roll_out_whose_soak_begins_when_it_is_taken_up(
+    world: World,
+) -> None:
+    world.now = 1e11  # long after it was given
+    with world.core() as core:
+        world.say(core, "a")
+        world.say(core, "b", OTHER, f"{world.new.manifest.version} healthy")
+        give(world.path, "forget", "a", "somebody")
+        world.steps(core)
+        world.give((1.0,))
+        (begun,) = world.steps(core)
+        assert isinstance(begun, Obeyed)
+        assert set(core.rollouts.current.told) == {"b"}
+        assert world.steps(core, 61.0) == [Completed(world.new.manifest.version, 1)]

@@ -20,7 +20,7 @@ from edge_samples import fashion
 from rollout_peer import SEED, offer_of, trusted
 
 from contract.bundle import Bundle, read_bundle, write_bundle
-from contract.errors import StoreError, UsageError
+from contract.errors import BundleError, StoreError, UsageError
 from contract.messages import Announcement, ClassRows
 from contract.offers import Offer, Piece, Request
 from contract.service_manager import ServiceManager
@@ -333,10 +333,13 @@ def test_an_offer_that_is_withdrawn_stops_everything_and_goes_on_later(
 
 
 def test_bytes_that_are_others_than_were_offered_are_fetched_three_times(
-    work: RolloutWork, paths: tuple[Path, Path, Path], tmp_path: Path
+    work: RolloutWork, paths: tuple[Path, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offer, blob = offer_of(paths[1]), paths[1].read_bytes()
+    begun, begin_again = [], download_module.Download.begin_again
+    monkeypatch.setattr(download_module.Download, "begin_again", lambda self: begun.append(begin_again(self)))
     fetch(work, offer, blob[::-1])
+    assert len(begun) == 3
     assert (work.is_over, work.versions()["rollout"]) == (False, "2 failed: wrong bytes")
     assert not part_file(tmp_path / "s", offer.sha256.hex()).exists()
 
@@ -402,3 +405,15 @@ def test_starts_with_what_a_roll_out_brought_are_counted_and_with_nothing_else(
     assert read_rollouts(tmp_path / "s").failed[read_bundle(new).sha256.hex()].reason == "its file cannot be read"
     with pytest.raises(StoreError, match="another bundle"):  # a person's decision, which this journal does not allow
         runs(other, tmp_path)
+
+
+def test_a_healthy_bundle_whose_file_is_gone_brings_nothing_older_back(
+    paths: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    first, second = (Seat(read_bundle(path).sha256.hex(), number, "fleet") for number, path in enumerate(paths[:2], 1))
+    with RolloutFile(tmp_path / "s", make=True) as file:
+        file.put(rollout.proved(rollout.activated(rollout.Rollouts(), second, first), second))
+        file.keep(paths[0], first.sha256)
+    with pytest.raises(BundleError, match="cannot read bundle"):
+        runs(paths[0], tmp_path)
+    assert read_rollouts(tmp_path / "s").active == second
