@@ -26,7 +26,7 @@ from contract.topics import check_device, check_id
 from contract.verbosity import check_loudness
 from edge_client.providers import check_provider
 
-__all__ = ["ClientConfig", "read_public_key", "settle_config"]
+__all__ = ["ClientConfig", "settle_config"]
 
 
 class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -102,46 +102,6 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
             got = f"both: nothing noises {what}"
             raise UsageError(f"--{name} with --epsilon", expected="one of them", got=got)
     return config
-
-
-def read_public_key(path: str) -> bytes:
-    """The 32 bytes of an Ed25519 public key: a file of those bytes, of their hex digits, or PEM (extra `security`).
-
-    Raises:
-        UsageError: when it is none of these.
-    """
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"--trust {path}", expected="a public key file", got=error.strerror) from None
-    if len(raw) == 32:
-        return raw
-    if raw.startswith(b"-----BEGIN PUBLIC KEY"):
-        return _from_pem(raw, path)
-    try:
-        key = bytes.fromhex(raw.decode("ascii").strip())
-    except ValueError:
-        key = b""
-    if len(key) != 32:
-        raise UsageError(f"--trust {path}", expected="an Ed25519 public key: raw, hex or PEM", got="something else")
-    return key
-
-
-def _from_pem(raw: bytes, path: str) -> bytes:
-    try:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"--trust {path}", expected="cryptography", got="nothing", hint="pip install 'protofleet[security]'"
-        ) from None
-    try:
-        key = serialization.load_pem_public_key(raw)
-    except ValueError as error:
-        raise UsageError(f"--trust {path}", expected="a PEM public key", got=error) from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise UsageError(f"--trust {path}", expected="an Ed25519 key", got=type(key).__name__)
-    return key.public_bytes_raw()
 
 
 def _read_toml(file: str) -> dict[str, Any]:

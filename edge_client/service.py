@@ -20,11 +20,12 @@ from contract.errors import UsageError
 from contract.link import Address
 from contract.methods import METHODS, load_method, method
 from contract.service_manager import ServiceManager
+from contract.signing_keys import read_public_key
 from contract.terminal import counted
 from edge_client import process_metrics
 from edge_client.client import Client
 from edge_client.compiled_graphs import CompiledGraphs
-from edge_client.config import ClientConfig, read_public_key
+from edge_client.config import ClientConfig
 from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
 from edge_client.device import Device

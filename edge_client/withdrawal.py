@@ -25,8 +25,9 @@ from contract.errors import LinkError, UsageError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
 from contract.messages import MAX_ROUND, Announcement, Contribution, Message, Receipt
 from contract.methods import load_method
+from contract.signing_keys import read_public_key
 from contract.wire import decode, encode
-from edge_client.config import ClientConfig, read_public_key
+from edge_client.config import ClientConfig
 from edge_client.journal import FILE, Journal, Key
 from edge_client.rollout import Seat
 from edge_client.rollout_file import RolloutFile

@@ -18,6 +18,7 @@ from contract.bundle import Manifest
 from contract.errors import UsageError, near_names
 from contract.interrupt import interruptible
 from contract.methods import METHOD_HELP, Head
+from contract.signing_keys import read_private_key
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 from export.extend import Extension, extend_bundle
 
@@ -71,7 +72,11 @@ def export_command(
     console = Console(stderr=True, highlight=False, soft_wrap=True, quiet=quiet)
     if extend is not None:
         _refuse_beside_extend(given)
-        versioned = {"provenance": provenance, "bundle_version": bundle_version, "private_key": _private_key(sign)}
+        versioned = {
+            "provenance": provenance,
+            "bundle_version": bundle_version,
+            "private_key": None if sign is None else read_private_key(sign),
+        }
         with interruptible():
             made = extend_bundle(extend, _added(classes), _writable(out), **versioned)  # type: ignore[arg-type]
         _tell_extension(made, extend, console)
@@ -93,7 +98,7 @@ def export_command(
         "seed": _seed(seed or 0),
         "provenance": provenance,
         "bundle_version": 1 if bundle_version is None else bundle_version,
-        "private_key": _private_key(sign),
+        "private_key": None if sign is None else read_private_key(sign),
         "train_from": train_from,
         "trainable_blocks": trainable_blocks,
     }
@@ -242,46 +247,3 @@ def _writable(out: str) -> str:
             "--out", expected="an existing directory", got=str(path.parent), hint=f"mkdir -p {path.parent}"
         )
     return out
-
-
-def _private_key(path: str | None) -> bytes | None:
-    """The 32 bytes of an Ed25519 private key: a file of those bytes, of their hex digits, or PEM."""
-    if path is None:
-        return None
-    try:
-        raw = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(f"--sign {path}", expected="a key file", got=error.strerror) from None
-    if len(raw) == 32:
-        return raw
-    if raw.startswith(b"-----BEGIN"):
-        return _from_pem(raw, path)
-    try:
-        key = bytes.fromhex(raw.decode("ascii").strip())
-    except ValueError:
-        key = b""
-    if len(key) != 32:
-        raise UsageError(
-            f"--sign {path}",
-            expected="an Ed25519 private key: raw, hex or PEM",
-            got=f"{len(raw)} bytes of something else",
-            hint=f"openssl genpkey -algorithm ed25519 -out {path}",
-        )
-    return key
-
-
-def _from_pem(raw: bytes, path: str) -> bytes:
-    try:
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"--sign {path}", expected="cryptography", got="nothing", hint="pip install 'protofleet[security]'"
-        ) from None
-    try:
-        key = serialization.load_pem_private_key(raw, None)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"--sign {path}", expected="a PEM private key without a password", got=error) from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise UsageError(f"--sign {path}", expected="an Ed25519 private key", got=type(key).__name__)
-    return key.private_bytes_raw()

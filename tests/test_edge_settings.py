@@ -12,7 +12,8 @@ import pytest
 from commands import run, run_process
 
 from contract.errors import ProtofleetError, UsageError
-from edge_client.config import ClientConfig, read_public_key, settle_config
+from contract.signing_keys import read_public_key
+from edge_client.config import ClientConfig, settle_config
 
 NEEDED = {"bundle": "f.bundle", "broker": "mqtt://h", "id": "pi-1", "data": "d", "state": "s"}
 TOML = "\n".join(f'{name} = "{value}"' for name, value in NEEDED.items())

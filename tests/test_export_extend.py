@@ -23,8 +23,8 @@ from contract.bundle import Bundle, Extends, Manifest, read_bundle, write_bundle
 from contract.errors import BundleError, UsageError
 from contract.fleet import announced_lists, check_fleet, list_digest
 from contract.methods import METHODS, method
+from contract.signing_keys import read_private_key
 from contract.vectors import Vectors, probe_images
-from export.cli import _private_key
 from export.extend import _check_added, extend_bundle
 
 EXTRACTOR = "11" * 32
@@ -275,10 +275,10 @@ def test_private_keys_in_every_usual_form(tmp_path: Path) -> None:
     path = tmp_path / "key"
     for form in (raw, raw.hex().encode() + b"\n", pem(key)):
         path.write_bytes(form)
-        assert _private_key(str(path)) == raw
+        assert read_private_key(str(path)) == raw
     other = pem(x25519.X25519PrivateKey.generate())
     for wrong in (b"", raw + b"x", b"zz" * 32, other, b"-----BEGIN PRIVATE KEY-----\nx"):
         path.write_bytes(wrong)
         with pytest.raises(UsageError, match="--sign") as told:
-            _private_key(str(path))
+            read_private_key(str(path))
         assert "\n" not in str(told.value)
