@@ -7,6 +7,8 @@ writes it: a second one is refused, and neither puts half of the other's in its 
 
 `lock` takes a file for this process until the descriptor is closed. It locks the inode, not the name, so that a second
 name (a symbolic link, a hard link) leads to the same lock.
+
+`own_directory` makes a directory that its owner alone may enter.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-__all__ = ["lock", "whole_file"]
+from contract.errors import StoreError
+
+__all__ = ["lock", "own_directory", "whole_file"]
 
 
 @contextlib.contextmanager
@@ -105,6 +109,23 @@ def lock(path: str | os.PathLike[str]) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def own_directory(directory: Path, hint: str) -> None:
+    """Make a directory for its owner alone, where it is not there yet.
+
+    Args:
+        hint: what to do where it cannot be made.
+
+    Raises:
+        StoreError: it cannot be made, or something else is in its place.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"cannot use {directory}", expected="a writable directory", got=error.strerror, hint=hint
+        ) from None
 
 
 def _sync_directory(directory: Path) -> None:

@@ -33,6 +33,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from contract.errors import StatisticError, StoreError, WireError
+from contract.files import own_directory
 from contract.messages import GlobalPart, Receipt
 from contract.sqlite import Database, Kind, read_only
 from contract.state import GlobalCollector, GlobalState
@@ -150,12 +151,7 @@ class Journal:
     ) -> None:
         self.directory = directory
         self._path = directory / FILE
-        try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"cannot use {directory}", expected="a writable directory", got=error.strerror, hint="another --state"
-            ) from None
+        own_directory(directory, "another --state")
         self._file = Database(self._path, KIND)
         self._db, self._guard, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         self.standing = StandingMarks(self._file)

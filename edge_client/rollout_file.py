@@ -22,7 +22,7 @@ from typing import Concatenate, ParamSpec
 import msgspec
 
 from contract.errors import StoreError
-from contract.files import whole_file
+from contract.files import own_directory, whole_file
 from contract.sqlite import Database, Kind, read_only
 from edge_client import journal
 from edge_client.rollout import Rollouts, Seat
@@ -111,12 +111,7 @@ class RolloutFile:
         path = state / FILE
         if not make and not path.is_file():
             return
-        try:
-            state.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"cannot use {state}", expected="a writable directory", got=error.strerror, hint="another --state"
-            ) from None
+        own_directory(state, "another --state")
         self._db = Database(path, KIND)
         try:
             with self._db.guard():
