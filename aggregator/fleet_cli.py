@@ -10,10 +10,10 @@ from __future__ import annotations
 import getpass
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -55,6 +55,26 @@ _Json = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was foun
 WAIT_S = 15.0
 
 
+class _Known(NamedTuple):
+    """What a store knows of its fleet, at one moment.
+
+    Attributes:
+        records: of each device.
+        orders: all that was asked, in order.
+        drift: what devices said of their newest photos.
+        said: what devices said of a roll-out.
+        classes_forgotten: by name.
+        classes_drifting: by name, and why.
+    """
+
+    records: dict[str, Record]
+    orders: list[Order]
+    drift: dict[str, dict[str, Any]]
+    said: Mapping[str, str]
+    classes_forgotten: Sequence[str]
+    classes_drifting: Mapping[str, Mapping[str, Any]]
+
+
 def forget_command(
     store: _Store, device: _ADevice = None, name: _Class = None, wait: _Wait = WAIT_S, json: _Json = None
 ) -> int:
@@ -65,13 +85,13 @@ def forget_command(
 @fleet_app.command("list")
 def list_command(store: _Store, json: _Json = None) -> int:
     """The devices that a store knows."""
-    found, _, drift, said = _read(store)
+    known = _read(store)
+    found, drift, said = known.records, known.drift, known.said
     devices = [
         asdict(record) | {"drift": drift.get(record.device), "rollout": said.get(record.device)}
         for record in found.values()
     ]
-    with read_only(store, KIND) as db, as_written(store):
-        gone, drifting = classes_forgotten(db), class_drift_of(db)
+    gone, drifting = known.classes_forgotten, known.classes_drifting
     content = {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone, "classes_drifting": drifting}
     write_json(json, content)
     columns = {
@@ -96,11 +116,12 @@ def list_command(store: _Store, json: _Json = None) -> int:
 @fleet_app.command("show")
 def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
     """What a store knows of one device, and what was asked about it."""
-    found, asked, drift, said = _read(store)
-    record = found.get(device)
-    log = [order for order in asked if order.device == device]
+    known = _read(store)
+    drift, said = known.drift, known.said
+    record = known.records.get(device)
+    log = [order for order in known.orders if order.device == device]
     if record is None and not log and device not in said:
-        raise _unknown(store, device, found)
+        raise _unknown(store, device, known.records)
     record = record or Record(device)
     write_json(
         json,
@@ -125,7 +146,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
 @fleet_app.command("log")
 def log_command(store: _Store, json: _Json = None) -> int:
     """Who asked for what, when, and between which global versions it took effect."""
-    _, asked, _, _ = _read(store)
+    asked = _read(store).orders
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
     for order in asked:
         _say(json, _line(order))
@@ -227,7 +248,7 @@ def ask(
     check_telling(wait_s, json)
     if known:
         bring_up(store, KIND)
-        found, _, _, _ = _read(store)
+        found = _read(store).records
         if device not in found:
             raise _unknown(store, device, found)
     order, running = give(store, what, device, operator(), detail=detail)
@@ -277,10 +298,11 @@ def operator() -> str:
         return f"user {os.getuid()}"
 
 
-def _read(store: Path) -> tuple[dict[str, Record], list[Order], dict[str, dict[str, Any]], Mapping[str, str]]:
-    """What is known of each device, what was asked, and what devices said of their newest photos and of a roll-out."""
+def _read(store: Path) -> _Known:
     with read_only(store, KIND) as db, as_written(store):
-        return dict(fleet_records(db)), orders(db), drift_of(db), said_in(db)
+        return _Known(
+            dict(fleet_records(db)), orders(db), drift_of(db), said_in(db), classes_forgotten(db), class_drift_of(db)
+        )
 
 
 def _unknown(store: Path, device: str, found: dict[str, Any]) -> UsageError:
