@@ -68,7 +68,7 @@ def _address(broker: tuple[str, Path], name: str | None) -> Address:
 
 def _link(broker: tuple[str, Path], name: str, *topics: str) -> Link:
     link = Link(_address(broker, name), f"test-{name}", subscriptions=topics).open()
-    link.wait_connected(8)
+    link.wait_connected(60)
     return link
 
 
@@ -163,7 +163,7 @@ def test_without_a_certificate_of_the_authority_nobody_gets_in(broker: tuple[str
 
 def test_the_limit_of_the_configuration_reaches_the_link(broker: tuple[str, Path]) -> None:
     link = Link(_address(broker, "d1"), "test-limit", subscriptions=[f"{FLEET}/round"]).open()
-    assert 65_536 < link.wait_connected(8).limit_bytes < 131_072
+    assert 65_536 < link.wait_connected(60).limit_bytes < 131_072
     with pytest.raises(LinkError, match="at most"):
         link.publish(f"{FLEET}/up/d1", bytes(200_000))
     link.close()
@@ -241,7 +241,7 @@ def test_a_certificate_that_is_renewed_under_a_link_that_runs_is_used(broker: tu
     named = {"ca_file": files["ca.pem"], "cert_file": files["d1.pem"], "key_file": files["d1.key"]}
     address = Address.parse(url, **{key: str(path) for key, path in named.items()})
     link = Link(address, "renewed", subscriptions=[f"{FLEET}/round"]).open()
-    link.wait_connected(8)
+    link.wait_connected(60)
     files["ca.pem"].write_bytes((folder / "ca.pem").read_bytes()[:100])
     proxy.cut()
     reasons = []
@@ -252,7 +252,7 @@ def test_a_certificate_that_is_renewed_under_a_link_that_runs_is_used(broker: tu
             break
     assert "expected certificates of an authority in PEM" in reasons[-1]
     files["ca.pem"].write_bytes((folder / "ca.pem").read_bytes())
-    link.wait_connected(20)
+    link.wait_connected(60)
     link.close()
     proxy.close()
 
