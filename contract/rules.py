@@ -141,7 +141,7 @@ def merge(source: Source, rule: Rule = "mean", weighting: Weighting = "count") -
     for start in range(0, means.size, step):
         stop = min(start + step, means.size)
         means.flat[start:stop] = _by_column(_columns(source(), devices, start, stop), _MIDDLES[rule])
-    return ClassMeans.from_means(means, total.counts)
+    return type(total).from_means(means, total.counts)
 
 
 def _weighted(statistics: Iterable[Statistic], weigh: _Weights) -> ClassMeans:
