@@ -16,16 +16,13 @@ KEY_BYTES = 32
 _PRIVATE, _PUBLIC = b"-----BEGIN", b"-----BEGIN PUBLIC KEY"
 
 
-def read_private_key(path: str, option: str = "--sign") -> bytes:
-    """The 32 bytes of a private key.
-
-    Args:
-        option: of the command line, that names the file in an error.
+def read_private_key(path: str) -> bytes:
+    """The 32 bytes of the private key that `--sign` names.
 
     Raises:
         UsageError: when it is none, or PEM without `cryptography`.
     """
-    what = f"{option} {path}"
+    what = f"--sign {path}"
     raw, key = _read(path, what, "a key file", _PRIVATE, _private_from_pem)
     if key is None:
         raise UsageError(
@@ -37,16 +34,13 @@ def read_private_key(path: str, option: str = "--sign") -> bytes:
     return key
 
 
-def read_public_key(path: str, option: str = "--trust") -> bytes:
-    """The 32 bytes of a public key.
-
-    Args:
-        option: of the command line, that names the file in an error.
+def read_public_key(path: str) -> bytes:
+    """The 32 bytes of the public key that `--trust` names.
 
     Raises:
         UsageError: when it is none, or PEM without `cryptography`.
     """
-    what = f"{option} {path}"
+    what = f"--trust {path}"
     _, key = _read(path, what, "a public key file", _PUBLIC, _public_from_pem)
     if key is None:
         raise UsageError(what, expected="an Ed25519 public key: raw, hex or PEM", got="something else")
