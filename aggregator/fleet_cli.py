@@ -146,8 +146,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
 @fleet_app.command("log")
 def log_command(store: _Store, json: _Json = None) -> int:
     """Who asked for what, when, and between which global versions it took effect."""
-    with read_only(store, KIND) as db, as_written(store):
-        asked = orders(db)
+    asked = _read(store).orders
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
     for order in asked:
         _say(json, _line(order))
@@ -249,8 +248,7 @@ def ask(
     check_telling(wait_s, json)
     if known:
         bring_up(store, KIND)
-        with read_only(store, KIND) as db, as_written(store):
-            found = dict(fleet_records(db))
+        found = _read(store).records
         if device not in found:
             raise _unknown(store, device, found)
     order, running = give(store, what, device, operator(), detail=detail)
