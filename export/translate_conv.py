@@ -25,6 +25,7 @@ import torch
 
 from contract.errors import ExportError
 from export import depthwise
+from export.bilinear import Bilinear
 from export.translate import ChannelMajor, Emitter, Meta, Rows, Value, translates
 from export.windows import Window, fold, tap_matrix, taps
 
@@ -56,6 +57,15 @@ class _Conv:
     @property
     def has_few_places(self) -> bool:
         return self.groups == 1 and int(np.prod(self.window.places)) <= _FEW_PLACES
+
+    @property
+    def bilinear(self) -> Bilinear | None:
+        """Its bilinear form, where it has one that pays."""
+        same = Window((3, 3), (1, 1), (1, 1), (1, 1), self.window.plane, self.window.plane)
+        if self.groups != 1 or self.window != same:
+            return None
+        form = Bilinear(self.batch, self.inputs, self.outputs, self.window.plane)
+        return form if form.pays else None
 
     @property
     def length(self) -> int:
@@ -97,7 +107,12 @@ def _convolution(e: Emitter, out: Meta, x: Value, w: Value, bias: Value | None, 
     if conv.is_pointwise:
         y = e.op("MatMul", _matrix(e, w), _pointwise_rows(e, x, conv))  # (1, O, B·OH·OW)
         return Rows(e.op("Add", y, e.graph.reshape(e.plain(bias), (conv.outputs, 1))) if bias is not None else y)
-    if conv.is_depthwise:
+    if conv.bilinear is not None and not conv.bilinear.is_channel_major:
+        y = conv.bilinear.forward(e.graph, e.plain(x), e.plain(w))
+        return y if bias is None else e.op("Add", y, e.graph.reshape(e.plain(bias), (conv.outputs, 1, 1)))
+    if conv.bilinear is not None:
+        y = conv.bilinear.forward(e.graph, e.channel_major(x), e.plain(w))
+    elif conv.is_depthwise:
         y = depthwise.forward(e.graph, e.channel_major(x), e.plain(w), conv.batch, conv.inputs, conv.window)
     elif conv.has_few_places:
         y = e.op("MatMul", _matrix(e, w), _columns(e, x, conv, conv.window.cells))
@@ -160,6 +175,10 @@ def _columns(e: Emitter, x: Value, conv: _Conv, cells: list[tuple[int, int]]) ->
 
 def _input_gradient(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
     window, shape = conv.window, (conv.inputs, conv.batch, *conv.window.plane)
+    if conv.bilinear is not None:
+        if conv.bilinear.is_channel_major:
+            return ChannelMajor(conv.bilinear.input_gradient(e.graph, e.channel_major(grad), e.plain(w)))
+        return conv.bilinear.input_gradient(e.graph, e.plain(grad), e.plain(w))
     if conv.is_depthwise:
         flat = depthwise.input_gradient(e.graph, e.channel_major(grad), e.plain(w), conv.batch, conv.inputs, window)
         return ChannelMajor(e.graph.reshape(flat, shape))
@@ -201,6 +220,9 @@ def _transposed(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
 
 def _weight_gradient(e: Emitter, grad: Value, x: Value, w: Value, conv: _Conv) -> str:
     graph, window = e.graph, conv.window
+    if conv.bilinear is not None:
+        order = e.channel_major if conv.bilinear.is_channel_major else e.plain
+        return conv.bilinear.weight_gradient(graph, order(grad), order(x))
     if conv.is_depthwise:
         args = (e.channel_major(grad), e.channel_major(x), conv.batch, conv.inputs, window)
         return graph.reshape(depthwise.weight_gradient(graph, *args), w.shape)
