@@ -175,14 +175,13 @@ class _Spread:
 
 def _spread(means: Sequence[_Means], references: _References) -> _Spread | None:
     """From the references among themselves; None where no two share a class."""
-    totals = [_median(_distances(each, references, at)) for at, each in enumerate(means)]
-    total = _median(np.array(totals))
+    total = _median(np.array([_median(_distances(each, references, at)) for at, each in enumerate(means)]))
     if not np.isfinite(total):
         return None
     count, nearest = references.inverse.shape[1], []
     by_pair = np.full((len(means), count, count), np.nan)
     for at, each in enumerate(means):
-        way = _way(each, references, total, but=at)
+        way = _way(each, references, _cross(each, references), total, but=at)
         away = np.abs(way.chance)  # (K, R, C)
         by_pair[at, each.classes] = _median_along(away, axis=1)
         closest = np.argmax(way.beyond, axis=2, keepdims=True)
@@ -193,18 +192,25 @@ def _spread(means: Sequence[_Means], references: _References) -> _Spread | None:
     return _Spread(total, np.fmax(_median_along(by_pair, axis=0), usual) / _MEDIAN)
 
 
+def _cross(mine: _Means, references: _References) -> Float64:
+    """(K, R, C) products of a device's means with the references'."""
+    shape = (len(mine.classes), *references.inverse.shape)
+    return (mine.rows @ references.rows.reshape(-1, mine.rows.shape[1]).T).reshape(shape).astype(np.float64)
+
+
 def _distances(mine: _Means, references: _References, but: int) -> Float64:
     """(K, R) squared distances of means of the same class, over (1/n + 1/m); NaN where there is none."""
-    theirs, inverse = references.rows[:, mine.classes], references.inverse[:, mine.classes].T.copy()
+    cross = _cross(mine, references)
+    same = np.take_along_axis(cross, mine.classes[:, None, None], axis=2)[..., 0]
+    squares = np.einsum("rcc->cr", references.products)[mine.classes]  # (K, R)
+    inverse = references.inverse[:, mine.classes].T.copy()
     inverse[:, but] = np.nan
-    away = ((theirs - mine.rows) ** 2).sum(axis=2, dtype=np.float64).T
-    return np.asarray(away / (mine.inverse[:, None] + inverse))
+    away = squares + squares[:, but : but + 1] - 2.0 * same
+    return np.asarray(np.maximum(away, 0.0) / (mine.inverse[:, None] + inverse))
 
 
-def _way(mine: _Means, references: _References, total: float, but: int | None = None) -> _Way:
+def _way(mine: _Means, references: _References, cross: Float64, total: float, but: int | None = None) -> _Way:
     """How far `mine` go among the references' rows; `but` is its own place there."""
-    shape = (len(mine.classes), *references.inverse.shape)
-    cross = (mine.rows @ references.rows.reshape(-1, mine.rows.shape[1]).T).reshape(shape).astype(np.float64)
     own, inverse = references.products[:, mine.classes].transpose(1, 0, 2), references.inverse.T  # (K, R, C), (C, R)
     squares = np.einsum("rcc->rc", references.products)  # (R, C)
     same = np.take_along_axis(cross, mine.classes[:, None, None], axis=2)
@@ -218,15 +224,14 @@ def _way(mine: _Means, references: _References, total: float, but: int | None = 
     return _compared(gone, length, noise[..., None], total * (theirs[..., None] + references.inverse))
 
 
-def _way_back(mine: _Means, references: _References, total: float) -> _Way:
+def _way_back(mine: _Means, references: _References, cross: Float64, total: float) -> _Way:
     """How far the references' means go among the rows of `mine`: (K, R, K)."""
     products = (mine.rows @ mine.rows.T).astype(np.float64)
     squares = np.diag(products)
-    theirs = references.rows[:, mine.classes]  # (R, K, D)
-    cross = (theirs @ mine.rows.T).astype(np.float64).transpose(1, 0, 2)  # (K, R, K): of class j with my class k
-    same = np.einsum("jrj->jr", cross)[..., None]
+    among = cross[:, :, mine.classes].transpose(2, 1, 0)  # (K, R, K): of class j with my class k
+    same = np.einsum("jrj->jr", among)[..., None]
     length = (squares + squares[:, None] - 2.0 * products)[:, None]
-    gone = cross - same - (products - squares[:, None])[:, None] - total * mine.inverse[:, None, None]
+    gone = among - same - (products - squares[:, None])[:, None] - total * mine.inverse[:, None, None]
     noise = references.inverse[:, mine.classes].T + mine.inverse[:, None]
     return _compared(gone, length, noise[..., None], total * (mine.inverse[:, None, None] + mine.inverse))
 
@@ -268,14 +273,17 @@ class _Verdicts:
             if not len(mine.classes):
                 continue
             votes = np.zeros((len(mine.classes), references.inverse.shape[1]), np.int64)
-            there = _way(mine, references, spread.total, at_reference.get(at))
-            back = _way_back(mine, references, spread.total)
+            cross = _cross(mine, references)
+            there = _way(mine, references, cross, spread.total, at_reference.get(at))
+            back = _way_back(mine, references, cross, spread.total)
             own = spread.along[mine.classes]
-            for way, along, columns in ((there, own, slice(None)), (back, own[:, mine.classes], mine.classes)):
-                found = (way.beyond > 0) & (way.chance > limit * along[:, None, :])  # (K, R, C or K)
-                against[at] |= found.any(axis=(0, 2))
+            for way, along, is_back in ((there, own, False), (back, own[:, mine.classes], True)):
+                found = ((way.beyond > 0) & (way.chance > limit * along[:, None, :])).any(axis=2)  # (K, R)
+                against[at] |= found.any(axis=0)
                 could[at] |= np.isfinite(way.chance).any(axis=(0, 2))
-                votes[:, columns] += found.sum(axis=1)
+                label, _ = np.nonzero(found)
+                nearest = way.beyond.argmax(axis=2)[found]
+                np.add.at(votes, (nearest, mine.classes[label]) if is_back else (label, nearest), 1)
             if at in at_reference:
                 against[at, at_reference[at]] = could[at, at_reference[at]] = False
             row, column = np.unravel_index(int(votes.argmax()), votes.shape)
@@ -290,7 +298,7 @@ class _Verdicts:
         left, found = np.ones(len(devices), bool), list[Contradicted]()
         while len(found) < most:
             by = (self.against & here).sum(axis=1) * left
-            worst = int(by.argmax())
+            worst = min(np.flatnonzero(by == by.max()), key=lambda at: devices[at])
             if by[worst] <= max(1, may_lie - int((~here).sum())):
                 break
             found.append(self._of(worst, devices, True, here))
@@ -312,9 +320,8 @@ def _may_lie(devices: int) -> int:
 
 
 def _median(values: Float64) -> float:
-    """Of those that are there; NaN for none."""
-    found = values[np.isfinite(values)]
-    return float(np.median(found)) if found.size else float("nan")
+    """The lower middle of those that are there; NaN for none."""
+    return float(_median_along(values.ravel(), axis=0)) if values.size else float("nan")
 
 
 def _median_along(values: Float64, axis: int) -> Float64:
