@@ -54,7 +54,8 @@ def roll_back(store: Store, order: Order, state: GlobalState, at: float) -> Back
         return _refused(store, order, state, at, f"{reach}, asked was before round {rounds[0]}")
     before = store.rollback.before(rounds[0], store.run)
     gone = {kind: none_of(rows) for kind, rows in state.rows.items()}  # what there was not is told to be gone
-    newer = replace(before, version=state.version + 1, rows=gone | dict(before.rows))
+    round = before.round or state.round  # of no round is nothing that travels
+    newer = replace(before, version=state.version + 1, round=round, rows=gone | dict(before.rows))
     outcome = f"done: as before round {rounds[0]}, {len(rounds)} taken back"
     store.rollback.take_back(order, rounds, global_parts(newer), at, state.version, newer.version, outcome)
     store.standing.taken_out += 1
