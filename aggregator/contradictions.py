@@ -64,6 +64,12 @@ class Contradicted:
     label: int
     looks_like: int
 
+    def words(self, labels: Sequence[str] = ()) -> str:
+        """Why, with the names of the classes, or their numbers where there are none."""
+        label, other = (labels[at] if at < len(labels) else str(at) for at in (self.label, self.looks_like))
+        by = f"contradicted by {self.by} of {self.of} devices"
+        return f"its mean of class {label} lies where others have class {other}: {by}"
+
 
 @dataclass(frozen=True, eq=False)
 class _Means:
@@ -298,7 +304,7 @@ class _Verdicts:
         left, found = np.ones(len(devices), bool), list[Contradicted]()
         while len(found) < most:
             by = (self.against & here).sum(axis=1) * left
-            worst = min(np.flatnonzero(by == by.max()), key=lambda at: devices[at])
+            worst = min((int(at) for at in np.flatnonzero(by == by.max())), key=lambda at: devices[at])
             if by[worst] <= max(1, may_lie - int((~here).sum())):
                 break
             found.append(self._of(worst, devices, True, here))

@@ -7,12 +7,13 @@ else that is held of a device when it is forgotten.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aggregator.outliers import Finding
+from contract.terminal import counted, printable
 
-__all__ = ["findings_of", "newest_findings", "put_findings"]
+__all__ = ["findings_of", "found_in_short", "found_in_words", "newest_findings", "put_findings"]
 
 
 def put_findings(db: sqlite3.Connection, round: int, findings: Sequence[Finding], keep_rounds: int) -> None:
@@ -40,3 +41,14 @@ def newest_findings(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
         str(device): {"round": int(round), "verdict": str(verdict), "reason": str(reason), "rounds": int(rounds)}
         for device, round, verdict, reason, rounds in rows
     }
+
+
+def found_in_short(newest: Mapping[str, Any] | None) -> str:
+    """What spoke last against a device, for a table; empty where nothing did."""
+    return "" if newest is None else printable(f"{newest['verdict']}, round {newest['round']}")
+
+
+def found_in_words(newest: Mapping[str, Any]) -> str:
+    """The same for a person, with the reason."""
+    of = counted(newest["rounds"], "round")
+    return printable(f"{newest['verdict']} in round {newest['round']}: {newest['reason']}; {of} in all")

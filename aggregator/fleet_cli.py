@@ -20,10 +20,11 @@ import typer
 from aggregator.backup import WRITTEN_TO, back_up, restore
 from aggregator.class_drift import class_drift_of
 from aggregator.drift import drift_of
-from aggregator.findings import newest_findings
+from aggregator.findings import found_in_short, found_in_words, newest_findings
 from aggregator.orders import await_done, give
 from aggregator.rollout_store import said_in
 from aggregator.standing_store import Order, Record, classes_forgotten, fleet_records, orders
+from aggregator.standing_suspects import standing_suspects
 from aggregator.store import as_written
 from aggregator.store_schema import KIND
 from contract.drift import WORDS
@@ -100,7 +101,7 @@ def list_command(store: _Store, json: _Json = None) -> int:
         "rounds": [str(r.rounds) for r in found.values()],
         "drift": [_suspected(drift, device) for device in found],
         "rollout": [printable(said.get(device, "")) for device in found],
-        "found": [_found(known.findings, device) for device in found],
+        "found": [found_in_short(known.findings.get(device)) for device in found],
         "refused": [r.refused for r in found.values()],
     }
     for name in ("rollout", "found"):
@@ -138,7 +139,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
     lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
     lines += [_drift(drift[device])] if device in drift else []
-    lines += [_finding(known.findings[device])] if device in known.findings else []
+    lines += [found_in_words(known.findings[device])] if device in known.findings else []
     lines += [f"rollout: version {printable(said[device])}"] if said.get(device) else []
     for line in (*lines, *map(_line, log)):
         _say(json, line)
@@ -152,6 +153,19 @@ def log_command(store: _Store, json: _Json = None) -> int:
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
     for order in asked:
         _say(json, _line(order))
+    return 0
+
+
+@fleet_app.command("suspects")
+def suspects_command(store: _Store, json: _Json = None) -> int:
+    """Where sums stand: the devices whose class means contradict those of others."""
+    with read_only(store, KIND) as db, as_written(store):
+        devices, found = standing_suspects(db)
+    write_json(json, {"schema": SCHEMA, "devices": devices, "suspects": [asdict(each) for each in found]})
+    for each in found:
+        few = "" if each.accused else ", fewer than may lie"
+        _say(json, f"{each.device}: {each.words()}{few}; protofleet forget {each.device} takes it out")
+    _say(json, f"{counted(len(found), 'device')} of {devices} suspected")
     return 0
 
 
@@ -354,17 +368,6 @@ def _standing(record: Record) -> str:
 def _suspected(drift: Mapping[str, Mapping[str, Any]], device: str) -> str:
     why = drift.get(device, {}).get("suspected")
     return "" if why is None else f"{WORDS[why['figure']]} {why['now']:.2f}, usually {why['usual']:.2f}"
-
-
-def _found(findings: Mapping[str, Mapping[str, Any]], device: str) -> str:
-    newest = findings.get(device)
-    return "" if newest is None else f"{newest['verdict']}, round {newest['round']}"
-
-
-def _finding(newest: Mapping[str, Any]) -> str:
-    """What spoke last against a device, for a person."""
-    of = counted(newest["rounds"], "round")
-    return f"{newest['verdict']} in round {newest['round']}: {printable(newest['reason'])}; {of} in all"
 
 
 def _drift(told: Mapping[str, Any]) -> str:

@@ -177,10 +177,8 @@ def _outliers(traits: Mapping[str, Traits]) -> list[Finding]:
 
 
 def _of_contradicted(found: Contradicted, suspects: Suspects, labels: Sequence[str]) -> Finding:
-    label, other = (labels[at] if at < len(labels) else str(at) for at in (found.label, found.looks_like))
-    by = f"contradicted by {found.by} of {found.of} devices"
-    reason = f"its mean of class {label} lies where others have class {other}: {by}"
-    return Finding(found.device, "left out" if found.accused and suspects == "leave-out" else "suspected", reason)
+    verdict: Verdict = "left out" if found.accused and suspects == "leave-out" else "suspected"
+    return Finding(found.device, verdict, found.words(labels))
 
 
 def _allowance(samples: Mapping[str, int], max_share: float) -> dict[str, int]:

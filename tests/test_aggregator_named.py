@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, manifest
-from commands import run
+from commands import one_error_line, run
 from rich.console import Console
 
 from aggregator.console import Progress
@@ -23,10 +23,11 @@ from aggregator.rounds import Closed, Policy
 from aggregator.run_events import Teller
 from aggregator.service import settle
 from aggregator.solve_again import solve_again
+from aggregator.standing_store import Stands
 from aggregator.store import SqliteStore
 from aggregator.stored import stored_run
 from contract.errors import UsageError
-from contract.messages import Status
+from contract.messages import Contribution, Status
 from contract.methods import method
 from contract.sphere import unit_rows
 from contract.statistics import Statistic
@@ -174,3 +175,26 @@ def test_what_the_command_takes() -> None:
     for share in (0.0, 1.1, float("nan")):
         with pytest.raises(UsageError, match="--max-share"):
             settle(max_share=share)
+
+
+@pytest.mark.parametrize("name", ["ncm", "ffc"])
+def test_where_sums_stand_an_operator_asks_who_contradicts(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "s"
+    with SqliteStore(path, BUNDLE, "fleet") as store:
+        store.standing.set_meta("standing", name)
+        standing = []
+        for device, statistic in fleet(name).items():
+            made = Contribution.of(statistic, run=store.run, round=1, method=name, bundle=BUNDLE, standing="present")
+            standing.append(Stands(device, 1, encode(made, "f64"), 4))
+        store.standing.commit([*standing, Stands("gone", 2, None, 0)], {}, 1000.0)
+    done = run("fleet", "suspects", "--store", path, "--json", "-")
+    told = json.loads(done.stdout)
+    assert (told["devices"], [each["device"] for each in told["suspects"]]) == (5, ["hall"])
+    assert "hall: its mean of class 0 lies where others have class 2: contradicted by 4 of 4 devices" in done.stderr
+    assert done.stderr.endswith("1 device of 5 suspected\n")
+
+
+def test_a_store_of_rounds_has_said_who_contradicts_when_they_closed(tmp_path: Path) -> None:
+    a_round(tmp_path / "s", "ncm", fleet("ncm"))
+    done = run("fleet", "suspects", "--store", tmp_path / "s")
+    assert "expected standing sums, got one of rounds" in one_error_line(done)
