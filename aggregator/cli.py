@@ -13,6 +13,7 @@ from rich.console import Console
 from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
 from aggregator.console import Progress
 from aggregator.metrics_server import LOOPBACK, parse_metrics
+from aggregator.outliers import SUSPECTS
 from aggregator.rounds import DEADLINE_S
 from aggregator.service import Service, settle
 from aggregator.validation import MAX_SAMPLES
@@ -88,8 +89,14 @@ def aggregate_command(
         int, typer.Option(help="Refuse a device that says it has more samples than this.")
     ] = MAX_SAMPLES,
     max_share: Annotated[
-        float, typer.Option(help="Largest share of a round's samples that one device counts for, 0.5 to 1.")
+        float, typer.Option(help="Largest share of a round's samples that one device counts for, 0.01 to 1.")
     ] = 0.5,
+    suspects: Annotated[
+        str,
+        typer.Option(
+            help="Devices whose class means contradict those of too many others: " + ", ".join(SUSPECTS) + "."
+        ),
+    ] = "leave-out",
     ridge: Annotated[
         str | None,
         typer.Option(help="Of a head made of sums, in units of trace/D, or auto: chosen from them.  [default: auto]"),
@@ -153,6 +160,7 @@ def aggregate_command(
         min_samples=min_samples,
         max_samples=max_samples,
         max_share=max_share,
+        suspects=suspects,
         ridge=ridge,
         form=form,
         rule=rule,

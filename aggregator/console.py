@@ -171,9 +171,8 @@ class Progress:
         if self._screened_in != event.round:
             self._screened_in, self._screened = event.round, 0
         self._screened += 1
-        what = "left out" if event.left_out else "counts as less"
         if self._screened <= _SMALL_FLEET:
-            self._line(f"  [yellow]{what}[/yellow] {escape(event.device)}: {escape(event.reason)}")
+            self._line(f"  [yellow]{event.verdict}[/yellow] {escape(event.device)}: {escape(event.reason)}")
         elif self._screened == _SMALL_FLEET + 1:
             self._line("  [yellow]and more devices[/yellow] like these")
 

@@ -22,7 +22,8 @@ from aggregator.forgotten_classes import cannot_forget, emptied, had_sent, held_
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
 from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed
-from aggregator.outliers import Finding, Traits
+from aggregator.outliers import Finding, Screening, Suspects, Traits
+from aggregator.rollback import roll_back
 from aggregator.rollout import Moved
 from aggregator.rounds import Closed, Opened, Rounds, Step, plan
 from aggregator.settings import Settings, check_heads, check_limit, own_method
@@ -237,7 +238,8 @@ class Coordinator(Core):
             merged = self._merged(step)
             found = method_of(step.method)
             state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
-            self._store.close_round(step.round, wall, int(merged.present.sum()), state, self._settings.max_share)
+            how = Screening(self._settings.max_share, self._suspects(found))
+            self._store.close_round(step.round, wall, int(merged.present.sum()), state, how, self.findings)
             self.state = state
         return step
 
@@ -246,6 +248,8 @@ class Coordinator(Core):
         wrong = self._unfit(order)
         if order.what == "forget" and not wrong:
             outcome = self._forget(order, wall)
+        elif order.what == "rollback" and not wrong:
+            outcome = self._roll_back(order, wall)
         elif order.what in OF_A_CLASS and not wrong:
             change = self._forget_class if order.what == "forget class" else self._admit_class
             outcome = change(order, wall)
@@ -280,10 +284,17 @@ class Coordinator(Core):
         self.rounds.refused(device)
         return outcome
 
+    def _roll_back(self, order: Order, wall: float) -> str:
+        """Make what devices had before the last rounds what they get now."""
+        back = roll_back(self._store, order, self.state, wall)
+        self.state = back.state
+        return back.outcome
+
     @property
     def _remaking(self) -> Remaking:
         settings = self._settings
-        return Remaking(self._hyper, self._manifest.classes, self._width, settings.rule, settings.max_share)
+        screening = lambda found: Screening(settings.max_share, self._suspects(found))  # noqa: E731
+        return Remaking(self._hyper, self._manifest.classes, self._width, settings.rule, screening)
 
     def _unfit(self, order: Order) -> str:
         if order.what != "forget class":
@@ -349,9 +360,15 @@ class Coordinator(Core):
             width=self._width(found),
             rule=self._settings.rule,
             max_share=self._settings.max_share,
+            suspects=self._suspects(found),
+            labels=self._manifest.labels,
         )
         self.findings, self.doubt, self.told = result.findings, result.doubt, result.told
         return result.merged
+
+    def _suspects(self, found: Method) -> Suspects:
+        """What becomes of devices that contradict others: means of different backbones' own features always do."""
+        return "ignore" if self._others and found.extractor == "local" else self._settings.suspects
 
     def _holds(self, round: int, method: str, device: str) -> bool:
         """Whether a contribution is in the store; for the open round that is known without asking it."""

@@ -215,11 +215,15 @@ class AccuracyTold:
 
 @dataclass(frozen=True)
 class Screened:
-    """A device's contribution does not count in the round that has just closed, or not in full."""
+    """Something speaks against a device's contribution to the round that has just closed.
+
+    Attributes:
+        verdict: what became of it: "left out", "counts as less", or "suspected", which counts in full.
+    """
 
     round: int
     device: str
-    left_out: bool
+    verdict: str
     reason: str
 
 

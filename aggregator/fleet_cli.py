@@ -20,9 +20,11 @@ import typer
 from aggregator.backup import WRITTEN_TO, back_up, restore
 from aggregator.class_drift import class_drift_of
 from aggregator.drift import drift_of
+from aggregator.findings import found_in_short, found_in_words, newest_findings
 from aggregator.orders import await_done, give
 from aggregator.rollout_store import said_in
 from aggregator.standing_store import Order, Record, classes_forgotten, fleet_records, orders
+from aggregator.standing_suspects import standing_suspects
 from aggregator.store import as_written
 from aggregator.store_schema import KIND
 from contract.drift import WORDS
@@ -65,6 +67,7 @@ class _Known(NamedTuple):
         said: what devices said of a roll-out.
         classes_forgotten: by name.
         classes_drifting: by name, and why.
+        findings: what spoke last against devices.
     """
 
     records: dict[str, Record]
@@ -73,6 +76,7 @@ class _Known(NamedTuple):
     said: Mapping[str, str]
     classes_forgotten: Sequence[str]
     classes_drifting: Mapping[str, Mapping[str, Any]]
+    findings: Mapping[str, Mapping[str, Any]]
 
 
 def forget_command(
@@ -87,10 +91,7 @@ def list_command(store: _Store, json: _Json = None) -> int:
     """The devices that a store knows."""
     known = _read(store)
     found, drift, said = known.records, known.drift, known.said
-    devices = [
-        asdict(record) | {"drift": drift.get(record.device), "rollout": said.get(record.device)}
-        for record in found.values()
-    ]
+    devices = [asdict(record) | _beside(known, record.device) for record in found.values()]
     gone, drifting = known.classes_forgotten, known.classes_drifting
     content = {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone, "classes_drifting": drifting}
     write_json(json, content)
@@ -100,10 +101,12 @@ def list_command(store: _Store, json: _Json = None) -> int:
         "rounds": [str(r.rounds) for r in found.values()],
         "drift": [_suspected(drift, device) for device in found],
         "rollout": [printable(said.get(device, "")) for device in found],
+        "found": [found_in_short(known.findings.get(device)) for device in found],
         "refused": [r.refused for r in found.values()],
     }
-    if not any(columns["rollout"]):
-        del columns["rollout"]
+    for name in ("rollout", "found"):
+        if not any(columns[name]):
+            del columns[name]
     words = [at for at, name in enumerate(columns) if name != "rounds"]
     show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=words)
     for name, why in drifting.items():
@@ -128,8 +131,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
         {
             "schema": SCHEMA,
             **asdict(record),
-            "drift": drift.get(device),
-            "rollout": said.get(device),
+            **_beside(known, device),
             "orders": [asdict(order) for order in log],
         },
     )
@@ -137,6 +139,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
     lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
     lines += [_drift(drift[device])] if device in drift else []
+    lines += [found_in_words(known.findings[device])] if device in known.findings else []
     lines += [f"rollout: version {printable(said[device])}"] if said.get(device) else []
     for line in (*lines, *map(_line, log)):
         _say(json, line)
@@ -150,6 +153,19 @@ def log_command(store: _Store, json: _Json = None) -> int:
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
     for order in asked:
         _say(json, _line(order))
+    return 0
+
+
+@fleet_app.command("suspects")
+def suspects_command(store: _Store, json: _Json = None) -> int:
+    """Where sums stand: the devices whose class means contradict those of others."""
+    with read_only(store, KIND) as db, as_written(store):
+        devices, found = standing_suspects(db)
+    write_json(json, {"schema": SCHEMA, "devices": devices, "suspects": [asdict(each) for each in found]})
+    for each in found:
+        few = "" if each.accused else ", fewer than may lie"
+        _say(json, f"{each.device}: {each.words()}{few}; protofleet forget {each.device} takes it out")
+    _say(json, f"{counted(len(found), 'device')} of {devices} suspected")
     return 0
 
 
@@ -177,6 +193,27 @@ def pause_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> in
 def resume_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
     """Go on after a pause."""
     return ask("resume", store, "", wait, json)
+
+
+@fleet_app.command("rollback")
+def rollback_command(
+    store: _Store,
+    device: Annotated[
+        str | None, typer.Argument(metavar="DEVICE", help="Take back every round since its first contribution.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Take back so many of the last rounds.  [default: 1]")] = None,
+    wait: _Wait = WAIT_S,
+    json: _Json = None,
+) -> int:
+    """Give devices again what they had before the last rounds, of which nothing is kept."""
+    if device is not None and rounds is not None:
+        raise UsageError("DEVICE and --rounds", expected="one of them", got="both")
+    if device is not None:
+        return ask("rollback", store, device, wait, json, known=True)
+    number = 1 if rounds is None else rounds
+    if number < 1:
+        raise UsageError("--rounds", expected="1 or more", got=number)
+    return ask("rollback", store, "", wait, json, detail=str(number))
 
 
 @fleet_app.command("open-round")
@@ -301,8 +338,20 @@ def operator() -> str:
 def _read(store: Path) -> _Known:
     with read_only(store, KIND) as db, as_written(store):
         return _Known(
-            dict(fleet_records(db)), orders(db), drift_of(db), said_in(db), classes_forgotten(db), class_drift_of(db)
+            dict(fleet_records(db)),
+            orders(db),
+            drift_of(db),
+            said_in(db),
+            classes_forgotten(db),
+            class_drift_of(db),
+            newest_findings(db),
         )
+
+
+def _beside(known: _Known, device: str) -> dict[str, Any]:
+    """What is known of a device beside its record, for JSON."""
+    found = {"drift": known.drift, "rollout": known.said, "finding": known.findings}
+    return {name: of.get(device) for name, of in found.items()}
 
 
 def _unknown(store: Path, device: str, found: dict[str, Any]) -> UsageError:

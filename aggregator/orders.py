@@ -5,6 +5,7 @@
     admit DEVICE     it is refused no longer
     forget class     what is held of a class goes, and no device's samples of it are summed any more
     admit class      they are again
+    rollback        devices get what they had before the last rounds, or before a device's first
     pause, resume    nothing new is made of what devices send, until it goes on
     rollout          a bundle is offered to devices in stages; rollout-stage, rollout-halt, rollout-resume, rollout-end
                      say how it goes on (`aggregator/rollout.py`)

@@ -73,7 +73,7 @@ class Teller:
             self.accuracy(last=True)
             self._untold = step.round
             for found in self._core.findings:
-                self._listener(events.Screened(step.round, found.device, found.left_out, found.reason))
+                self._listener(events.Screened(step.round, found.device, found.verdict, found.reason))
             if self._core.doubt:
                 self._listener(events.Warned(step.round, self._core.doubt))
             record = self._core.record(step.round)

@@ -19,6 +19,7 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished
 from aggregator.metrics import Metrics
 from aggregator.metrics_server import MetricsServer
+from aggregator.outliers import SUSPECTS, Suspects
 from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
@@ -178,6 +179,7 @@ def settle(
     min_samples: int = 1,
     max_samples: int = MAX_SAMPLES,
     max_share: float = 0.5,
+    suspects: str = "leave-out",
     ridge: float | str | None = None,
     form: str | None = None,
     rule: str = "mean",
@@ -199,6 +201,7 @@ def settle(
     if standing:
         of_rounds = {"--rounds": rounds is not None, "--rule": rule != "mean", "--fraction": fraction != 1.0}
         of_rounds |= {"--max-share": max_share != 0.5, "--min-clients": min_clients != 1}
+        of_rounds |= {"--suspects": suspects != "leave-out"}
         of_rounds |= {"--when-new": when_new != 0, "--window": window is not None}
         of_rounds |= {"--deadline": deadline != DEADLINE_S, "--seed": seed != 0, "--no-calibrate": not calibrate}
         of_rounds |= {"--open-clients": open_clients is not None, "--max-clients": max_clients != 0}
@@ -224,7 +227,8 @@ def settle(
         sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "f32", "f16")),
         min_samples=_at_least("--min-samples", min_samples, 1),
         max_samples=_at_least("--max-samples", max_samples, 1),
-        max_share=_between("--max-share", max_share, 0.5, 1.0),
+        max_share=_between("--max-share", max_share, 0.01, 1.0),
+        suspects=_suspects(suspects),
         hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
         standing_every_s=seconds("--every", STANDING_EVERY_S if every is None else every) if standing else None,
@@ -305,6 +309,13 @@ def _between(option: str, value: float, low: float, high: float) -> float:
     if not low <= value <= high:  # NaN is not
         raise UsageError(option, expected=f"{low:g} to {high:g}", got=value)
     return value
+
+
+def _suspects(given: str) -> Suspects:
+    for known in SUSPECTS:
+        if given == known:
+            return known
+    raise UsageError("--suspects", expected=" or ".join(SUSPECTS), got=given, hint=near_names(given, SUSPECTS))
 
 
 def _encoding(option: str, given: str, allowed: tuple[Encoding, ...]) -> Encoding:

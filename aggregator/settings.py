@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from aggregator.outliers import Suspects
 from aggregator.rounds import Policy
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import Manifest
@@ -29,7 +30,7 @@ class Settings:
         encoding, sums_encoding: how tensors travel up in rounds of class rows and of triangles.
         min_samples: classes with fewer local examples are withheld by the devices, and refused.
         max_samples: the most that one device may say it has.
-        max_share: see `outliers.screen`.
+        max_share, suspects: see `outliers.screen`.
         hyper: hyper-parameters of the rounds' methods that are taken instead of the bundle's: FFC's `ridge`, say.
         limit_bytes: the largest message taken and sent.
         standing_every_s: where sums stand, how long a head stays at least before the next is made; None for rounds.
@@ -45,6 +46,7 @@ class Settings:
     min_samples: int = 1
     max_samples: int = MAX_SAMPLES
     max_share: float = 0.5
+    suspects: Suspects = "leave-out"
     hyper: Mapping[str, Value] = field(default_factory=dict)
     limit_bytes: int = 65_536
     standing_every_s: float | None = None

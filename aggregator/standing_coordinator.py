@@ -416,7 +416,8 @@ class StandingCoordinator(Core):
         """The orders that change no sum."""
         outcome = self._settle(order, wall)
         self.standing.paused = self._tables.meta("paused") == "yes"
-        return outcome or f"refused: {order.what} is for rounds, and sums stand here"
+        instead = "; forget DEVICE makes the head as if it had never been there" if order.what == "rollback" else ""
+        return outcome or f"refused: {order.what} is for rounds, and sums stand here{instead}"
 
     # ── sums ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

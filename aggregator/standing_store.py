@@ -30,6 +30,7 @@ __all__ = [
     "Taken",
     "classes_forgotten",
     "fleet_records",
+    "order_done",
     "orders",
 ]
 
@@ -42,6 +43,7 @@ _BESIDE = (
     "drift",
     "class_drift",
     "rollout_device",
+    "finding",
 )  # what is held of a device beside what it contributed
 
 
@@ -219,11 +221,12 @@ class StandingTables:
             )
             for table in ("contribution", *_BESIDE):
                 db.execute(f"DELETE FROM {table} WHERE device = ?", (device,))
+            db.execute("DELETE FROM former")  # which it may be in
             _refuse(db, device, at, reason)
             self._put_global(db, parts)
             if digest is not None:
                 _put_meta(db, "standing solved", digest)
-            _done(db, order, at, outcome, before, after)
+            order_done(db, order, at, outcome, before, after)
         self._to_erase = True
         self.taken_out += 1
 
@@ -278,12 +281,14 @@ class StandingTables:
             for where, left in changed:
                 _keep(db, where, left)
             db.execute("DELETE FROM class_drift WHERE class = ?", (order.detail,))
+            if order.what == "forget class":
+                db.execute("DELETE FROM former")  # which it may be in
             _put_meta(db, _CLASSES, json.dumps(list(forgotten)))
             _put_meta(db, _TAKEN, json.dumps(taken))
             self._put_global(db, parts)
             if digest is not None:
                 _put_meta(db, "standing solved", digest)
-            _done(db, order, at, outcome, before, after)
+            order_done(db, order, at, outcome, before, after)
         self._to_erase = True
         self.taken_out += 1
 
@@ -324,7 +329,7 @@ class StandingTables:
     def done(self, order: Order, at: float, outcome: str, before: int, after: int) -> None:
         """An order has taken effect, or cannot; `outcome` says which, and the versions of the global state."""
         with self._transaction() as db:
-            _done(db, order, at, outcome, before, after)
+            order_done(db, order, at, outcome, before, after)
 
 
 def forgotten_in(value: str | None) -> tuple[str, ...]:
@@ -398,7 +403,8 @@ def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
     }
 
 
-def _done(db: sqlite3.Connection, order: Order, at: float, outcome: str, before: int, after: int) -> None:
+def order_done(db: sqlite3.Connection, order: Order, at: float, outcome: str, before: int, after: int) -> None:
+    """Part of the transaction in which an order takes effect."""
     db.execute(
         "UPDATE fleet_order SET done_at = ?, outcome = ?, version_before = ?, version_after = ? WHERE id = ?",
         (at, outcome, before, after, order.id),

@@ -32,6 +32,9 @@ from typing import Protocol
 from aggregator.accuracy import Told
 from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
+from aggregator.findings import findings_of, put_findings
+from aggregator.outliers import Finding, Screening
+from aggregator.rollback_store import RollbackTables, keep_former
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
@@ -53,7 +56,7 @@ __all__ = [
     "contributions",
     "global_parts",
     "newest_state",
-    "share_name",
+    "screening_name",
 ]
 
 OUTCOMES = ("duplicate", "late", "rejected", "malformed")
@@ -83,6 +86,7 @@ class Accepted:
     without: tuple[int, ...] = ()
 
 
+_NONE = Screening(suspects="ignore")
 Tally = Mapping[tuple[int, str], int]  # (round, outcome) → messages; round 0 where none can be named
 
 
@@ -96,6 +100,7 @@ class RoundRecord:
         classes_merged: how many classes its result holds, None while it is open.
         uplink_bytes: payload bytes received for each committed contribution, by device.
         tally: messages by outcome.
+        taken_back: whether it counts no more (`aggregator/rollback.py`).
     """
 
     number: int
@@ -107,6 +112,7 @@ class RoundRecord:
     classes_merged: int | None
     uplink_bytes: Mapping[str, int] = field(default_factory=dict)
     tally: Mapping[str, int] = field(default_factory=dict)
+    taken_back: bool = False
 
 
 class Store(Protocol):
@@ -116,6 +122,7 @@ class Store(Protocol):
     drift: DriftTable
     class_drift: ClassDriftTable
     rollouts: RolloutTables
+    rollback: RollbackTables
 
     @property
     def run(self) -> bytes: ...
@@ -128,13 +135,20 @@ class Store(Protocol):
     def accuracy_since(self, last: int) -> tuple[int, set[int]]: ...
     def contributions(self, round: int, method: str) -> Iterator[bytes]: ...
     def close_round(
-        self, number: int, closed_at: float, classes_merged: int, state: GlobalState, max_share: float = 0.5
+        self,
+        number: int,
+        closed_at: float,
+        classes_merged: int,
+        state: GlobalState,
+        screening: Screening = _NONE,
+        findings: Sequence[Finding] = (),
     ) -> None: ...
     def state(self) -> GlobalState: ...
     def last_round(self) -> int: ...
     def totals(self, up_to: int) -> tuple[int, int]: ...
     def rounds(self, *, after: int = 0) -> list[RoundRecord]: ...
     def record(self, round: int) -> RoundRecord: ...
+    def findings(self, round: int) -> list[dict[str, str]]: ...
     def refusals(self, round: int) -> list[str]: ...
     def tallies(self) -> dict[tuple[int, str], int]: ...
     def unassigned(self) -> dict[str, int]: ...
@@ -168,6 +182,7 @@ class SqliteStore:
         self._file = Database(path, KIND, wait_s=_LOOKERS_S)
         self.standing = StandingTables(self._file)
         self.rollouts = RolloutTables(self._file)
+        self.rollback = RollbackTables(self._file)
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
             with as_written(self._file.path):
@@ -283,12 +298,19 @@ class SqliteStore:
                 yield payload
 
     def close_round(
-        self, number: int, closed_at: float, classes_merged: int, state: GlobalState, max_share: float = 0.5
+        self,
+        number: int,
+        closed_at: float,
+        classes_merged: int,
+        state: GlobalState,
+        screening: Screening = _NONE,
+        findings: Sequence[Finding] = (),
     ) -> None:
         """Record a round's result and the global state that came out of it, and drop what is needed no longer.
 
         Args:
-            max_share: the largest share that one device counted for, so that the result can be made again.
+            screening: what was held against devices, so that the result can be made again.
+            findings: what was found against which.
         """
         parts = global_parts(state)
         with self._transaction():
@@ -296,10 +318,12 @@ class SqliteStore:
                 "UPDATE round SET closed = 1, seconds = max(0, ? - opened_at), classes_merged = ? WHERE number = ?",
                 (closed_at, classes_merged, number),
             )
+            keep_former(self._db, number)
             # a round that changed nothing has the state, and the version, of the round before
             self._db.executemany("INSERT OR REPLACE INTO global VALUES (?, ?, ?)", parts)
             (method,) = self._db.execute("SELECT method FROM round WHERE number = ?", (number,)).fetchone()
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (share_name(method), b"%r" % max_share))
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (screening_name(method), screening.written()))
+            put_findings(self._db, number, findings, KEEP_ROUNDS)
             self._drop_old(number)
 
     def state(self) -> GlobalState:
@@ -337,9 +361,16 @@ class SqliteStore:
                 (round, method),
             ).fetchall()
             tally = self._db.execute("SELECT outcome, messages FROM tally WHERE round = ?", (round,)).fetchall()
+            back = self._db.execute("SELECT 1 FROM taken_back WHERE round = ?", (round,)).fetchone() is not None
         with as_written(self._file.path):
-            counts = [{name: int(number) for name, number in rows} for rows in (uplink, tally)]
-            return RoundRecord(round, str(method), int(seed), opened_at, bool(closed), seconds, merged, *counts)
+            committed, counted = ({name: int(number) for name, number in rows} for rows in (uplink, tally))
+            opened = round, str(method), int(seed), opened_at, bool(closed), seconds, merged
+            return RoundRecord(*opened, committed, counted, back)
+
+    def findings(self, round: int) -> list[dict[str, str]]:
+        """What spoke against devices when a round closed, for JSON."""
+        with self._disk():
+            return findings_of(self._db, round)
 
     def refusals(self, round: int) -> list[str]:
         """The devices whose contribution to `round` was rejected."""
@@ -438,8 +469,8 @@ def global_parts(state: GlobalState) -> list[tuple[int, int, bytes]]:
     return [(state.version, part.part, encode(part, "f64")) for part in state.parts(_PART_BYTES)]
 
 
-def share_name(method: str) -> str:
-    """What `meta` calls the largest share that one device counted for in the last closed round of a method."""
+def screening_name(method: str) -> str:
+    """What `meta` calls the screening of the last closed round of a method."""
     return f"max_share {method}"
 
 

@@ -65,6 +65,12 @@ CREATE TABLE rollout (
 );
 CREATE TABLE rollout_piece (sha256 BLOB NOT NULL, number INTEGER NOT NULL, bytes BLOB NOT NULL,
     PRIMARY KEY (sha256, number));
+CREATE TABLE finding (
+    round INTEGER NOT NULL, device TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL,
+    PRIMARY KEY (round, device, verdict)
+) WITHOUT ROWID;
+CREATE TABLE former (round INTEGER NOT NULL, part INTEGER NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (round, part));
+CREATE TABLE taken_back (round INTEGER PRIMARY KEY);
 CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID
 """
 KIND = Kind(

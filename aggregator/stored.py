@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from aggregator.store import KIND, as_written, contributions, newest_state, share_name
+from aggregator.outliers import Screening
+from aggregator.store import KIND, as_written, contributions, newest_state, screening_name
 from contract.messages import Contribution
 from contract.sqlite import read_only
 from contract.state import GlobalState
@@ -54,11 +55,11 @@ class StoredRun:
                 assert isinstance(message, Contribution)
                 yield device, message
 
-    def max_share(self, method: str) -> float:
-        """The largest share of a round that one device counted for, in the last closed round of a method."""
-        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (share_name(method),)).fetchone()
+    def screening(self, method: str) -> Screening:
+        """What was held against devices in the last closed round of a method."""
+        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (screening_name(method),)).fetchone()
         with as_written(self._path):
-            return 0.5 if row is None else float(row[0])
+            return Screening(suspects="ignore") if row is None else Screening.read(row[0])
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """What one lying device does to a fleet of five: accuracy without it, with its lie merged as it is, and as we merge it.
 
     python benchmarks/attacks.py [--rounds 5] [--samples 1500] [--json FILE]
+    python benchmarks/attacks.py --rules [--rounds 5] [--samples 1500]    FedProto by rule, as it is and as we merge it
 
 FedProto: five devices train a `small_cnn` on the shipped Fashion-MNIST subset, through the cores that devices and
 aggregator run. From round 2 on the fifth one lies: its means times a factor, or a count. Printed is the mean accuracy
@@ -28,7 +29,7 @@ from contract.errors import DivergedError, WireError
 from contract.messages import Announcement, Contribution
 from contract.methods import method as method_of
 from contract.plausible import largest_norm
-from contract.rules import Rule
+from contract.rules import RULES, Rule
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, FeatureGram, Statistic
 from edge_client.compiled_graphs import CompiledGraphs
@@ -154,7 +155,8 @@ def run(
             given[name] = statistic
         source = lambda given=given: list(given.values())  # noqa: E731
         if guarded:
-            screened = screen(source, {name: _traits(statistic) for name, statistic in given.items()})
+            traits = {name: _traits(statistic) for name, statistic in given.items()}
+            screened = screen(source, traits, suspects="leave-out")
             source, found = screened.source, [f.reason for f in screened.findings]
             refused = found[0] if found else refused
         merged = found_method.merge(source, rule, hyper)
@@ -165,15 +167,32 @@ def run(
     return accuracy, refused + (f"; {died} rounds of honest devices diverged" if died else "")
 
 
+def by_rule(fleet: Fleet, rounds: int) -> None:
+    """A row for each lie to FedProto: accuracy by rule, merged as it is and as we merge it."""
+    rules: tuple[Rule, ...] = RULES
+    columns = [(rule, guarded) for guarded in (False, True) for rule in rules]
+    heads = [f"{rule}{', ours' if guarded else ''}" for rule, guarded in columns]
+    print(f"| one of five | {' | '.join(heads)} | what stopped it |\n| --- |" + " ---: |" * len(columns) + " --- |")
+    for name, lie in {"nobody lies": None, **PROTOTYPE_LIES}.items():
+        found = [run(fleet, "fedproto", rounds, lie, guarded=guarded, rule=rule) for rule, guarded in columns]
+        print(f"| {name} | {' | '.join(f'{right:.1%}' for right, _ in found)} | {found[-1][1]} |", flush=True)
+    without = [run(fleet, "fedproto", rounds, None, guarded=g, rule=rule, liar=False)[0] for rule, g in columns]
+    print(f"| four of them alone | {' | '.join(f'{right:.1%}' for right in without)} | |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=1_500)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--rules", action="store_true")
     options = parser.parse_args()
     rows = []
     with TemporaryDirectory() as folder:
         fleet = prepare(options.samples, Path(folder))
+        if options.rules:
+            by_rule(fleet, options.rounds)
+            return
         for method, lies, rounds in (("fedproto", PROTOTYPE_LIES, options.rounds), ("ffc", SUM_LIES, 1)):
             honest, _ = run(fleet, method, rounds, None, guarded=True)
             without, _ = run(fleet, method, rounds, None, guarded=True, liar=False)

@@ -181,7 +181,9 @@ class FrozenFleet:
         def messages() -> Iterator[tuple[str, Contribution]]:
             return zip(traits, map(_contribution, self._payloads(bundle, rung)), strict=True)
 
-        result = merge_round(rung.method, messages, traits, rung.hyper, classes=m.classes, width=width)
+        result = merge_round(
+            rung.method, messages, traits, rung.hyper, classes=m.classes, width=width, suspects="ignore"
+        )
         return [
             Outcome(way, right, np.mean([one[way] for one in alone], axis=0), largest, result.told, result.doubt)
             for way, right in self._right(rung, result.merged).items()

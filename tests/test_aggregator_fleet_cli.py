@@ -56,6 +56,19 @@ def test_an_order_is_recorded_and_says_that_nobody_is_there_to_do_it(store: Path
         assert opened.standing.next_order().what == "withdraw"
 
 
+def test_how_far_to_go_back_is_recorded(store: Path) -> None:
+    for words in ((), ("--rounds", "3"), ("porch",)):
+        assert run("fleet", "rollback", *words, "--store", store).returncode == 0
+    said = run("fleet", "log", "--store", store).stdout
+    assert [line.split(", ")[0] for line in said.splitlines()][1:] == ["rollback 1", "rollback 3", "rollback porch"]
+    for words, line in (
+        (("porch", "--rounds", "2"), "DEVICE and --rounds, expected one of them, got both"),
+        (("--rounds", "0"), "--rounds, expected 1 or more, got 0"),
+        (("nobody",), "a device that the store knows, got nobody"),
+    ):
+        assert line in one_error_line(run("fleet", "rollback", *words, "--store", store))
+
+
 def test_what_somebody_wrote_into_the_orders_by_hand_is_shown_as_it_is(store: Path) -> None:
     with closing(sqlite3.connect(store)) as db, db:
         db.execute("INSERT INTO fleet_order (what, device, who, given_at) VALUES (x'ff', 'A/#', 7, 'soon')")
