@@ -16,8 +16,7 @@ a higher (boot, instance): the other has taken over, or took the seat while we w
 other never both stay, whatever the order in which they started, and one of them always does.
 
 Two with one certificate do not hear each other where the broker has one session for each: they throw each other out
-(`contract/eviction.py`). Then, too, the newcomer ends first; the older one does if the newcomer is to take over, or has
-had the time to take the seat.
+(`contract/eviction.py`). Then, too, the newcomer ends, unless it is to take over: it is more patient then.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ __all__ = ["Seat"]
 LISTEN_S = 0.5
 ANSWER_S = 8.0  # an aggregator may be in the middle of a merge
 _ASSERT_EACH_S = 0.5
-_THROWN_OUT, _THROWN_OUT_BEFORE = 3, 2  # times in a row, for one that has had the seat or is to take it, and for others
+_RETURN_S = 3.0  # of one that was thrown out
 
 _Phase = Literal["away", "listening", "asking", "seated"]
 
@@ -56,7 +55,7 @@ class Seat:
         self._boot = max(0, min(started, MAX_ROUND - 1))
         self._phase: _Phase = "away"
         self._was_seated = False
-        self._eviction = Eviction()
+        self._eviction = Eviction(newcomer=4) if take_over else Eviction()
         self._until = 0.0
         self._other: Status | None = None  # who stands on the topic, when it is not us
         self._answered = False
@@ -99,8 +98,10 @@ class Seat:
             LinkError: another aggregator has the seat now.
         """
         self._eviction.heard(strangers_death=status.instance != self.instance and not status.online)
-        if self._eviction.times >= (_THROWN_OUT if self._was_seated or self._take_over else _THROWN_OUT_BEFORE):
+        if self._eviction.is_sure:
             raise self._ousted(status)
+        if self._eviction.is_suspected and self._phase == "listening":
+            self._until = max(self._until, now + _RETURN_S)  # for the other to come back, before anything is said
         if status.instance == self.instance:
             if self.taken and not status.online:
                 self._speak_at = now  # somebody asks whether we are there, or our own will came late

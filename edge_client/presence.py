@@ -6,7 +6,7 @@ own status topic, which each also reads. Once a process has seen its own birth t
 neither its own nor that of an earlier process of its state directory is a second process, and the one that notices
 stops. That is the older one: it waits after a reconnection for what the broker retains before it says anything, so that
 the newer one, which spoke last, never sees an answer. Where the broker has one session for each certificate, they throw
-each other out instead, and know by that (`contract/eviction.py`).
+each other out instead, and know by that (`contract/eviction.py`); there the newcomer stops.
 
 A death of another instance is the last will of a process that is gone, such as our own before a power cut, which the
 broker has only now found missing: we say again that we are here. So we do to a death in our own name: the aggregator,
@@ -24,7 +24,6 @@ from contract.messages import Status
 __all__ = ["Presence"]
 
 _LISTEN_S = 2.0
-_THROWN_OUT = 3  # times in a row
 
 
 class Presence:
@@ -71,7 +70,7 @@ class Presence:
         """
         strange = status.instance != self._instance and not self._is_own(status.instance)
         self._eviction.heard(strangers_death=strange and not status.online)
-        if self._eviction.times >= _THROWN_OUT:
+        if self._eviction.is_sure:
             raise self._another("one that takes this one's session at the broker, with the same certificate")
         if status.instance == self._instance:
             self._seen_self = True
