@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -13,9 +14,10 @@ import pytest
 from certificates import issue
 from pki_samples import Authority, GuardedMosquitto, knock
 
+import contract.certificates as certificates_module
 from contract import topics
 from contract.certificates import expiries
-from contract.link import Address, Disconnected, Failed, Link, Received
+from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received
 from protofleet.pki.book import Member, read_book
 from protofleet.pki.office import Office
 from protofleet.pki.x509 import new_member
@@ -89,7 +91,7 @@ def test_a_device_of_another_fleet_neither_reads_nor_writes_this_ones(
     spy = linked(authority, "stranger", *wanted, "pf/v2/cows/round")
     aggregator, other = linked(authority, "aggregator", f"{PETS}/up/+"), linked(authority, "aggregator.cows")
     for topic in ("round", "global/0", "down/kitchen"):
-        aggregator.publish(f"{PETS}/{topic}", b"of pets", retain=True)
+        aggregator.publish(f"{PETS}/{topic}", b"of pets", retain=topic != "down/kitchen")
     while not aggregator.idle:
         time.sleep(0.01)
     other.publish("pf/v2/cows/round", b"of cows")
@@ -167,19 +169,16 @@ def test_a_devices_certificate_does_not_make_a_broker(authority: Authority) -> N
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
-            with server.accept()[0] as plain:
-                try:
-                    context.wrap_socket(plain, server_side=True).close()
-                except OSError:
-                    pass
+            with server.accept()[0] as plain, contextlib.suppress(OSError):
+                context.wrap_socket(plain, server_side=True).close()
 
         thread = threading.Thread(target=serve)
         thread.start()
         ours = authority.address("kitchen").tls_context()
         ours.check_hostname = False  # the names in it do not fit either: it is the purpose that is asked about
-        with socket.create_connection(server.getsockname()) as plain:
-            with pytest.raises(ssl.SSLError, match="certificate purpose"):
-                ours.wrap_socket(plain)
+        refused = pytest.raises(ssl.SSLError, match="certificate purpose")
+        with socket.create_connection(server.getsockname()) as plain, refused:
+            ours.wrap_socket(plain)
         thread.join(20)
 
 
@@ -206,6 +205,38 @@ def test_who_is_revoked_is_out_at_once_and_nobody_else_notices(authority: Author
     for link in (bystander, aggregator):
         assert link.receive(0) is None
         link.close()
+
+
+def test_a_renewed_certificate_is_taken_up_by_a_link_that_runs(
+    authority: Authority, broker: GuardedMosquitto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a quiet moment, and the last will stays where it is."""
+    monkeypatch.setattr(certificates_module, "LOOK_S", 0.2)
+    monkeypatch.setattr(certificates_module, "SPREAD_S", 0.5)
+    watcher = linked(authority, "aggregator", f"{PETS}/status/+", f"{PETS}/up/+")
+    will = topics.status("pets", "kitchen"), b"last will"
+    address = authority.address("kitchen")
+    link = Link(address, "x", subscriptions=[f"{PETS}/down/kitchen"], will=will, keepalive_s=1).open()
+    link.wait_connected(20)
+    shown = authority.file("kitchen").read_bytes()
+    authority.file("kitchen").write_bytes(shown[:300])
+    told = link.receive(20)
+    assert isinstance(told, Noticed)
+    assert "certificate files have changed, but cannot be used: TLS certificate" in told.line
+    watcher.publish(f"{PETS}/down/kitchen", b"waits for its acknowledgement")
+    held = link.receive(20)
+    assert isinstance(held, Received)
+    with Office.open(authority.folder) as office:
+        office.renew("kitchen")
+    assert link.receive(3.0) is None  # not while something is on its way
+    link.acknowledge(held)
+    left, back = link.receive(20), link.receive(20)
+    assert left == Disconnected("its certificates are others now", 0.0)
+    assert isinstance(back, Connected)
+    link.publish(f"{PETS}/up/kitchen", b"end")
+    assert will not in heard(watcher, f"{PETS}/up/kitchen")
+    link.close()
+    watcher.close()
 
 
 def test_a_rotation_loses_nobody_and_ends_the_old_authority(authority: Authority, broker: GuardedMosquitto) -> None:
