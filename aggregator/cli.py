@@ -118,6 +118,9 @@ def aggregate_command(
     ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the broker.")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of our certificate.")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of our key.")] = None,
+    crl: Annotated[
+        str | None, typer.Option(help="PEM file of the broker's revocation list; say before it expires.")
+    ] = None,
     standing: Annotated[
         bool,
         typer.Option(
@@ -174,7 +177,7 @@ def aggregate_command(
         max_clients=max_clients,
         standing=standing,
     )
-    address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
+    address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
     served = None if metrics is None else parse_metrics(metrics)
     service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served)
     console = Console(stderr=True, quiet=quiet)

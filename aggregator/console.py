@@ -181,6 +181,10 @@ class Progress:
         self._line(f"  [yellow]warning[/yellow]: round {event.round}: {escape(event.words)}")
 
     @_show.register
+    def _(self, event: events.Noticed) -> None:
+        self._line(f"[yellow]warning[/yellow]: {escape(event.line)}")
+
+    @_show.register
     def _(self, event: events.RoundExtended) -> None:
         over, lasts = "deadline passed", f"for another {event.deadline_s:g} s"
         if event.is_window:

@@ -21,6 +21,7 @@ __all__ = [
     "ListsCounted",
     "MetricsServed",
     "Nobody",
+    "Noticed",
     "OrderDone",
     "Refused",
     "RolloutCompleted",
@@ -236,6 +237,13 @@ class Warned:
 
 
 @dataclass(frozen=True)
+class Noticed:
+    """Something about the link that a person should see to: a certificate that expires, or cannot be used."""
+
+    line: str
+
+
+@dataclass(frozen=True)
 class RunFinished:
     rounds: int
     committed: int
@@ -374,6 +382,7 @@ Event = (
     | RoundExtended
     | Screened
     | Warned
+    | Noticed
     | RoundClosed
     | RunFinished
     | HeadMade

@@ -15,7 +15,7 @@ from aggregator import events
 from aggregator.core import Core
 from contract import topics
 from contract.errors import WireError
-from contract.link import Address, Failed, Link, Received
+from contract.link import Address, Failed, Link, Received, client_id
 from contract.messages import Status
 from contract.offers import MAX_PIECES, Offer, Piece, Request
 from contract.wire import decode, encode
@@ -57,7 +57,8 @@ class Handout:
     Args:
         core: what is served.
         link: to devices of `fleet`.
-        address: of the broker, for a second link while devices go over to another fleet.
+        address: of the broker, for a second link while devices go over to another fleet, with a certificate of its own
+            (`NAME.rollout.pem`) where there is one.
         listener: is told what devices say of the roll-out.
     """
 
@@ -131,8 +132,8 @@ class Handout:
             self.close()
             self._followed = fleet
             if fleet:
-                client = f"pf-{self._fleet}-aggregator-{self._core.run.hex()}-rollout"
-                self._elsewhere = Link(self._address, client, subscriptions=[topics.status(fleet)]).open()
+                own, client = self._address.of_process("rollout"), client_id(self._fleet, topics.AGGREGATOR)
+                self._elsewhere = Link(own, client, subscriptions=[topics.status(fleet)]).open()
         for _ in range(_LISTENS if self._elsewhere is not None else 0):
             assert self._elsewhere is not None
             event = self._elsewhere.receive(0)

@@ -8,13 +8,11 @@ Each turn:
 4. what is due is done: a round opens, is extended, or closes with its merged result durable; then the global state is
    published, and after it the announcement that names its version. Both are retained.
 
-Nothing is published that is not durable, and nothing is acknowledged before its receipt was handed over. When the
-broker is away, nothing is kept for it: on every connection we announce again, and once that has come back we publish
-what the broker has lost of the global state; devices send again what they have no receipt for. So kill -9 at any
-instruction, of any part, loses and doubles nothing.
-
-Only one aggregator speaks for a fleet (`seat`): until the seat is taken nothing but status messages is looked at,
-nothing opens, and nothing is acknowledged.
+Nothing is published that is not durable, and nothing is acknowledged before its receipt was handed over. For a broker
+that is away nothing is kept: on every connection we announce again, and once that has come back we publish what the
+broker has lost of the global state; devices send again what they have no receipt for. So kill -9 of any part at any
+instruction loses and doubles nothing. Only one aggregator speaks for a fleet (`seat`): until the seat is taken nothing
+but status messages is looked at, nothing opens, and nothing is acknowledged.
 
 A device that was silent through a whole deadline may be a birth whose will was never published. A death is published
 in its name; one that is alive answers with a birth, and what is retained of the others is true again.
@@ -42,7 +40,7 @@ from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.standing_events import StandingTeller
 from contract import topics
 from contract.errors import LinkError, StoreError, WireError
-from contract.link import Address, Connected, Disconnected, Failed, Link, Received
+from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
 from contract.messages import Announcement, Status
 from contract.service_manager import ServiceManager
 from contract.wire import decode, encode
@@ -120,7 +118,7 @@ class Server:
         self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, topics.AGGREGATOR)
         self._link = Link(
             address,
-            f"pf-{fleet}-aggregator-{coordinator.run.hex()}",
+            client_id(fleet, topics.AGGREGATOR),
             subscriptions=[topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)],
             will=(self._seat_topic, encode(self._seat.death)),
             receive_maximum=RECEIVE_MAXIMUM,
@@ -214,6 +212,8 @@ class Server:
                 self._held.clear()  # they come again, and could not be acknowledged any more
                 self._seat.disconnected()
                 self._listener(events.LinkDown(event.reason, event.retry_s))
+            elif isinstance(event, Noticed):
+                self._listener(events.Noticed(event.line))
             elif isinstance(event, Failed):
                 raise event.error
             event = self._link.receive(0)

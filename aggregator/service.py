@@ -96,7 +96,7 @@ class Service:
                 store.begin_new_run()
             core = self._core(store)
             standing = isinstance(core, StandingCoordinator)
-            metrics = Metrics(self.fleet, core, store.standing)
+            metrics = Metrics(self.fleet, core, store.standing, address=self.address)
             tell = _both(metrics, listener)
             summary = StandingSummary(store, self.fleet, first) if standing else Summary(store, self.fleet, first)
 

@@ -51,6 +51,7 @@ LOOSE_COUNT, LOOSE_BYTES = 256, 1 << 20  # messages at QoS 0 that wait for the o
 ANSWER_S = 60.0  # for CONNACK, then SUBACK, unless messages come meanwhile
 ECHO_S = 30.0
 STALL_S, SLOWEST_BYTES_PER_S = 300.0, 1000.0  # without any acknowledgement, and what the slowest uplink carries
+RENEW_S = 600.0  # for a quiet moment in which to make the connection anew
 STEADY_S = 10.0  # a connection that held for so long was a good one
 RETRY_S, AWAY_RETRY_S, AWAY_ATTEMPTS = 30.0, 300.0, 30  # the longest wait, and that of a broker away for minutes
 DENIALS = 3  # connections in a row that ended since the broker denied us something
@@ -96,6 +97,7 @@ class Connection:
         self._acks: deque[int] = deque()  # packet ids to acknowledge
         self._held: dict[int, bool] = {}  # packet id → whether the owner has acknowledged it, in order of arrival
         self._early: list[Received] = []  # before the subscriptions are answered
+        self._renew_by: float | None = None  # until when a quiet moment is waited for, to make the connection anew
         self._echo: tuple[bytes, float] | None = None  # what must come back on the echo topic, and until when
         self._actions = deque(action for action in self._actions if isinstance(action, Tell))
 
@@ -147,6 +149,12 @@ class Connection:
         """End the connection once what is queued has been acknowledged, or after that time."""
         if self._close_by is None:
             self._close_by = now + timeout_s
+
+    def renew(self, now: float) -> None:
+        """Make the connection anew, since its certificates are others now: when nothing is on its way, or after ten
+        minutes without such a moment. The last will is not published."""
+        if self.phase == "up" and self._renew_by is None:
+            self._renew_by = now + RENEW_S
 
     # ── what the network says ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -268,6 +276,7 @@ class Connection:
         elif self.phase == "up":
             times += [self._stalled_at()] if self._sent else []
             times += [self._echo[1]] if self._echo is not None else []
+            times += [self._renew_by] if self._renew_by is not None else []
         return max(0.0, min(times) - now) if times and self.phase != "over" else None
 
     def _look(self, now: float) -> None:
@@ -289,6 +298,10 @@ class Connection:
             self.ended(f"the broker has acknowledged nothing for {now - self._progress_at:.0f} s", now)
         elif self._echo is not None and now >= self._echo[1]:
             self._miss_echo(self._echo[0], now)
+        elif self._renew_by is not None and (now >= self._renew_by or (self._is_done() and not self._held)):
+            self._hang_up(polite=True)
+            self.phase, self._retry_at, self._attempt = "waiting", now, 0
+            self._actions.append(Tell(Disconnected("its certificates are others now", 0.0)))
 
     def _is_done(self) -> bool:
         """Whether nothing is left to send or to acknowledge."""

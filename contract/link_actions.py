@@ -16,6 +16,7 @@ __all__ = [
     "Failed",
     "Hangup",
     "Limits",
+    "Noticed",
     "Received",
     "Send",
     "Subscribe",
@@ -64,7 +65,14 @@ class Received:
     connection: int
 
 
-Event = Connected | Disconnected | Failed | Received
+@dataclass(frozen=True)
+class Noticed:
+    """Something that a person should see to while the link goes on: a certificate that expires, or cannot be used."""
+
+    line: str
+
+
+Event = Connected | Disconnected | Failed | Noticed | Received
 
 # ── for the shell ───────────────────────────────────────────────────────────────────────────────────────────────────
 

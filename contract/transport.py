@@ -90,6 +90,11 @@ class Transport:
         client.on_connect, client.on_subscribe, client.on_message = self._accepted, self._subscribed, self._received
         client.on_publish, client.on_disconnect = self._published, self._ended
 
+    @property
+    def peer(self) -> object:
+        """The socket, once there is one."""
+        return self._client.socket()
+
     # ── what the core wants ─────────────────────────────────────────────────────────────────────────────────────────
 
     def dial(self) -> None:

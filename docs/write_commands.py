@@ -22,6 +22,7 @@ SUBCOMMANDS = {
         *("list", "show", "log", "admit", "remove", "pause", "resume"),
         *("open-round", "close-round", "backup", "restore"),
     ),
+    "pki": ("init", "device", "aggregator", "helper", "other", "revoke", "renew", "rotate-ca", "list"),
     "lab": ("list", "run", "table"),
 }
 _HEAD = """# Commands

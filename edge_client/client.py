@@ -16,12 +16,10 @@ What happens, in order:
    publish a death and return.
 
 While nothing happens the loop sleeps: it looks for new photos every ten minutes, or when `look` asks for it (SIGUSR1,
-`process.py`), and says how many there are, tells a service manager that it gets on, and does nothing else. A person is
-told what is waited for, once for each change.
+`process.py`), and tells a service manager that it gets on. A person is told what is waited for, once for each change.
 
-Everything that arrives is taken in (`inbox.py`) before anything is begun, so that what is worked on is the newest there
-is. A malformed message is acknowledged like any other, so that it does not come again. At any moment
-the process may be killed: the journal then holds either all of a round or nothing of it.
+Everything that arrives is taken in (`inbox.py`) before anything is begun, so that the newest is worked on. A malformed
+message is acknowledged, so that it does not come again. Killed at any moment, the journal has all of a round or none.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from typing import Any
 from contract import topics
 from contract.bundle import Bundle
 from contract.errors import LinkError, PrivacyError
-from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
+from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Noticed, Received, client_id
 from contract.messages import Announcement
 from contract.service_manager import ServiceManager
 from contract.wire import encode
@@ -178,7 +176,7 @@ class Client:
         )
         self._link = Link(
             address,
-            f"pf-{fleet}-{device_id}-{instance.hex()}",
+            client_id(fleet, device_id),
             subscriptions=[topics.round_(fleet), topics.global_all(fleet), topics.down(fleet, device_id), self._status],
             will=(self._status, encode(self._health.death())),
             echo_topic=self._status,
@@ -379,6 +377,8 @@ class Client:
                     self._manager.status(line)
             self._detail(f"no connection ({event.reason}), again in {event.retry_s:.1f} s")
             self._note = event.reason
+        elif isinstance(event, Noticed):
+            self._log(event.line)
         elif isinstance(event, Failed):
             raise event.error
 

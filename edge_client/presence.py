@@ -5,7 +5,8 @@ random bytes in the MQTT client id, so that neither throws the other out, and in
 own status topic, which each also reads. Once a process has seen its own birth there, a birth of an instance that is
 neither its own nor that of an earlier process of its state directory is a second process, and the one that notices
 stops. That is the older one: it waits after a reconnection for what the broker retains before it says anything, so that
-the newer one, which spoke last, never sees an answer.
+the newer one, which spoke last, never sees an answer. Where the broker has one session for each certificate, they throw
+each other out instead, and know by that (`contract/eviction.py`); there the newcomer stops.
 
 A death of another instance is the last will of a process that is gone, such as our own before a power cut, which the
 broker has only now found missing: we say again that we are here. So we do to a death in our own name: the aggregator,
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from contract.errors import LinkError
+from contract.eviction import Eviction
 from contract.messages import Status
 
 __all__ = ["Presence"]
@@ -36,11 +38,13 @@ class Presence:
     def __init__(self, device_id: str, instance: bytes, *, is_own: Callable[[bytes], bool]) -> None:
         self._device_id, self._instance, self._is_own = device_id, instance, is_own
         self._seen_self = False
+        self._eviction = Eviction()
         self._birth_due_s: float | None = None
 
     def connected(self, now_s: float) -> None:
         """A connection is up: the first birth is due at once, a later one after listening."""
         self._birth_due_s = now_s + (_LISTEN_S if self._seen_self else 0.0)
+        self._eviction.connected(now_s)
 
     def disconnected(self) -> None:
         """The connection is gone."""
@@ -64,6 +68,10 @@ class Presence:
         Raises:
             LinkError: another process runs under this device's id.
         """
+        strange = status.instance != self._instance and not self._is_own(status.instance)
+        self._eviction.heard(strangers_death=strange and not status.online)
+        if self._eviction.is_sure:
+            raise self._another("one that takes this one's session at the broker, with the same certificate")
         if status.instance == self._instance:
             self._seen_self = True
             if not status.online or self._birth_due_s is not None:
@@ -71,10 +79,13 @@ class Presence:
                 self._birth_due_s = now_s
         elif self._seen_self and not status.online:
             self._birth_due_s = now_s
-        elif self._seen_self and not self._is_own(status.instance):
-            raise LinkError(
-                f"another process runs as device {self._device_id}",
-                expected="one process for each id",
-                got="a second one",
-                hint="an --id of its own for each device",
-            )
+        elif self._seen_self and strange:
+            raise self._another("a second one")
+
+    def _another(self, got: str) -> LinkError:
+        return LinkError(
+            f"another process runs as device {self._device_id}",
+            expected="one process for each id",
+            got=got,
+            hint="an --id, and a certificate, of its own for each device",
+        )

@@ -13,7 +13,6 @@ device is for the broker's access rules to say (its certificate, deploy/).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 
 from contract import topics
 from contract.errors import LinkError, UsageError, WireError
-from contract.link import Address, Connected, Disconnected, Failed, Link, Received
+from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
 from contract.messages import MAX_ROUND, Announcement, Contribution, Message, Receipt
 from contract.methods import load_method
 from contract.signing_keys import read_public_key
@@ -82,9 +81,7 @@ class _Withdrawal:
         self._done = False
         fleet, device = settings.fleet, settings.id
         self._up, self._down, self._round = topics.up(fleet, device), topics.down(fleet, device), topics.round_(fleet)
-        self._link = Link(
-            address, f"pf-{fleet}-{device}-{os.urandom(8).hex()}", subscriptions=[self._round, self._down]
-        )
+        self._link = Link(address, client_id(fleet, device), subscriptions=[self._round, self._down])
 
     def run(self) -> None:
         self._link.open()
@@ -111,6 +108,8 @@ class _Withdrawal:
     def _handle(self, event: object) -> None:
         if isinstance(event, Failed):
             raise event.error
+        if isinstance(event, Noticed):
+            self._log(event.line)
         if isinstance(event, Connected | Disconnected) or not isinstance(event, Received):
             return
         try:

@@ -26,7 +26,7 @@ class Aggregator:
         store: SQLite file that holds the run; made when absent, resumed when not.
         fleet: the fleet's id, in every topic.
         calibrate: end with one FFC round; where there is one bundle, unless said otherwise.
-        ca, cert, key: PEM files, for `mqtts://`.
+        ca, cert, key, crl: PEM files, for `mqtts://`.
         patience_s: how long the broker may be absent at the start; 60 s unless told, and for ever with `every` or
             `when_new`.
         take_over, new_run, metrics, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
@@ -49,6 +49,7 @@ class Aggregator:
         ca: str | None = None,
         cert: str | None = None,
         key: str | None = None,
+        crl: str | None = None,
         patience_s: float | None = None,
         take_over: bool = False,
         new_run: bool = False,
@@ -59,7 +60,7 @@ class Aggregator:
         if calibrate is None:
             calibrate = len(bundles) == 1 or bool(options.get("standing"))
         settings = settle(calibrate=calibrate, **options)
-        address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
+        address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
         served = None if metrics is None else parse_metrics(metrics)
         self._service = Service(bundles, address, Path(store), fleet, settings, patience_s, take_over, new_run, served)
 

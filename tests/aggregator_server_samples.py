@@ -27,7 +27,7 @@ class Running:
 
     def __init__(
         self,
-        url: str,
+        url: str | Address,
         store: Store,
         bundle: bytes,
         settings: Settings = SETTINGS,
@@ -44,7 +44,7 @@ class Running:
         self._stopping = threading.Event()
         self.server = Server(
             self.core,
-            Address.parse(url),
+            url if isinstance(url, Address) else Address.parse(url),
             FLEET,
             listener=self.events.append,
             on_round=lambda finished: None,
