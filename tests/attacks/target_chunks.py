@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 
 from attacks.choices import Choices
-from contract.chunks import PART_COST_BYTES, Assembler, bitmap, in_bitmap, split
+from contract.chunks import OVERHEAD_BYTES, PART_COST_BYTES, Assembler, bitmap, in_bitmap, split
 from contract.errors import WireError
 from contract.messages import Chunk
 
@@ -38,7 +38,7 @@ def _check(assembler: Assembler, device: str, chunk: Chunk) -> None:
     assert 0 <= assembler.held_bytes <= CAPACITY
     assert len(assembler) <= len(DEVICES) * len(METHODS)
     missing = assembler.missing(device, chunk.method)
-    if missing is not None and chunk.count <= 64:
+    if missing is not None and chunk.count <= 16:
         lacking = {index for index in range(chunk.count) if in_bitmap(index, missing)}
         assert lacking, "nothing is missing, and nothing came out"
         assert bitmap(lacking, chunk.count) == missing
@@ -48,7 +48,7 @@ def _check(assembler: Assembler, device: str, chunk: Chunk) -> None:
 
 def _honest(choices: Choices) -> Chunk:
     """One chunk of a contribution that a few bytes describe; the same bytes give the same contribution."""
-    salt, size, limit = choices.below(4), choices.below(LARGEST + 50), 129 + choices.below(200)
+    salt, size, limit = choices.below(4), choices.below(LARGEST + 50), OVERHEAD_BYTES + 40 + choices.below(200)
     payload = hashlib.shake_256(b"%d" % salt).digest(size)
     pieces = split(payload, limit, run=b"run1", round=1 + salt, method=choices.one_of(METHODS))
     return choices.one_of(pieces)
