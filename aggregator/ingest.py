@@ -299,9 +299,9 @@ class Ingest:
                 self._damaged.popitem(last=False)
             everything = np.packbits(np.ones(chunk.count, np.uint8), bitorder="little").tobytes()
             return _decision(device, chunk, "need-chunks", missing=everything)
-        if whole is None:
-            missing = self.assembler.missing(device, chunk.method)
-            if chunk.index == chunk.count - 1 and missing is not None:
+        if whole is None:  # what is missing takes time in proportion to all of it: not for each chunk
+            missing = self.assembler.missing(device, chunk.method) if chunk.index == chunk.count - 1 else None
+            if missing is not None:
                 return _decision(device, chunk, "need-chunks", missing=missing)
             return Decision(device, "partial", chunk.round)
         del self._in_progress[(device, chunk.method)]

@@ -25,12 +25,13 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote
 
 from contract.errors import InUseError, StoreError, UsageError
 from contract.files import lock
 
-__all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "bring_up", "is_taken", "read_only"]
+__all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "bring_up", "is_taken", "read_only", "typed"]
 
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
 _HEADER = b"SQLite format 3\x00"
@@ -89,6 +90,18 @@ def read_only(path: str | os.PathLike[str], kind: Kind, *, older: bool = False) 
         raise StoreError(what, expected=f"a {kind.name} that can be read", got=error) from None
     finally:
         db.close()
+
+
+def typed(row: tuple[Any, ...], *kinds: type) -> tuple[Any, ...]:
+    """A row whose values are of these kinds: SQLite keeps any value in any column, whatever the table says.
+
+    Raises:
+        TypeError: one is of another.
+    """
+    for value, kind in zip(row, kinds, strict=True):
+        if type(value) is not kind:
+            raise TypeError(f"{type(value).__name__} where {kind.__name__} belongs")
+    return row
 
 
 def _of_another_version(what: str, kind: Kind, application: int, version: int) -> UsageError:

@@ -1,0 +1,36 @@
+"""One target under atheris, for as long as libFuzzer's options say: `python tests/attacks/run_target.py wire -runs=9`.
+
+A process of its own, since libFuzzer never returns; `benchmarks/fuzz.py` starts it and reads what it says.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import atheris
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+ROOMS = ["contract", "edge_client", "aggregator"]
+
+
+def main() -> None:
+    name = sys.argv.pop(1)
+    with atheris.instrument_imports(include=ROOMS, enable_loader_override=False):
+        from attacks.registry import load
+
+        target = load(name)
+    from attacks.guard import guarded
+
+    warnings.simplefilter("error")  # an overflow that only warns would be a hole, too
+    with guarded():
+        with atheris.instrument_imports(include=ROOMS, enable_loader_override=False):
+            for seed in target.seeds():  # what is imported late is imported now, and so instrumented
+                target.run(seed)
+        atheris.Setup(sys.argv, target.run)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
