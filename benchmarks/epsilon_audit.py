@@ -4,12 +4,12 @@
     python benchmarks/epsilon_audit.py [--trials 20000] [--multiplier 2 1 0.5]
 
 The attacker knows every photo of a device but one, and asks of each of many releases whether that one is in it: by the
-likelihood ratio over every number that leaves, which is the best test there is. Its sample is the worst there is, too: of
-a class that nobody else has. From the shares of right and wrong accusations follows ε ≥ ln((true − δ) / false); printed
-is the largest over thresholds and δ's, of the 99 % Clopper-Pearson bounds, the thresholds' number allowed for (Bonferroni).
-Thresholds are set on other releases than those that are counted. Beside it is the ε that is stated for that δ, and what
-the same attack shows of a mechanism that adds half the noise and one that leaves the counts as they are: these have to
-be found out.
+likelihood ratio over every number that leaves, which is the best test there is. Its sample is the worst there is, too:
+of a class that nobody else has. From the shares of right and wrong accusations follows ε ≥ ln((true − δ) / false);
+printed for each δ is the largest over thresholds, of 99 % Clopper-Pearson bounds that allow for their number
+(Bonferroni). Thresholds are set on other releases than those that are counted. Beside it is the ε that is stated for
+that δ, and what the same attack shows of a mechanism that adds half the noise and one that leaves the counts as they
+are: these have to be found out.
 
 Releases are those of the deployed methods, with their own noise from secrets of their own.
 """
@@ -88,7 +88,7 @@ def _shown(name: str, multiplier: float, trials: int, *, only_counts: bool) -> l
     z, y = rng.normal(size=(OTHERS, WIDTH)).astype(np.float32), rng.integers(0, CLASSES - 1, OTHERS)
     more = np.concatenate([z, np.eye(WIDTH, dtype=np.float32)[:1]]), np.append(y, CLASSES - 1)
     quiet = mock.Mock(standard_normal=np.zeros)
-    with mock.patch.object(Attacked, "secret_noise", lambda self, *of: quiet):
+    with mock.patch.object(Attacked, "secret_noise", return_value=quiet):
         base, with_it = (_numbers(name, hyper, data, b"") for data in ((z, y), more))
     moved = with_it - base
     if only_counts:
