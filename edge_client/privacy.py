@@ -34,7 +34,7 @@ from contract.errors import PrivacyError, UsageError
 from contract.mechanism import Mechanism
 from contract.terminal import counted
 
-__all__ = ["Accountant", "squared_counts"]
+__all__ = ["Accountant", "cost_of"]
 
 _ROUNDS_AT_ONCE = 200  # 2 ms each
 _TIMEOUT_S = 300.0
@@ -51,11 +51,11 @@ class Accountant:
         rounds: done before, with noise.
         method: the one whose rounds add noise.
         counts: (C,) samples of each class.
-        earlier: Σ n² of the noised rounds before, all together; None where they had these samples, too.
+        earlier: what the noised rounds before cost, all together; None where they had these samples, too.
         bare: rounds done before without noise.
 
     Attributes:
-        squared_counts: Σ n² of a round with these samples, for the journal.
+        cost: of a round with these samples, for the journal; costs of rounds add up.
 
     Raises:
         UsageError: `dp-accounting` is not installed, or there is a budget and the mechanism does not noise everything.
@@ -74,12 +74,12 @@ class Accountant:
         earlier: float | None = None,
         bare: int = 0,
     ) -> None:
-        if budget is not None and not mechanism.predictions:
+        open_part = mechanism.release(counts).bare
+        if budget is not None and open_part:
             raise UsageError(
                 f"--epsilon {budget:g}",
                 expected="a bundle that adds noise to all that it sends",
-                got="noise_on=features, so soft predictions go out as they are",
-                hint="export --set noise_on=all",
+                got=f"one whose {' and '.join(open_part)} go out as they are",
             )
         if budget is not None and bare:  # perhaps still in the outbox, to be sent before any round
             raise PrivacyError(
@@ -90,15 +90,15 @@ class Accountant:
             )
         self._mechanism, self._delta, self._budget = mechanism, delta, budget
         self._rounds, self._method, self._bare = rounds, method, bare
-        self.squared_counts = squared_counts(counts)
-        self._done = rounds * self.squared_counts if earlier is None else earlier
+        self._noised_all, self.cost = not open_part, cost_of(mechanism, counts)
+        self._done = rounds * self.cost if earlier is None else earlier
         self._first, self._table = rounds, self._epsilons()
 
     def hold(self, counts: NDArray[np.integer]) -> None:
         """From now on the device has these many samples of each class (C,)."""
-        found = squared_counts(counts)
-        if found != self.squared_counts:
-            self.squared_counts = found
+        found = cost_of(self._mechanism, counts)
+        if found != self.cost:
+            self.cost = found
             self._first, self._table = self._rounds, self._epsilons()
 
     def epsilon(self, more: int = 0) -> float:
@@ -112,7 +112,7 @@ class Accountant:
     @property
     def holds(self) -> bool:
         """Whether ε covers all that was released: nothing went out without noise."""
-        return self._mechanism.predictions and not self._bare
+        return self._noised_all and not self._bare
 
     def check(self, method: str) -> None:
         """Refuse a round that the budget does not allow: without noise, or one too many.
@@ -165,7 +165,7 @@ class Accountant:
         """A round of `method` was done."""
         if method == self._method:
             self._rounds += 1
-            self._done += self.squared_counts
+            self._done += self.cost
         else:
             self._bare += 1
 
@@ -174,22 +174,22 @@ class Accountant:
         if self._bare:
             return f"no ε holds: without noise went out {counted(self._bare, 'round')}"
         if not self.holds:
-            return "no ε holds: soft predictions go out without noise"
+            return "no ε holds: some of what is sent has no noise"
         of = "" if self._budget is None else f" of {self._budget:g}"
         return f"ε = {self.epsilon():.3g}{of} at δ = {self._delta:g} after {counted(self._rounds, 'round')}"
 
     def _epsilons(self) -> list[float]:
         """ε after the rounds so far, and after each further one."""
-        return _table([self._mechanism.noise, self._mechanism.releases, self._delta, self._done, self.squared_counts])
+        return _table([self._delta, self._done, self.cost])
 
 
-def squared_counts(counts: NDArray[np.integer]) -> float:
-    """Σ n² over classes (C,): what a round weighs in ε; 1 at least."""
-    return max(float((counts.astype(np.float64) ** 2).sum()), 1.0)
+def cost_of(mechanism: Mechanism, counts: NDArray[np.integer]) -> float:
+    """What a release over these samples of each class (C,) weighs in ε: 1/m² of its noise multiplier m."""
+    return mechanism.release(counts).multiplier ** -2.0
 
 
 def _table(numbers: list[float]) -> list[float]:
-    """What this module's own process answers to: σ, releases in a round, δ, Σ n² so far, and of each further round."""
+    """What this module's own process answers to: δ, the cost of all releases so far, and of each further one."""
     command = [sys.executable, "-m", "edge_client.privacy", json.dumps(numbers)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
@@ -204,9 +204,9 @@ def _table(numbers: list[float]) -> list[float]:
 def _main(arguments: list[str]) -> int:
     from dp_accounting import get_epsilon_gaussian
 
-    noise, releases, delta, done, each = json.loads(arguments[0])
+    delta, done, each = json.loads(arguments[0])
     sums = [done + further * each for further in range(_ROUNDS_AT_ONCE)]
-    table = [get_epsilon_gaussian(noise / math.sqrt(n * releases), delta) if n else 0.0 for n in sums]
+    table = [get_epsilon_gaussian(1.0 / math.sqrt(cost), delta) if cost else 0.0 for cost in sums]
     print(json.dumps(table))
     return 0
 

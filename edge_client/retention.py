@@ -17,7 +17,7 @@ ROUNDS_KEPT = 4_096
 _NAME = "dropped"  # in the table `meta`
 _OLD = """
 SELECT r.rowid, r.run, r.round, r.method, c.outcome FROM rounds r LEFT JOIN contributions c USING (run, round, method)
-WHERE r.rowid <= (SELECT max(rowid) FROM rounds) - ? AND r.reported AND r.metrics NOT LIKE '%"squared_counts"%'
+WHERE r.rowid <= (SELECT max(rowid) FROM rounds) - ? AND r.reported AND r.metrics NOT LIKE '%"noise_cost"%'
     AND NOT EXISTS (SELECT 1 FROM contributions w WHERE w.run = r.run AND w.round = r.round AND w.method = r.method
         AND w.outcome IS NULL)
 """

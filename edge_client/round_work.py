@@ -109,7 +109,7 @@ class RoundWork:
             **({} if result.check is None else result.check.facts()),
         }
         if self._accountant is not None:
-            metrics["squared_counts"] = self._accountant.squared_counts
+            metrics["noise_cost"] = self._accountant.cost
         self._journal.commit_round(
             key,
             weights=self._device.state(),

@@ -32,7 +32,7 @@ from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.journal import Journal
 from edge_client.own_samples import OwnSamples
-from edge_client.privacy import Accountant, squared_counts
+from edge_client.privacy import Accountant, cost_of
 from edge_client.probation import ProbationWatch
 from edge_client.profile_record import measured_metrics
 from edge_client.provider_trials import Providers, settle_providers
@@ -236,7 +236,7 @@ def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal, da
             )
         return None
     done, counts = journal.rounds_done(manifest.method), data.counts(manifest.classes)
-    before = [metrics.get("squared_counts", squared_counts(counts)) for metrics in journal.metrics(manifest.method)]
+    before = [metrics.get("noise_cost", cost_of(mechanism, counts)) for metrics in journal.metrics(manifest.method)]
     return Accountant(
         mechanism,
         float(manifest.hyper["delta"]),

@@ -15,7 +15,7 @@ from edge_samples import announcement, fashion
 import edge_client.privacy
 from contract.bundle import Bundle, read_bundle
 from contract.errors import PrivacyError, UsageError
-from contract.mechanism import Mechanism
+from contract.mechanism import RowNoise
 from contract.methods import method
 from contract.methods.fedhkd import HyperKnowledge
 from contract.wire import encode
@@ -81,11 +81,11 @@ def test_the_accountant_agrees_with_composed_privacy_loss_distributions(
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
     from dp_accounting.pld import PLDAccountant
 
-    mechanism = Mechanism(1.0, noise, predictions)
+    mechanism = RowNoise(1.0, noise, predictions)
     accountant = Accountant(mechanism, delta, None, 0, method="fedhkd", counts=ONE)
     assert accountant.epsilon() == 0.0
     for rounds in (1, 20):
-        other = PLDAccountant().compose(SelfComposedDpEvent(GaussianDpEvent(noise), rounds * mechanism.releases))
+        other = PLDAccountant().compose(SelfComposedDpEvent(GaussianDpEvent(noise), rounds * (1 + predictions)))
         assert accountant.epsilon(rounds) == pytest.approx(other.get_epsilon(delta), rel=0.01)
 
 
@@ -97,19 +97,19 @@ def test_one_sample_moves_every_class_by_way_of_the_weights_and_epsilon_covers_t
     By 2ζ/n in that image's class and nothing in the others, as if the network had not been trained on it, is not so.
     """
     released: list[HyperKnowledge] = []
-    plain = Mechanism.released
+    plain = RowNoise.released
 
-    def watched(self: Mechanism, statistic: HyperKnowledge, rng: np.random.Generator) -> HyperKnowledge:
+    def watched(self: RowNoise, statistic: HyperKnowledge, rng: np.random.Generator) -> HyperKnowledge:
         released.append(statistic)
         return plain(self, statistic, rng)
 
-    monkeypatch.setattr(Mechanism, "released", watched)
+    monkeypatch.setattr(RowNoise, "released", watched)
     data = fashion(noisy, 24, (0, 3))
     for x in (data.x, np.concatenate([255 - data.x[:1], data.x[1:]])):
         device = Device(noisy, replace(data, x=x), "pi-1", secret=SECRET)
         for number in (1, 2):
             device.run_round(announcement(noisy, number), None)
-    mechanism, one, other = Mechanism.of(noisy.manifest.hyper), released[1], released[3]
+    mechanism, one, other = RowNoise.of(noisy.manifest.hyper), released[1], released[3]
     counts, sample_class = one.counts, int(data.y[0])
     moved = np.linalg.norm(one.means - other.means, axis=1)
     assert np.delete(moved, sample_class).max() > 1e-4  # not 0
@@ -123,18 +123,18 @@ def test_one_sample_moves_every_class_by_way_of_the_weights_and_epsilon_covers_t
 
 def test_epsilon_is_that_of_means_that_can_be_anywhere_in_the_clip() -> None:
     """Of 3 and 4 samples: 3/σ and 4/σ deviations, 5/σ together, and again for the soft predictions."""
-    accountant = Accountant(Mechanism(1.0, 50.0, True), 1e-5, None, 0, method="fedhkd", counts=np.array([3, 0, 4]))
+    accountant = Accountant(RowNoise(1.0, 50.0, True), 1e-5, None, 0, method="fedhkd", counts=np.array([3, 0, 4]))
     assert accountant.epsilon(1) == pytest.approx(_epsilon(10.0 / math.sqrt(2), 1e-5))
 
 
 def test_rounds_are_counted_with_the_samples_that_they_had() -> None:
     """Two rounds of 30 and 40 samples, then a start with 3 and 4: the first two do not become cheaper by that."""
     few, many = np.array([3, 0, 4]), np.array([30, 0, 40])
-    mechanism = Mechanism(1.0, 500.0, True)
+    mechanism = RowNoise(1.0, 500.0, True)
     first = Accountant(mechanism, 1e-5, None, 0, method="fedhkd", counts=many)
     for _ in range(2):
         first.count("fedhkd")
-    earlier = 2 * first.squared_counts
+    earlier = 2 * first.cost
     then = Accountant(mechanism, 1e-5, None, 2, method="fedhkd", counts=few, earlier=earlier)
     assert then.epsilon() == pytest.approx(first.epsilon())
     assert then.epsilon(1) == pytest.approx(_epsilon(500.0 / math.sqrt(2 * (2 * 50**2 + 5**2)), 1e-5))
@@ -143,7 +143,7 @@ def test_rounds_are_counted_with_the_samples_that_they_had() -> None:
 
 
 def test_photos_that_come_weigh_in_from_then_on() -> None:
-    mechanism = Mechanism(1.0, 500.0, True)
+    mechanism = RowNoise(1.0, 500.0, True)
     now = Accountant(mechanism, 1e-5, None, 1, method="fedhkd", counts=np.array([50, 50, 5]))
     now.count("fedhkd")
     before = now.epsilon()
@@ -160,12 +160,12 @@ def test_a_device_that_has_fewer_samples_than_before_does_not_forget_what_it_tol
     settings = SimpleNamespace(epsilon=None)
     with _journal(tmp_path) as journal:
         before = _accountant(settings, manifest, journal, many)
-        told = {"squared_counts": before.squared_counts}
+        told = {"noise_cost": before.cost}
         journal.commit_round((b"run1", 1, "fedhkd"), weights={}, payload=b"x", limit_bytes=1000, metrics=told)
         before.count("fedhkd")
         now = _accountant(settings, manifest, journal, few)
         assert now.epsilon() == pytest.approx(before.epsilon())
-        assert now.squared_counts == 18.0
+        assert now.cost == pytest.approx(2 * 18.0 / 500.0**2)
 
 
 def test_a_round_that_diverged_is_not_told_without_noise(noisy: Bundle) -> None:
@@ -180,7 +180,7 @@ def test_a_round_that_diverged_is_not_told_without_noise(noisy: Bundle) -> None:
 
 
 def test_a_round_that_would_exceed_the_budget_is_refused_before_it_is_done() -> None:
-    mechanism, budget = Mechanism(1.0, 12.0, True), 2.5
+    mechanism, budget = RowNoise(1.0, 12.0, True), 2.5
     accountant, done = Accountant(mechanism, 1e-5, budget, 0, method="fedhkd", counts=ONE), 0
     while accountant.epsilon(1) <= budget:
         accountant.check("fedhkd")
@@ -205,7 +205,7 @@ def test_a_round_that_would_exceed_the_budget_is_refused_before_it_is_done() -> 
 
 
 def test_the_accountant_goes_on_beyond_its_first_table() -> None:
-    accountant = Accountant(Mechanism(1.0, 200.0, True), 1e-5, None, 0, method="fedhkd", counts=ONE)
+    accountant = Accountant(RowNoise(1.0, 200.0, True), 1e-5, None, 0, method="fedhkd", counts=ONE)
     last = edge_client.privacy._ROUNDS_AT_ONCE - 1  # that was computed at the start
     before = accountant.epsilon(last)
     for _ in range(last):
@@ -215,7 +215,7 @@ def test_the_accountant_goes_on_beyond_its_first_table() -> None:
 
 
 def test_with_a_budget_a_round_without_noise_is_refused() -> None:
-    accountant = Accountant(Mechanism(1.0, 12.0, True), 1e-5, 2.5, 0, method="fedhkd", counts=ONE)
+    accountant = Accountant(RowNoise(1.0, 12.0, True), 1e-5, 2.5, 0, method="fedhkd", counts=ONE)
     for other in ("ffc", "fedproto", "anything"):
         with pytest.raises(PrivacyError) as refused:
             accountant.check(other)
@@ -230,7 +230,7 @@ def test_with_a_budget_a_round_without_noise_is_refused() -> None:
 
 @pytest.mark.parametrize(("predictions", "bare"), [(True, 1), (False, 0)])
 def test_no_epsilon_is_stated_where_something_went_out_without_noise(predictions: bool, bare: int) -> None:
-    mechanism = Mechanism(1.0, 12.0, predictions)
+    mechanism = RowNoise(1.0, 12.0, predictions)
     accountant = Accountant(mechanism, 1e-5, None, 1, method="fedhkd", counts=ONE, bare=bare)
     accountant.count("fedhkd")
     assert accountant.told().startswith("no ε holds: ")

@@ -158,7 +158,7 @@ def test_a_round_that_added_noise_is_never_forgotten(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         for number in range(1, 6):
             journal.commit_round(
-                (b"run1", number, "fedhkd"), weights={}, payload=None, limit_bytes=1, metrics={"squared_counts": 4.0}
+                (b"run1", number, "fedhkd"), weights={}, payload=None, limit_bytes=1, metrics={"noise_cost": 4.0}
             )
             journal.mark_reported((b"run1", number, "fedhkd"))
         with journal._transaction() as db:
