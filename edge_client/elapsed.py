@@ -2,8 +2,8 @@
 
 While the system runs, its own count since it started (`CLOCK_BOOTTIME`, suspension included) says so, which nobody
 sets. Over a restart of the system only the wall clock can say, and is held to what can be true: time does not go back,
-and none has passed for a clock that is behind the latest that was ever seen. So a clock that was set back gains nothing;
-one that was set forward gains once, over a restart of the system, and nothing more until that time has come.
+and none has passed for a clock that is behind the latest that was ever seen. So a clock that was set back gains
+nothing; one that was set forward gains once, over a restart of the system, and nothing more until that time has come.
 """
 
 from __future__ import annotations

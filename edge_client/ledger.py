@@ -1,10 +1,10 @@
 """What has left a device: one row for each release, on the disk before the first byte of it is sent.
 
 A release is a contribution, of a round or standing, or a new set of the figures in a status that are computed from
-samples. A row says what it was, when, for which round, and what it cost: the squared inverse of its noise multiplier for
-data sets that differ in one sample more or fewer (`add_remove`), and in one that was replaced (`replace`); NULL where no
-ε holds. Squared inverses of Gaussian releases add up, whichever they were and whatever followed from the ones before,
-and `privacy.py` makes ε of their sum. The same bytes, sent again, are the same row.
+samples. A row says what it was, when, for which round, and what it cost: the squared inverse of its noise multiplier
+for data sets that differ in one sample more or fewer (`add_remove`), and in one that was replaced (`replace`); NULL
+where no ε holds. Squared inverses of Gaussian releases add up, whichever they were and whatever followed from the ones
+before, and `privacy.py` makes ε of their sum. The same bytes, sent again, are the same row.
 
 The file is the device's, not one fleet's: `STATE/ledger.sqlite`, or where the policy says, so that a state directory
 that is restored from an older copy does not take the ledger back with it. What a journal holds and the ledger does not
@@ -18,7 +18,7 @@ import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from contract.files import own_directory
 from contract.sqlite import Database, Kind, read_only
@@ -34,7 +34,8 @@ KIND = Kind(
     steps=(
         "CREATE TABLE release ("
         "id INTEGER PRIMARY KEY, at REAL NOT NULL, counted_s REAL NOT NULL, what TEXT NOT NULL, fleet TEXT NOT NULL,"
-        " run BLOB NOT NULL, round INTEGER NOT NULL, method TEXT NOT NULL, detail TEXT NOT NULL,"
+        " run BLOB NOT NULL, round INTEGER NOT NULL, method TEXT NOT NULL,"
+        " statistic TEXT NOT NULL, encoding TEXT NOT NULL, min_samples INTEGER NOT NULL,"
         " payload_bytes INTEGER NOT NULL, digest BLOB NOT NULL UNIQUE, add_remove REAL, replace REAL);"
         "CREATE INDEX release_of ON release (fleet, run, round, method);"
         "CREATE TABLE clock (id INTEGER PRIMARY KEY CHECK (id = 1), counted_s REAL NOT NULL, boot TEXT NOT NULL,"
@@ -46,7 +47,9 @@ KIND = Kind(
 What = Literal["round", "standing", "sat-out", "figures", "unknown"]
 _Key = tuple[bytes, int, str]
 _COUNTED: tuple[What, ...] = ("round", "standing")  # that a rate is of
-_COLUMNS = "what, fleet, run, round, method, detail, payload_bytes, digest, add_remove, replace"
+_COLUMNS = (
+    "what, fleet, run, round, method, statistic, encoding, min_samples, payload_bytes, digest, add_remove, replace"
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class Entry:
     Attributes:
         what: `sat-out` says nothing of the samples; `unknown` is one that only the journal knows of.
         fleet, run, round, method: what it was for; empty and 0 for figures.
-        detail: statistic and encoding, or which figures.
+        statistic: of the contribution; of figures, which they are.
+        encoding: as announced; min_samples: as it was held to.
         digest: SHA-256 of what was sent.
         at: seconds since the epoch, as the wall clock had it; 0 before it is in the ledger.
     """
@@ -77,7 +81,9 @@ class Entry:
     run: bytes
     round: int
     method: str
-    detail: str
+    statistic: str
+    encoding: str
+    min_samples: int
     payload_bytes: int
     digest: bytes
     cost: Cost
@@ -158,25 +164,20 @@ class Ledger:
                 query = "SELECT 1 FROM release WHERE fleet = ? AND run = ? AND round = ? AND method = ?"
                 if db.execute(query, (fleet, run, number, method)).fetchone() is None:
                     digest = digest_of(b"unknown", fleet.encode(), run, number.to_bytes(8, "big"), method.encode())
-                    entry = Entry("unknown", fleet, run, number, method, "of the journal", 0, digest, Cost())
+                    entry = Entry("unknown", fleet, run, number, method, "", "", 1, 0, digest, Cost())
                     found += _insert(db, entry, now.wall_s, counted_s)
         return found
+
+    def entry(self, digest: bytes) -> Entry | None:
+        """The release of these bytes, by their SHA-256; None where there is none."""
+        with self._file.guard():
+            row = self._db.execute(f"SELECT {_COLUMNS}, at FROM release WHERE digest = ?", (digest,)).fetchone()
+        return None if row is None else _entry(row)
 
     def spent(self) -> Spent:
         """What all releases so far come to."""
         with self._file.guard():
             return _spent(self._db)
-
-    def counted_within(self, window_s: float, now: Moment) -> int:
-        """How many contributions were made in the last so many seconds."""
-        with self._file.guard():
-            counted_s, _ = self._counted(now)
-            names = ", ".join("?" for _ in _COUNTED)
-            (found,) = self._db.execute(
-                f"SELECT count(*) FROM release WHERE what IN ({names}) AND counted_s > ?",
-                (*_COUNTED, counted_s - window_s),
-            ).fetchone()
-        return int(found)
 
     def free_in_s(self, most: int, window_s: float, now: Moment) -> float:
         """Seconds until another contribution may be made where a window holds so many; 0 where it may be now."""
@@ -207,7 +208,7 @@ def read_entries(path: Path) -> list[Entry]:
     """
     with read_only(path, KIND) as db:
         rows = db.execute(f"SELECT {_COLUMNS}, at FROM release ORDER BY id").fetchall()
-    return [Entry(*row[:8], Cost(*row[8:10]), row[10]) for row in rows]
+    return [_entry(row) for row in rows]
 
 
 def read_spent(path: Path) -> Spent:
@@ -222,12 +223,17 @@ def read_spent(path: Path) -> Spent:
 
 def _insert(db: sqlite3.Connection, entry: Entry, at: float, counted_s: float) -> bool:
     e = entry
-    row = (e.what, e.fleet, e.run, e.round, e.method, e.detail, e.payload_bytes, e.digest)
+    row = (e.what, e.fleet, e.run, e.round, e.method, e.statistic, e.encoding, e.min_samples, e.payload_bytes, e.digest)
     done = db.execute(
-        f"INSERT OR IGNORE INTO release (at, counted_s, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        f"INSERT OR IGNORE INTO release (at, counted_s, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (at, counted_s, *row, e.cost.add_remove, e.cost.replace),
     )
     return done.rowcount == 1
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    fields, (add_remove, replaced, at) = row[:10], row[10:]
+    return Entry(*fields, Cost(add_remove, replaced), at)  # type: ignore[call-arg]
 
 
 def _spent(db: sqlite3.Connection) -> Spent:

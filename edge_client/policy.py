@@ -120,7 +120,9 @@ def read_policy(file: str) -> Policy:
     known = Policy.__struct_fields__
     for name in values:
         if name not in known:
-            raise UsageError(f"{where}: unknown key", expected="one of a policy's", got=name, hint=near_names(name, known))
+            raise UsageError(
+                f"{where}: unknown key", expected="one of a policy's", got=name, hint=near_names(name, known)
+            )
     _check_names(where, values)
     try:
         policy = msgspec.convert(values, Policy)
