@@ -22,6 +22,7 @@ __all__ = [
     "MetricsServed",
     "Nobody",
     "OrderDone",
+    "PolicyRefused",
     "Refused",
     "RolloutCompleted",
     "RolloutDeaf",
@@ -281,6 +282,14 @@ class OrderDone:
 
 
 @dataclass(frozen=True)
+class PolicyRefused:
+    """The policy of a device's owner refuses what is asked of it."""
+
+    device: str
+    word: str
+
+
+@dataclass(frozen=True)
 class DriftSuspected:
     """A device departs from itself: its last reports of this `figure` (`contract/drift.py`) are beyond its usual."""
 
@@ -383,5 +392,6 @@ Event = (
     | MetricsServed
     | ClassDriftSuspected
     | DriftSuspected
+    | PolicyRefused
 )
 Listener = Callable[[Event], None]

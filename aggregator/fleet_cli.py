@@ -21,6 +21,7 @@ from aggregator.backup import WRITTEN_TO, back_up, restore
 from aggregator.class_drift import class_drift_of
 from aggregator.drift import drift_of
 from aggregator.orders import await_done, give
+from aggregator.policy_words import policy_words_in
 from aggregator.rollout_store import said_in
 from aggregator.standing_store import Order, Record, classes_forgotten, fleet_records, orders
 from aggregator.store import as_written
@@ -63,6 +64,7 @@ class _Known(NamedTuple):
         orders: all that was asked, in order.
         drift: what devices said of their newest photos.
         said: what devices said of a roll-out.
+        policies: what they said last that their owners' policies refuse.
         classes_forgotten: by name.
         classes_drifting: by name, and why.
     """
@@ -71,6 +73,7 @@ class _Known(NamedTuple):
     orders: list[Order]
     drift: dict[str, dict[str, Any]]
     said: Mapping[str, str]
+    policies: Mapping[str, str]
     classes_forgotten: Sequence[str]
     classes_drifting: Mapping[str, Mapping[str, Any]]
 
@@ -86,10 +89,10 @@ def forget_command(
 def list_command(store: _Store, json: _Json = None) -> int:
     """The devices that a store knows."""
     known = _read(store)
-    found, drift, said = known.records, known.drift, known.said
+    found, drift, said, policies = known.records, known.drift, known.said, known.policies
     devices = [
-        asdict(record) | {"drift": drift.get(record.device), "rollout": said.get(record.device)}
-        for record in found.values()
+        asdict(record) | {"drift": drift.get(name), "rollout": said.get(name), "policy": policies.get(name)}
+        for name, record in found.items()
     ]
     gone, drifting = known.classes_forgotten, known.classes_drifting
     content = {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone, "classes_drifting": drifting}
@@ -100,10 +103,10 @@ def list_command(store: _Store, json: _Json = None) -> int:
         "rounds": [str(r.rounds) for r in found.values()],
         "drift": [_suspected(drift, device) for device in found],
         "rollout": [printable(said.get(device, "")) for device in found],
+        "policy": [printable(policies.get(device, "")) for device in found],
         "refused": [r.refused for r in found.values()],
     }
-    if not any(columns["rollout"]):
-        del columns["rollout"]
+    columns = {name: cells for name, cells in columns.items() if name not in ("rollout", "policy") or any(cells)}
     words = [at for at, name in enumerate(columns) if name != "rounds"]
     show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=words)
     for name, why in drifting.items():
@@ -130,6 +133,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
             **asdict(record),
             "drift": drift.get(device),
             "rollout": said.get(device),
+            "policy": known.policies.get(device),
             "orders": [asdict(order) for order in log],
         },
     )
@@ -138,6 +142,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
     lines += [f"refused: {record.refused}"] if record.refused else []
     lines += [_drift(drift[device])] if device in drift else []
     lines += [f"rollout: version {printable(said[device])}"] if said.get(device) else []
+    lines += [f"refused by its policy, {printable(known.policies[device])}"] if device in known.policies else []
     for line in (*lines, *map(_line, log)):
         _say(json, line)
     return 0
@@ -301,7 +306,13 @@ def operator() -> str:
 def _read(store: Path) -> _Known:
     with read_only(store, KIND) as db, as_written(store):
         return _Known(
-            dict(fleet_records(db)), orders(db), drift_of(db), said_in(db), classes_forgotten(db), class_drift_of(db)
+            dict(fleet_records(db)),
+            orders(db),
+            drift_of(db),
+            said_in(db),
+            policy_words_in(db),
+            classes_forgotten(db),
+            class_drift_of(db),
         )
 
 

@@ -40,6 +40,7 @@ _BESIDE = (
     "accuracy",
     "refusal",
     "drift",
+    "policy_word",
     "class_drift",
     "rollout_device",
 )  # what is held of a device beside what it contributed

@@ -32,6 +32,7 @@ from typing import Protocol
 from aggregator.accuracy import Told
 from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
+from aggregator.policy_words import PolicyWords
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
@@ -116,6 +117,7 @@ class Store(Protocol):
     drift: DriftTable
     class_drift: ClassDriftTable
     rollouts: RolloutTables
+    policies: PolicyWords
 
     @property
     def run(self) -> bytes: ...
@@ -173,6 +175,7 @@ class SqliteStore:
             with as_written(self._file.path):
                 self._claim({"bundle": bundle, "fleet": fleet.encode()}, extends)
                 self.drift, self.class_drift = DriftTable(self._file), ClassDriftTable(self._file)
+                self.policies = PolicyWords(self._file)
         except BaseException:
             self._file.close()
             raise

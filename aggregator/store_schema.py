@@ -65,7 +65,8 @@ CREATE TABLE rollout (
 );
 CREATE TABLE rollout_piece (sha256 BLOB NOT NULL, number INTEGER NOT NULL, bytes BLOB NOT NULL,
     PRIMARY KEY (sha256, number));
-CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID
+CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE policy_word (device TEXT PRIMARY KEY, word TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID
 """
 KIND = Kind(
     "store",

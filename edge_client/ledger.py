@@ -24,7 +24,7 @@ from contract.files import own_directory
 from contract.sqlite import Database, Kind, read_only
 from edge_client.elapsed import Moment, passed_s
 
-__all__ = ["FILE", "KIND", "Cost", "Entry", "Ledger", "Spent", "What", "digest_of", "read_entries", "read_spent"]
+__all__ = ["FILE", "KIND", "Cost", "Entry", "Ledger", "Spent", "Terms", "What", "digest_of", "read_ledger"]
 
 FILE = "ledger.sqlite"  # of a state directory, where the policy names no other
 KIND = Kind(
@@ -39,7 +39,9 @@ KIND = Kind(
         " payload_bytes INTEGER NOT NULL, digest BLOB NOT NULL UNIQUE, add_remove REAL, replace REAL);"
         "CREATE INDEX release_of ON release (fleet, run, round, method);"
         "CREATE TABLE clock (id INTEGER PRIMARY KEY CHECK (id = 1), counted_s REAL NOT NULL, boot TEXT NOT NULL,"
-        " uptime_s REAL NOT NULL, wall_s REAL NOT NULL)",
+        " uptime_s REAL NOT NULL, wall_s REAL NOT NULL);"
+        "CREATE TABLE terms (id INTEGER PRIMARY KEY CHECK (id = 1), epsilon REAL, delta REAL,"
+        " neighbours TEXT NOT NULL)",
     ),
     pragmas={"cache_size": -256},
 )
@@ -88,6 +90,15 @@ class Entry:
     digest: bytes
     cost: Cost
     at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What ε was stated on when the device last started: its budget and δ, None for none, and for which neighbours."""
+
+    epsilon: float | None = None
+    delta: float | None = None
+    neighbours: str = "add-remove"
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,17 @@ class Ledger:
             db.execute("INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?, ?)", mark)
         return new
 
+    def put_terms(self, terms: Terms) -> None:
+        """Remember the terms of this start, for whoever reads along.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        if _terms(self._db) != terms:
+            row = (terms.epsilon, terms.delta, terms.neighbours)
+            with self._file.transaction() as db:
+                db.execute("INSERT OR REPLACE INTO terms VALUES (1, ?, ?, ?)", row)
+
     def found_missing(self, fleet: str, keys: Iterable[_Key], now: Moment) -> int:
         """Record what a journal holds and the ledger does not, as releases for which no ε holds; how many these are.
 
@@ -199,8 +221,9 @@ class Ledger:
         return float(counted_s) + passed_s(Moment(boot, uptime_s, latest_s), now), float(latest_s)
 
 
-def read_entries(path: Path) -> list[Entry]:
-    """All releases, oldest first; nothing is changed, and the device may be running.
+def read_ledger(path: Path) -> tuple[list[Entry], Spent, Terms]:
+    """All releases, oldest first, what they come to, and on which terms; nothing is changed, and the device may be
+    running.
 
     Raises:
         StoreError: there is no such file, or it cannot be read.
@@ -208,17 +231,7 @@ def read_entries(path: Path) -> list[Entry]:
     """
     with read_only(path, KIND) as db:
         rows = db.execute(f"SELECT {_COLUMNS}, at FROM release ORDER BY id").fetchall()
-    return [_entry(row) for row in rows]
-
-
-def read_spent(path: Path) -> Spent:
-    """What all releases come to.
-
-    Raises:
-        StoreError, UsageError: as `read_entries`.
-    """
-    with read_only(path, KIND) as db:
-        return _spent(db)
+        return [_entry(row) for row in rows], _spent(db), _terms(db)
 
 
 def _insert(db: sqlite3.Connection, entry: Entry, at: float, counted_s: float) -> bool:
@@ -229,6 +242,11 @@ def _insert(db: sqlite3.Connection, entry: Entry, at: float, counted_s: float) -
         (at, counted_s, *row, e.cost.add_remove, e.cost.replace),
     )
     return done.rowcount == 1
+
+
+def _terms(db: sqlite3.Connection) -> Terms:
+    row = db.execute("SELECT epsilon, delta, neighbours FROM terms").fetchone()
+    return Terms() if row is None else Terms(*row)
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:

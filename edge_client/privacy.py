@@ -15,7 +15,6 @@ so far and two hundred further ones at a time. Run as `python -m edge_client.pri
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
@@ -32,6 +31,7 @@ __all__ = ["Accountant", "cost_of"]
 _AHEAD = 200  # releases; 4 ms each
 _TIMEOUT_S = 300.0
 _HINT = "pip install 'protofleet[privacy]'"
+_LEAST = 1e-6  # of multipliers; ε is above 10¹¹ there
 _ROUNDED_UP = 1.0 + 1e-6  # so that sums that differ in their last bits are one, and never one that is too small
 
 
@@ -82,8 +82,8 @@ def cost_of(mechanism: Mechanism | None, counts: NDArray[np.integer]) -> Cost:
 
 
 def _squared(multiplier: float | None) -> float | None:
-    """The squared inverse of a multiplier; None where nothing holds, which is so where no noise is left of it."""
-    if multiplier is None or not multiplier > 0 or not math.isfinite(multiplier**-2):
+    """The squared inverse of a multiplier; None where nothing holds, or as good as nothing."""
+    if multiplier is None or not multiplier >= _LEAST:
         return None
     return float(multiplier) ** -2
 

@@ -34,7 +34,7 @@ from contract.terminal import counted
 from contract.wire import encode
 from edge_client.elapsed import Moment, moment
 from edge_client.journal import Journal, Pending
-from edge_client.ledger import FILE, Cost, Entry, Ledger, Spent, What, digest_of
+from edge_client.ledger import FILE, Cost, Entry, Ledger, Spent, Terms, What, digest_of
 from edge_client.policy import Neighbours, Policy, Refusal
 from edge_client.privacy import Accountant, cost_of
 
@@ -86,6 +86,8 @@ class Releases:
             StoreError: the disk refused.
         """
         self._ledger.found_missing(self._fleet, journal.contributed(), self._now())
+        delta = None if self._accountant is None else self._accountant.delta
+        self._ledger.put_terms(Terms(self.policy.epsilon, delta, self.policy.neighbours))
         spent = self._ledger.spent()
         if self.policy.is_private:
             bare = spent.of(self.policy.neighbours)[1]
