@@ -137,10 +137,7 @@ class Releases:
     def _threshold(self, found: Method) -> Refusal | None:
         """Noise that hides how many samples there are cannot keep small classes back, too: an ε has to be there that
         bounds it, or a bundle with hardly any noise would lift the policy's `min_samples`."""
-        mechanism = self._mechanism(found)
-        if self.policy.min_samples <= 1 or self.policy.is_private or mechanism is None:
-            return None
-        if mechanism.release(np.ones(1, np.int64)).public:
+        if self.policy.min_samples <= 1 or self.policy.is_private or found.statistic.COUNTED:
             return None
         line = (
             f"{found.name} sends every class, with noise, the policy keeps classes below {self.policy.min_samples} here"

@@ -200,6 +200,7 @@ class Owner(RuleBasedStateMachine):
         self.folder = tempfile.TemporaryDirectory()
         self.wall_s, self.uptime_s, self.boot, self.true_s = 1e9, 5.0, 0, 0.0
         self.sent: list[tuple[float, str]] = []
+        self.payloads: set[bytes] = set()
         self.ledger: Ledger | None = None
 
     @initialize(
@@ -259,7 +260,9 @@ class Owner(RuleBasedStateMachine):
         payload = f"{asked}{counts}".encode()
         for _ in range(1 + crashes):  # after the ledger has it, and before anything else does: it is made once more
             self.releases.made(asked, asked.encoding, payload, np.array(counts))
-        self.sent.append((self.true_s, name))
+        if payload not in self.payloads:  # the same bytes tell nothing more
+            self.payloads.add(payload)
+            self.sent.append((self.true_s, name))
 
     @rule(hours=st.floats(0.0, 30.0), reboots=st.booleans(), back_s=st.floats(0.0, 1e6))
     def time_passes(self, hours: float, reboots: bool, back_s: float) -> None:
@@ -294,7 +297,7 @@ class Owner(RuleBasedStateMachine):
 
 
 def test_no_sequence_of_announcements_bundles_and_restarts_loosens_a_policy(here: None) -> None:
-    run_state_machine_as_test(Owner, settings=settings(max_examples=25, stateful_step_count=15, deadline=None))
+    run_state_machine_as_test(Owner, settings=settings(max_examples=25, stateful_step_count=15, deadline=None, derandomize=True))
 
 
 def test_a_release_that_would_exceed_the_budget_is_refused_before_it_is_made(here: None, tmp_path: Path) -> None:
