@@ -143,7 +143,9 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
     message.check(kind, known, width)
     _check_counts(message, terms)
     abstains = not len(message.counts)  # as a device does whose owner's policy refuses the round: it says nothing
-    if not (kind.COUNTED or abstains) and len(message.counts) != known - sum(number < known for number in terms.withheld):
+    if not (kind.COUNTED or abstains) and len(message.counts) != known - sum(
+        number < known for number in terms.withheld
+    ):
         raise WireError("class rows", expected="one of every class, whatever there is", got=f"{len(message.counts)}")
     if terms.withheld and message.triangle is not None and message.holds(terms.withheld):
         raise WireError("sums", expected="none of a class that was forgotten", got="its samples, with the others'")

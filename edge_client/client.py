@@ -308,7 +308,7 @@ class Client:
         """What earlier processes left to be sent, but for what the policy of this start does not allow."""
         made = self._journal.contributed()
         for pending in self._journal.pending():
-            why = self._releases.may_send(pending) if pending.key in made else ""
+            why = self._releases.may_send(pending.key) if pending.key in made else ""
             if why:
                 self._journal.give_up(pending.key, f"not sent: {why}")
                 self._log(f"what was made for round {pending.key[1]} ({pending.key[2]}) is not sent: {why}")

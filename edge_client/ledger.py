@@ -190,10 +190,14 @@ class Ledger:
                     found += _insert(db, entry, now.wall_s, counted_s)
         return found
 
-    def entry(self, digest: bytes) -> Entry | None:
-        """The release of these bytes, by their SHA-256; None where there is none."""
+    def newest(self, fleet: str, run: bytes, round: int, method: str) -> Entry | None:
+        """The newest release for this round of a fleet; None where there is none."""
         with self._file.guard():
-            row = self._db.execute(f"SELECT {_COLUMNS}, at FROM release WHERE digest = ?", (digest,)).fetchone()
+            row = self._db.execute(
+                f"SELECT {_COLUMNS}, at FROM release WHERE fleet = ? AND run = ? AND round = ? AND method = ?"
+                " ORDER BY id DESC LIMIT 1",
+                (fleet, run, round, method),
+            ).fetchone()
         return None if row is None else _entry(row)
 
     def spent(self) -> Spent:

@@ -33,7 +33,7 @@ from contract.statistics import Participation
 from contract.terminal import counted
 from contract.wire import encode
 from edge_client.elapsed import Moment, moment
-from edge_client.journal import Journal, Pending
+from edge_client.journal import Journal, Key
 from edge_client.ledger import FILE, Cost, Entry, Ledger, Spent, Terms, What, digest_of
 from edge_client.policy import Neighbours, Policy, Refusal
 from edge_client.privacy import Accountant, cost_of
@@ -216,10 +216,14 @@ class Releases:
         self._ledger.record(entry, self._now())
         self._figures = dict(figures)
 
-    def may_send(self, kept: Pending) -> str:
+    def may_send(self, key: Key) -> str:
         """Why what waits in the outbox since an earlier start is not sent any more under this policy; empty where it
-        is."""
-        name, entry = kept.key[2], self._ledger.entry(digest_of(kept.payload))
+        is.
+
+        Args:
+            key: of the contribution that waits.
+        """
+        name, entry = key[2], self._ledger.newest(self._fleet, *key)
         if entry is not None and entry.what == "sat-out":
             return ""
         statistic = METHODS[name].statistic.NAME if name in METHODS else ""

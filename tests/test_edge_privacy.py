@@ -297,7 +297,9 @@ class Owner(RuleBasedStateMachine):
 
 
 def test_no_sequence_of_announcements_bundles_and_restarts_loosens_a_policy(here: None) -> None:
-    run_state_machine_as_test(Owner, settings=settings(max_examples=25, stateful_step_count=15, deadline=None, derandomize=True))
+    run_state_machine_as_test(
+        Owner, settings=settings(max_examples=25, stateful_step_count=15, deadline=None, derandomize=True)
+    )
 
 
 def test_a_release_that_would_exceed_the_budget_is_refused_before_it_is_made(here: None, tmp_path: Path) -> None:
