@@ -99,6 +99,14 @@ def test_what_is_wrong_with_a_policy_is_one_line_and_the_client_does_not_start(
     assert not (tmp_path / "state").exists()
 
 
+def test_the_policy_of_the_page_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "living.md").read_text(encoding="utf-8")
+    (tmp_path / "policy.toml").write_text(page.split("```toml\n# /etc/protofleet/policy.toml")[1].split("```")[0])
+    found = read_policy(str(tmp_path / "policy.toml"))
+    assert (found.epsilon, found.figures, found.most, found.is_private) == (4.0, (), 4, True)
+    assert all(getattr(found, name) is not None for name in Policy.__struct_fields__)
+
+
 def test_a_policy_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     for path, words in ((tmp_path / "none.toml", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(UsageError, match=f"--policy .*, expected a TOML file, got {words}"):
