@@ -17,13 +17,14 @@ from aggregator.policy_words import PolicyWords, policy_words_in
 from aggregator.store_schema import KIND as STORE
 from contract.bundle import Bundle, read_bundle
 from contract.errors import StoreError, UsageError
-from contract.messages import Contribution
+from contract.messages import Contribution, Receipt
 from contract.methods import METHODS
 from contract.service_manager import ServiceManager
 from contract.sqlite import Database
 from contract.state import GlobalState
 from contract.statistics import ClassMeans
 from contract.wire import decode, encode
+from edge_client import rollout
 from edge_client.device import Device
 from edge_client.elapsed import Moment, moment, passed_s
 from edge_client.health import Health
@@ -31,7 +32,10 @@ from edge_client.journal import Journal
 from edge_client.ledger import FILE, Cost, Entry, Ledger, Terms, digest_of, read_ledger
 from edge_client.outbox import Outbox
 from edge_client.policy import Policy, read_policy
+from edge_client.probation import ProbationWatch
 from edge_client.releases import Releases
+from edge_client.rollout import Seat
+from edge_client.rollout_file import RolloutFile
 from edge_client.round_work import RoundWork
 from edge_client.rounds import Follower, Task
 
@@ -101,7 +105,7 @@ def test_what_is_wrong_with_a_policy_is_one_line_and_the_client_does_not_start(
 
 def test_the_policy_of_the_page_is_one(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent / "docs" / "living.md").read_text(encoding="utf-8")
-    (tmp_path / "policy.toml").write_text(page.split("```toml\n# /etc/protofleet/policy.toml")[1].split("```")[0])
+    (tmp_path / "policy.toml").write_text("#" + page.split("```toml\n# /etc/protofleet/policy.toml")[1].split("```")[0])
     found = read_policy(str(tmp_path / "policy.toml"))
     assert (found.epsilon, found.figures, found.most, found.is_private) == (4.0, (), 4, True)
     assert all(getattr(found, name) is not None for name in Policy.__struct_fields__)
@@ -276,13 +280,22 @@ def test_with_an_epsilon_a_status_says_nothing_that_follows_from_samples() -> No
 # ── a round ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def work(bundle: Bundle, journal: Journal, found: Releases, said: list[str], device: Device | None = None) -> RoundWork:
-    follower = Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part)
+def work(
+    bundle: Bundle,
+    journal: Journal,
+    found: Releases,
+    said: list[str],
+    device: Device | None = None,
+    *,
+    follower: Follower | None = None,
+    probation: ProbationWatch | None = None,
+) -> RoundWork:
+    own = Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part)
     return RoundWork(
         device or Device(bundle, fashion(bundle, 12, (0, 3)), "pi-1"),
         journal,
         Outbox(random.Random(0)),
-        follower,
+        follower or own,
         device_id="pi-1",
         boot=1,
         samples=None,
@@ -290,6 +303,7 @@ def work(bundle: Bundle, journal: Journal, found: Releases, said: list[str], dev
         releases=found,
         photos="photos",
         log=said.append,
+        probation=probation,
     )
 
 
@@ -357,6 +371,34 @@ def test_a_state_directory_that_is_restored_does_not_take_its_ledger_back(bundle
             done.take_part(task(bundle, 1))
             words.append(done.refused)
     assert words == ["", "", "round 1 (fedproto): releases per day"]
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_with_an_epsilon_photos_do_not_decide_whether_a_rolled_out_bundle_stays(
+    is_private: bool, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held-out photos of which all were named right before, and now are not: that is told by going back."""
+    monkeypatch.setattr(Releases, "refusal", lambda self, asked, counts: None)  # of a method with an ε
+    data, state = fashion(bundle, 12, (0, 3)), tmp_path / "state"
+    policy = Policy(epsilon=4.0, delta=1e-6) if is_private else Policy()
+    before, seat = Seat("1" * 64, 1, "fleet"), Seat("2" * 64, 2, "fleet")
+    with journal_in(state, bundle) as journal, RolloutFile(state, make=True) as file:
+        file.change(rollout.with_accuracy, 1.0)
+        file.change(rollout.activated, seat, before)
+        follower = Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part)
+        follower.restore(GlobalState(RUN, 1, 1))
+        device = Device(bundle, data, "pi-1", test=fashion(bundle, 200, tuple(range(10))))
+        found, watch = releases(tmp_path, bundle, policy), ProbationWatch(file, lambda line: None)
+        done = work(bundle, journal, found, [], device, follower=follower, probation=watch)
+        done.take_part(task(bundle, 1))
+        receipt = Receipt(RUN, 1, "fedproto", "committed")
+        journal.settle(receipt, 9)
+        done.settled(receipt)
+        assert file.known.probation is not None
+        assert done.unreported is not None
+        done.report(done.unreported)
+        assert watch.is_over != is_private
+        assert file.known.active == (seat if is_private else before)
 
 
 def test_sums_that_stand_wait_for_their_time_and_are_in_the_ledger(bundle: Bundle, tmp_path: Path) -> None:
