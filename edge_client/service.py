@@ -133,7 +133,8 @@ class Service:
             tells = _tells(releases, "accuracy", settings.report_accuracy, "--report-accuracy")
             drifts = _tells(releases, "drift", settings.tell_drift, "--tell-drift")
             if test is not None and not tells and settings.report_accuracy is None:
-                log("accuracy stays on this device: no noise is added to it")
+                why = "no noise is added to it" if releases.is_private else "its policy does not name it"
+                log(f"accuracy stays on this device: {why}")
             rollout = RolloutWork(
                 file,
                 seated.seat,
