@@ -290,6 +290,13 @@ class Progress:
         )
 
     @_show.register
+    def _(self, event: events.PolicyRefused) -> None:
+        if not self._often(events.PolicyRefused):
+            self._line(
+                f"  [yellow]refused[/yellow] by the policy of {escape(event.device)}, {escape(printable(event.word))}"
+            )
+
+    @_show.register
     def _(self, event: events.ClassDriftSuspected) -> None:
         self._line(
             f"[yellow]drift[/yellow]: class {escape(event.name)} departs from itself: what came of it lies "

@@ -278,6 +278,7 @@ class Coordinator(Core):
         self._traits.pop(device, None)
         self._stand_ins.forget(device)
         self._store.drift.forget(device)
+        self._store.policies.forget(device)
         self.rollouts.forget(device)
         self.rounds.schedule.heard(device, 0.0)
         self.rounds.contributions.discard(device)

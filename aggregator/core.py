@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
-from aggregator.events import ClassDriftSuspected, DriftSuspected
+from aggregator.events import ClassDriftSuspected, DriftSuspected, PolicyRefused
 from aggregator.forgotten_classes import no_such_class
 from aggregator.orders import LOOK_S, OF_A_CLASS, refusal, settle, unfit
 from aggregator.rollout_desk import RolloutDesk
@@ -87,8 +87,9 @@ class Core(ABC):
         """What sums that stand say of their classes."""
         return self._store.class_drift
 
-    def departures(self, at: float) -> list[DriftSuspected | ClassDriftSuspected]:
-        """Which devices and classes depart from themselves from now on; what was heard of them is durable then.
+    def departures(self, at: float) -> list[DriftSuspected | ClassDriftSuspected | PolicyRefused]:
+        """Which devices and classes depart from themselves from now on, and what policies refuse; what was heard of
+        them is durable then.
 
         Args:
             at: seconds since the epoch.
@@ -96,7 +97,7 @@ class Core(ABC):
         Raises:
             StoreError: when the disk refuses.
         """
-        return [*self.drift.settle(at), *self.class_drift.settle(at)]
+        return [*self.drift.settle(at), *self.class_drift.settle(at), *self._store.policies.settle(at)]
 
     @property
     def limit_bytes(self) -> int:
@@ -170,6 +171,7 @@ class Core(ABC):
             return None
         if device not in self._refused:
             self._store.drift.hear(device, message.metrics, max_samples=self._settings.max_samples)
+            self._store.policies.hear(device, message.versions)
             self.rollouts.hear(device, message.versions)
         return message
 

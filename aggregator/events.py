@@ -23,6 +23,7 @@ __all__ = [
     "Nobody",
     "Noticed",
     "OrderDone",
+    "PolicyRefused",
     "Refused",
     "RolloutCompleted",
     "RolloutDeaf",
@@ -293,6 +294,14 @@ class OrderDone:
 
 
 @dataclass(frozen=True)
+class PolicyRefused:
+    """The policy of a device's owner refuses what is asked of it."""
+
+    device: str
+    word: str
+
+
+@dataclass(frozen=True)
 class DriftSuspected:
     """A device departs from itself: its last reports of this `figure` (`contract/drift.py`) are beyond its usual."""
 
@@ -396,5 +405,6 @@ Event = (
     | MetricsServed
     | ClassDriftSuspected
     | DriftSuspected
+    | PolicyRefused
 )
 Listener = Callable[[Event], None]

@@ -22,6 +22,7 @@ from aggregator.class_drift import class_drift_of
 from aggregator.drift import drift_of
 from aggregator.findings import found_in_short, found_in_words, newest_findings
 from aggregator.orders import await_done, give
+from aggregator.policy_words import policy_words_in
 from aggregator.rollout_store import said_in
 from aggregator.standing_store import Order, Record, classes_forgotten, fleet_records, orders
 from aggregator.standing_suspects import standing_suspects
@@ -65,6 +66,7 @@ class _Known(NamedTuple):
         orders: all that was asked, in order.
         drift: what devices said of their newest photos.
         said: what devices said of a roll-out.
+        policies: what they said last that their owners' policies refuse.
         classes_forgotten: by name.
         classes_drifting: by name, and why.
         findings: what spoke last against devices.
@@ -74,6 +76,7 @@ class _Known(NamedTuple):
     orders: list[Order]
     drift: dict[str, dict[str, Any]]
     said: Mapping[str, str]
+    policies: Mapping[str, str]
     classes_forgotten: Sequence[str]
     classes_drifting: Mapping[str, Mapping[str, Any]]
     findings: Mapping[str, Mapping[str, Any]]
@@ -90,7 +93,7 @@ def forget_command(
 def list_command(store: _Store, json: _Json = None) -> int:
     """The devices that a store knows."""
     known = _read(store)
-    found, drift, said = known.records, known.drift, known.said
+    found, drift, said, policies = known.records, known.drift, known.said, known.policies
     devices = [asdict(record) | _beside(known, record.device) for record in found.values()]
     gone, drifting = known.classes_forgotten, known.classes_drifting
     content = {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone, "classes_drifting": drifting}
@@ -102,11 +105,11 @@ def list_command(store: _Store, json: _Json = None) -> int:
         "drift": [_suspected(drift, device) for device in found],
         "rollout": [printable(said.get(device, "")) for device in found],
         "found": [found_in_short(known.findings.get(device)) for device in found],
+        "policy": [printable(policies.get(device, "")) for device in found],
         "refused": [r.refused for r in found.values()],
     }
-    for name in ("rollout", "found"):
-        if not any(columns[name]):
-            del columns[name]
+    rare = ("rollout", "found", "policy")
+    columns = {name: cells for name, cells in columns.items() if name not in rare or any(cells)}
     words = [at for at, name in enumerate(columns) if name != "rounds"]
     show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=words)
     for name, why in drifting.items():
@@ -141,6 +144,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
     lines += [_drift(drift[device])] if device in drift else []
     lines += [found_in_words(known.findings[device])] if device in known.findings else []
     lines += [f"rollout: version {printable(said[device])}"] if said.get(device) else []
+    lines += [f"refused by its policy, {printable(known.policies[device])}"] if device in known.policies else []
     for line in (*lines, *map(_line, log)):
         _say(json, line)
     return 0
@@ -342,6 +346,7 @@ def _read(store: Path) -> _Known:
             orders(db),
             drift_of(db),
             said_in(db),
+            policy_words_in(db),
             classes_forgotten(db),
             class_drift_of(db),
             newest_findings(db),
@@ -350,7 +355,7 @@ def _read(store: Path) -> _Known:
 
 def _beside(known: _Known, device: str) -> dict[str, Any]:
     """What is known of a device beside its record, for JSON."""
-    found = {"drift": known.drift, "rollout": known.said, "finding": known.findings}
+    found = {"drift": known.drift, "rollout": known.said, "finding": known.findings, "policy": known.policies}
     return {name: of.get(device) for name, of in found.items()}
 
 

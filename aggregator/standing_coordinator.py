@@ -357,6 +357,7 @@ class StandingCoordinator(Core):
         self.standing.solved(now)
         self._refused[device] = reason
         self._store.drift.forget(device)
+        self._store.policies.forget(device)
         self.class_drift.look()
         self.rollouts.forget(device)
         self._orders_at = now  # there may be more, and what the log holds of it is to be overwritten

@@ -41,6 +41,7 @@ _BESIDE = (
     "accuracy",
     "refusal",
     "drift",
+    "policy_word",
     "class_drift",
     "rollout_device",
     "finding",

@@ -35,6 +35,7 @@ from aggregator.drift import DriftTable
 from aggregator.findings import findings_of, put_findings
 from aggregator.outliers import Finding, Screening
 from aggregator.rollback_store import RollbackTables, keep_former
+from aggregator.policy_words import PolicyWords
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
@@ -123,6 +124,7 @@ class Store(Protocol):
     class_drift: ClassDriftTable
     rollouts: RolloutTables
     rollback: RollbackTables
+    policies: PolicyWords
 
     @property
     def run(self) -> bytes: ...
@@ -188,6 +190,7 @@ class SqliteStore:
             with as_written(self._file.path):
                 self._claim({"bundle": bundle, "fleet": fleet.encode()}, extends)
                 self.drift, self.class_drift = DriftTable(self._file), ClassDriftTable(self._file)
+                self.policies = PolicyWords(self._file)
         except BaseException:
             self._file.close()
             raise

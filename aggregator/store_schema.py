@@ -71,7 +71,8 @@ CREATE TABLE finding (
 ) WITHOUT ROWID;
 CREATE TABLE former (round INTEGER NOT NULL, part INTEGER NOT NULL, payload BLOB NOT NULL, PRIMARY KEY (round, part));
 CREATE TABLE taken_back (round INTEGER PRIMARY KEY);
-CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID
+CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE policy_word (device TEXT PRIMARY KEY, word TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID
 """
 KIND = Kind(
     "store",

@@ -142,7 +142,10 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
     known = classes if terms.lists is None or not terms.extractor else terms.lists.classes(message)
     message.check(kind, known, width)
     _check_counts(message, terms)
-    if not kind.COUNTED and len(message.counts) != known - sum(number < known for number in terms.withheld):
+    abstains = not len(message.counts)  # as a device does whose owner's policy refuses the round: it says nothing
+    if not (kind.COUNTED or abstains) and len(message.counts) != known - sum(
+        number < known for number in terms.withheld
+    ):
         raise WireError("class rows", expected="one of every class, whatever there is", got=f"{len(message.counts)}")
     if terms.withheld and message.triangle is not None and message.holds(terms.withheld):
         raise WireError("sums", expected="none of a class that was forgotten", got="its samples, with the others'")

@@ -10,7 +10,7 @@
     │   └── DivergedError   local training came to numbers that are none
     ├── StatisticError  a statistic's arrays are not what the mathematics needs
     ├── WireError       a received message is not one of ours
-    ├── PrivacyError    another round would cost more privacy than the device's owner allows
+    ├── PrivacyError    something has left a device that the ε of its owner's policy does not cover
     ├── LinkError       the broker cannot be reached, refused us, or took the session away
     └── StoreError      the disk refused: full, read-only, locked, written by another run
         └── InUseError      another process runs on the file
@@ -123,7 +123,7 @@ class WireError(ProtofleetError, ValueError):
 
 
 class PrivacyError(ProtofleetError):
-    """Another round would cost more privacy than the device's owner allows."""
+    """Something has left a device that the ε of its owner's policy does not cover."""
 
 
 class LinkError(ProtofleetError):

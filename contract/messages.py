@@ -63,6 +63,7 @@ MAX_ROUND = 2**32 - 1
 MAX_CHUNKS = 65_535
 MAX_TEXT = 200
 MAX_ENTRIES = 32
+MAX_VERSION = 64  # characters of an entry among the versions of a status
 MAX_KIND = 32
 MAX_BUNDLES = 256
 # One device's contribution, however hostile, cannot make the sum of a fleet of two million overflow.
@@ -467,7 +468,7 @@ class Status:
         _require(len(self.instance) == 8, "instance", "8 bytes", len(self.instance))
         _require(0 <= self.boot <= MAX_ROUND, "boot", f"0 to {MAX_ROUND}", self.boot)
         _require(len(self.profile) <= MAX_TEXT, "profile", f"at most {MAX_TEXT} characters", len(self.profile))
-        _entries(self.versions, "versions", lambda value: isinstance(value, str) and len(value) <= 64)
+        _entries(self.versions, "versions", lambda value: isinstance(value, str) and len(value) <= MAX_VERSION)
         _entries(self.metrics, "metrics", lambda value: isinstance(value, float) and math.isfinite(value))
 
 

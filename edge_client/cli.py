@@ -86,9 +86,9 @@ def client_command(
             help="Go over to bundles that the aggregator rolls out.  [default: where a key is trusted]",
         ),
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Privacy budget: no round after which ε would be larger.  [default: none]"),
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="TOML file of what this device may release, whatever the fleet asks for."),
     ] = None,
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     withdraw: Annotated[

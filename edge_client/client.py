@@ -33,7 +33,7 @@ from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
-from contract.errors import LinkError, PrivacyError
+from contract.errors import LinkError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Noticed, Received, client_id
 from contract.messages import Announcement
 from contract.service_manager import ServiceManager
@@ -43,13 +43,13 @@ from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.health import Health
 from edge_client.inbox import Inbox
-from edge_client.journal import Journal, Key
+from edge_client.journal import Journal
 from edge_client.kept_state import KeptState
 from edge_client.outbox import Outbox
 from edge_client.own_samples import OwnSamples
 from edge_client.patience import Patience
 from edge_client.presence import Presence
-from edge_client.privacy import Accountant
+from edge_client.releases import Releases
 from edge_client.rollout_work import RolloutWork
 from edge_client.round_work import RoundWork
 from edge_client.rounds import Follower, Task, largest_message_bytes
@@ -80,7 +80,7 @@ class Client:
             of a run for a receipt.
         keepalive_s: how long an idle connection says nothing.
         measured: figures of `profile --measure` that go into every birth.
-        accountant: of noise, where the bundle says that its method adds it.
+        releases: what all that leaves passes: the policy of its owner, and the ledger.
         photos: what the device tests with, in words.
         tells_accuracy: whether its accuracy goes into its status.
         drift: measures how unlike earlier photos new ones are, for its status; None where that is not told.
@@ -100,12 +100,12 @@ class Client:
         fleet: str,
         device_id: str,
         rollout: RolloutWork,
+        releases: Releases,
         samples: OwnSamples | None = None,
         until_finished: bool = True,
         patience_s: float | None = 60.0,
         keepalive_s: int = 60,
         measured: Mapping[str, float] | None = None,
-        accountant: Accountant | None = None,
         photos: str = "test photos",
         tells_accuracy: bool = False,
         drift: DriftWatch | None = None,
@@ -121,10 +121,10 @@ class Client:
         self._manager = manager or ServiceManager({})
         self._log, self._detail = log, detail or (lambda line: None)
         self._stopping = stopping or threading.Event()
-        self._accountant, self._tells_accuracy, self._drift = accountant, tells_accuracy, drift
+        self._releases, self._tells_accuracy, self._drift = releases, tells_accuracy, drift
         instance = os.urandom(8)
         self._boot = journal.begin(instance)
-        self._health = Health(instance, self._boot, measured or {})
+        self._health = Health(instance, self._boot, measured or {}, is_private=releases.policy.is_private)
         self._health.tell_bundle(rollout.versions())
         self._outbox = Outbox(random.Random())
         self._follower = Follower(
@@ -145,13 +145,13 @@ class Client:
             boot=self._boot,
             samples=samples,
             manager=self._manager,
-            accountant=accountant,
+            releases=releases,
             photos=photos,
             log=log,
             probation=rollout.probation,
         )
+        self._tells_new = not releases.is_private and releases.policy.allows_figure("new-photos")
         self._note = ""
-        self._left_out: Key | None = None  # a round that the privacy budget does not allow
         self._waits, self._absence = Waits(), Absence()
         self._kept = KeptState(device, journal, self._follower, anew=rollout.probation.is_on)
         self._look_at_s = time.monotonic() + _LOOK_S
@@ -191,11 +191,8 @@ class Client:
             LinkError: no broker within the patience, refused for good, or another process under this id.
             UsageError: the fleet runs another bundle, and the client ends with the run.
             StoreError: the disk refused; what was committed is safe.
-            PrivacyError: the client ends with its run, and another round would exceed the budget, or release something
-                without noise. One that stays leaves such rounds out.
         """
-        for pending in self._journal.pending():
-            self._outbox.add(pending)
+        self._add_kept()
         self._link.open()
         polite = True
         try:
@@ -234,7 +231,7 @@ class Client:
             "malformed": self._inbox.malformed,
             "connections": self._patience.connections,
             "step_ms": self._health.step_ms,
-            "privacy": None if self._accountant is None else self._accountant.facts(),
+            "privacy": self._releases.facts(),
             **process_metrics.facts(),
         }
 
@@ -301,39 +298,44 @@ class Client:
                 self._health.accuracy = accuracy.metrics(run, number)
                 self._publish_birth()
             return True
-        if task is not None and task.key != self._left_out:
+        if task is not None:
             self._take_part(task)
             return True
         return False
 
+    def _add_kept(self) -> None:
+        """What earlier processes left to be sent, but for what the policy of this start does not allow."""
+        made = self._journal.contributed()
+        for pending in self._journal.pending():
+            why = self._releases.may_send(pending.key) if pending.key in made else ""
+            if why:
+                self._journal.give_up(pending.key, f"not sent: {why}")
+                self._log(f"what was made for round {pending.key[1]} ({pending.key[2]}) is not sent: {why}")
+            else:
+                self._outbox.add(pending)
+
     def _take_part(self, task: Task) -> None:
-        try:
-            step_ms, changed = self._rounds.take_part(task), self._count_new_photos()
-        except PrivacyError as error:
-            if self._until_finished:
-                raise
-            self._left_out = task.key
-            self._log(f"round {task.announcement.round} is left out: {error}")
-            return
+        step_ms, changed = self._rounds.take_part(task), self._count_new_photos() | self._tell_refusal()
         first = step_ms is not None and self._health.step_ms is None
         self._health.step_ms = step_ms if first else self._health.step_ms
         if first | changed | self._health.measure(self._drift):  # the aggregator's side reads it
             self._publish_birth()
 
+    def _tell_refusal(self) -> bool:
+        """Whether the operator is to be told anew what the policy refused."""
+        before, self._health.refused = self._health.refused, self._rounds.refused
+        return before != self._health.refused
+
     def _stand(self, a: Announcement) -> bool:
-        try:
-            sent = self._rounds.stand(a)
-        except PrivacyError as error:
-            if self._until_finished:
-                raise
-            self._say(f"nothing of this device stands: {error}")
-            return False
+        sent = self._rounds.stand(a)
+        if self._tell_refusal():
+            self._publish_birth()
         if sent and self._count_new_photos() | self._health.measure(self._drift):
             self._publish_birth()
         return sent
 
     def _look_for_photos(self) -> None:
-        """When it is time; how many are new is said where that has changed, and where no noise protects what is."""
+        """When it is time; how many are new is said where that has changed, and where it may be."""
         if time.monotonic() < self._look_at_s:
             return
         self._look_at_s = time.monotonic() + _LOOK_S
@@ -344,7 +346,7 @@ class Client:
 
     def _count_new_photos(self) -> bool:
         before = self._health.samples_new
-        if self._samples is not None and self._accountant is None:
+        if self._samples is not None and self._tells_new:
             self._health.samples_new = self._samples.new
         return self._health.samples_new != before
 
@@ -384,6 +386,7 @@ class Client:
             raise event.error
 
     def _publish_birth(self) -> None:
+        self._releases.figures(self._health.figures)
         if self._link.publish(self._status, encode(self._health.birth()), retain=True):
             self._presence.born()
 

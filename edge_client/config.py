@@ -53,7 +53,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     key: str | None = None
     trust: str | None = None
     rollout: bool = True
-    epsilon: float | None = None
+    policy: str | None = None
     method: str | None = None
     withdraw: bool = False
     json: str | None = None
@@ -88,7 +88,6 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     limits += [("threads", config.threads, 1, 256), ("keepalive", config.keepalive, 10, 3600)]
     limits += [] if config.patience is None else [("patience", config.patience, 0.1, 1e6)]
     limits += [] if config.hold_out is None else [("hold-out", config.hold_out, 0.0, 0.5)]
-    limits += [] if config.epsilon is None else [("epsilon", config.epsilon, 1e-6, 1e6)]
     for name, value, low, high in limits:
         if not low <= value <= high:
             raise UsageError(f"--{name}", expected=f"{low:g} to {high:g}", got=value)
@@ -96,11 +95,6 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
         raise UsageError(
             "--hold-out with --test", expected="one of them", got="both", hint="--test alone holds none out"
         )
-    for name, told in (("report-accuracy", config.report_accuracy), ("tell-drift", config.tell_drift)):
-        if config.epsilon is not None and told:
-            what = name.partition("-")[2]
-            got = f"both: nothing noises {what}"
-            raise UsageError(f"--{name} with --epsilon", expected="one of them", got=got)
     return config
 
 

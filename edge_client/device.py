@@ -250,6 +250,11 @@ class Device:
         m, found = self._manifest, self._method_of(announcement)
         if found.mechanism(found.settled_in(m.hyper)) is not None:
             return self._untrained(found, announcement)
+        return self.abstain(announcement)
+
+    def abstain(self, announcement: Announcement) -> RoundResult:
+        """What may be sent where its owner's policy refuses the round: no class rows, nothing computed of a sample."""
+        m, found = self._manifest, self._method_of(announcement)
         zero = found.statistic.zero(m.classes, found.row_width(found.settled_in(m.hyper), m.features))
         return RoundResult(self._wrapped(zero, announcement), None, 0, 0)
 

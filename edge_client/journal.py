@@ -236,12 +236,6 @@ class Journal:
         with self._guard():
             return _rounds_done(self._db, method)
 
-    def metrics(self, method: str) -> list[dict[str, Any]]:
-        """What was measured in each round of a method that was committed, of whatever run."""
-        with self._guard():
-            rows = self._db.execute("SELECT metrics FROM rounds WHERE method = ? ORDER BY rowid", (method,))
-            return [dict(json.loads(metrics)) for (metrics,) in rows]
-
     def secret(self) -> bytes:
         """32 random bytes that are this state directory's alone; the same on every start."""
         with _as_written(self._path), self._transaction() as db:
@@ -338,6 +332,31 @@ class Journal:
                 counts[name] += number
         counts["sent"] = sum(counts.values())
         return counts
+
+    def contributed(self) -> set[Key]:
+        """What contributions were made for that may say something of the samples: all but withdrawals, of those that
+        are remembered."""
+        with self._guard():
+            rows = self._db.execute(
+                "SELECT run, round, method FROM contributions JOIN rounds USING (run, round, method)"
+                " WHERE metrics NOT LIKE '%\"withdrawn\"%'"
+            )
+            return {(bytes(run), number, method) for run, number, method in rows}
+
+    def give_up(self, key: Key, reason: str) -> None:
+        """A contribution that waits for a receipt is not sent any more; sums that stand do not count.
+
+        Raises:
+            StoreError: it could not be written; it still waits.
+        """
+        run, number, method = key
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE contributions SET outcome = 'rejected', reason = ?, uplink_bytes = 0, payload = NULL"
+                " WHERE run = ? AND round = ? AND method = ? AND outcome IS NULL",
+                (reason, run, number, method),
+            )
+            db.execute("UPDATE standing SET samples = NULL WHERE run = ? AND generation = ?", (run, number))
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

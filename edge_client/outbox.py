@@ -26,12 +26,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from contract.chunks import in_bitmap, split
-from contract.errors import WireError
-from contract.messages import Chunk, Contribution, Encoding, Receipt
+from contract.messages import Chunk, Receipt
 from contract.wire import encode
 from edge_client.journal import Key, Pending
 
-__all__ = ["MAX_CHUNK_BYTES", "Outbox", "fitting"]
+__all__ = ["MAX_CHUNK_BYTES", "Outbox"]
 
 MAX_CHUNK_BYTES = 64 << 10
 _WINDOW_BYTES = 256 << 10  # handed to the link at a time
@@ -212,11 +211,3 @@ class Outbox:
         item.attempt, item.waits, item.leaving = item.attempt + 1, item.waits + 1, True
         item.wait_s = longest * self._rng.uniform(0.5, 1.0)
         item.due_s = now_s + item.wait_s
-
-
-def fitting(contribution: Contribution, encoding: Encoding) -> bytes:
-    """The contribution in the announced encoding, or in f32 when its numbers do not fit (float16 ends at 65,504)."""
-    try:
-        return encode(contribution, encoding)
-    except WireError:
-        return encode(contribution, "f32")

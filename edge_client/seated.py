@@ -76,13 +76,20 @@ class Seated:
 
 
 def settle(
-    settings: ClientConfig, file: RolloutFile, key: bytes | None, log: Callable[[str], None], *, starts: bool = True
+    settings: ClientConfig,
+    file: RolloutFile,
+    key: bytes | None,
+    log: Callable[[str], None],
+    *,
+    starts: bool = True,
+    budget: bool = False,
 ) -> Seated:
     """Choose, and read the bundle. A start on probation is counted, and one too many brings back what was before.
 
     Args:
         key: of the trusted key; None where the signature is not looked at.
         starts: whether a client starts.
+        budget: whether the owner's policy has an ε.
 
     Raises:
         BundleError: it cannot be read, or is not signed by that key.
@@ -110,7 +117,7 @@ def settle(
                 raise
             log(str(error))
             file.change(rollout.rolled_back, "its file cannot be read")
-            return settle(settings, file, key, log, starts=starts)
+            return settle(settings, file, key, log, starts=starts, budget=budget)
         if path == kept:
             log(f"bundle {rollout.tag(seat)} of a roll-out runs in place of {settings.bundle}")
     left = [bytes.fromhex(sha256) for sha256, failure in known.failed.items() if failure.back_to == seat.sha256]
@@ -120,9 +127,7 @@ def settle(
         bundle=bundle,
         path=path,
         directory=file.state / seat.directory,
-        terms=RolloutTerms(
-            key, settings.rollout, settings.epsilon is not None, settings.threads, settings.method or ""
-        ),
+        terms=RolloutTerms(key, settings.rollout, budget, settings.threads, settings.method or ""),
         known=known,
         extends=(*bundle.manifest.extended, *left),
     )

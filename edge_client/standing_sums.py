@@ -12,7 +12,7 @@ keeps them. What a receipt says:
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from contract.state import GlobalState
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.journal import Journal, Key, Report
-from edge_client.outbox import fitting
+from edge_client.releases import Releases
 from edge_client.standing import Choice, choose, joined, left_in, sample_keys, separated
 
 __all__ = ["REFUSED_WAIT_S", "Made", "StandingSums", "is_complete"]
@@ -53,10 +53,11 @@ class StandingSums:
         device: its core.
         journal: its open state directory.
         device_id: as in the topics.
+        releases: what all that leaves passes.
     """
 
-    def __init__(self, device: Device, journal: Journal, device_id: str) -> None:
-        self._device, self._journal, self._id = device, journal, device_id
+    def __init__(self, device: Device, journal: Journal, device_id: str, releases: Releases) -> None:
+        self._device, self._journal, self._id, self._releases = device, journal, device_id, releases
         self._known: tuple[LocalData, list[bytes]] | None = None
         self._nothing_at: tuple[object, ...] | None = None  # where the last look found nothing to send
         self._held_back = self._staying = 0
@@ -89,7 +90,12 @@ class StandingSums:
         if looked != self._nothing_at:
             choice = self._choice(a, keys)
             if choice.rows is not None:
-                return self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
+                if self._releases.wait_s():
+                    self._waits = f"sums {generation + 1} wait until the policy allows another release"
+                    return None
+                made = self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
+                if made is not None:
+                    return made
             self._nothing_at, self._held_back = looked, choice.waiting
             self._staying = len(keys) - len(left_in(keys, a.withheld))
         kept = f", {self._staying:,} samples of forgotten classes stay here" if self._staying else ""
@@ -137,10 +143,16 @@ class StandingSums:
 
     def _made(
         self, a: Announcement, generation: int, rows: NDArray[np.bool_], samples: bytes, waiting: int, boot: int
-    ) -> Made:
+    ) -> Made | None:
+        """The generation, in ledger and journal; None where its numbers fit no encoding that may be."""
         began_s = time.monotonic()
         result = self._device.stand(a, generation, rows)
-        payload = fitting(result.contribution, a.encoding)
+        found = self._releases.encoded(result.contribution, a)
+        if found is None:
+            return None
+        payload, encoding = found
+        counts = self._device.samples.counts(self._device.classes)
+        self._releases.made(replace(a, round=generation), encoding, payload, counts)
         key, older = (a.run, generation, a.method), self._journal.standing.pending(a.run)
         metrics = {
             "device": self._id,

@@ -28,7 +28,7 @@ class Device:
         state: directory for weights, outbox and history; made when absent, resumed when not.
         options: as `protofleet client` takes them: `fleet`, `test`, `hold_out`, `report_accuracy`,
             `tell_drift`, `activations`, `threads`, `patience`, `keepalive`, `ca`, `cert`, `key`, `trust`, `rollout`,
-            `epsilon`, `method`. Other than the command, a device of a program ends with its run, unless told
+            `policy`, `method`. Other than the command, a device of a program ends with its run, unless told
             `until_finished=False`.
 
     Raises:

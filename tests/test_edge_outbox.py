@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -14,11 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from aggregator.server import GRACE_S, LATECOMERS_S
 from contract.chunks import Assembler, bitmap
 from contract.errors import WireError
-from contract.messages import Chunk, Contribution, Receipt
-from contract.statistics import ClassMeans
+from contract.messages import Chunk, Receipt
 from contract.wire import decode
 from edge_client.journal import Pending
-from edge_client.outbox import MAX_CHUNK_BYTES, Outbox, fitting
+from edge_client.outbox import MAX_CHUNK_BYTES, Outbox
 from edge_client.waiting_notice import Waits
 
 RUN = b"run1"
@@ -177,15 +175,6 @@ def test_a_limit_without_room_is_an_error() -> None:
     box.add(pending(size=1000))
     with pytest.raises(WireError, match="a limit of 100 bytes"):
         box.connected(100)
-
-
-def test_what_overflows_float16_goes_as_float32() -> None:
-    for top, expected in ((60_000.0, np.float16), (70_000.0, np.float32)):
-        means = ClassMeans(np.array([[1.0, top]]), np.array([1]))
-        sent = decode(fitting(Contribution.of(means, run=RUN, round=1, method="fedproto", bundle=bytes(32)), "f16"))
-        assert isinstance(sent, Contribution)
-        assert sent.body.rows.dtype == expected
-        np.testing.assert_allclose(sent.body.rows, means.means, rtol=1e-3)
 
 
 class Fleet(RuleBasedStateMachine):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from edge_samples import fashion
+from edge_samples import fashion, releases
 
 from contract.bundle import read_bundle
 from contract.errors import UsageError
@@ -51,6 +51,7 @@ def test_a_measurement_reaches_the_status(mnist_like_bundle: Callable[..., Path]
             client = Client(
                 device=device,
                 rollout=rollout,
+                releases=releases(tmp_path, bundle),
                 journal=journal,
                 bundle=bundle,
                 address=Address.parse("mqtt://127.0.0.1:1"),

@@ -1,8 +1,9 @@
-"""`protofleet inspect FILE`: what a bundle, or a message from the wire, holds.
+"""`protofleet inspect FILE`: what a bundle, a message from the wire, or the ledger of a device holds.
 
-In order: tell by its first bytes which of the two the file is; read it with the same checks as a device would, so
-that what is shown can be trusted; gather the facts as plain values (`describe_bundle`, `describe_message`); show
-them, as tables for a person or as JSON. Needs neither torch nor onnx: the graphs are named and hashed, not opened.
+In order: tell by its first bytes which of them the file is; read it with the same checks as a device would, so that
+what is shown can be trusted; gather the facts as plain values (`describe_bundle`, `describe_message`); show them, as
+tables for a person or as JSON. A state directory stands for the ledger in it (`inspect_ledger.py`). Needs neither torch
+nor onnx: the graphs are named and hashed, not opened.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from contract.methods import LOAD_HELP, METHODS, load_method
 from contract.terminal import printable
 from contract.uplink_bytes import rungs, uplink_bytes
 from contract.wire import MAX_MESSAGE_BYTES, decode
+from protofleet.commands.inspect_ledger import describe_ledger, is_ledger, show_ledger
 
 __all__ = ["describe_bundle", "describe_message", "inspect_command"]
 
@@ -38,23 +40,32 @@ _SHOWN_LABELS = 12
 
 
 def inspect_command(
-    file: Annotated[Path, typer.Argument(help="A .bundle file, or the payload of one message, saved as it came.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A .bundle file, one message's payload, saved as it came, or a device's state directory or ledger."
+        ),
+    ],
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the facts"))] = None,
 ) -> None:
-    """Show what a bundle or a message holds, after checking it as a device would."""
+    """Show what a bundle or a message holds, after checking it as a device would, or what has left a device."""
     if method is not None:
         load_method(method)
     facts = _facts(file)
     write_json(json, facts)  # before it is shown: whoever reads along may leave (`| head`)
     console = beside(json, highlight=False)
-    if facts["kind"] == "bundle":
+    if facts["kind"] == "ledger":
+        show_ledger(facts, console)
+    elif facts["kind"] == "bundle":
         _show_bundle(facts, console)
     else:
         _show_message(facts, console)
 
 
 def _facts(file: Path) -> dict[str, Any]:
+    if is_ledger(file):
+        return {"schema": SCHEMA, **describe_ledger(file)}
     if _looks_like_a_bundle(file):
         return describe_bundle(file)
     try:
