@@ -34,8 +34,8 @@ from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
 from aggregator.findings import findings_of, put_findings
 from aggregator.outliers import Finding, Screening
-from aggregator.rollback_store import RollbackTables, keep_former
 from aggregator.policy_words import PolicyWords
+from aggregator.rollback_store import RollbackTables, keep_former
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
