@@ -32,6 +32,7 @@ from typing import Protocol
 from aggregator.accuracy import Told
 from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
+from aggregator.enrolment_store import EnrolmentTables
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
@@ -116,6 +117,8 @@ class Store(Protocol):
     drift: DriftTable
     class_drift: ClassDriftTable
     rollouts: RolloutTables
+    enrolment: EnrolmentTables
+    fleet: str
 
     @property
     def run(self) -> bytes: ...
@@ -167,7 +170,8 @@ class SqliteStore:
         self._keep_bytes = keep_bytes
         self._file = Database(path, KIND, wait_s=_LOOKERS_S)
         self.standing = StandingTables(self._file)
-        self.rollouts = RolloutTables(self._file)
+        self.rollouts, self.enrolment = RolloutTables(self._file), EnrolmentTables(self._file)
+        self.fleet = fleet
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
             with as_written(self._file.path):

@@ -65,6 +65,12 @@ CREATE TABLE rollout (
 );
 CREATE TABLE rollout_piece (sha256 BLOB NOT NULL, number INTEGER NOT NULL, bytes BLOB NOT NULL,
     PRIMARY KEY (sha256, number));
+CREATE TABLE device_key (device TEXT PRIMARY KEY, key BLOB, since REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE invitation (device TEXT PRIMARY KEY, key BLOB NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE intruder (
+    device TEXT NOT NULL, cause TEXT NOT NULL, reason TEXT NOT NULL, messages INTEGER NOT NULL,
+    first_at REAL NOT NULL, last_at REAL NOT NULL, PRIMARY KEY (device, cause)
+);
 CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID
 """
 KIND = Kind(

@@ -47,6 +47,7 @@ class RoundWork:
         photos: what the device tests with, in words.
         probation: of a bundle that came in a roll-out, is told what comes of it.
         log: takes one line for a person.
+        seal: signs what is sent, if the device signs.
     """
 
     def __init__(
@@ -64,13 +65,15 @@ class RoundWork:
         photos: str,
         log: Callable[[str], None],
         probation: ProbationWatch | None = None,
+        seal: Callable[[bytes], bytes] = lambda payload: payload,
     ) -> None:
         self._device, self._journal, self._outbox, self._follower = device, journal, outbox, follower
         self._id, self._boot, self._accountant = device_id, boot, accountant
         self._samples, self._manager = samples, manager
         self._photos, self._log, self._probation = photos, log, probation
         self._unreported = journal.unreported()
-        self._standing = StandingSums(device, journal, device_id)
+        self._seal = seal
+        self._standing = StandingSums(device, journal, device_id, seal)
         self._note = ""  # what was said last where sums stand
 
     @property
@@ -96,7 +99,7 @@ class RoundWork:
         clock, began_s = process_metrics.StepClock(), time.monotonic()
         result = self._result(task, what, clock) if readable else self._device.sit_out(a)
         seconds = time.monotonic() - began_s
-        payload = fitting(result.contribution, a.encoding)
+        payload = self._seal(fitting(result.contribution, a.encoding))
         metrics = {
             "device": self._id,
             "boot": self._boot,
