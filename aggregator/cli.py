@@ -128,6 +128,14 @@ def aggregate_command(
             help="No rounds: a device's newest sums stand until it replaces or withdraws them (ncm, ffc).",
         ),
     ] = False,
+    sign: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Ed25519 private key file that signs all that is published: client --trust."),
+    ] = None,
+    enrolled: Annotated[
+        bool,
+        typer.Option("--enrolled", help="Take only what enrolled devices have signed (protofleet fleet invite)."),
+    ] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another aggregator that serves this fleet, instead of refusing.")
     ] = False,
@@ -176,10 +184,11 @@ def aggregate_command(
         open_clients=open_clients,
         max_clients=max_clients,
         standing=standing,
+        enrolled=enrolled,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
     served = None if metrics is None else parse_metrics(metrics)
-    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served)
+    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served, sign)
     console = Console(stderr=True, quiet=quiet)
 
     def on_summary(content: dict[str, Any], finished: bool) -> None:

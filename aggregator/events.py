@@ -15,6 +15,7 @@ __all__ = [
     "Ended",
     "Event",
     "HeadMade",
+    "IntruderTold",
     "LinkDown",
     "LinkUp",
     "Listener",
@@ -322,6 +323,17 @@ class ClassDriftSuspected:
 
 
 @dataclass(frozen=True)
+class IntruderTold:
+    """`messages` under a device's name, or the aggregator's own, were not its own (`aggregator/enrolment.py`); or the
+    device says that it gets such."""
+
+    device: str
+    cause: str
+    reason: str
+    messages: int
+
+
+@dataclass(frozen=True)
 class RolloutWidened:
     """A bundle is offered to a larger fraction of the devices, of which `devices` are known."""
 
@@ -397,6 +409,7 @@ Event = (
     | HeadMade
     | SumsStand
     | OrderDone
+    | IntruderTold
     | RolloutCompleted
     | RolloutDeaf
     | RolloutHalted

@@ -32,6 +32,7 @@ from typing import Protocol
 from aggregator.accuracy import Told
 from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
+from aggregator.enrolment_store import EnrolmentTables
 from aggregator.findings import findings_of, put_findings
 from aggregator.outliers import Finding, Screening
 from aggregator.policy_words import PolicyWords
@@ -125,6 +126,8 @@ class Store(Protocol):
     rollouts: RolloutTables
     rollback: RollbackTables
     policies: PolicyWords
+    enrolment: EnrolmentTables
+    fleet: str
 
     @property
     def run(self) -> bytes: ...
@@ -183,8 +186,9 @@ class SqliteStore:
         self._keep_bytes = keep_bytes
         self._file = Database(path, KIND, wait_s=_LOOKERS_S)
         self.standing = StandingTables(self._file)
-        self.rollouts = RolloutTables(self._file)
+        self.rollouts, self.enrolment = RolloutTables(self._file), EnrolmentTables(self._file)
         self.rollback = RollbackTables(self._file)
+        self.fleet = fleet
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
             with as_written(self._file.path):

@@ -99,6 +99,11 @@ class GlobalCollector:
     _parts: dict[int, GlobalPart] = field(default_factory=dict)
     _held_bytes: int = 0
 
+    @property
+    def version(self) -> int:
+        """That is being collected, or was last; 0 before the first part."""
+        return self._version
+
     def add(self, part: GlobalPart) -> GlobalState | None:
         """The state when `part` completes its version, else None.
 

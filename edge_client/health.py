@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from contract.envelopes import REFUSED
 from contract.messages import Status
 from edge_client import process_metrics
 from edge_client.drift import DriftWatch
@@ -26,6 +27,7 @@ class Health:
         step_ms: the time of a training step; None before the first round that trains.
         samples_new: how many photos came or went since the last contribution; None where that is not told.
         refused: what the owner's policy refused last; empty for nothing.
+        unsigned: how many messages came that no trusted key has signed.
     """
 
     def __init__(self, instance: bytes, boot: int, profiled: Mapping[str, float], *, is_private: bool = False) -> None:
@@ -37,6 +39,7 @@ class Health:
         self.step_ms: float | None = None
         self.samples_new: int | None = None
         self.refused = ""
+        self.unsigned = 0
 
     def measure(self, drift: DriftWatch | None) -> bool:
         """Look how unlike earlier photos new ones are; whether there is something to say of it."""
@@ -67,5 +70,6 @@ class Health:
             metrics["peak_rss_bytes"] = float(process_metrics.peak_rss_bytes())
             metrics["rss_bytes"] = float(process_metrics.rss_bytes())
             metrics |= {} if self.step_ms is None else {"train_step_ms": self.step_ms}
+        metrics |= {REFUSED: float(self.unsigned)} if self.unsigned else {}
         versions = {**process_metrics.versions(), **self._bundle, **({"policy": self.refused} if self.refused else {})}
         return Status(True, self._instance, self._boot, process_metrics.board_name(), versions, metrics)

@@ -51,6 +51,7 @@ class RoundWork:
         photos: what the device tests with, in words.
         probation: of a bundle that came in a roll-out, is told what comes of it.
         log: takes one line for a person.
+        seal: signs what is sent, if the device signs.
 
     Attributes:
         refused: what the policy refused last, as the operator is told; empty for nothing, and once something was made.
@@ -71,14 +72,15 @@ class RoundWork:
         photos: str,
         log: Callable[[str], None],
         probation: ProbationWatch | None = None,
+        seal: Callable[[bytes], bytes] = lambda payload: payload,
     ) -> None:
         self._device, self._journal, self._outbox, self._follower = device, journal, outbox, follower
         self._id, self._boot, self._releases = device_id, boot, releases
         self._samples, self._manager = samples, manager
         self._photos, self._log, self._probation = photos, log, probation
         self._unreported = journal.unreported()
-        self._standing = StandingSums(device, journal, device_id, releases)
-        self.refused = ""
+        self._standing = StandingSums(device, journal, device_id, releases, seal)
+        self._seal, self.refused = seal, ""
         self._note = ""  # what was said last where sums stand
 
     @property
@@ -110,6 +112,7 @@ class RoundWork:
         payload, refusal, result = self._ledgered(a, result, refusal)
         self.refused = "" if refusal is None else f"{what}: {refusal.word}"[:MAX_VERSION]
         seconds = time.monotonic() - began_s
+        payload = self._seal(payload)
         metrics = {
             "device": self._id,
             "boot": self._boot,

@@ -19,8 +19,9 @@ from contract.errors import UsageError
 from contract.link import Address
 from contract.methods import load_method, method
 from contract.service_manager import ServiceManager
-from contract.signing_keys import read_public_key
+from contract.signing_keys import read_public_keys
 from contract.terminal import counted
+from contract.tokens import read_token
 from edge_client import process_metrics
 from edge_client.client import Client
 from edge_client.compiled_graphs import CompiledGraphs
@@ -29,6 +30,7 @@ from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
 from edge_client.drift import DriftWatch
+from edge_client.identity import Identity, identity_of
 from edge_client.ledger import Ledger
 from edge_client.own_samples import OwnSamples
 from edge_client.policy import Figure, Policy, read_policy
@@ -78,14 +80,15 @@ class Service:
         if settings.method is not None:
             load_method(settings.method)
         policy = Policy() if settings.policy is None else read_policy(settings.policy)
-        key = None if settings.trust is None else read_public_key(settings.trust)
-        with RolloutFile(Path(settings.state), make=key is not None) as file:
+        keys = () if settings.trust is None else read_public_keys(settings.trust)
+        with RolloutFile(Path(settings.state), make=bool(keys)) as file:
+            identity = identity_of(settings)
             while True:
                 self._has_started = False
-                seated = settle(settings, file, key, log, budget=policy.is_private)
+                seated = settle(settings, file, keys, log, budget=policy.is_private)
                 watch = ProbationWatch(file, log)
                 try:
-                    summary, is_over = self._run_with(seated, file, policy, log, on_summary)
+                    summary, is_over = self._run_with(seated, identity, file, policy, log, on_summary)
                 except BaseException as error:
                     watch.ended(error, at_start=not self._has_started)
                     if not watch.is_over:
@@ -97,7 +100,7 @@ class Service:
                 process_metrics.release_memory()
 
     def _run_with(
-        self, seated: Seated, file: RolloutFile, policy: Policy, log: Log, on_summary: OnSummary
+        self, seated: Seated, identity: Identity, file: RolloutFile, policy: Policy, log: Log, on_summary: OnSummary
     ) -> tuple[dict[str, Any], bool]:
         """Run with one bundle; what the device has done, and whether another one has to run now."""
         settings, bundle, m = seated.settings, seated.bundle, seated.bundle.manifest
@@ -157,6 +160,9 @@ class Service:
                 address=address,
                 fleet=settings.fleet,
                 device_id=settings.id,
+                trusted=seated.terms.public_keys,
+                identity=identity,
+                token=None if settings.token is None else read_token(settings.token),
                 until_finished=settings.until_finished,
                 patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
                 keepalive_s=settings.keepalive,

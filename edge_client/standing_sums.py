@@ -12,6 +12,7 @@ keeps them. What a receipt says:
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,10 +55,19 @@ class StandingSums:
         journal: its open state directory.
         device_id: as in the topics.
         releases: what all that leaves passes.
+        seal: signs what is sent, if the device signs.
     """
 
-    def __init__(self, device: Device, journal: Journal, device_id: str, releases: Releases) -> None:
+    def __init__(
+        self,
+        device: Device,
+        journal: Journal,
+        device_id: str,
+        releases: Releases,
+        seal: Callable[[bytes], bytes] = lambda payload: payload,
+    ) -> None:
         self._device, self._journal, self._id, self._releases = device, journal, device_id, releases
+        self._seal = seal
         self._known: tuple[LocalData, list[bytes]] | None = None
         self._nothing_at: tuple[object, ...] | None = None  # where the last look found nothing to send
         self._held_back = self._staying = 0
@@ -153,6 +163,7 @@ class StandingSums:
         payload, encoding = found
         counts = self._device.samples.counts(self._device.classes)
         self._releases.made(replace(a, round=generation), encoding, payload, counts)
+        payload = self._seal(payload)
         key, older = (a.run, generation, a.method), self._journal.standing.pending(a.run)
         metrics = {
             "device": self._id,
