@@ -1,6 +1,6 @@
 """The messages of the wire, as values; `messages.cddl` is the same in RFC 8610's language. See docs/wire.md.
 
-There are eight, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
+There are ten, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
 The only arrays are class rows (rows of numbers for each class present) and the triangle of one symmetric matrix. Which
 of them a method sends is declared by its statistic (`contract/statistics.py`).
 
@@ -12,8 +12,10 @@ of them a method sends is declared by its statistic (`contract/statistics.py`).
     Status         device → aggregator    birth, death, and what the device measured of itself
     Request        device → aggregator    some bytes of the bundle that the announcement offers, please
     Piece          aggregator → device    those bytes
+    Signed         either way             any other of these, encoded, with a signature
+    Enrolment      device → aggregator    the device's public key, by a one-time token
 
-The last two, and the offer, are in `contract/offers.py`.
+Request, Piece and the offer are in `contract/offers.py`, the last two in `contract/envelopes.py`.
 
 Everything is validated when a value is built, so a value that exists can be trusted.
 """
@@ -30,6 +32,7 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.envelopes import Enrolment, Signed
 from contract.errors import StatisticError, WireError
 from contract.offers import Offer, Piece, Request
 from contract.plausible import row_norms
@@ -41,6 +44,7 @@ __all__ = [
     "ClassRows",
     "Contribution",
     "Encoding",
+    "Enrolment",
     "GlobalPart",
     "Message",
     "Offer",
@@ -48,6 +52,7 @@ __all__ = [
     "Receipt",
     "ReceiptStatus",
     "Request",
+    "Signed",
     "Standing",
     "Status",
 ]
@@ -142,6 +147,8 @@ class Announcement:
         offer: the bundle that is being rolled out; None while none is.
         withheld: the numbers, rising, of classes that were forgotten: devices leave their samples out of what they
             send.
+        issued: higher than in any announcement that the same key signed before, so that an old one that is sent again
+            is known: milliseconds since the epoch, or one more than the last; 0 where nothing is signed.
     """
 
     run: bytes
@@ -161,6 +168,7 @@ class Announcement:
     class_lists: tuple[bytes, ...] = ()
     offer: Offer | None = None
     withheld: tuple[int, ...] = ()
+    issued: int = 0
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
@@ -185,6 +193,7 @@ class Announcement:
         _require(self.encoding in ("f64", "f32", "f16", "int8"), "encoding", "f64, f32, f16 or int8", self.encoding)
         _require(1 <= self.min_samples <= MAX_ROUND, "min_samples", "1 or more", self.min_samples)
         _require(1_024 <= self.limit_bytes <= 1 << 28, "limit_bytes", "1024 to 2^28", self.limit_bytes)
+        _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
 
 
 @dataclass(frozen=True, eq=False)
@@ -471,7 +480,7 @@ class Status:
         _entries(self.metrics, "metrics", lambda value: isinstance(value, float) and math.isfinite(value))
 
 
-Message = Announcement | GlobalPart | Contribution | Chunk | Receipt | Status | Request | Piece
+Message = Announcement | GlobalPart | Contribution | Chunk | Receipt | Status | Request | Piece | Signed | Enrolment
 
 
 def _run_and_round(run: bytes, round_number: int, lowest: int = 1) -> None:

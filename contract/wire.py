@@ -5,8 +5,9 @@ anything from anyone and either returns a valid message or raises `WireError`, a
 more than a small multiple of the bytes it was given.
 
 What comes down may gain fields: a device leaves out keys of an announcement, its offer, a global part, a receipt or a
-piece that it does not know. What goes up is closed: a contribution, a chunk, a status or a request has the keys that
-`messages.cddl` lists and no other, so that nothing else can be sent (docs/decisions/084).
+piece that it does not know. What goes up is closed: a contribution, a chunk, a status, a request or an enrolment has
+the keys that `messages.cddl` lists and no other, so that nothing else can be sent (docs/decisions/084); so is what
+wraps a message and its signature. What is inside a signed message is decoded once its signature holds.
 
 Tensors travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as int8 with one float32 scale for each row
 (value = scale · int8); integers as the narrowest unsigned array that holds them.
@@ -23,6 +24,7 @@ import cbor2
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.envelopes import Enrolment, Signed
 from contract.errors import WireError
 from contract.messages import (
     Announcement,
@@ -97,6 +99,7 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         **({16: list(m.class_lists)} if m.class_lists else {}),
         **({17: _encode_offer(m.offer)} if m.offer else {}),
         **({18: _integers(np.array(m.withheld))} if m.withheld else {}),
+        **({19: m.issued} if m.issued else {}),
     }
 
 
@@ -160,6 +163,14 @@ def _encode_piece(m: Piece, encoding: Encoding) -> dict[int, Any]:
     return {2: m.run, 3: m.bundle, 4: m.offset, 5: m.data}
 
 
+def _encode_signed(m: Signed, encoding: Encoding) -> dict[int, Any]:
+    return {2: m.key_id, 3: m.payload, 4: m.signature}
+
+
+def _encode_enrolment(m: Enrolment, encoding: Encoding) -> dict[int, Any]:
+    return {2: m.key, 3: m.proof}
+
+
 def _typed(array: NDArray[Any]) -> cbor2.CBORTag:
     return cbor2.CBORTag(_TAGS[array.dtype], np.ascontiguousarray(array).tobytes())
 
@@ -220,9 +231,9 @@ def decode(payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Message:
         )
     decoder = _DECODERS.get(kind)
     if decoder is None:
-        raise WireError("message", expected="a type from 1 to 8", got=kind)
+        raise WireError("message", expected="a type from 1 to 10", got=kind)
     message = decoder(fields)
-    fields.finish(closed=kind in _UPLINK)
+    fields.finish(closed=kind in _CLOSED)
     return message
 
 
@@ -434,6 +445,7 @@ def _decode_announcement(f: _Fields) -> Announcement:
         class_lists=f.binaries(16) if f.has(16) else (),
         offer=_decode_offer(f.inner(17)) if f.has(17) else None,
         withheld=tuple(f.class_numbers(18).tolist()) if f.has(18) else (),
+        issued=f.integer(19) if f.has(19) else 0,
     )
 
 
@@ -516,6 +528,14 @@ def _decode_piece(f: _Fields) -> Piece:
     return Piece(run=f.binary(2), bundle=f.binary(3), offset=f.integer(4), data=f.binary(5))
 
 
+def _decode_signed(f: _Fields) -> Signed:
+    return Signed(key_id=f.binary(2), payload=f.binary(3), signature=f.binary(4))
+
+
+def _decode_enrolment(f: _Fields) -> Enrolment:
+    return Enrolment(key=f.binary(2), proof=f.binary(3))
+
+
 _TYPES: dict[type, int] = {
     Announcement: 1,
     GlobalPart: 2,
@@ -525,8 +545,10 @@ _TYPES: dict[type, int] = {
     Status: 6,
     Request: 7,
     Piece: 8,
+    Signed: 9,
+    Enrolment: 10,
 }
-_UPLINK = (3, 4, 6, 7)
+_CLOSED = (3, 4, 6, 7, 9, 10)
 _ENCODERS: dict[type, Callable[[Any, Encoding], dict[int, Any]]] = {
     Announcement: _encode_announcement,
     GlobalPart: _encode_global_part,
@@ -536,6 +558,8 @@ _ENCODERS: dict[type, Callable[[Any, Encoding], dict[int, Any]]] = {
     Status: _encode_status,
     Request: _encode_request,
     Piece: _encode_piece,
+    Signed: _encode_signed,
+    Enrolment: _encode_enrolment,
 }
 _DECODERS: dict[int, Callable[[_Fields], Message]] = {
     1: _decode_announcement,
@@ -546,4 +570,6 @@ _DECODERS: dict[int, Callable[[_Fields], Message]] = {
     6: _decode_status,
     7: _decode_request,
     8: _decode_piece,
+    9: _decode_signed,
+    10: _decode_enrolment,
 }

@@ -13,19 +13,24 @@ from contract.messages import (
     Chunk,
     ClassRows,
     Contribution,
+    Enrolment,
     GlobalPart,
     Message,
     Offer,
     Piece,
     Receipt,
     Request,
+    Signed,
     Status,
 )
 from contract.methods import method
+from contract.signed import Signer, enrolment_of
 from contract.statistics import MAX_FIELDS
+from contract.wire import encode
 
 ENCODINGS = ("f64", "f32", "f16", "int8")
 U32 = st.integers(1, 2**32 - 1)
+SIGNER = Signer(bytes(range(32)))
 RUN = st.binary(min_size=4, max_size=4)
 METHOD = st.text(min_size=1, max_size=32)
 
@@ -105,6 +110,7 @@ announcements = st.builds(
     class_lists=st.sets(st.binary(min_size=8, max_size=8), max_size=4).map(tuple),
     offer=st.none() | offers,
     withheld=st.sets(st.integers(0, 2**16 - 1), max_size=4).map(sorted).map(tuple),
+    issued=st.just(0) | st.integers(1, 2**63 - 1),
 )
 receipts = st.builds(
     Receipt,
@@ -136,7 +142,17 @@ pieces = st.builds(
     offset=st.integers(0, (1 << 31) - 200),
     data=st.binary(min_size=1, max_size=200),
 )
-messages = st.one_of(announcements, global_parts(), contributions(), chunks(), receipts, statuses, requests, pieces)
+enrolments = st.builds(Enrolment, key=st.binary(min_size=32, max_size=32), proof=st.binary(min_size=64, max_size=64))
+plain_messages = st.one_of(
+    announcements, global_parts(), contributions(), chunks(), receipts, statuses, requests, pieces, enrolments
+)
+signed_messages = st.builds(
+    Signed,
+    key_id=st.binary(min_size=8, max_size=8),
+    payload=st.builds(encode, plain_messages, st.sampled_from(ENCODINGS)),
+    signature=st.binary(min_size=64, max_size=64),
+)
+messages = plain_messages | signed_messages
 
 
 def readable_messages() -> dict[str, Message]:
@@ -148,6 +164,7 @@ def readable_messages() -> dict[str, Message]:
     gram = Contribution(
         run, 8, "ffc", bundle[:4], rows, counts, triangle=np.array([2.0, 0.5, 3.0]), extractor=bundle[::-1][:4]
     )
+    receipt = encode(Receipt(run, 7, "fedproto", "committed"))
     nothing = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 0)))
     groups = ClassRows(np.array([1, 1, 4], np.uint16), np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 8.0]]))
     return {
@@ -171,6 +188,7 @@ def readable_messages() -> dict[str, Message]:
         "announcement-withheld": Announcement(
             run, 0, "standing", "ncm", bundle, extractor=bundle[::-1], withheld=(0, 300)
         ),
+        "announcement-issued": Announcement(run, 7, "open", "fedproto", bundle, issued=1_795_000_000_000),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,
@@ -198,6 +216,8 @@ def readable_messages() -> dict[str, Message]:
         ),
         "request": Request(run, bundle[::-1][:8], 65_536, 1_000_000),
         "piece": Piece(run, bundle[::-1][:8], 65_536, b"bytes of a bundle"),
+        "signed": Signed(SIGNER.key_id, receipt, SIGNER.signature("pf/v2/pets/down/cam-3", receipt)),
+        "enrolment": enrolment_of("pets", "cam-3", SIGNER.public_key, bytes(range(20))),
     }
 
 
