@@ -118,6 +118,13 @@ def aggregate_command(
             help="No rounds: a device's newest sums stand until it replaces or withdraws them (ncm, ffc).",
         ),
     ] = False,
+    helper: Annotated[
+        str | None,
+        typer.Option(help="Blinded rounds: public key file of the helper who opens their sums (docs/blinded.md)."),
+    ] = None,
+    least: Annotated[
+        int | None, typer.Option(help="Devices that a blinded sum has at least, as --min-clients.  [default: 10]")
+    ] = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another aggregator that serves this fleet, instead of refusing.")
     ] = False,
@@ -165,6 +172,8 @@ def aggregate_command(
         open_clients=open_clients,
         max_clients=max_clients,
         standing=standing,
+        helper=helper,
+        least=least,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
     served = None if metrics is None else parse_metrics(metrics)

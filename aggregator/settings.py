@@ -13,6 +13,7 @@ from contract.messages import Encoding
 from contract.methods import METHODS, Method, Value, closing_method, runs_on
 from contract.methods import method as method_of
 from contract.rules import Rule
+from contract.sealing import HelperPublic
 from contract.state import least_limit_bytes
 
 __all__ = ["Settings", "check_heads", "check_limit", "least_limit_of", "own_method", "standing_method"]
@@ -33,6 +34,8 @@ class Settings:
         hyper: hyper-parameters of the rounds' methods that are taken instead of the bundle's: FFC's `ridge`, say.
         limit_bytes: the largest message taken and sent.
         standing_every_s: where sums stand, how long a head stays at least before the next is made; None for rounds.
+        helper: whose helper opens the sums of rounds, which are blinded then; None for open ones.
+        least: k: no sum over fewer devices is asked for.
     """
 
     method: str | None = None
@@ -48,6 +51,8 @@ class Settings:
     hyper: Mapping[str, Value] = field(default_factory=dict)
     limit_bytes: int = 65_536
     standing_every_s: float | None = None
+    helper: HelperPublic | None = None
+    least: int = 0
 
 
 def own_method(manifest: Manifest, settings: Settings) -> str:

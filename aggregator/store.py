@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from aggregator.accuracy import Told
+from aggregator.blinded_store import BlindedTables
 from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
 from aggregator.rollout_store import RolloutTables
@@ -116,6 +117,7 @@ class Store(Protocol):
     drift: DriftTable
     class_drift: ClassDriftTable
     rollouts: RolloutTables
+    blinded: BlindedTables
 
     @property
     def run(self) -> bytes: ...
@@ -128,7 +130,14 @@ class Store(Protocol):
     def accuracy_since(self, last: int) -> tuple[int, set[int]]: ...
     def contributions(self, round: int, method: str) -> Iterator[bytes]: ...
     def close_round(
-        self, number: int, closed_at: float, classes_merged: int, state: GlobalState, max_share: float = 0.5
+        self,
+        number: int,
+        closed_at: float,
+        classes_merged: int,
+        state: GlobalState,
+        max_share: float = 0.5,
+        *,
+        also: Callable[[sqlite3.Connection], None] = ...,
     ) -> None: ...
     def state(self) -> GlobalState: ...
     def last_round(self) -> int: ...
@@ -167,7 +176,7 @@ class SqliteStore:
         self._keep_bytes = keep_bytes
         self._file = Database(path, KIND, wait_s=_LOOKERS_S)
         self.standing = StandingTables(self._file)
-        self.rollouts = RolloutTables(self._file)
+        self.rollouts, self.blinded = RolloutTables(self._file), BlindedTables(self._file)
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
             with as_written(self._file.path):
@@ -232,6 +241,9 @@ class SqliteStore:
                 "INSERT INTO contribution VALUES (?, ?, ?, ?, ?)",
                 [(a.round, a.method, a.device, a.received_bytes, n) for n, a in numbered],
             )
+            self.blinded.keep_seeds(
+                (a.round, a.device, a.message.seed) for a in accepted if a.message and a.message.seed
+            )
             self._db.executemany(
                 "INSERT INTO tally VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET messages = messages + excluded.messages",
                 counts,
@@ -283,12 +295,20 @@ class SqliteStore:
                 yield payload
 
     def close_round(
-        self, number: int, closed_at: float, classes_merged: int, state: GlobalState, max_share: float = 0.5
+        self,
+        number: int,
+        closed_at: float,
+        classes_merged: int,
+        state: GlobalState,
+        max_share: float = 0.5,
+        *,
+        also: Callable[[sqlite3.Connection], None] = lambda db: None,
     ) -> None:
         """Record a round's result and the global state that came out of it, and drop what is needed no longer.
 
         Args:
             max_share: the largest share that one device counted for, so that the result can be made again.
+            also: done in the same transaction.
         """
         parts = global_parts(state)
         with self._transaction():
@@ -301,6 +321,7 @@ class SqliteStore:
             (method,) = self._db.execute("SELECT method FROM round WHERE number = ?", (number,)).fetchone()
             self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (share_name(method), b"%r" % max_share))
             self._drop_old(number)
+            also(self._db)
 
     def state(self) -> GlobalState:
         """The newest global state; version 0 and empty before the first round."""

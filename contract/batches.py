@@ -10,8 +10,8 @@ Whatever is computed from these sums takes all devices of a block alike, so as l
 nothing finer can be learned of unchanged data than sums over k devices each. `breach` holds a new set to that. Two sets
 that it lets through are identical or differ by k devices or more, and so are their sums and differences.
 
-A set takes of each block all, or leaves at least k out and takes at least k; and of devices that no set had before, none
-or at least k. `allowed` picks the largest such set of those who are there.
+A set takes of each block all, or leaves at least k out and takes at least k; and of devices that no set had before,
+none or at least k. `allowed` picks the largest such set of those who are there.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ A sum must stay below 2²⁷ to be told from a negative one. `LARGEST` bounds on
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -35,6 +36,7 @@ __all__ = [
     "SEED_BYTES",
     "add_pad",
     "blind",
+    "share_digest",
     "share_words",
     "statistic_of",
     "words_of",
@@ -87,6 +89,11 @@ def blind(words: Words, seed: bytes) -> Words:
     for at, pad in _pad(seed, len(words)):
         words[at : at + len(pad)] -= pad
     return words
+
+
+def share_digest(share: Words) -> bytes:
+    """SHA-256 of a share's words (W,), little-endian."""
+    return hashlib.sha256(np.ascontiguousarray(share, _LITTLE).data).digest()
 
 
 def add_pad(total: Words, seed: bytes) -> None:

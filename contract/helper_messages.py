@@ -1,9 +1,9 @@
 """What is said for sums that the server sees only as a whole: messages 11 to 13, and what an announcement says of it.
 
-    HelperTerms   in an announcement   the round is blinded: whose helper opens it, and how many devices a sum has
-    SealedSeed    device → helper      the seed of a contribution's pad; it travels signed, within the contribution
-    Opening       aggregator → helper  some of the signed seeds of a set that is to be opened
-    Opened        helper → aggregator  some words of the set's sum, or why it is not opened
+HelperTerms   in an announcement   the round is blinded: whose helper opens it, and how many devices a sum has
+SealedSeed    device → helper      the seed of a contribution's pad; it travels signed, within the contribution
+Opening       aggregator → helper  some of the signed seeds of a set that is to be opened
+Opened        helper → aggregator  some words of the set's sum, or why it is not opened
 """
 
 from __future__ import annotations

@@ -99,7 +99,9 @@ def unseal(key: HelperKey, fleet: str, device: str, bound: SealedSeed) -> bytes:
     try:
         seed = bytes(suite.decrypt(bound.sealed, private, info=_info(fleet, device, bound)))
     except (InvalidTag, ValueError):
-        raise WireError("its seed", expected="one that was sealed for this helper and this share", got="another") from None
+        raise WireError(
+            "its seed", expected="one that was sealed for this helper and this share", got="another"
+        ) from None
     if len(seed) != _KEY_BYTES:
         raise WireError("its seed", expected=f"{_KEY_BYTES} bytes", got=len(seed))
     return seed
@@ -176,7 +178,9 @@ def _keys_of(secret: bytes) -> HelperKey:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    seal, sign = (HKDF(hashes.SHA256(), 32, None, b"protofleet helper " + use).derive(secret) for use in (b"seal", b"sign"))
+    seal, sign = (
+        HKDF(hashes.SHA256(), 32, None, b"protofleet helper " + use).derive(secret) for use in (b"seal", b"sign")
+    )
     return HelperKey(seal, sign)
 
 
@@ -196,6 +200,8 @@ def needed() -> Suite:
         from cryptography.hazmat.primitives import hpke
     except ImportError:
         hint = "pip install --upgrade 'protofleet[security]'"
-        raise UsageError("blinded rounds", expected="cryptography with HPKE, 50 or newer", got="none", hint=hint) from None
+        raise UsageError(
+            "blinded rounds", expected="cryptography with HPKE, 50 or newer", got="none", hint=hint
+        ) from None
     made: Any = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
     return made

@@ -79,6 +79,11 @@ def client_command(
     trust: Annotated[
         str | None, typer.Option(help="Ed25519 public key file; refuse a bundle that it did not sign.")
     ] = None,
+    helper_key: Annotated[
+        str | None,
+        typer.Option(help="Public key file of a helper; take part in rounds whose sums it opens, and in no others."),
+    ] = None,
+    sign: Annotated[str | None, typer.Option(help="TEMP")] = None,
     rollout: Annotated[
         bool | None,
         typer.Option(

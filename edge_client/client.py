@@ -41,6 +41,7 @@ from contract.messages import Announcement
 from contract.service_manager import ServiceManager
 from contract.wire import encode
 from edge_client import process_metrics
+from edge_client.blinded import Blinding
 from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.health import Health
@@ -83,6 +84,7 @@ class Client:
         keepalive_s: how long an idle connection says nothing.
         measured: figures of `profile --measure` that go into every birth.
         accountant: of noise, where the bundle says that its method adds it.
+        blinding: what it asks of blinded rounds; None for open rounds alone.
         photos: what the device tests with, in words.
         tells_accuracy: whether its accuracy goes into its status.
         drift: measures how unlike earlier photos new ones are, for its status; None where that is not told.
@@ -108,6 +110,7 @@ class Client:
         keepalive_s: int = 60,
         measured: Mapping[str, float] | None = None,
         accountant: Accountant | None = None,
+        blinding: Blinding | None = None,
         photos: str = "test photos",
         tells_accuracy: bool = False,
         drift: DriftWatch | None = None,
@@ -150,6 +153,7 @@ class Client:
             accountant=accountant,
             photos=photos,
             log=log,
+            blinding=blinding or Blinding(bundle.manifest, helper=None, signer=None, fleet=fleet, device=device_id),
             probation=rollout.probation,
         )
         self._note = ""

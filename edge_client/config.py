@@ -52,6 +52,8 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     cert: str | None = None
     key: str | None = None
     trust: str | None = None
+    helper_key: str | None = None
+    sign: str | None = None
     rollout: bool = True
     epsilon: float | None = None
     method: str | None = None

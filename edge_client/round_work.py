@@ -20,6 +20,7 @@ from contract.messages import Announcement, Receipt
 from contract.service_manager import ServiceManager
 from contract.terminal import counted
 from edge_client import process_metrics
+from edge_client.blinded import Blinding
 from edge_client.device import Device, RoundResult
 from edge_client.evaluate import in_words
 from edge_client.history import append_line, history_line
@@ -42,6 +43,7 @@ class RoundWork:
     Args:
         boot: how often the device has started.
         samples: its photos; without them it has what `device` was given.
+        blinding: what it asks of blinded rounds, and how it takes part in them.
         accountant: of noise, where the bundle says that its method adds it.
         manager: is told that the device gets on.
         photos: what the device tests with, in words.
@@ -63,11 +65,12 @@ class RoundWork:
         accountant: Accountant | None,
         photos: str,
         log: Callable[[str], None],
+        blinding: Blinding,
         probation: ProbationWatch | None = None,
     ) -> None:
         self._device, self._journal, self._outbox, self._follower = device, journal, outbox, follower
         self._id, self._boot, self._accountant = device_id, boot, accountant
-        self._samples, self._manager = samples, manager
+        self._samples, self._manager, self._blinding = samples, manager, blinding
         self._photos, self._log, self._probation = photos, log, probation
         self._unreported = journal.unreported()
         self._standing = StandingSums(device, journal, device_id)
@@ -85,18 +88,19 @@ class RoundWork:
             the median time of a training step in milliseconds; None where none was trained.
 
         Raises:
-            PrivacyError: the round would exceed the budget, or release something without noise.
+            PrivacyError: the round would exceed the budget, release something without noise, or not be blinded.
             StoreError: the disk refused; nothing of the round happened.
         """
         a, key = task.announcement, task.key
         what = f"round {a.round} ({a.method})"
+        self._blinding.check(a)
         readable = self._take_in_photos(what, "the round is left out", self._log)
         if self._accountant is not None:
             self._accountant.check(a.method)
         clock, began_s = process_metrics.StepClock(), time.monotonic()
         result = self._result(task, what, clock) if readable else self._device.sit_out(a)
         seconds = time.monotonic() - began_s
-        payload = fitting(result.contribution, a.encoding)
+        payload = fitting(self._blinding.blinded(result.contribution, a), a.encoding)
         metrics = {
             "device": self._id,
             "boot": self._boot,
@@ -136,9 +140,10 @@ class RoundWork:
         """Where sums stand: send those of what is here, if enough has changed; False when nothing is to be sent.
 
         Raises:
-            PrivacyError: noise is asked for, and sums that stand have none.
+            PrivacyError: noise is asked for, or blinded rounds are, and sums that stand are neither.
             StoreError: the disk refused; nothing is sent.
         """
+        self._blinding.check(a)
         if self._accountant is not None:
             self._accountant.check_standing()
         changed = self._samples is not None and self._samples.has_changed

@@ -19,10 +19,13 @@ from contract.bundle import Manifest
 from contract.errors import UsageError
 from contract.link import Address
 from contract.methods import METHODS, load_method, method
+from contract.sealing import read_helper_public
 from contract.service_manager import ServiceManager
-from contract.signing_keys import read_public_key
+from contract.signed import Signer
+from contract.signing_keys import read_private_key, read_public_key
 from contract.terminal import counted
 from edge_client import process_metrics
+from edge_client.blinded import Blinding
 from edge_client.client import Client
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.config import ClientConfig
@@ -152,6 +155,7 @@ class Service:
                 keepalive_s=settings.keepalive,
                 measured=measured_metrics(state, bundle.sha256, *m.extended),
                 accountant=accountant,
+                blinding=_blinding(settings, m),
                 photos=self._photos,
                 tells_accuracy=tells,
                 drift=DriftWatch(device, state) if _tells_drift(settings, accountant) else None,
@@ -194,6 +198,13 @@ class Service:
         """Look at the photos now instead of within ten minutes, from any thread, and from a signal handler."""
         if self._client is not None:
             self._client.look()
+
+
+def _blinding(settings: ClientConfig, manifest: Manifest) -> Blinding:
+    """What it asks of blinded rounds."""
+    helper = None if settings.helper_key is None else read_helper_public(settings.helper_key, "--helper-key")
+    signer = None if settings.sign is None else Signer(read_private_key(settings.sign))
+    return Blinding(manifest, helper=helper, signer=signer, fleet=settings.fleet, device=settings.id)
 
 
 def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:
