@@ -70,6 +70,9 @@ class BlindedCoordinator(Coordinator):
         self._helper: HelperPublic = settings.helper
         super().__init__(store, manifest, bundle, settings, now=now, others=others, shorter=shorter, wall=wall)
         _check_methods(map(method_of, self.rounds.plan), self)
+        if self._forgotten:
+            got = f"{', '.join(self._forgotten[:4])} forgotten: a sum without a class shows it beside one with it"
+            raise UsageError("--helper", expected="a store of all classes", got=got, hint="a new --store")
         self._stand_ins = StandIns(0)  # a share is of its round
         self._set, self._by_order = BlindedSet(store.blinded, store.run), False
         self._left_out: dict[str, str] = {}

@@ -13,6 +13,8 @@ import sqlite3
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from aggregator.rounds import Rounds
+from contract.errors import UsageError
 from contract.sqlite import Database
 
 __all__ = ["AskedSet", "BlindedTables"]
@@ -56,6 +58,13 @@ class BlindedTables:
         wanted = set(devices)
         return {str(device): bytes(seed) for device, seed in rows if device in wanted}
 
+    def holds(self, round: int) -> tuple[int, int]:
+        """How many contributions to a round are held, and how many of them are shares."""
+        with self._disk():
+            (held,) = self._db.execute("SELECT count(*) FROM contribution WHERE round = ?", (round,)).fetchone()
+            (shares,) = self._db.execute("SELECT count(*) FROM blinded_seed WHERE round = ?", (round,)).fetchone()
+        return int(held), int(shares)
+
     def asked(self) -> AskedSet | None:
         """The set that the helper was asked for and has not answered."""
         with self._disk():
@@ -96,3 +105,18 @@ class BlindedTables:
         """By method, the round whose opened sum is kept."""
         with self._disk():
             return {str(m): int(r) for m, r in self._db.execute("SELECT method, round FROM blinded_sum").fetchall()}
+
+
+def check_open_round(tables: BlindedTables, rounds: Rounds, *, blinded: bool) -> None:
+    """That what the open round holds is of the kind that it is resumed as.
+
+    Raises:
+        UsageError: it holds shares, and no helper is named now; or the other way round.
+    """
+    held, shares = tables.holds(rounds.number) if rounds.phase == "open" else (0, 0)
+    if held and shares != (held if blinded else 0):
+        was, hint = (
+            ("a blinded one", "--helper") if shares else ("an open one", "leaving out --helper until it is closed")
+        )
+        what = "blinded" if blinded else "open"
+        raise UsageError(f"round {rounds.number} of this store", expected=f"an {what} round", got=was, hint=hint)

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
+from aggregator.blinded_store import check_open_round
 from aggregator.core import Core
 from aggregator.forgetting import Remaking, state_without, state_without_class
 from aggregator.forgotten_classes import cannot_forget, emptied, had_sent, held_by, kept_of, with_class
@@ -108,6 +109,7 @@ class Coordinator(Core):
         self.accuracy_batches = 0
         self._paused = self._tables.meta("paused") == "yes"
         self._resume(now, wall)
+        check_open_round(store.blinded, self.rounds, blinded=settings.helper is not None)
 
     @property
     def largest_message_bytes(self) -> int:

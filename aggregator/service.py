@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -216,7 +216,10 @@ def settle(
     if helper is not None:
         least = _at_least("--least", LEAST if least is None else least, 2)
         min_clients = max(min_clients, least)
-        _check_blinded(rule, min_samples)
+        _check_blinded(
+            {"--rule": rule != "mean", "--max-share": max_share != 0.5, "--min-samples": min_samples != 1},
+            when_new,
+        )
     return Settings(
         method=None if method is None else find_method(method).name,
         rounds=rounds,
@@ -246,13 +249,13 @@ def settle(
     )
 
 
-def _check_blinded(rule: str, min_samples: int) -> None:
-    """What only an aggregator that sees contributions can do."""
-    if rule != "mean":
-        raise UsageError("--rule with --helper", expected="mean, since nothing but a sum is seen", got=rule)
-    if min_samples != 1:
-        got = f"{min_samples}, which would show who has how many"
-        raise UsageError("--min-samples with --helper", expected="1", got=got)
+def _check_blinded(of_open_rounds: Mapping[str, bool], when_new: int) -> None:
+    """That nothing is asked for that only who sees contributions, or how many samples there are, can do."""
+    for option in (name for name, given in of_open_rounds.items() if given):
+        raise UsageError(f"{option} with --helper", expected="one of them", got="both: nothing but a sum is seen")
+    if when_new:
+        got = "both: blinded devices do not say how many photos they have"
+        raise UsageError("--when-new with --helper", expected="one of them", got=got, hint="--every")
 
 
 def _both(first: Listener, second: Listener) -> Listener:

@@ -87,8 +87,14 @@ def draw_run(db: sqlite3.Connection) -> bytes:
 
     A device begins a run with its generation 1. What stands is from before, so it is numbered above that: the device
     hears that its first is late, and sends again. With the same number it would hear that it is held already.
+
+    Shares of an open round go: they were made for the run before, and their devices make others for this one.
     """
     run = os.urandom(4)
+    for table in ("contribution", "payload"):  # a blinded round's shares are of the run that they were made for
+        db.execute(f"DELETE FROM {table} WHERE round IN (SELECT round FROM blinded_seed)")
+    db.execute("DELETE FROM blinded_seed")
+    db.execute("DELETE FROM blinded_set")
     db.execute("UPDATE standing SET generation = generation + 1")
     db.execute("UPDATE meta SET value = ? WHERE name = 'run'", (run,))
     return run

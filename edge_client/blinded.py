@@ -20,11 +20,11 @@ from contract.blinding import SCALE_BITS, SEED_BYTES, blind, share_digest, words
 from contract.bundle import Manifest
 from contract.errors import PrivacyError, StatisticError
 from contract.fleet import list_digest
-from contract.messages import Announcement, ClassRows, Contribution, SealedSeed
+from contract.messages import Announcement, ClassRows, Contribution, SealedSeed, Signed
 from contract.methods import Method, method
 from contract.sealing import HelperPublic, round_terms, seal
 from contract.signed import Signer
-from contract.wire import encode
+from contract.wire import decode, encode
 
 __all__ = ["Blinding"]
 
@@ -38,10 +38,27 @@ class Blinding:
     """
 
     def __init__(
-        self, manifest: Manifest, *, helper: HelperPublic | None, signer: Signer | None, fleet: str, device: str
+        self,
+        manifest: Manifest,
+        *,
+        fleet: str,
+        device: str,
+        helper: HelperPublic | None = None,
+        signer: Signer | None = None,
     ) -> None:
         self._manifest, self._helper, self._signer = manifest, helper, signer
         self._fleet, self._device = fleet, device
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it takes part in blinded rounds alone."""
+        return self._helper is not None
+
+    def permits(self, payload: bytes) -> bool:
+        """Whether a contribution that an earlier process left may be sent: an open one only in open rounds."""
+        message = decode(payload) if self.is_on else None
+        message = decode(message.payload) if isinstance(message, Signed) else message
+        return not isinstance(message, Contribution) or message.share is not None
 
     def check(self, announcement: Announcement) -> None:
         """That the device may take part in an announced round.
@@ -77,6 +94,8 @@ class Blinding:
             return f"a scale of {SCALE_BITS} bits", str(a.helper.scale_bits)
         if a.min_samples != 1:
             return "--min-samples 1", f"{a.min_samples}, which would show who has how many"
+        if a.withheld:
+            return "samples of all classes", "some withheld, which would show those classes beside an earlier sum"
         if a.class_lists and a.class_lists[0] != list_digest(self._manifest.labels):
             return "this device's bundle to know all of the fleet's classes", "a shorter list"
         return None

@@ -127,6 +127,7 @@ class Client:
         self._log, self._detail = log, detail or (lambda line: None)
         self._stopping = stopping or threading.Event()
         self._accountant, self._tells_accuracy, self._drift = accountant, tells_accuracy, drift
+        self._blinding = blinding or Blinding(bundle.manifest, fleet=fleet, device=device_id)
         instance = os.urandom(8)
         self._boot = journal.begin(instance)
         self._health = Health(instance, self._boot, measured or {})
@@ -153,7 +154,7 @@ class Client:
             accountant=accountant,
             photos=photos,
             log=log,
-            blinding=blinding or Blinding(bundle.manifest, helper=None, signer=None, fleet=fleet, device=device_id),
+            blinding=self._blinding,
             probation=rollout.probation,
         )
         self._note = ""
@@ -200,7 +201,10 @@ class Client:
                 without noise. One that stays leaves such rounds out.
         """
         for pending in self._journal.pending():
-            self._outbox.add(pending)
+            if self._blinding.permits(pending.payload):
+                self._outbox.add(pending)
+            else:
+                self._log(f"round {pending.key[1]} stays here: it was open, and now there is --helper-key")
         self._link.open()
         polite = True
         try:
@@ -349,7 +353,7 @@ class Client:
 
     def _count_new_photos(self) -> bool:
         before = self._health.samples_new
-        if self._samples is not None and self._accountant is None:
+        if self._samples is not None and self._accountant is None and not self._blinding.is_on:
             self._health.samples_new = self._samples.new
         return self._health.samples_new != before
 

@@ -217,8 +217,8 @@ def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:
 
 def _tells_accuracy(settings: ClientConfig, accountant: Accountant | None, log: Log) -> bool:
     """Whether accuracy goes into the status: not where noise protects what is sent, since none is added to it."""
-    if accountant is None:
-        return settings.report_accuracy is not False
+    if accountant is None:  # beside a sum that hides it, only where it is asked for
+        return settings.report_accuracy or (settings.report_accuracy is None and settings.helper_key is None)
     if settings.report_accuracy:
         raise UsageError("--report-accuracy", expected="a bundle whose method adds no noise", got="one that adds some")
     log("accuracy stays on this device: no noise is added to it")
@@ -228,7 +228,7 @@ def _tells_accuracy(settings: ClientConfig, accountant: Accountant | None, log: 
 def _tells_drift(settings: ClientConfig, accountant: Accountant | None) -> bool:
     """Whether the status says how unlike earlier photos new ones are: not where noise protects what is sent."""
     if accountant is None:
-        return settings.tell_drift is not False
+        return settings.tell_drift or (settings.tell_drift is None and settings.helper_key is None)
     if settings.tell_drift:
         raise UsageError("--tell-drift", expected="a bundle whose method adds no noise", got="one that adds some")
     return False
