@@ -164,7 +164,7 @@ class BlindedCoordinator(Coordinator):
         asked, found = answer.asked, method_of(answer.asked.method)
         hyper = self._hyper(found)
         try:
-            statistic, message = self._opened(answer, found)
+            statistic, message = self._sum_of(answer, found)
             merged = found.merge(lambda: iter([statistic]), "mean", hyper)
         except (StatisticError, WireError) as error:
             why = f"the sum of {len(asked.devices)} devices is none that data can have, so one of them lies ({error})"
@@ -177,7 +177,7 @@ class BlindedCoordinator(Coordinator):
         self.told = "; ".join(filter(None, (found.told(merged, hyper), f"one sum of {counted(count, 'device')}")))
         return self._ended()
 
-    def _opened(self, answer: Answered, found: Method) -> tuple[Statistic, Contribution]:
+    def _sum_of(self, answer: Answered, found: Method) -> tuple[Statistic, Contribution]:
         """The statistic of all devices of the set together, and the same as a contribution.
 
         Raises:

@@ -125,6 +125,14 @@ def aggregate_command(
     least: Annotated[
         int | None, typer.Option(help="Devices that a blinded sum has at least, as --min-clients.  [default: 10]")
     ] = None,
+    sign: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Ed25519 private key file that signs all that is published: client --trust."),
+    ] = None,
+    enrolled: Annotated[
+        bool,
+        typer.Option("--enrolled", help="Take only what enrolled devices have signed (protofleet fleet invite)."),
+    ] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another aggregator that serves this fleet, instead of refusing.")
     ] = False,
@@ -174,10 +182,11 @@ def aggregate_command(
         standing=standing,
         helper=helper,
         least=least,
+        enrolled=enrolled,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
     served = None if metrics is None else parse_metrics(metrics)
-    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served)
+    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served, sign)
     console = Console(stderr=True, quiet=quiet)
 
     def on_summary(content: dict[str, Any], finished: bool) -> None:

@@ -17,6 +17,7 @@ __all__ = ["Progress"]
 
 _EVERY_S = 1.0  # a flood of contributions in a large fleet, or of refusals, prints one line a second
 _SMALL_FLEET = 20
+_INTRUDERS = 20
 _HELD_OUT = (
     "  where a device lacks classes, its held-out photos lack them, too: naming these is not in that figure "
     "(client --test shows it; docs/accuracy.md)"
@@ -38,6 +39,7 @@ class Progress:
         self._screened_in, self._screened = 0, 0
         self._away = 0  # attempts in a row that found no broker
         self._refused: set[str] = set()  # devices named in this round, the first ones
+        self._intruders: set[tuple[str, str]] = set()  # named, the first ones
         self._failed: set[str] = set()  # devices of which a roll-out failed, the first ones
         self._explained = False  # why a fleet may look worse than a device alone, once
 
@@ -296,6 +298,18 @@ class Progress:
             f"[yellow]drift[/yellow]: {escape(event.device)} departs from itself: {WORDS[event.figure]} {shown}, "
             f"usually {usual}; protofleet fleet show {escape(event.device)}"
         )
+
+    @_show.register
+    def _(self, event: events.IntruderTold) -> None:
+        if self._often(events.IntruderTold) and (event.device, event.cause) in self._intruders:
+            return
+        if len(self._intruders) < _INTRUDERS:
+            self._intruders.add((event.device, event.cause))
+        told = f"{counted(event.messages, 'message')}: {escape(event.reason)}"
+        if event.cause == "refuses":
+            self._line(f"[yellow]warning[/yellow]: {escape(event.device)} refuses what it is sent, {told}")
+        else:
+            self._line(f"[yellow]intruder[/yellow] as {escape(event.device)}, {told}")
 
     @_show.register
     def _(self, event: events.ClassDriftSuspected) -> None:

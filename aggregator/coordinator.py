@@ -159,9 +159,9 @@ class Coordinator(Core):
             withheld=self._withheld,
         )
 
-    def status(self, device: str, payload: bytes, now: float) -> bool:
+    def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False) -> bool:
         """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
-        message = self._read_status(device, payload)
+        message = self._read_status(device, payload, is_ours)
         if message is None:
             return False
         self._hear_accuracy(device, message)
@@ -203,7 +203,7 @@ class Coordinator(Core):
             self.accuracy_batches += 1
         self._ingest.forget_accepted()
         for decision in made:
-            if decision.outcome != "malformed":
+            if decision.outcome != "malformed" and decision.cause != "intruder":
                 self.rounds.heard(decision.device, now)
         for contribution in accepted:
             self.rounds.contributed(contribution.device)
@@ -414,6 +414,7 @@ class Coordinator(Core):
                 withheld=self._withheld,
             ),
             refusal=self._refusal,
+            opened=self._opened,
         )
 
     def _messages(self, round: int, method: str) -> Iterator[Contribution]:

@@ -16,6 +16,7 @@ __all__ = [
     "Event",
     "HeadMade",
     "HelperAwaited",
+    "IntruderTold",
     "LinkDown",
     "LinkUp",
     "Listener",
@@ -319,6 +320,17 @@ class ClassDriftSuspected:
 
 
 @dataclass(frozen=True)
+class IntruderTold:
+    """`messages` under a device's name, or the aggregator's own, were not its own (`aggregator/enrolment.py`); or the
+    device says that it gets such."""
+
+    device: str
+    cause: str
+    reason: str
+    messages: int
+
+
+@dataclass(frozen=True)
 class RolloutWidened:
     """A bundle is offered to a larger fraction of the devices, of which `devices` are known."""
 
@@ -395,6 +407,7 @@ Event = (
     | HeadMade
     | SumsStand
     | OrderDone
+    | IntruderTold
     | RolloutCompleted
     | RolloutDeaf
     | RolloutHalted

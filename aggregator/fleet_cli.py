@@ -20,6 +20,7 @@ import typer
 from aggregator.backup import WRITTEN_TO, back_up, restore
 from aggregator.class_drift import class_drift_of
 from aggregator.drift import drift_of
+from aggregator.enrolment_store import Intruder, intruders_in, keys_in
 from aggregator.orders import await_done, give
 from aggregator.rollout_store import said_in
 from aggregator.standing_store import Order, Record, classes_forgotten, fleet_records, orders
@@ -28,11 +29,23 @@ from aggregator.store_schema import KIND
 from contract.drift import WORDS
 from contract.errors import UsageError, near_names
 from contract.json_output import JSON_HELP, beside, check_target, write_json
+from contract.signed import key_id
 from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted, printable
 
-__all__ = ["ask", "check_telling", "fleet_app", "forget_command", "operator", "tell"]
+__all__ = [
+    "DeviceName",
+    "JsonFile",
+    "StoreFile",
+    "WaitSeconds",
+    "ask",
+    "check_telling",
+    "fleet_app",
+    "forget_command",
+    "operator",
+    "tell",
+]
 
 SCHEMA = "protofleet.fleet/1"
 fleet_app = typer.Typer(
@@ -44,15 +57,16 @@ fleet_app = typer.Typer(
     help="See the devices of a store, and tell its aggregator what to do.",
 )
 
-_Store = Annotated[Path, typer.Option(help="The aggregator's store; it may be running.")]
-_Device = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id.")]
+StoreFile = Annotated[Path, typer.Option(help="The aggregator's store; it may be running.")]
+DeviceName = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id.")]
 _ADevice = Annotated[str | None, typer.Argument(metavar="DEVICE", help="Its id.")]
 _Class = Annotated[
     str | None, typer.Option("--class", metavar="NAME", help="In place of DEVICE: a class of the fleet's bundle.")
 ]
-_Wait = Annotated[float, typer.Option(help="Seconds to wait for a running aggregator to have done it.")]
-_Json = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was found or done"))]
+WaitSeconds = Annotated[float, typer.Option(help="Seconds to wait for a running aggregator to have done it.")]
+JsonFile = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was found or done"))]
 WAIT_S = 15.0
+_INTRUDERS = 20  # lines
 
 
 class _Known(NamedTuple):
@@ -65,6 +79,8 @@ class _Known(NamedTuple):
         said: what devices said of a roll-out.
         classes_forgotten: by name.
         classes_drifting: by name, and why.
+        keys: of devices that are enrolled; None where it was revoked.
+        intruders: who was turned away.
     """
 
     records: dict[str, Record]
@@ -73,54 +89,63 @@ class _Known(NamedTuple):
     said: Mapping[str, str]
     classes_forgotten: Sequence[str]
     classes_drifting: Mapping[str, Mapping[str, Any]]
+    keys: Mapping[str, bytes | None]
+    intruders: Sequence[Intruder]
 
 
 def forget_command(
-    store: _Store, device: _ADevice = None, name: _Class = None, wait: _Wait = WAIT_S, json: _Json = None
+    store: StoreFile, device: _ADevice = None, name: _Class = None, wait: WaitSeconds = WAIT_S, json: JsonFile = None
 ) -> int:
     """Take all that came from a device or of a class out of the fleet, make anew what comes back, and take no more."""
     return _order_of_one("forget", store, device, name, wait, json)
 
 
 @fleet_app.command("list")
-def list_command(store: _Store, json: _Json = None) -> int:
+def list_command(store: StoreFile, json: JsonFile = None) -> int:
     """The devices that a store knows."""
     known = _read(store)
     found, drift, said = known.records, known.drift, known.said
     devices = [
-        asdict(record) | {"drift": drift.get(record.device), "rollout": said.get(record.device)}
-        for record in found.values()
+        asdict(record) | {"drift": drift.get(name), "rollout": said.get(name), "key": key_name(known.keys, name)}
+        for name, record in found.items()
     ]
+    intruders = [asdict(each) for each in known.intruders]
     gone, drifting = known.classes_forgotten, known.classes_drifting
     content = {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone, "classes_drifting": drifting}
-    write_json(json, content)
+    write_json(json, content | {"intruders": intruders})
     columns = {
         "device": list(found),
         "standing": [_standing(r) for r in found.values()],
         "rounds": [str(r.rounds) for r in found.values()],
         "drift": [_suspected(drift, device) for device in found],
         "rollout": [printable(said.get(device, "")) for device in found],
+        "key": [key_name(known.keys, device) or "" for device in found],
         "refused": [r.refused for r in found.values()],
     }
+    if not any(columns["key"]):
+        del columns["key"]
     if not any(columns["rollout"]):
         del columns["rollout"]
     words = [at for at, name in enumerate(columns) if name != "rounds"]
     show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=words)
     for name, why in drifting.items():
         _say(json, f"drift suspected of class {name}: {why['now']:.1f} times as far, usually {why['usual']:.1f}")
+    for each in known.intruders[:_INTRUDERS]:
+        _say(json, _intruder(each))
     if gone:
         _say(json, f"forgotten classes: {', '.join(gone)}; protofleet fleet admit --class NAME takes one in again")
     return 0
 
 
 @fleet_app.command("show")
-def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
+def show_command(device: DeviceName, store: StoreFile, json: JsonFile = None) -> int:
     """What a store knows of one device, and what was asked about it."""
     known = _read(store)
     drift, said = known.drift, known.said
+    intruders = [each for each in known.intruders if each.device == device]
     record = known.records.get(device)
     log = [order for order in known.orders if order.device == device]
-    if record is None and not log and device not in said:
+    if record is None and not log and device not in said and device not in {each.device for each in intruders}:
         raise _unknown(store, device, known.records)
     record = record or Record(device)
     write_json(
@@ -131,12 +156,16 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
             "drift": drift.get(device),
             "rollout": said.get(device),
             "orders": [asdict(order) for order in log],
+            "key": key_name(known.keys, device),
+            "intruders": [asdict(each) for each in intruders],
         },
     )
     lines = [f"{device}: {_standing(record)}, {record.rounds} rounds"]
     lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
     lines += [_drift(drift[device])] if device in drift else []
+    lines += [f"key {key}" for key in [key_name(known.keys, device)] if key]
+    lines += [_intruder(each) for each in intruders]
     lines += [f"rollout: version {printable(said[device])}"] if said.get(device) else []
     for line in (*lines, *map(_line, log)):
         _say(json, line)
@@ -144,7 +173,7 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
 
 
 @fleet_app.command("log")
-def log_command(store: _Store, json: _Json = None) -> int:
+def log_command(store: StoreFile, json: JsonFile = None) -> int:
     """Who asked for what, when, and between which global versions it took effect."""
     asked = _read(store).orders
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
@@ -155,38 +184,38 @@ def log_command(store: _Store, json: _Json = None) -> int:
 
 @fleet_app.command("admit")
 def admit_command(
-    store: _Store, device: _ADevice = None, name: _Class = None, wait: _Wait = WAIT_S, json: _Json = None
+    store: StoreFile, device: _ADevice = None, name: _Class = None, wait: WaitSeconds = WAIT_S, json: JsonFile = None
 ) -> int:
     """Let a device in again that was forgotten, removed or has withdrawn, or a class that was forgotten."""
     return _order_of_one("admit", store, device, name, wait, json)
 
 
 @fleet_app.command("remove")
-def remove_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+def remove_command(device: DeviceName, store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Take nothing more from a device; what it gave stays, unlike with forget."""
     return ask("remove", store, device, wait, json)
 
 
 @fleet_app.command("pause")
-def pause_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+def pause_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Make nothing new of what devices send, which is taken and kept, until it is resumed."""
     return ask("pause", store, "", wait, json)
 
 
 @fleet_app.command("resume")
-def resume_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+def resume_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Go on after a pause."""
     return ask("resume", store, "", wait, json)
 
 
 @fleet_app.command("open-round")
-def open_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+def open_round_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Open a round now, where rounds come by schedule or by news."""
     return ask("open-round", store, "", wait, json)
 
 
 @fleet_app.command("close-round")
-def close_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+def close_round_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """End the open round with the contributions that it has."""
     return ask("close-round", store, "", wait, json)
 
@@ -194,8 +223,8 @@ def close_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None)
 @fleet_app.command("backup")
 def backup_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The backup, one file; an earlier one is replaced.")],
-    store: _Store,
-    json: _Json = None,
+    store: StoreFile,
+    json: JsonFile = None,
 ) -> int:
     """Write the store as it is now into one file, while the aggregator runs."""
     check_target(json)  # what is done is told
@@ -211,7 +240,7 @@ def restore_command(
     backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="What fleet backup wrote.")],
     store: Annotated[Path, typer.Option(help="The store to make; no aggregator may run on it.")],
     force: Annotated[bool, typer.Option("--force", help="Take the place of a store that is there.")] = False,
-    json: _Json = None,
+    json: JsonFile = None,
 ) -> int:
     """Make a store of a backup, as a new run, which devices join by themselves."""
     check_target(json)
@@ -301,7 +330,14 @@ def operator() -> str:
 def _read(store: Path) -> _Known:
     with read_only(store, KIND) as db, as_written(store):
         return _Known(
-            dict(fleet_records(db)), orders(db), drift_of(db), said_in(db), classes_forgotten(db), class_drift_of(db)
+            dict(fleet_records(db)),
+            orders(db),
+            drift_of(db),
+            said_in(db),
+            classes_forgotten(db),
+            class_drift_of(db),
+            keys_in(db),
+            intruders_in(db),
         )
 
 
@@ -329,8 +365,22 @@ def _drift(told: Mapping[str, Any]) -> str:
     return line if why is None else f"{line}; drift suspected: {WORDS[why['figure']]} was usually {why['usual']:.2f}"
 
 
+def key_name(keys: Mapping[str, bytes | None], device: str) -> str | None:
+    """The first digits of what a device's key is called, or that it was revoked; None where it was never enrolled."""
+    if device not in keys:
+        return None
+    key = keys[device]
+    return "revoked" if key is None else key_id(key).hex()
+
+
+def _intruder(each: Intruder) -> str:
+    who = f"intruder as {each.device}" if each.cause != "refuses" else each.device
+    return f"{who}: {counted(each.messages, 'message')}, last at {_when(each.last_at)}: {printable(each.reason)}"
+
+
 def _line(order: Order) -> str:
-    of = "".join(f" {word}" for word in (order.device, order.detail) if word)
+    detail = "" if order.what in ("enrol", "invite") else order.detail  # a whole key
+    of = "".join(f" {word}" for word in (order.device, detail) if word)
     asked = f"{order.what}{of}, asked by {order.who} at {_when(order.given_at)}"
     if order.done_at is None:
         return f"{asked}: recorded"

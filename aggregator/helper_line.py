@@ -14,7 +14,7 @@ from contract.envelopes import Signed
 from contract.errors import WireError
 from contract.helper_messages import Opened
 from contract.link import Link
-from contract.signed import Keyring, Signer
+from contract.signed import Keyring
 from contract.wire import decode, encode
 
 __all__ = ["HelperLine"]
@@ -28,7 +28,7 @@ class HelperLine:
     """Of one fleet.
 
     Args:
-        signer: signs what is asked; None where this aggregator signs nothing.
+        seal: signs what is asked, where this aggregator signs.
         waits: is told how many devices the sum is over for which the helper was asked in vain.
     """
 
@@ -38,10 +38,10 @@ class HelperLine:
         link: Link,
         fleet: str,
         *,
-        signer: Signer | None = None,
+        seal: Callable[[str, bytes], bytes] = lambda topic, payload: payload,
         waits: Callable[[int, int], None] = lambda round, devices: None,
     ) -> None:
-        self._core, self._link, self._signer, self._waits = core, link, signer, waits
+        self._core, self._link, self._seal, self._waits = core, link, seal, waits
         self._ask, self._answer = topics.helper_ask(fleet), topics.helper_answer(fleet)
         self._ring = Keyring([core.helper.sign])
         self._digest, self._due_s, self._wait_s = b"", 0.0, _FIRST_S
@@ -82,8 +82,6 @@ class HelperLine:
             self._wait_s = min(2.0 * self._wait_s, _LONGEST_S)
         self._due_s = now + self._wait_s
         for part in self._core.asks(min(limit_bytes, _LARGEST_BYTES)):
-            payload = encode(part)
-            signed = payload if self._signer is None else self._signer.sign(self._ask, payload)
-            if not self._link.publish(self._ask, signed):
+            if not self._link.publish(self._ask, self._seal(self._ask, encode(part))):
                 self._due_s = now + _AGAIN_S  # no connection; the next one asks at once
                 return

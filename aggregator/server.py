@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from aggregator import events
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator
+from aggregator.enrolment import Intrusion
 from aggregator.handout import Handout
 from aggregator.helper_line import HelperLine
 from aggregator.ingest import Decision
@@ -42,12 +43,15 @@ from aggregator.run_events import Teller
 from aggregator.sole_aggregator import Seat
 from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.standing_events import StandingTeller
+from aggregator.voice import Voice
 from contract import topics
+from contract.envelopes import ENVELOPE_BYTES
 from contract.errors import LinkError, StoreError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
-from contract.messages import Announcement, Status
+from contract.messages import Announcement, Message, Receipt, Status
 from contract.service_manager import ServiceManager
-from contract.wire import decode, encode
+from contract.signed import Signer
+from contract.wire import encode
 
 __all__ = ["BATCH", "Server"]
 
@@ -87,6 +91,7 @@ class Server:
         on_round: called with whether the run is finished, after each round and at the end.
         patience_s: how long the broker may be absent at the start; None for 60 s, and for ever where there is no end of
             the plan.
+        signer: signs what is published; None where nothing is signed.
         take_over: end another aggregator that serves this fleet, instead of refusing to start.
         stopping: ends `run` once it is set.
         manager: of the service, if there is one.
@@ -102,6 +107,7 @@ class Server:
         listener: events.Listener,
         on_round: Callable[[bool], None],
         patience_s: float | None = None,
+        signer: Signer | None = None,
         take_over: bool = False,
         stopping: threading.Event | None = None,
         manager: ServiceManager | None = None,
@@ -118,7 +124,8 @@ class Server:
             else Teller(coordinator, listener)
         )
         self._seat = Seat(fleet, coordinator.run, started=int(time.time()), take_over=take_over)
-        self._pace = Pace()
+        self._pace, self._intruders_pace = Pace(), Pace()
+        self._voice = Voice(fleet, signer, coordinator.issue)
         self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, topics.AGGREGATOR)
         blinded = coordinator if isinstance(coordinator, BlindedCoordinator) else None
         self._link = Link(
@@ -128,19 +135,24 @@ class Server:
                 *(topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)),
                 *([] if blinded is None else [topics.helper_answer(fleet)]),
             ],
-            will=(self._seat_topic, encode(self._seat.death)),
+            will=(self._seat_topic, self._voice.sealed(self._seat_topic, encode(self._seat.death))),
             receive_maximum=RECEIVE_MAXIMUM,
-            largest_bytes=coordinator.largest_message_bytes,
+            largest_bytes=coordinator.largest_message_bytes + ENVELOPE_BYTES,
             echo_topic=self._round_topic,
         )
-        self._handout = Handout(coordinator, self._link, address, fleet, listener)
-        self._helper = None if blinded is None else HelperLine(blinded, self._link, fleet, waits=self._tell_helper_away)
+        self._handout = Handout(coordinator, self._link, address, fleet, listener, self._voice)
+        self._helper = (
+            None
+            if blinded is None
+            else HelperLine(blinded, self._link, fleet, seal=self._voice.sealed, waits=self._tell_helper_away)
+        )
         self._limit_bytes = coordinator.limit_bytes
         self._retained = Retained()
         self._connections = 0
         self._echoed_on = 0  # the connection on which our own announcement has come back
         self._held: list[Received] = []  # what came before the seat was taken
         self._ask: deque[tuple[str, bytes]] = deque()
+        self._asked: dict[str, bytes] = {}  # deaths that we published in a device's name
         self._was_finished = coordinator.is_finished
         self._ending: _Ending | None = None
 
@@ -167,7 +179,7 @@ class Server:
         finally:
             self._manager.stopping()
             if self._seat.taken:
-                self._link.publish(self._seat_topic, encode(self._seat.death), retain=True)
+                self._say(self._seat_topic, self._seat.death)
             self._handout.close()
             self._link.close()
             self._listener(events.Ended(self._connections, self._link.dropped))
@@ -186,7 +198,8 @@ class Server:
         received, self._held = self._held + received, []
         now = time.monotonic()
         sent = [(topics.device_of(message.topic), message.payload) for message in contributions]
-        decisions = self._core.take([each for each in sent if not self._handout.take(*each)], now)
+        sent = [each for each in sent if not (self._handout.take(*each) or self._enrol(*each, now))]
+        decisions = self._core.take(sent, now)
         decisions += self._core.stalled(now)
         self._send_receipts(decisions, now)
         for message in received:
@@ -199,16 +212,19 @@ class Server:
         if self._helper is not None:
             self._helper.turn(time.monotonic(), self._limit_bytes)
         self._ask_the_silent()
+        self._mend(now)
         self._teller.waits(time.monotonic())
         for suspected in self._core.departures(time.time()):
             self._listener(suspected)
+        for intruder in self._core.gate.take_news(time.time()):
+            self._listener(events.IntruderTold(intruder.device, intruder.cause, intruder.reason, intruder.messages))
 
     def _gather(self) -> list[Received]:
         now = time.monotonic()
         # without the seat nothing opens or closes
         due_s = self._core.rounds.due_in_s(now) if self._seat.taken else None
         helper_s = self._helper.wait_s(now) if self._helper is not None and self._seat.taken else None
-        waits = (due_s, self._seat.wait_s(now), self._handout.wait_s, helper_s)
+        waits = (due_s, self._seat.wait_s(now), self._handout.wait_s, self._voice.wait_s(now), helper_s)
         event = self._link.receive(min((TURN_S, *(wait + 0.001 for wait in waits if wait is not None))))
         received: list[Received] = []
         while event is not None:
@@ -258,7 +274,8 @@ class Server:
         self._listener(events.HelperAwaited(round, devices))
 
     def _hear_status(self, device: str, message: Received) -> None:
-        self._core.status(device, message.payload, time.monotonic())
+        is_ours = self._asked.get(device) == message.payload
+        self._core.status(device, message.payload, time.monotonic(), is_ours=is_ours)
         if self._ending is not None and self._core.rounds.is_online(device):
             self._ending.missing.discard(device)
 
@@ -272,16 +289,36 @@ class Server:
                     decision.device, decision.outcome, decision.round, named, decision.reason, decision.cause
                 )
             )
-            if decision.outcome in ("rejected", "malformed"):
+            if decision.outcome in ("rejected", "malformed") and decision.cause != "intruder":
                 self._listener(events.Refused(decision.device, decision.reason))
             if receipt is None:
                 continue
-            key = (decision.device, receipt.run, receipt.round, receipt.method, receipt.status, receipt.missing)
+            about = (receipt.run, receipt.round, receipt.method, receipt.digest)
+            key = (decision.device, about, receipt.status, receipt.missing)
             if key in sent:  # many chunks of one contribution may call for the same receipt
                 continue
             sent.add(key)
-            if receipt.status != "rejected" or self._pace.allows(decision.device, now):
-                self._link.publish(topics.down(self._fleet, decision.device), encode(receipt))
+            self._answer(decision.device, receipt, now, is_intruder=decision.cause == "intruder")
+
+    def _answer(self, device: str, receipt: Receipt, now: float, *, is_intruder: bool) -> None:
+        """Send a receipt; refusals at a pace that who poses as a device does not take from the device."""
+        pace = self._intruders_pace if is_intruder else self._pace
+        if receipt.status != "rejected" or pace.allows(device, now):
+            topic = topics.down(self._fleet, device)
+            self._link.publish(topic, self._voice.sealed(topic, encode(receipt)))
+
+    def _enrol(self, device: str, payload: bytes, now: float) -> bool:
+        """Whether a message asks for a device to be enrolled; then it is answered, and durable."""
+        receipt = self._core.enrol(device, payload, time.time())
+        if receipt is None:
+            return False
+        self._answer(device, receipt, now, is_intruder=receipt.status == "rejected")
+        return True
+
+    def _say(self, topic: str, status: Status) -> bytes:
+        said = self._voice.sealed(topic, encode(status))
+        self._link.publish(topic, said, retain=True)
+        return said
 
     def _ask_the_silent(self) -> None:
         lost = self._core.rounds.take_lost()
@@ -289,8 +326,7 @@ class Server:
         self._ask.extend(lost)
         for _ in range(min(len(self._ask), _ASKED_EACH_TURN)):
             device, instance = self._ask.popleft()
-            death = Status(False, instance, 0)
-            self._link.publish(topics.status(self._fleet, device), encode(death), retain=True)
+            self._asked[device] = self._say(topics.status(self._fleet, device), Status(False, instance, 0))
 
     # ── the seat ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -298,30 +334,40 @@ class Server:
         had = self._seat.taken
         said = self._seat.due(time.monotonic())
         if said is not None:
-            self._link.publish(self._seat_topic, encode(said), retain=True)
+            self._say(self._seat_topic, said)
         if self._seat.taken and not had:
             self._announce()
 
     def _hear_rival(self, message: Received) -> None:
-        try:
-            status = decode(message.payload)
-        except WireError:
-            self._core.malformed()
-            return
+        status = self._said_here(message)
         if isinstance(status, Status):
             self._seat.heard(status, time.monotonic())
-        else:
+        elif status is not None:
             self._core.malformed()
+
+    def _said_here(self, message: Received) -> Message | None:
+        """What was published on a topic of ours, if it counts; it is noted where somebody else poses as us."""
+        try:
+            return self._voice.heard(message.topic, message.payload)
+        except Intrusion as intrusion:
+            if not message.retained:
+                self._core.gate.note(topics.AGGREGATOR, intrusion.cause, str(intrusion), time.time())
+        except WireError:
+            self._core.malformed()
+        if not message.retained and self._seat.taken:
+            self._voice.overwritten(time.monotonic())
+        return None
 
     def _hear_announcement(self, message: Received) -> None:
         """Of another run, live: its aggregator runs, or ran just now. Of our own run, live: the broker hears us, and
         has told what it retains. Of our own run, but later: our store is old."""
-        try:
-            announcement = decode(message.payload) if message.payload else None
-        except WireError:
-            announcement = None
+        if not message.payload:  # whoever cleared it
+            self._voice.overwritten(time.monotonic())
+            return
+        announcement = self._said_here(message)
         if not isinstance(announcement, Announcement):
-            self._core.malformed()
+            if announcement is not None:
+                self._core.malformed()
         elif announcement.run == self._core.run:
             if message.retained and not self._seat.was_taken:
                 self._check_age(announcement)
@@ -347,7 +393,7 @@ class Server:
     def _connected(self, event: Connected) -> None:
         self._connections += 1
         self._limit_bytes = min(event.limit_bytes, self._core.limit_bytes)
-        least = self._core.least_limit_bytes
+        least = self._core.least_limit_bytes + self._voice.room_bytes
         if self._limit_bytes < least:
             raise LinkError(
                 f"broker {self._address} takes messages of {event.limit_bytes} bytes",
@@ -361,24 +407,33 @@ class Server:
             self._helper.connected()
 
     def _announce(self) -> None:
-        self._link.publish(self._round_topic, encode(self._core.announcement(self._limit_bytes)), retain=True)
+        said = self._voice.announcement(self._core.announcement(self._limit_bytes), time.time())
+        self._link.publish(self._round_topic, said, retain=True)
 
     def _publish_state(self) -> None:
         """Publish what the broker is not known to retain of the global state."""
-        parts = [encode(part, "f32") for part in self._core.state.parts(self._limit_bytes)]
+        parts = self._voice.parts(self._core.state, self._limit_bytes)
         for part in self._retained.missing(self._echoed_on, parts):
             self._link.publish(topics.global_part(self._fleet, part), parts[part], retain=True)
 
     def _clear_stale_part(self, message: Received) -> None:
         """A part beyond those of the state we publish, left by a larger state or another run, must not stay."""
         index = message.topic.rsplit("/", 1)[1]
-        parts = len(self._core.state.parts(self._limit_bytes))
+        parts = self._voice.parts(self._core.state, self._limit_bytes)
         if message.payload and not (index.isascii() and index.isdigit() and str(int(index)) == index):
             self._core.malformed()
-        elif message.payload and int(index) >= parts:
+        elif message.payload and int(index) >= len(parts):
             self._link.publish(message.topic, b"", retain=True)
-        elif message.payload:
+        elif index.isdigit() and int(index) < len(parts):
             self._retained.heard(message.connection, int(index), message.payload)
+            if message.payload != parts[int(index)]:
+                self._voice.overwritten(time.monotonic())
+
+    def _mend(self, now: float) -> None:
+        """Publish again what somebody may have overwritten; of the global state what is not as it was."""
+        if self._voice.mends(now):
+            self._announce()
+            self._publish_state()
 
     # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────────
 

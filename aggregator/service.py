@@ -38,6 +38,8 @@ from contract.methods import method as find_method
 from contract.rules import check_rule
 from contract.sealing import read_helper_public
 from contract.service_manager import ServiceManager
+from contract.signed import Signer
+from contract.signing_keys import read_private_key
 from contract.statistics import ClassMeans
 from contract.topics import check_id
 
@@ -64,6 +66,7 @@ class Service:
         take_over: end another aggregator that serves this fleet, instead of refusing.
         new_run: go on from the store as a new run: for a store from a backup.
         metrics: host and port to serve metrics on; None for nowhere.
+        sign: file of the Ed25519 private key that signs what is published; None where nothing is signed.
     """
 
     bundles: Sequence[Path]
@@ -75,12 +78,14 @@ class Service:
     take_over: bool = False
     new_run: bool = False
     metrics: tuple[str, int] | None = None
+    sign: str | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         check_id(self.fleet, "--fleet")
         if self.patience_s is not None:
             _between("--patience", self.patience_s, 0.1, 1e6)
+        self._signer = None if self.sign is None else Signer(read_private_key(self.sign))
         read = [(path, read_bundle(path)) for path in self.bundles]
         self._roster = check_fleet(read)  # graphs and weights do not stay in memory
 
@@ -131,6 +136,7 @@ class Service:
                 listener=tell,
                 on_round=on_round,
                 patience_s=self.patience_s,
+                signer=self._signer,
                 take_over=self.take_over,
                 stopping=self._stopping,
                 manager=ServiceManager(),
@@ -196,6 +202,7 @@ def settle(
     standing: bool = False,
     helper: str | None = None,
     least: int | None = None,
+    enrolled: bool = False,
 ) -> Settings:
     """What `protofleet aggregate` takes by these names, checked.
 
@@ -243,6 +250,7 @@ def settle(
         max_share=_between("--max-share", max_share, 0.5, 1.0),
         hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
+        enrolled=enrolled,
         standing_every_s=seconds("--every", STANDING_EVERY_S if every is None else every) if standing else None,
         helper=None if helper is None else read_helper_public(helper, "--helper"),
         least=least or 0,

@@ -33,6 +33,7 @@ class Settings:
         max_share: see `outliers.screen`.
         hyper: hyper-parameters of the rounds' methods that are taken instead of the bundle's: FFC's `ridge`, say.
         limit_bytes: the largest message taken and sent.
+        enrolled: whether only devices that are enrolled are heard.
         standing_every_s: where sums stand, how long a head stays at least before the next is made; None for rounds.
         helper: whose helper opens the sums of rounds, which are blinded then; None for open ones.
         least: k: no sum over fewer devices is asked for.
@@ -50,6 +51,7 @@ class Settings:
     max_share: float = 0.5
     hyper: Mapping[str, Value] = field(default_factory=dict)
     limit_bytes: int = 65_536
+    enrolled: bool = False
     standing_every_s: float | None = None
     helper: HelperPublic | None = None
     least: int = 0

@@ -33,6 +33,7 @@ from aggregator.accuracy import Told
 from aggregator.blinded_store import BlindedTables
 from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
+from aggregator.enrolment_store import EnrolmentTables
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
@@ -118,6 +119,8 @@ class Store(Protocol):
     class_drift: ClassDriftTable
     rollouts: RolloutTables
     blinded: BlindedTables
+    enrolment: EnrolmentTables
+    fleet: str
 
     @property
     def run(self) -> bytes: ...
@@ -177,6 +180,7 @@ class SqliteStore:
         self._file = Database(path, KIND, wait_s=_LOOKERS_S)
         self.standing = StandingTables(self._file)
         self.rollouts, self.blinded = RolloutTables(self._file), BlindedTables(self._file)
+        self.enrolment, self.fleet = EnrolmentTables(self._file), fleet
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
             with as_written(self._file.path):

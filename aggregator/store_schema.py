@@ -65,13 +65,19 @@ CREATE TABLE rollout (
 );
 CREATE TABLE rollout_piece (sha256 BLOB NOT NULL, number INTEGER NOT NULL, bytes BLOB NOT NULL,
     PRIMARY KEY (sha256, number));
-CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE device_key (device TEXT PRIMARY KEY, key BLOB, since REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE invitation (device TEXT PRIMARY KEY, key BLOB NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE intruder (
+    device TEXT NOT NULL, cause TEXT NOT NULL, reason TEXT NOT NULL, messages INTEGER NOT NULL,
+    first_at REAL NOT NULL, last_at REAL NOT NULL, PRIMARY KEY (device, cause)
+);
 CREATE TABLE blinded_seed (round INTEGER NOT NULL, device TEXT NOT NULL, seed BLOB NOT NULL,
     PRIMARY KEY (round, device)) WITHOUT ROWID;
 CREATE TABLE blinded_set (round INTEGER PRIMARY KEY, method TEXT NOT NULL, digest BLOB NOT NULL, devices TEXT NOT NULL,
     since REAL NOT NULL);
 CREATE TABLE blinded_sum (round INTEGER NOT NULL, method TEXT PRIMARY KEY, devices INTEGER NOT NULL,
-    payload BLOB NOT NULL) WITHOUT ROWID
+    payload BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID
 """
 KIND = Kind(
     "store",

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from aggregator.store import KIND, as_written, contributions, newest_state, share_name
 from contract.messages import Contribution
+from contract.signed import inside
 from contract.sqlite import read_only
 from contract.state import GlobalState
-from contract.wire import decode
 
 __all__ = ["StoredRun", "read_state", "stored_run"]
 
@@ -50,7 +50,7 @@ class StoredRun:
         """Devices and their contributions to a round, ordered by device, one at a time."""
         with as_written(self._path):
             for device, payload in self._payloads(round, method):
-                message = decode(payload)
+                message = inside(payload)
                 assert isinstance(message, Contribution)
                 yield device, message
 

@@ -16,11 +16,14 @@ from typing import Final
 
 from contract.errors import WireError
 
-__all__ = ["KEY_BYTES", "KEY_ID_BYTES", "SIGNATURE_BYTES", "Enrolment", "Signed"]
+__all__ = ["ENROL", "ENVELOPE_BYTES", "KEY_BYTES", "KEY_ID_BYTES", "REFUSED", "SIGNATURE_BYTES", "Enrolment", "Signed"]
 
+ENROL: Final = "enrol"  # stands for the method in the receipt of an enrolment
+REFUSED: Final = "refused_messages"  # among the figures of a status: came, and were signed by no trusted key
 KEY_BYTES: Final = 32
 KEY_ID_BYTES: Final = 8  # of the SHA-256 of a public key
 SIGNATURE_BYTES: Final = 64
+ENVELOPE_BYTES: Final = 96  # that a signed message is longer than what is inside, at most
 
 _SIGNED_TYPE: Final = 9
 _require = WireError.unless

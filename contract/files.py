@@ -28,8 +28,11 @@ __all__ = ["lock", "own_directory", "whole_file"]
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[IO[bytes]]:
     """A file to write bytes to, which takes the place of `path` at the end of the block.
+
+    Args:
+        private: for its owner alone from the first moment on.
 
     Raises:
         OSError: when the disk refuses, or another process is writing it; then what was at `path` is still there, and
@@ -42,7 +45,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         return
     partial = target.with_name(target.name + ".partial")
     _make_room(partial)
-    with partial.open("xb") as file:
+    with open(partial, "xb", opener=_for_owner if private else None) as file:
         try:
             _flock(file.fileno())
             if not _is(partial, file.fileno()):  # one that made room before we had locked it
@@ -57,6 +60,10 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 if _is(partial, file.fileno()):
                     partial.unlink()
             raise
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _make_room(partial: Path) -> None:

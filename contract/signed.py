@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from types import ModuleType
 from typing import Final
 
+from contract import ed25519
 from contract.envelopes import KEY_ID_BYTES, Enrolment, Signed
-from contract.errors import UsageError, WireError
-from contract.wire import encode
+from contract.errors import WireError
+from contract.messages import Message
+from contract.wire import decode, encode
 
-__all__ = ["Keyring", "SignatureError", "Signer", "enrolment_of", "invitation_key", "key_id", "token_proves"]
+__all__ = ["Keyring", "SignatureError", "Signer", "enrolment_of", "inside", "invitation_key", "key_id", "token_proves"]
 
 _SIGNED: Final = b"protofleet signed v2\0"
 _INVITED: Final = b"protofleet invitation v2\0"
@@ -53,7 +54,7 @@ class Signer:
     """
 
     def __init__(self, private_key: bytes) -> None:
-        self._key = _ed25519().Ed25519PrivateKey.from_private_bytes(private_key)
+        self._key = ed25519.library("signing").Ed25519PrivateKey.from_private_bytes(private_key)
         self.public_key: bytes = self._key.public_key().public_bytes_raw()
         self.key_id = key_id(self.public_key)
 
@@ -82,7 +83,11 @@ class Keyring:
 
     def __init__(self, keys: Iterable[bytes]) -> None:
         self._keys = {key_id(key): key for key in keys}
-        _ed25519()
+        ed25519.library("checking a signature")
+
+    def __contains__(self, key_id: bytes) -> bool:
+        """Whether a key of this name is here."""
+        return key_id in self._keys
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._keys.values())
@@ -99,10 +104,21 @@ class Keyring:
         key = self._keys.get(signed.key_id)
         if key is None:
             raise SignatureError("signature", expected="that of a trusted key", got=f"key {signed.key_id.hex()}")
-        if not _holds(key, signed.signature, _said(topic, signed.payload)):
+        if not ed25519.holds(key, signed.signature, _said(topic, signed.payload)):
             expected = f"one of key {signed.key_id.hex()} for {topic}"
             raise SignatureError("signature", expected=expected, got="another", known=True)
         return signed.payload
+
+
+def inside(payload: bytes) -> Message:
+    """The message in `payload`, or in the signed message there, whose signature is not looked at: for what was checked
+    when it came.
+
+    Raises:
+        WireError: as `decode`.
+    """
+    message = decode(payload)
+    return decode(message.payload) if isinstance(message, Signed) else message
 
 
 # ── enrolment with a one-time token ─────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +136,7 @@ def enrolment_of(fleet: str, device: str, public_key: bytes, token: bytes) -> En
 
 def token_proves(enrolment: Enrolment, fleet: str, device: str, invitation: bytes) -> bool:
     """Whether its sender holds the token that `invitation` (`invitation_key`) is made of."""
-    return _holds(invitation, enrolment.proof, _enrols(fleet, device, enrolment.key))
+    return ed25519.holds(invitation, enrolment.proof, _enrols(fleet, device, enrolment.key))
 
 
 def _invited(token: bytes) -> Signer:
@@ -133,22 +149,3 @@ def _enrols(fleet: str, device: str, public_key: bytes) -> bytes:
 
 def _said(topic: str, payload: bytes) -> bytes:
     return _SIGNED + topic.encode() + b"\0" + payload
-
-
-def _holds(public_key: bytes, signature: bytes, said: bytes) -> bool:
-    from cryptography.exceptions import InvalidSignature
-
-    try:
-        _ed25519().Ed25519PublicKey.from_public_bytes(public_key).verify(signature, said)
-    except (InvalidSignature, ValueError):  # the latter for 32 bytes that are no key
-        return False
-    return True
-
-
-def _ed25519() -> ModuleType:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ed25519
-    except ModuleNotFoundError:
-        hint = "pip install 'protofleet[security]'"
-        raise UsageError("signatures", expected="cryptography", got="nothing", hint=hint) from None
-    return ed25519

@@ -1,16 +1,20 @@
 """Ed25519 keys as files: 32 bytes, their hex digits, or PEM, which needs the extra `security`.
 
-A private key signs a bundle when it is exported, the public one is what a device trusts (`contract/bundle.py`).
+A private key signs a bundle when it is exported (`contract/bundle.py`), or what an aggregator or a device publishes
+(`contract/signed.py`); the public one is what the other end trusts. A file of public keys may hold several, one after
+the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from contract.ed25519 import SECURITY
 from contract.errors import UsageError
 
-__all__ = ["read_private_key", "read_public_key"]
+__all__ = ["read_private_key", "read_public_key", "read_public_keys"]
 
 KEY_BYTES = 32
 _PRIVATE, _PUBLIC = b"-----BEGIN", b"-----BEGIN PUBLIC KEY"
@@ -53,6 +57,38 @@ def read_public_key(path: str, option: str = "--trust") -> bytes:
     return key
 
 
+def read_public_keys(paths: str | Iterable[str], option: str = "--trust") -> tuple[bytes, ...]:
+    """The public keys of one file or several, 32 bytes each, every one once.
+
+    Raises:
+        UsageError: when a file holds something else, or PEM without `cryptography`.
+    """
+    files = [paths] if isinstance(paths, str) else paths
+    return tuple(dict.fromkeys(key for path in files for key in _public_keys(path, option)))
+
+
+def _public_keys(path: str, option: str) -> list[bytes]:
+    what = f"{option} {path}"
+    try:
+        raw = Path(path).read_bytes()
+    except OSError:
+        raw = b""
+    blocks = re.findall(rb"-----BEGIN PUBLIC KEY.*?-----END PUBLIC KEY-----\s*", raw, re.DOTALL)
+    if len(blocks) > 1 and b"".join(blocks) == raw:
+        return [_from_pem(block, what, _public_from_pem) for block in blocks]
+    lines = raw.split()
+    if len(lines) > 1 and all(re.fullmatch(rb"[0-9a-fA-F]{64}", line) for line in lines):
+        return [bytes.fromhex(line.decode("ascii")) for line in lines]
+    return [read_public_key(path, option)]
+
+
+def _from_pem(raw: bytes, what: str, read: Callable[[bytes, str], bytes]) -> bytes:
+    try:
+        return read(raw, what)
+    except ModuleNotFoundError:
+        raise UsageError(what, expected="cryptography", got="nothing", hint=SECURITY) from None
+
+
 def _read(
     path: str, what: str, expected: str, pem: bytes, from_pem: Callable[[bytes, str], bytes]
 ) -> tuple[bytes, bytes | None]:
@@ -64,11 +100,7 @@ def _read(
     if len(raw) == KEY_BYTES:
         return raw, raw
     if raw.startswith(pem):
-        try:
-            return raw, from_pem(raw, what)
-        except ModuleNotFoundError:
-            hint = "pip install 'protofleet[security]'"
-            raise UsageError(what, expected="cryptography", got="nothing", hint=hint) from None
+        return raw, _from_pem(raw, what, from_pem)
     try:
         key = bytes.fromhex(raw.decode("ascii").strip())
     except ValueError:

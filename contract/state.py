@@ -92,6 +92,11 @@ class GlobalCollector:
     _version: int = 0
     _parts: dict[int, GlobalPart] = field(default_factory=dict)
 
+    @property
+    def version(self) -> int:
+        """That is being collected, or was last; 0 before the first part."""
+        return self._version
+
     def add(self, part: GlobalPart) -> GlobalState | None:
         """The state when `part` completes its version, else None.
 

@@ -20,11 +20,11 @@ from contract.blinding import SCALE_BITS, SEED_BYTES, blind, share_digest, words
 from contract.bundle import Manifest
 from contract.errors import PrivacyError, StatisticError
 from contract.fleet import list_digest
-from contract.messages import Announcement, ClassRows, Contribution, SealedSeed, Signed
+from contract.messages import Announcement, ClassRows, Contribution, SealedSeed
 from contract.methods import Method, method
 from contract.sealing import HelperPublic, round_terms, seal
-from contract.signed import Signer
-from contract.wire import decode, encode
+from contract.signed import Signer, inside
+from contract.wire import encode
 
 __all__ = ["Blinding"]
 
@@ -56,8 +56,7 @@ class Blinding:
 
     def permits(self, payload: bytes) -> bool:
         """Whether a contribution that an earlier process left may be sent: an open one only in open rounds."""
-        message = decode(payload) if self.is_on else None
-        message = decode(message.payload) if isinstance(message, Signed) else message
+        message = inside(payload) if self.is_on else None
         return not isinstance(message, Contribution) or message.share is not None
 
     def check(self, announcement: Announcement) -> None:
@@ -79,7 +78,8 @@ class Blinding:
             got = f"{told.key.hex()[:12]}…, of another"
             raise PrivacyError("the round's helper", expected=f"{self._helper.seal.hex()[:12]}…", got=got)
         if self._signer is None:
-            raise PrivacyError("a blinded round", expected="the device's own key, to sign with", got="none")
+            hint = "client --identity, or --token"
+            raise PrivacyError("a blinded round", expected="a key to sign with", got="none", hint=hint)
         found = method(a.method)
         wrong = self._unfit(a, found)
         if wrong:

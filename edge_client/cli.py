@@ -77,13 +77,26 @@ def client_command(
     cert: Annotated[str | None, typer.Option(help="PEM file of this device's certificate.")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of this device's private key.")] = None,
     trust: Annotated[
-        str | None, typer.Option(help="Ed25519 public key file; refuse a bundle that it did not sign.")
+        list[str] | None,
+        typer.Option(
+            help="Ed25519 public key file, again for each further key; refuse bundles and messages that none of them "
+            "signed."
+        ),
+    ] = None,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Ed25519 private key file that this device signs with.  [default: its own, once --token made one]",
+        ),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="One-time token of protofleet fleet invite: enrol this device with its key.")
     ] = None,
     helper_key: Annotated[
         str | None,
         typer.Option(help="Public key file of a helper; take part in rounds whose sums it opens, and in no others."),
     ] = None,
-    sign: Annotated[str | None, typer.Option(help="TEMP")] = None,
     rollout: Annotated[
         bool | None,
         typer.Option(
@@ -109,7 +122,7 @@ def client_command(
     ] = None,
 ) -> int:
     """Run one device: take part in the fleet's rounds, run after run, until it is stopped."""
-    given = dict(locals())
+    given = dict(locals()) | {"trust": tuple(trust or ()) or None}
     settings = settle_config(given.pop("config"), given)
     if Path(sys.argv[0]).name in ("protofleet", "__main__.py"):
         become(settings)

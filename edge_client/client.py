@@ -30,21 +30,23 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
 from contract.errors import LinkError, PrivacyError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
-from contract.messages import Announcement
+from contract.messages import Announcement, Status
 from contract.service_manager import ServiceManager
 from contract.wire import encode
 from edge_client import process_metrics
 from edge_client.blinded import Blinding
 from edge_client.device import Device
 from edge_client.drift import DriftWatch
+from edge_client.enrolling import Enrolling
 from edge_client.health import Health
+from edge_client.identity import Identity
 from edge_client.inbox import Inbox
 from edge_client.journal import Journal, Key
 from edge_client.kept_state import KeptState
@@ -56,6 +58,7 @@ from edge_client.privacy import Accountant
 from edge_client.rollout_work import RolloutWork
 from edge_client.round_work import RoundWork
 from edge_client.rounds import Follower, Task
+from edge_client.trusted import Trust
 from edge_client.waiting_notice import Absence, Waits
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
@@ -76,6 +79,9 @@ class Client:
         bundle: the fleet's bundle.
         address: where the broker is.
         fleet, device_id: as in the topics.
+        trusted: public keys, 32 bytes each: nothing else is believed; none where signatures are not looked at.
+        identity: the key that the device signs with.
+        token: with which it is to be enrolled first.
         rollout: what it does about roll-outs, one of which may have brought the bundle.
         samples: its photos, which are looked after between rounds.
         until_finished: whether `run` ends with the run, instead of waiting for the next one.
@@ -104,6 +110,9 @@ class Client:
         fleet: str,
         device_id: str,
         rollout: RolloutWork,
+        trusted: Collection[bytes] = (),
+        identity: Identity | None = None,
+        token: bytes | None = None,
         samples: OwnSamples | None = None,
         until_finished: bool = True,
         patience_s: float | None = 60.0,
@@ -132,7 +141,11 @@ class Client:
         self._boot = journal.begin(instance)
         self._health = Health(instance, self._boot, measured or {})
         self._health.tell_bundle(rollout.versions())
-        self._outbox = Outbox(random.Random())
+        self._up, self._status = topics.up(fleet, device_id), topics.status(fleet, device_id)
+        self._identity = identity or Identity()
+        self._trust = Trust(trusted, self._identity, journal.issued, fleet=fleet, device_id=device_id, log=log)
+        self._enrolling = Enrolling(fleet, device_id, self._identity.signer, token, log)
+        self._outbox = Outbox(random.Random(), seal=self._sealing)
         self._follower = Follower(
             device_id,
             bundle,
@@ -141,7 +154,8 @@ class Client:
             was_rejected=lambda key: (journal.outcome(key) or ("", 0))[0] == "rejected",
             stays=not until_finished,
         )
-        self._presence = Presence(device_id, instance, is_own=journal.is_own_instance)
+        is_signed = self._identity.signer is not None
+        self._presence = Presence(device_id, instance, self._boot, is_own=journal.is_own_instance, is_signed=is_signed)
         self._rounds = RoundWork(
             device,
             journal,
@@ -156,6 +170,7 @@ class Client:
             log=log,
             blinding=self._blinding,
             probation=rollout.probation,
+            seal=self._sealed,
         )
         self._note = ""
         self._left_out: Key | None = None  # a round that the privacy budget does not allow
@@ -163,14 +178,14 @@ class Client:
         self._kept = KeptState(device, journal, self._follower, anew=rollout.probation.is_on)
         self._look_at_s = time.monotonic() + _LOOK_S
         self._count_new_photos()
-        self._up = topics.up(fleet, device_id)
-        self._status = topics.status(fleet, device_id)
         self._inbox = Inbox(
             self._follower,
             self._outbox,
             journal,
             self._presence,
             bundle,
+            trust=self._trust,
+            enrolling=self._enrolling,
             fleet=fleet,
             device_id=device_id,
             stays=not until_finished,
@@ -185,7 +200,7 @@ class Client:
             address,
             f"pf-{fleet}-{device_id}-{instance.hex()}",
             subscriptions=[topics.round_(fleet), topics.global_all(fleet), topics.down(fleet, device_id), self._status],
-            will=(self._status, encode(self._health.death())),
+            will=(self._status, self._said(self._health.death())),
             echo_topic=self._status,
             keepalive_s=keepalive_s,
         )
@@ -202,7 +217,7 @@ class Client:
         """
         for pending in self._journal.pending():
             if self._blinding.permits(pending.payload):
-                self._outbox.add(pending)
+                self._outbox.add(self._identity.signed_anew(self._up, pending))
             else:
                 self._log(f"round {pending.key[1]} stays here: it was open, and now there is --helper-key")
         self._link.open()
@@ -214,12 +229,13 @@ class Client:
             raise
         finally:
             if polite:
-                self._link.publish(self._status, encode(self._health.death()), retain=True)
+                self._link.publish(self._status, self._said(self._health.death()), retain=True)
             self._link.close()
             self._rollout.close()
             self._detail(
                 f"link closed: {self._patience.connections} connections, {self._inbox.malformed} messages skipped, "
-                f"{self._link.dropped} dropped at QoS 0, {len(self._outbox)} contributions without a receipt"
+                f"{self._trust.refused} refused, {self._link.dropped} dropped at QoS 0, "
+                f"{len(self._outbox)} contributions without a receipt"
             )
 
     def wake(self) -> None:
@@ -241,6 +257,7 @@ class Client:
             "boot": self._boot,
             "contributions": self._journal.outcomes(),
             "malformed": self._inbox.malformed,
+            "refused": self._trust.refused,
             "connections": self._patience.connections,
             "step_ms": self._health.step_ms,
             "privacy": None if self._accountant is None else self._accountant.facts(),
@@ -264,12 +281,14 @@ class Client:
                     return
                 follower, unsent = self._follower, len(self._outbox)
                 self._patience.check(time.monotonic(), finished=follower.finished, waiting=unsent, reason=self._note)
+                if follower.announcement is None:
+                    self._patience.check_trust(time.monotonic(), refused=self._trust.refused)
                 self._rollout.rested(follower.announcement, settled=not unsent, plausible=self._kept.is_plausible)
                 self._tell_what_is_waited_for()
 
     def _wait_s(self) -> float:
         now_s = time.monotonic()
-        due = (self._outbox, self._presence, self._waits, self._rollout)
+        due = (self._outbox, self._presence, self._waits, self._rollout, self._enrolling)
         waits = [self._manager.wait_s, self._look_at_s - now_s, *(each.wait_s(now_s) for each in due)]
         waits.append(_BUSY_S if self._is_timed() else _IDLE_S)
         return max(min(wait for wait in waits if wait is not None), _QUIET_S)
@@ -281,13 +300,21 @@ class Client:
 
     def _send(self) -> None:
         now_s = time.monotonic()
-        if self._presence.birth_due(now_s):
+        enrolment = self._enrolling.due(now_s)
+        if enrolment is not None:
+            self._link.publish(self._up, enrolment)
+        if self._enrolling.is_open:
+            return
+        refused = self._trust.to_report(now_s)
+        if refused is not None:
+            self._health.refused = refused
+        if refused is not None or self._presence.birth_due(now_s):
             self._publish_birth()
         for payload in self._outbox.due(now_s, idle=self._link.idle):
             taken = self._link.publish(self._up, payload)
             self._detail(f"{'sent' if taken else 'not sent'} {len(payload):,} bytes on {self._up}")
         if self._link.idle:
-            self._rollout.send(lambda payload: self._link.publish(self._up, payload), now_s)
+            self._rollout.send(lambda payload: self._link.publish(self._up, self._sealed(payload)), now_s)
         if self._health.tell_bundle(self._rollout.versions()):
             self._publish_birth()
 
@@ -364,8 +391,10 @@ class Client:
     def _handle(self, event: Event) -> None:
         now_s = time.monotonic()
         if isinstance(event, Received):
-            self._patience.progress_s = now_s
-            self._inbox.take(event)
+            if self._inbox.take(event):
+                self._patience.progress_s = now_s
+            elif event.topic == self._status:
+                self._presence.overwritten(now_s)
             self._link.acknowledge(event)
         elif isinstance(event, Connected):
             self._patience.progress_s = now_s
@@ -373,11 +402,12 @@ class Client:
             self._outbox.connected(event.limit_bytes)
             self._detail(f"connection {self._patience.connections}, messages up to {event.limit_bytes:,} bytes")
             self._presence.connected(now_s)
+            self._enrolling.connected()
             self._rollout.connected()
             self._absence.over()
             self._say(f"connected to {self._address}")
         elif isinstance(event, Disconnected):
-            for each in (self._outbox, self._presence, self._rollout):
+            for each in (self._outbox, self._presence, self._rollout, self._enrolling):
                 each.disconnected()
             if self._patience.connections or not self._until_finished:
                 what = "connection lost" if self._patience.connections else f"no broker at {self._address} yet"
@@ -391,8 +421,22 @@ class Client:
             raise event.error
 
     def _publish_birth(self) -> None:
-        if self._link.publish(self._status, encode(self._health.birth()), retain=True):
+        if self._enrolling.is_open:
+            return
+        if self._link.publish(self._status, self._said(self._health.birth()), retain=True):
             self._presence.born()
+
+    def _sealed(self, payload: bytes) -> bytes:
+        """What goes up, as it is published."""
+        return self._identity.sealed(self._up, payload)
+
+    @property
+    def _sealing(self) -> Callable[[bytes], bytes] | None:
+        return None if self._identity.signer is None else self._sealed
+
+    def _said(self, status: Status) -> bytes:
+        """What this device says of itself, as it is published."""
+        return self._identity.sealed(self._status, encode(status))
 
     def _tell_what_is_waited_for(self) -> None:
         waited_for = self._outbox.waits_for()

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from contract.errors import UsageError, near_names
+from contract.tokens import read_token
 from contract.topics import check_device, check_id
 from contract.verbosity import check_loudness
 from edge_client.providers import check_provider
@@ -51,9 +52,10 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
-    trust: str | None = None
+    trust: str | tuple[str, ...] | None = None
+    identity: str | None = None
+    token: str | None = None
     helper_key: str | None = None
-    sign: str | None = None
     rollout: bool = True
     epsilon: float | None = None
     method: str | None = None
@@ -86,6 +88,8 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     check_device(config.id, "--id")
     check_id(config.fleet, "--fleet")
     check_provider(config.provider)
+    if config.token is not None:
+        read_token(config.token)
     limits: list[tuple[str, float, float, float]] = [("activations", config.activations, 0, 1e9)]
     limits += [("threads", config.threads, 1, 256), ("keepalive", config.keepalive, 10, 3600)]
     limits += [] if config.patience is None else [("patience", config.patience, 0.1, 1e6)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from contract.envelopes import REFUSED
 from contract.messages import Status
 from edge_client import process_metrics
 from edge_client.drift import DriftWatch
@@ -24,6 +25,7 @@ class Health:
         drift: what the fleet is told of its newest photos; empty where it is told nothing.
         step_ms: the time of a training step; None before the first round that trains.
         samples_new: how many photos came or went since the last contribution; None where that is not told.
+        refused: how many messages came that no trusted key has signed.
     """
 
     def __init__(self, instance: bytes, boot: int, profiled: Mapping[str, float]) -> None:
@@ -33,6 +35,7 @@ class Health:
         self._bundle: Mapping[str, str] = {}
         self.step_ms: float | None = None
         self.samples_new: int | None = None
+        self.refused = 0
 
     def measure(self, drift: DriftWatch | None) -> bool:
         """Look how unlike earlier photos new ones are; whether there is something to say of it."""
@@ -61,5 +64,7 @@ class Health:
             metrics["train_step_ms"] = self.step_ms
         if self.samples_new is not None:
             metrics["samples_new"] = float(self.samples_new)
+        if self.refused:
+            metrics[REFUSED] = float(self.refused)
         versions = {**process_metrics.versions(), **self._bundle}
         return Status(True, self._instance, self._boot, process_metrics.board_name(), versions, metrics)

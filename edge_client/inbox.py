@@ -1,4 +1,5 @@
-"""What arrives at a device, message by message: decoded, held to its topic, and handed to whoever it concerns.
+"""What arrives at a device, message by message: decoded if it is trusted (`trusted.py`), held to its topic, and handed
+to whoever it concerns.
 
 A malformed message is counted and logged, and stops nothing.
 """
@@ -11,15 +12,17 @@ from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
+from contract.envelopes import ENROL
 from contract.errors import UsageError, WireError
 from contract.link import Received
 from contract.messages import Announcement, GlobalPart, Message, Piece, Receipt, Status
 from contract.methods import METHODS, method
-from contract.wire import decode
+from edge_client.enrolling import Enrolling
 from edge_client.journal import FINAL, Journal
 from edge_client.outbox import Outbox
 from edge_client.presence import Presence
 from edge_client.rounds import Follower
+from edge_client.trusted import Trust
 
 __all__ = ["Inbox"]
 
@@ -28,6 +31,7 @@ class Inbox:
     """Of one device.
 
     Args:
+        trust: says whether a message is believed.
         stays: whether a run of another bundle is told of, instead of being an error.
         on_announcement: is told of each announcement, also of one that is of other bundles; `on_piece` of each piece.
         on_settled: is told of each receipt that ends a contribution.
@@ -46,6 +50,8 @@ class Inbox:
         presence: Presence,
         bundle: Bundle,
         *,
+        trust: Trust,
+        enrolling: Enrolling,
         fleet: str,
         device_id: str,
         stays: bool,
@@ -59,6 +65,7 @@ class Inbox:
         self._follower, self._outbox, self._journal, self._bundle = follower, outbox, journal, bundle
         self._stays, self._on_settled, self._told = stays, on_settled, on_announcement
         self._log, self._say, self._detail = log, say, detail
+        self._trust, self._enrolling = trust, enrolling
         self.malformed = 0
         self._handlers: dict[type[Message], tuple[str, Callable[[Any], None]]] = {
             Announcement: (topics.round_(fleet), self._on_announcement),
@@ -68,8 +75,8 @@ class Inbox:
             Status: (topics.status(fleet, device_id), lambda status: presence.heard(status, time.monotonic())),
         }
 
-    def take(self, received: Received) -> None:
-        """A message; what follows from it is durable on return.
+    def take(self, received: Received) -> bool:
+        """A message; what follows from it is durable on return. False for one that is not believed.
 
         Raises:
             LinkError: another process runs under this device's id.
@@ -77,9 +84,11 @@ class Inbox:
             UsageError: the fleet runs another bundle, and the client ends with its run.
         """
         if not received.payload:
-            return  # a retained message that its publisher has cleared
+            return True  # a retained message that its publisher has cleared
         try:
-            message = decode(received.payload)
+            message = self._trust.opened(received)
+            if message is None:
+                return False
             topic, handler = self._handlers.get(type(message), ("", None))
             if handler is None or not received.topic.startswith(topic):
                 raise WireError(received.topic, expected="a message of this topic", got=type(message).__name__)
@@ -88,6 +97,7 @@ class Inbox:
         except WireError as error:
             self.malformed += 1
             self._log(f"skipped a message on {received.topic}: {error}")
+        return True
 
     def _on_announcement(self, announcement: Announcement) -> None:
         self._told(announcement)
@@ -116,6 +126,9 @@ class Inbox:
 
     def _on_receipt(self, receipt: Receipt) -> None:
         key = (receipt.run, receipt.round, receipt.method)
+        if receipt.method == ENROL:
+            self._enrolling.heard(receipt)
+            return
         if receipt.status not in FINAL:
             self._outbox.need_chunks(receipt)
             return

@@ -39,6 +39,7 @@ from contract.sqlite import Database, Kind, read_only
 from contract.state import GlobalCollector, GlobalState
 from contract.statistics import ClassMeans
 from contract.wire import decode, encode
+from edge_client.issued import IssuedMarks
 from edge_client.local import OwnMeans
 from edge_client.retention import drop_old_rounds, dropped
 from edge_client.standing_journal import StandingMarks
@@ -154,7 +155,7 @@ class Journal:
         own_directory(directory, "another --state")
         self._file = Database(self._path, KIND)
         self._db, self._guard, self._transaction = self._file.connection, self._file.guard, self._file.transaction
-        self.standing = StandingMarks(self._file)
+        self.standing, self.issued = StandingMarks(self._file), IssuedMarks(self._file)
         try:
             self._claim({"fleet": fleet, "device": device, "bundle": bundle.hex()}, extends, lies_at)
         except BaseException:

@@ -23,9 +23,11 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from contract.chunks import in_bitmap, split
+from contract.envelopes import ENVELOPE_BYTES
 from contract.errors import WireError
 from contract.messages import Chunk, Contribution, Encoding, Receipt
 from contract.wire import encode
@@ -59,9 +61,18 @@ class Outbox:
         rng: for the jitter.
         first_wait_s: how long to wait for the first receipt; doubled each time.
         max_wait_s: but never longer than this.
+        seal: signs a chunk; None where nothing is signed. A contribution that is sent whole is signed already.
     """
 
-    def __init__(self, rng: random.Random, *, first_wait_s: float = 10.0, max_wait_s: float = 4 * 3600.0) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        first_wait_s: float = 10.0,
+        max_wait_s: float = 4 * 3600.0,
+        seal: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self._seal, self._envelope_bytes = seal or (lambda payload: payload), 0 if seal is None else ENVELOPE_BYTES
         self._rng, self._first_wait_s, self._max_wait_s = rng, first_wait_s, max_wait_s
         self._items: dict[Key, _Item] = {}
         self._limit_bytes: int | None = None  # what the broker takes; None while there is no connection
@@ -167,7 +178,8 @@ class Outbox:
     def is_refused(self, receipt: Receipt) -> bool:
         """Whether a rejection speaks of the contribution that is here, and not of other bytes under its key."""
         item = self._items.get((receipt.run, receipt.round, receipt.method))
-        return item is None or receipt.digest in (b"", hashlib.sha256(item.pending.payload).digest()[:8])
+        mine = b"" if item is None else hashlib.sha256(item.pending.payload).digest()[:8]
+        return receipt.digest in (b"", mine)
 
     def settled(self, key: Key) -> None:
         """A final receipt for `key` is in the journal: forget it."""
@@ -184,7 +196,8 @@ class Outbox:
         run, number, method = item.pending.key
         limit = min(self._limit_bytes, self._announced.get(run, item.pending.limit_bytes), MAX_CHUNK_BYTES)
         whole = len(item.pending.payload) <= limit
-        item.parts = [] if whole else split(item.pending.payload, limit, run=run, round=number, method=method)
+        room = limit - self._envelope_bytes
+        item.parts = [] if whole else split(item.pending.payload, room, run=run, round=number, method=method)
 
     def _recut(self, item: _Item) -> None:
         """Cut for another limit; what was on its way in the old size starts anew, if the size has changed."""
@@ -203,9 +216,8 @@ class Outbox:
     def _indices(item: _Item) -> list[int]:
         return list(range(max(len(item.parts), 1)))
 
-    @staticmethod
-    def _message(item: _Item, index: int) -> bytes:
-        return encode(item.parts[index]) if item.parts else item.pending.payload
+    def _message(self, item: _Item, index: int) -> bytes:
+        return self._seal(encode(item.parts[index])) if item.parts else item.pending.payload
 
     def _await_receipt(self, item: _Item, now_s: float) -> None:
         longest = min(self._first_wait_s * 2.0 ** min(item.waits, 16), self._max_wait_s)

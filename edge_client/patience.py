@@ -58,3 +58,22 @@ class Patience:
             got="none; nothing is lost, they stay in the state directory",
             hint="starting this client again when the aggregator runs",
         )
+
+    def check_trust(self, now_s: float, *, refused: int) -> None:
+        """See whether a client that ends with its run has waited long enough for an aggregator that it trusts.
+
+        Args:
+            refused: how many messages no trusted key has signed.
+
+        Raises:
+            LinkError: it has.
+        """
+        if not (refused and self._until_finished and self._limit_s is not None):
+            return
+        if now_s - self.progress_s >= self._limit_s:
+            raise LinkError(
+                "--trust",
+                expected=f"an announcement of a trusted key within {self._limit_s:g} s",
+                got=f"{refused} messages that none has signed",
+                hint="protofleet aggregate --sign KEY, or no --trust",
+            )

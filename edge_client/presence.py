@@ -10,6 +10,10 @@ the newer one, which spoke last, never sees an answer.
 A death of another instance is the last will of a process that is gone, such as our own before a power cut, which the
 broker has only now found missing: we say again that we are here. So we do to a death in our own name: the aggregator,
 which has heard nothing of us through a whole deadline, asks in this way whether we are there.
+
+Where the device signs, only what its own key has signed is a birth of it (`trusted.py`). One of a start long ago was
+recorded by somebody and is sent again: then we say once more that we are here, as we do, now and then, when something
+else took the place of our birth.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from contract.messages import Status
 __all__ = ["Presence"]
 
 _LISTEN_S = 2.0
+_MEND_EACH_S = 10.0
+_REMEMBERED = 64  # starts whose instances the journal knows
 
 
 class Presence:
@@ -30,11 +36,23 @@ class Presence:
     Args:
         device_id: for the error.
         instance: 8 bytes of this process.
+        boot: how often the device has started.
+        is_signed: whether births come here only if the device's own key has signed them.
         is_own: whether an instance was an earlier process of the same state directory.
     """
 
-    def __init__(self, device_id: str, instance: bytes, *, is_own: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self,
+        device_id: str,
+        instance: bytes,
+        boot: int = 0,
+        *,
+        is_own: Callable[[bytes], bool],
+        is_signed: bool = False,
+    ) -> None:
         self._device_id, self._instance, self._is_own = device_id, instance, is_own
+        self._boot, self._is_signed = boot, is_signed
+        self._mended_s = float("-inf")
         self._seen_self = False
         self._birth_due_s: float | None = None
 
@@ -58,6 +76,12 @@ class Presence:
         """Seconds until a birth is due; None when none is."""
         return None if self._birth_due_s is None else max(0.0, self._birth_due_s - now_s)
 
+    def overwritten(self, now_s: float) -> None:
+        """Something else stands where our birth stood: say again that we are here, now and then."""
+        if self._seen_self and self._birth_due_s is None:
+            self._birth_due_s = max(now_s + _LISTEN_S, self._mended_s + _MEND_EACH_S)
+            self._mended_s = self._birth_due_s
+
     def heard(self, status: Status, now_s: float) -> None:
         """A status on this device's own topic.
 
@@ -71,6 +95,8 @@ class Presence:
                 self._birth_due_s = now_s
         elif self._seen_self and not status.online:
             self._birth_due_s = now_s
+        elif self._is_signed and (status.boot <= self._boot - _REMEMBERED or self._is_own(status.instance)):
+            self.overwritten(now_s)
         elif self._seen_self and not self._is_own(status.instance):
             raise LinkError(
                 f"another process runs as device {self._device_id}",

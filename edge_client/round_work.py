@@ -49,6 +49,7 @@ class RoundWork:
         photos: what the device tests with, in words.
         probation: of a bundle that came in a roll-out, is told what comes of it.
         log: takes one line for a person.
+        seal: signs what is sent, if the device signs.
     """
 
     def __init__(
@@ -67,13 +68,15 @@ class RoundWork:
         log: Callable[[str], None],
         blinding: Blinding,
         probation: ProbationWatch | None = None,
+        seal: Callable[[bytes], bytes] = lambda payload: payload,
     ) -> None:
         self._device, self._journal, self._outbox, self._follower = device, journal, outbox, follower
         self._id, self._boot, self._accountant = device_id, boot, accountant
         self._samples, self._manager, self._blinding = samples, manager, blinding
         self._photos, self._log, self._probation = photos, log, probation
         self._unreported = journal.unreported()
-        self._standing = StandingSums(device, journal, device_id)
+        self._seal = seal
+        self._standing = StandingSums(device, journal, device_id, seal)
         self._note = ""  # what was said last where sums stand
 
     @property
@@ -100,7 +103,7 @@ class RoundWork:
         clock, began_s = process_metrics.StepClock(), time.monotonic()
         result = self._result(task, what, clock) if readable else self._device.sit_out(a)
         seconds = time.monotonic() - began_s
-        payload = fitting(self._blinding.blinded(result.contribution, a), a.encoding)
+        payload = self._seal(fitting(self._blinding.blinded(result.contribution, a), a.encoding))
         metrics = {
             "device": self._id,
             "boot": self._boot,

@@ -21,9 +21,9 @@ from contract.link import Address
 from contract.methods import METHODS, load_method, method
 from contract.sealing import read_helper_public
 from contract.service_manager import ServiceManager
-from contract.signed import Signer
-from contract.signing_keys import read_private_key, read_public_key
+from contract.signing_keys import read_public_keys
 from contract.terminal import counted
+from contract.tokens import read_token
 from edge_client import process_metrics
 from edge_client.blinded import Blinding
 from edge_client.client import Client
@@ -33,6 +33,7 @@ from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
 from edge_client.drift import DriftWatch
+from edge_client.identity import Identity, identity_of
 from edge_client.journal import Journal
 from edge_client.own_samples import OwnSamples
 from edge_client.privacy import Accountant, squared_counts
@@ -80,14 +81,15 @@ class Service:
         settings = self._settings
         if settings.method is not None:
             load_method(settings.method)
-        key = None if settings.trust is None else read_public_key(settings.trust)
-        with RolloutFile(Path(settings.state), make=key is not None) as file:
+        keys = () if settings.trust is None else read_public_keys(settings.trust)
+        with RolloutFile(Path(settings.state), make=bool(keys)) as file:
+            identity = identity_of(settings)
             while True:
                 self._has_started = False
-                seated = settle(settings, file, key, log)
+                seated = settle(settings, file, keys, log)
                 watch = ProbationWatch(file, log)
                 try:
-                    summary, is_over = self._run_with(seated, file, log, on_summary)
+                    summary, is_over = self._run_with(seated, identity, file, log, on_summary)
                 except BaseException as error:
                     watch.ended(error, at_start=not self._has_started)
                     if not watch.is_over:
@@ -99,7 +101,7 @@ class Service:
                 process_metrics.release_memory()
 
     def _run_with(
-        self, seated: Seated, file: RolloutFile, log: Log, on_summary: OnSummary
+        self, seated: Seated, identity: Identity, file: RolloutFile, log: Log, on_summary: OnSummary
     ) -> tuple[dict[str, Any], bool]:
         """Run with one bundle; what the device has done, and whether another one has to run now."""
         settings, bundle, m = seated.settings, seated.bundle, seated.bundle.manifest
@@ -150,12 +152,15 @@ class Service:
                 address=address,
                 fleet=settings.fleet,
                 device_id=settings.id,
+                trusted=seated.terms.public_keys,
+                identity=identity,
+                token=None if settings.token is None else read_token(settings.token),
                 until_finished=settings.until_finished,
                 patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
                 keepalive_s=settings.keepalive,
                 measured=measured_metrics(state, bundle.sha256, *m.extended),
                 accountant=accountant,
-                blinding=_blinding(settings, m),
+                blinding=_blinding(settings, m, identity),
                 photos=self._photos,
                 tells_accuracy=tells,
                 drift=DriftWatch(device, state) if _tells_drift(settings, accountant) else None,
@@ -200,11 +205,10 @@ class Service:
             self._client.look()
 
 
-def _blinding(settings: ClientConfig, manifest: Manifest) -> Blinding:
+def _blinding(settings: ClientConfig, manifest: Manifest, identity: Identity) -> Blinding:
     """What it asks of blinded rounds."""
     helper = None if settings.helper_key is None else read_helper_public(settings.helper_key, "--helper-key")
-    signer = None if settings.sign is None else Signer(read_private_key(settings.sign))
-    return Blinding(manifest, helper=helper, signer=signer, fleet=settings.fleet, device=settings.id)
+    return Blinding(manifest, helper=helper, signer=identity.signer, fleet=settings.fleet, device=settings.id)
 
 
 def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:

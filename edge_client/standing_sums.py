@@ -12,6 +12,7 @@ keeps them. What a receipt says:
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,9 +54,17 @@ class StandingSums:
         device: its core.
         journal: its open state directory.
         device_id: as in the topics.
+        seal: signs what is sent, if the device signs.
     """
 
-    def __init__(self, device: Device, journal: Journal, device_id: str) -> None:
+    def __init__(
+        self,
+        device: Device,
+        journal: Journal,
+        device_id: str,
+        seal: Callable[[bytes], bytes] = lambda payload: payload,
+    ) -> None:
+        self._seal = seal
         self._device, self._journal, self._id = device, journal, device_id
         self._known: tuple[LocalData, list[bytes]] | None = None
         self._nothing_at: tuple[object, ...] | None = None  # where the last look found nothing to send
@@ -140,7 +149,7 @@ class StandingSums:
     ) -> Made:
         began_s = time.monotonic()
         result = self._device.stand(a, generation, rows)
-        payload = fitting(result.contribution, a.encoding)
+        payload = self._seal(fitting(result.contribution, a.encoding))
         key, older = (a.run, generation, a.method), self._journal.standing.pending(a.run)
         metrics = {
             "device": self._id,

@@ -65,7 +65,9 @@ COMMANDS = {
     "forget": Command(
         "aggregator.fleet_cli:forget_command", None, "Take a device out of what the fleet has learned, exactly."
     ),
-    "fleet": Command("aggregator.fleet_cli:fleet_app", None, "See a fleet's devices; admit, remove, pause; back up."),
+    "fleet": Command(
+        "aggregator.fleet_keys_cli:fleet_app", None, "See a fleet's devices; invite, admit, pause; back up."
+    ),
     "rollout": Command("aggregator.rollout_cli:rollout_command", None, "Roll a bundle out to devices in stages."),
     "client": Command("edge_client.cli:client_command", None, "Run one device: train, summarise, publish."),
     "predict": Command(

@@ -30,6 +30,7 @@ from contract.errors import BundleError, DataError, UsageError
 from contract.messages import Announcement, Contribution, GlobalPart
 from contract.methods import method
 from contract.methods.base import Merged
+from contract.signed import inside
 from contract.state import GlobalCollector, GlobalState, least_limit_bytes
 from contract.terminal import counted
 from contract.uplink_bytes import Rung
@@ -236,7 +237,7 @@ def _exported_for(bundle: Bundle, rung: Rung) -> Bundle:
 
 
 def _contribution(payload: bytes) -> Contribution:
-    message = decode(payload)
+    message = inside(payload)
     assert isinstance(message, Contribution)
     return message
 

@@ -1,0 +1,101 @@
+"""Who is enrolled, in the store: each device's public key, the invitations that are out, and who was turned away.
+
+A token is nowhere here: an invitation holds the public key that is made of it, which proves that a device has the token
+and cannot make one. It is used once, and gone with the transaction that enrols the device.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from contract.sqlite import Database
+
+__all__ = ["EnrolmentTables", "Intruder", "intruders_in", "keys_in"]
+
+MAX_INTRUDERS = 512  # rows, the newest: anyone may invent names
+
+
+@dataclass(frozen=True)
+class Intruder:
+    """Messages under a device's name that were turned away for one cause.
+
+    Attributes:
+        cause: of `aggregator.enrolment.INTRUSIONS`.
+        reason: of the newest, in words.
+        messages: how many.
+        first_at, last_at: seconds since the epoch.
+    """
+
+    device: str
+    cause: str
+    reason: str
+    messages: int
+    first_at: float
+    last_at: float
+
+
+class EnrolmentTables:
+    """These tables of an open store."""
+
+    def __init__(self, file: Database) -> None:
+        self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
+
+    def keys(self) -> dict[str, bytes | None]:
+        """The public key of each device that was ever enrolled; None where it was revoked."""
+        with self._disk():
+            return keys_in(self._db)
+
+    def invitation(self, device: str) -> tuple[bytes, float] | None:
+        """The key of a device's invitation, and until when it holds; None where none is out."""
+        with self._disk():
+            row = self._db.execute("SELECT key, expires FROM invitation WHERE device = ?", (device,)).fetchone()
+        return None if row is None else (memoryview(row[0]).tobytes(), float(row[1]))
+
+    def invite(self, device: str, key: bytes, expires: float) -> None:
+        """An invitation is out, in place of an earlier one of this device."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO invitation VALUES (?, ?, ?)", (device, key, expires))
+
+    def enrol(self, device: str, key: bytes, at: float) -> None:
+        """This is the device's key from now on; its invitation is used up, and what was turned away is forgotten."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO device_key VALUES (?, ?, ?)", (device, key, at))
+            db.execute("DELETE FROM invitation WHERE device = ?", (device,))
+            db.execute("DELETE FROM intruder WHERE device = ?", (device,))
+
+    def revoke(self, device: str, at: float) -> None:
+        """Nothing of this device holds any more, until it is enrolled with another key."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO device_key VALUES (?, NULL, ?)", (device, at))
+            db.execute("DELETE FROM invitation WHERE device = ?", (device,))
+
+    def intruders(self) -> list[Intruder]:
+        """Who was turned away, the newest first."""
+        with self._disk():
+            return intruders_in(self._db)
+
+    def keep(self, intruders: Iterable[Intruder]) -> None:
+        """Make durable what was noted, in place of what stood of the same device and cause."""
+        rows = [(i.device, i.cause, i.reason, i.messages, i.first_at, i.last_at) for i in intruders]
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO intruder VALUES (?, ?, ?, ?, ?, ?)", rows)
+            db.execute(
+                "DELETE FROM intruder WHERE rowid NOT IN (SELECT rowid FROM intruder ORDER BY last_at DESC LIMIT ?)",
+                (MAX_INTRUDERS,),
+            )
+
+
+def keys_in(db: sqlite3.Connection) -> dict[str, bytes | None]:
+    """By device, from an open store; None for a key that was revoked."""
+    rows = db.execute("SELECT device, key FROM device_key").fetchall()
+    return {str(device): None if key is None else memoryview(key).tobytes() for device, key in rows}
+
+
+def intruders_in(db: sqlite3.Connection) -> list[Intruder]:
+    """From an open store, the newest first."""
+    rows = db.execute(
+        "SELECT device, cause, reason, messages, first_at, last_at FROM intruder ORDER BY last_at DESC, device, cause"
+    ).fetchall()
+    return [Intruder(str(d), str(c), str(r), int(n), float(first), float(last)) for d, c, r, n, first, last in rows]

@@ -1,0 +1,110 @@
+"""`protofleet fleet invite | enrol | revoke`: whose key speaks for a device. Here `fleet` has all its commands.
+
+`invite` prints a one-time token, which is in no file of ours: the order has the public key that is made of it.
+"""
+
+from __future__ import annotations
+
+import time
+import tomllib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from aggregator.fleet_cli import WAIT_S, ask, check_telling, fleet_app, operator, tell
+from aggregator.fleet_cli import DeviceName as _Device
+from aggregator.fleet_cli import JsonFile as _Json
+from aggregator.fleet_cli import StoreFile as _Store
+from aggregator.fleet_cli import WaitSeconds as _Wait
+from aggregator.orders import give
+from contract.durations import in_words, seconds
+from contract.envelopes import KEY_BYTES
+from contract.errors import UsageError
+from contract.signed import invitation_key
+from contract.signing_keys import read_public_key
+from contract.tokens import draw_token, token_text
+from contract.topics import check_device
+
+__all__ = ["fleet_app"]
+
+
+@fleet_app.command("invite")
+def invite_command(
+    device: _Device,
+    store: _Store,
+    expires: Annotated[str, typer.Option(metavar="DURATION", help="How long the token holds: 90m, 1d.")] = "1d",
+    wait: _Wait = WAIT_S,
+) -> int:
+    """Print a one-time token with which a device enrols its key: protofleet client --token TOKEN."""
+    check_telling(wait, None)
+    check_device(device, "DEVICE")
+    lasts_s = seconds("--expires", expires)
+    if lasts_s <= 0:
+        raise UsageError("--expires", expected="above 0", got=expires)
+    token = draw_token()
+    detail = f"{invitation_key(token).hex()} {int(time.time() + lasts_s)}"
+    order, running = give(store, "invite", device, operator(), detail=detail)
+    code = tell(order, running, store, wait, None)
+    if code == 0:
+        print(token_text(token))
+        hint = f"protofleet client --token enrols {device} with it, once, within {in_words(lasts_s)}"
+        typer.echo(f"{hint}; it is shown this once", err=True)
+    return code
+
+
+@fleet_app.command("enrol")
+def enrol_command(
+    store: _Store,
+    device: Annotated[str | None, typer.Argument(metavar="DEVICE", help="Its id.")] = None,
+    key: Annotated[str | None, typer.Option(help="File with the device's Ed25519 public key.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="TOML", help="In place of both: [devices] with id = 'hex of its key'."),
+    ] = None,
+    wait: _Wait = WAIT_S,
+    json: _Json = None,
+) -> int:
+    """Enrol a device whose public key is known, or all of a file."""
+    if (file is None) == (device is None or key is None):
+        raise UsageError("fleet enrol", expected="DEVICE and --key KEY, or --from TOML", got="neither, or both")
+    if file is None:
+        assert device is not None
+        assert key is not None
+        return ask("enrol", store, device, wait, json, detail=read_public_key(key, "--key").hex())
+    keys = read_devices(file)
+    return max(ask("enrol", store, name, wait, json, detail=found.hex()) for name, found in keys.items())
+
+
+@fleet_app.command("revoke")
+def revoke_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+    """Take nothing more that a device's key has signed: of a board that is lost. Invite it again to give it another."""
+    return ask("revoke", store, device, wait, json)
+
+
+def read_devices(path: Path) -> dict[str, bytes]:
+    """The public keys, 32 bytes each, of a file of devices.
+
+    Raises:
+        UsageError: it is none, or one of its entries is no device or no key.
+    """
+    what = f"--from {path}"
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(what, expected="a TOML file", got=error.strerror) from None
+    except ValueError as error:
+        raise UsageError(what, expected="TOML", got=error) from None
+    devices = content.get("devices")
+    if not isinstance(devices, dict) or not devices:
+        raise UsageError(what, expected="[devices] with id = 'hex of its key'", got="none")
+    found = {}
+    for name, value in devices.items():
+        check_device(name, f"{what}: device")
+        try:
+            found[name] = bytes.fromhex(value)
+        except (TypeError, ValueError):
+            found[name] = b""
+        if len(found[name]) != KEY_BYTES:
+            raise UsageError(f"{what}: {name}", expected=f"{2 * KEY_BYTES} hex digits", got=str(value)[:80])
+    return found
