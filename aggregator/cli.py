@@ -128,6 +128,13 @@ def aggregate_command(
             help="No rounds: a device's newest sums stand until it replaces or withdraws them (ncm, ffc).",
         ),
     ] = False,
+    helper: Annotated[
+        str | None,
+        typer.Option(help="Blinded rounds: public key file of the helper who opens their sums (docs/blinded.md)."),
+    ] = None,
+    least: Annotated[
+        int | None, typer.Option(help="Devices that a blinded sum has at least, as --min-clients.  [default: 10]")
+    ] = None,
     sign: Annotated[
         str | None,
         typer.Option(metavar="KEY", help="Ed25519 private key file that signs all that is published: client --trust."),
@@ -184,6 +191,8 @@ def aggregate_command(
         open_clients=open_clients,
         max_clients=max_clients,
         standing=standing,
+        helper=helper,
+        least=least,
         enrolled=enrolled,
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)

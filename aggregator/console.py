@@ -206,6 +206,17 @@ class Progress:
         )
 
     @_show.register
+    def _(self, event: events.SumAsked) -> None:
+        self._line(f"  round {event.round}: the helper is asked for the sum over {event.devices} devices")
+
+    @_show.register
+    def _(self, event: events.HelperAwaited) -> None:
+        self._line(
+            f"  [yellow]round {event.round} waits for the helper[/yellow], who alone can open the sum over "
+            f"{event.devices} devices: protofleet helper"
+        )
+
+    @_show.register
     def _(self, event: events.AccuracyTold) -> None:
         of = "" if event.devices == event.contributors else f"{event.devices} of "
         over = of + counted(event.contributors, "device")

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
+from aggregator.blinded_store import check_open_round
 from aggregator.core import Core
 from aggregator.forgetting import Remaking, state_without, state_without_class
 from aggregator.forgotten_classes import cannot_forget, emptied, had_sent, held_by, kept_of, with_class
@@ -109,6 +110,7 @@ class Coordinator(Core):
         self.accuracy_batches = 0
         self._paused = self._tables.meta("paused") == "yes"
         self._resume(now, wall)
+        check_open_round(store.blinded, self.rounds, blinded=settings.helper is not None)
 
     @property
     def largest_message_bytes(self) -> int:
@@ -229,6 +231,10 @@ class Coordinator(Core):
             return moved
         if self._paused and self.rounds.phase == "waiting" and not self.is_finished:
             return None
+        return self._step(now, wall)
+
+    def _step(self, now: float, wall: float) -> Step | None:
+        """What rounds themselves make due, done and durable."""
         step = self.rounds.advance(now)
         if isinstance(step, Opened):
             self._store.open_round(step.round, step.method, step.seed, wall)
@@ -265,11 +271,15 @@ class Coordinator(Core):
     def _forget(self, order: Order, wall: float) -> str:
         """Remove all that is held of a device, and make anew what it may be in."""
         device, records = order.device, self._store.rounds()
-        state = state_without(device, self.state, records, self._messages, self._remaking)
+        blinded = self._store.blinded.sums()  # whose parts nobody has
+        remade = [record for record in records if record.method not in blinded]
+        state = state_without(device, self.state, remade, self._messages, self._remaking)
         parts = [] if state is self.state else global_parts(state)
         before, after = self.state.version, state.version
         trained = sorted({r.method for r in records if device in r.uplink_bytes and method_of(r.method).trains})
         outcome = f"done, but for what devices trained in rounds of {', '.join(trained)}" if trained else "done"
+        summed = [str(n) for n in blinded.values() if any(n == r.number and device in r.uplink_bytes for r in records)]
+        outcome += f"; the sum of round {', '.join(summed)} has it until one without it is opened" if summed else ""
         self._tables.take_out(
             order, parts, None, at=wall, before=before, after=after, reason=FORGOTTEN, outcome=outcome
         )

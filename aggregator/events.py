@@ -15,6 +15,7 @@ __all__ = [
     "Ended",
     "Event",
     "HeadMade",
+    "HelperAwaited",
     "IntruderTold",
     "LinkDown",
     "LinkUp",
@@ -38,6 +39,7 @@ __all__ = [
     "Screened",
     "Silent",
     "StillAwaited",
+    "SumAsked",
     "SumsStand",
     "Waiting",
     "Warned",
@@ -190,6 +192,22 @@ class RoundClosed:
     seconds: float
     global_version: int
     told: str = ""
+
+
+@dataclass(frozen=True)
+class SumAsked:
+    """A blinded round takes no more: the helper is asked for the sum over so many devices."""
+
+    round: int
+    devices: int
+
+
+@dataclass(frozen=True)
+class HelperAwaited:
+    """The helper has not answered yet, and is asked once more."""
+
+    round: int
+    devices: int
 
 
 @dataclass(frozen=True)
@@ -405,6 +423,8 @@ Event = (
     | Warned
     | Noticed
     | RoundClosed
+    | SumAsked
+    | HelperAwaited
     | RunFinished
     | HeadMade
     | SumsStand

@@ -371,7 +371,8 @@ class Ingest:
         withdraws = message.standing == "withdrawn"
         self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes, message, without)
-        return _decision(device, message, "committed", accepted=accepted, traits=Traits.of(message, view.terms.noise))
+        traits = None if message.share is not None else Traits.of(message, view.terms.noise)
+        return _decision(device, message, "committed", accepted=accepted, traits=traits)
 
 
 def largest_contribution_bytes(view: View) -> int:

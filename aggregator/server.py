@@ -27,9 +27,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aggregator import events
+from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator
 from aggregator.enrolment import Intrusion
 from aggregator.handout import Handout
+from aggregator.helper_line import HelperLine
 from aggregator.ingest import Decision
 from aggregator.orders import Obeyed
 from aggregator.refusal_rate import Pace
@@ -123,16 +125,25 @@ class Server:
         self._pace, self._intruders_pace = Pace(), Pace()
         self._voice = Voice(fleet, signer, coordinator.issue)
         self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, topics.AGGREGATOR)
+        blinded = coordinator if isinstance(coordinator, BlindedCoordinator) else None
         self._link = Link(
             address,
             client_id(fleet, topics.AGGREGATOR),
-            subscriptions=[topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)],
+            subscriptions=[
+                *(topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)),
+                *([] if blinded is None else [topics.helper_answer(fleet)]),
+            ],
             will=(self._seat_topic, self._voice.sealed(self._seat_topic, encode(self._seat.death))),
             receive_maximum=RECEIVE_MAXIMUM,
             largest_bytes=coordinator.largest_message_bytes + ENVELOPE_BYTES,
             echo_topic=self._round_topic,
         )
         self._handout = Handout(coordinator, self._link, address, fleet, listener, self._voice)
+        self._helper = (
+            None
+            if blinded is None
+            else HelperLine(blinded, self._link, fleet, seal=self._voice.sealed, waits=self._tell_helper_away)
+        )
         self._limit_bytes = coordinator.limit_bytes
         self._retained = Retained()
         self._connections = 0
@@ -196,6 +207,8 @@ class Server:
         self._teller.accuracy()
         self._advance()
         self._handout.turn(self._limit_bytes)
+        if self._helper is not None:
+            self._helper.turn(time.monotonic(), self._limit_bytes)
         self._ask_the_silent()
         self._mend(now)
         self._teller.waits(time.monotonic())
@@ -208,7 +221,8 @@ class Server:
         now = time.monotonic()
         # without the seat nothing opens or closes
         due_s = self._core.rounds.due_in_s(now) if self._seat.taken else None
-        waits = (due_s, self._seat.wait_s(now), self._handout.wait_s, self._voice.wait_s(now))
+        helper_s = self._helper.wait_s(now) if self._helper is not None and self._seat.taken else None
+        waits = (due_s, self._seat.wait_s(now), self._handout.wait_s, self._voice.wait_s(now), helper_s)
         event = self._link.receive(min((TURN_S, *(wait + 0.001 for wait in waits if wait is not None))))
         received: list[Received] = []
         while event is not None:
@@ -236,6 +250,9 @@ class Server:
         kind = _kind(message)
         if kind == "round":
             self._hear_announcement(message)
+        elif kind == "helper":
+            if self._helper is not None and not self._helper.hear(message.payload):
+                self._core.malformed()
         elif kind == "global":
             if self._seat.taken:
                 self._clear_stale_part(message)
@@ -252,6 +269,9 @@ class Server:
             else:
                 self._hear_status(device, message)
         return False
+
+    def _tell_helper_away(self, round: int, devices: int) -> None:
+        self._listener(events.HelperAwaited(round, devices))
 
     def _hear_status(self, device: str, message: Received) -> None:
         is_ours = self._asked.get(device) == message.payload
@@ -383,6 +403,8 @@ class Server:
             )
         self._listener(events.LinkUp(str(self._address), self._limit_bytes))
         self._seat.connected(time.monotonic())
+        if self._helper is not None:
+            self._helper.connected()
 
     def _announce(self) -> None:
         said = self._voice.announcement(self._core.announcement(self._limit_bytes), time.time())

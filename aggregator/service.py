@@ -10,11 +10,12 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished
 from aggregator.metrics import Metrics
@@ -36,6 +37,7 @@ from contract.messages import Encoding
 from contract.methods import Value, closing_method
 from contract.methods import method as find_method
 from contract.rules import check_rule
+from contract.sealing import read_helper_public
 from contract.service_manager import ServiceManager
 from contract.signed import Signer
 from contract.signing_keys import read_private_key
@@ -46,6 +48,7 @@ __all__ = ["Service", "settle"]
 
 WINDOW_S = 3600.0  # a device that is awake some minutes of each hour meets every window
 STANDING_EVERY_S = 60.0
+LEAST = 10  # devices of a blinded sum
 
 OnSummary = Callable[[dict[str, Any], bool], None]
 """Takes a run's summary so far, and whether it is the last one of a finished run."""
@@ -162,7 +165,8 @@ class Service:
         roster, now = self._roster, time.monotonic()
         bundle = (store, roster.manifest, roster.bundle, self.settings)
         if self.settings.standing_every_s is None:
-            return Coordinator(*bundle, now=now, others=roster.others, shorter=roster.shorter, wall=time.time())
+            core = Coordinator if self.settings.helper is None else BlindedCoordinator
+            return core(*bundle, now=now, others=roster.others, shorter=roster.shorter, wall=time.time())
         if roster.others:
             got = f"{1 + len(roster.others)}"
             raise UsageError("--standing", expected="one extractor", got=got, hint="one fleet for each")
@@ -198,6 +202,8 @@ def settle(
     open_clients: int | None = None,
     max_clients: int = 0,
     standing: bool = False,
+    helper: str | None = None,
+    least: int | None = None,
     enrolled: bool = False,
 ) -> Settings:
     """What `protofleet aggregate` takes by these names, checked.
@@ -211,9 +217,19 @@ def settle(
         of_rounds |= {"--suspects": suspects != "leave-out"}
         of_rounds |= {"--when-new": when_new != 0, "--window": window is not None}
         of_rounds |= {"--deadline": deadline != DEADLINE_S, "--seed": seed != 0, "--no-calibrate": not calibrate}
+        of_rounds |= {"--helper": helper is not None}
         of_rounds |= {"--open-clients": open_clients is not None, "--max-clients": max_clients != 0}
         for option in (name for name, given in of_rounds.items() if given):
             raise UsageError(f"{option} with --standing", expected="one of them", got="both: there are no rounds")
+    if helper is None and least is not None:
+        raise UsageError("--least", expected="--helper beside it", got="none")
+    if helper is not None:
+        least = _at_least("--least", LEAST if least is None else least, 2)
+        min_clients = max(min_clients, least)
+        _check_blinded(
+            {"--rule": rule != "mean", "--max-share": max_share != 0.5, "--min-samples": min_samples != 1},
+            when_new,
+        )
     return Settings(
         method=None if method is None else find_method(method).name,
         rounds=rounds,
@@ -240,7 +256,18 @@ def settle(
         limit_bytes=limit_bytes,
         enrolled=enrolled,
         standing_every_s=seconds("--every", STANDING_EVERY_S if every is None else every) if standing else None,
+        helper=None if helper is None else read_helper_public(helper, "--helper"),
+        least=least or 0,
     )
+
+
+def _check_blinded(of_open_rounds: Mapping[str, bool], when_new: int) -> None:
+    """That nothing is asked for that only who sees contributions, or how many samples there are, can do."""
+    for option in (name for name, given in of_open_rounds.items() if given):
+        raise UsageError(f"{option} with --helper", expected="one of them", got="both: nothing but a sum is seen")
+    if when_new:
+        got = "both: blinded devices do not say how many photos they have"
+        raise UsageError("--when-new with --helper", expected="one of them", got=got, hint="--every")
 
 
 def _both(first: Listener, second: Listener) -> Listener:

@@ -14,6 +14,7 @@ from contract.messages import Encoding
 from contract.methods import METHODS, Method, Value, closing_method, runs_on
 from contract.methods import method as method_of
 from contract.rules import Rule
+from contract.sealing import HelperPublic
 from contract.state import least_limit_bytes
 
 __all__ = ["Settings", "check_heads", "check_limit", "least_limit_of", "own_method", "standing_method"]
@@ -35,6 +36,8 @@ class Settings:
         limit_bytes: the largest message taken and sent.
         enrolled: whether only devices that are enrolled are heard.
         standing_every_s: where sums stand, how long a head stays at least before the next is made; None for rounds.
+        helper: whose helper opens the sums of rounds, which are blinded then; None for open ones.
+        least: k: no sum over fewer devices is asked for.
     """
 
     method: str | None = None
@@ -52,6 +55,8 @@ class Settings:
     limit_bytes: int = 65_536
     enrolled: bool = False
     standing_every_s: float | None = None
+    helper: HelperPublic | None = None
+    least: int = 0
 
 
 def own_method(manifest: Manifest, settings: Settings) -> str:

@@ -30,6 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from aggregator.accuracy import Told
+from aggregator.blinded_store import BlindedTables
 from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
 from aggregator.enrolment_store import EnrolmentTables
@@ -126,6 +127,7 @@ class Store(Protocol):
     rollouts: RolloutTables
     rollback: RollbackTables
     policies: PolicyWords
+    blinded: BlindedTables
     enrolment: EnrolmentTables
     fleet: str
 
@@ -147,6 +149,8 @@ class Store(Protocol):
         state: GlobalState,
         screening: Screening = _NONE,
         findings: Sequence[Finding] = (),
+        *,
+        also: Callable[[sqlite3.Connection], None] = ...,
     ) -> None: ...
     def state(self) -> GlobalState: ...
     def last_round(self) -> int: ...
@@ -186,9 +190,9 @@ class SqliteStore:
         self._keep_bytes = keep_bytes
         self._file = Database(path, KIND, wait_s=_LOOKERS_S)
         self.standing = StandingTables(self._file)
-        self.rollouts, self.enrolment = RolloutTables(self._file), EnrolmentTables(self._file)
+        self.rollouts, self.blinded = RolloutTables(self._file), BlindedTables(self._file)
+        self.enrolment, self.fleet = EnrolmentTables(self._file), fleet
         self.rollback = RollbackTables(self._file)
-        self.fleet = fleet
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
             with as_written(self._file.path):
@@ -254,6 +258,9 @@ class SqliteStore:
                 "INSERT INTO contribution VALUES (?, ?, ?, ?, ?)",
                 [(a.round, a.method, a.device, a.received_bytes, n) for n, a in numbered],
             )
+            self.blinded.keep_seeds(
+                (a.round, a.device, a.message.seed) for a in accepted if a.message and a.message.seed
+            )
             self._db.executemany(
                 "INSERT INTO tally VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET messages = messages + excluded.messages",
                 counts,
@@ -312,12 +319,15 @@ class SqliteStore:
         state: GlobalState,
         screening: Screening = _NONE,
         findings: Sequence[Finding] = (),
+        *,
+        also: Callable[[sqlite3.Connection], None] = lambda db: None,
     ) -> None:
         """Record a round's result and the global state that came out of it, and drop what is needed no longer.
 
         Args:
             screening: what was held against devices, so that the result can be made again.
             findings: what was found against which.
+            also: done in the same transaction.
         """
         parts = global_parts(state)
         with self._transaction():
@@ -332,6 +342,7 @@ class SqliteStore:
             self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (screening_name(method), screening.written()))
             put_findings(self._db, number, findings, KEEP_ROUNDS)
             self._drop_old(number)
+            also(self._db)
 
     def state(self) -> GlobalState:
         """The newest global state; version 0 and empty before the first round."""

@@ -77,6 +77,12 @@ CREATE TABLE intruder (
     device TEXT NOT NULL, cause TEXT NOT NULL, reason TEXT NOT NULL, messages INTEGER NOT NULL,
     first_at REAL NOT NULL, last_at REAL NOT NULL, PRIMARY KEY (device, cause)
 );
+CREATE TABLE blinded_seed (round INTEGER NOT NULL, device TEXT NOT NULL, seed BLOB NOT NULL,
+    PRIMARY KEY (round, device)) WITHOUT ROWID;
+CREATE TABLE blinded_set (round INTEGER PRIMARY KEY, method TEXT NOT NULL, digest BLOB NOT NULL, devices TEXT NOT NULL,
+    since REAL NOT NULL);
+CREATE TABLE blinded_sum (round INTEGER NOT NULL, method TEXT PRIMARY KEY, devices INTEGER NOT NULL,
+    payload BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE policy_word (device TEXT PRIMARY KEY, word TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID
 """
@@ -94,8 +100,14 @@ def draw_run(db: sqlite3.Connection) -> bytes:
 
     A device begins a run with its generation 1. What stands is from before, so it is numbered above that: the device
     hears that its first is late, and sends again. With the same number it would hear that it is held already.
+
+    Shares of an open round go: they were made for the run before, and their devices make others for this one.
     """
     run = os.urandom(4)
+    for table in ("contribution", "payload"):  # a blinded round's shares are of the run that they were made for
+        db.execute(f"DELETE FROM {table} WHERE round IN (SELECT round FROM blinded_seed)")
+    db.execute("DELETE FROM blinded_seed")
+    db.execute("DELETE FROM blinded_set")
     db.execute("UPDATE standing SET generation = generation + 1")
     db.execute("UPDATE meta SET value = ? WHERE name = 'run'", (run,))
     return run

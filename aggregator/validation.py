@@ -34,6 +34,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.shares import ShareTerms, check_share
 from contract.bundle import Manifest
 from contract.errors import WireError
 from contract.fleet import announced_lists
@@ -106,6 +107,7 @@ class Terms:
         standing: whether sums stand, and there are no rounds.
         lists: where there is an extractor, the lists of classes that devices may have; None for any.
         withheld: the numbers of classes that were forgotten.
+        blinded: what a share must be; None in open rounds.
     """
 
     encoding: Encoding = "f64"
@@ -116,6 +118,7 @@ class Terms:
     standing: bool = False
     lists: ClassLists | None = None
     withheld: tuple[int, ...] = ()
+    blinded: ShareTerms | None = None
 
 
 def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, ...], classes: int, width: int) -> None:
@@ -135,6 +138,12 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         )
         raise WireError("contribution", expected=expected, got=other)
     if message.standing == "withdrawn":
+        return
+    if (message.share is not None) != (terms.blinded is not None):
+        expected, other = ("a share", "the numbers") if terms.blinded else ("the numbers", "a share of them")
+        raise WireError(f"round of {message.method}", expected=expected, got=other)
+    if terms.blinded is not None:
+        check_share(message, terms.blinded)
         return
     kind = method_of(message.method).statistic
     if issubclass(kind, Participation) and len(message.body.classes):

@@ -1,8 +1,9 @@
 """The messages of the wire, as values; `messages.cddl` is the same in RFC 8610's language. See docs/wire.md.
 
-There are ten, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
+There are thirteen, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
 The only arrays are class rows (rows of numbers for each class present) and the triangle of one symmetric matrix. Which
-of them a method sends is declared by its statistic (`contract/statistics.py`).
+of them a method sends is declared by its statistic (`contract/statistics.py`). In a blinded round one share of all of
+them stands in their place (`contract/blinding.py`).
 
     Announcement   aggregator → all       a round is open, closed, or the run is finished; or sums stand, without rounds
     GlobalPart     aggregator → all       some class rows of the prototypes or of the head
@@ -14,8 +15,12 @@ of them a method sends is declared by its statistic (`contract/statistics.py`).
     Piece          aggregator → device    those bytes
     Signed         either way             any other of these, encoded, with a signature
     Enrolment      device → aggregator    the device's public key, by a one-time token
+    Opening        aggregator → helper    signed seeds of a set whose sum is to be opened
+    Opened         helper → aggregator    its sum, or why it is not opened
+    SealedSeed     device → helper        the seed of a blinded contribution, signed and within it
 
-Request, Piece and the offer are in `contract/offers.py`, the last two in `contract/envelopes.py`.
+Request, Piece and the offer are in `contract/offers.py`, Signed and Enrolment in `contract/envelopes.py`, the last
+three in `contract/helper_messages.py`.
 
 Everything is validated when a value is built, so a value that exists can be trusted.
 """
@@ -34,6 +39,7 @@ from numpy.typing import NDArray
 
 from contract.envelopes import Enrolment, Signed
 from contract.errors import StatisticError, WireError
+from contract.helper_messages import HelperTerms, Opened, Opening, SealedSeed
 from contract.offers import Offer, Piece, Request
 from contract.plausible import row_norms
 from contract.statistics import MAX_FIELDS, MAX_GROUPS, Statistic
@@ -46,12 +52,16 @@ __all__ = [
     "Encoding",
     "Enrolment",
     "GlobalPart",
+    "HelperTerms",
     "Message",
     "Offer",
+    "Opened",
+    "Opening",
     "Piece",
     "Receipt",
     "ReceiptStatus",
     "Request",
+    "SealedSeed",
     "Signed",
     "Standing",
     "Status",
@@ -74,6 +84,7 @@ MAX_BUNDLES = 256
 # One device's contribution, however hostile, cannot make the sum of a fleet of two million overflow.
 MAX_COUNT = 2**32 - 1
 MAX_MAGNITUDE = 1e30
+MAX_SEED_BYTES = 512
 
 
 Kind = TypeVar("Kind", bound=Statistic)
@@ -150,6 +161,7 @@ class Announcement:
             send.
         issued: higher than in any announcement that the same key signed before, so that an old one that is sent again
             is known: milliseconds since the epoch, or one more than the last; 0 where nothing is signed.
+        helper: whose helper opens the round's sum, where it is blinded; None in open rounds.
     """
 
     run: bytes
@@ -170,6 +182,7 @@ class Announcement:
     offer: Offer | None = None
     withheld: tuple[int, ...] = ()
     issued: int = 0
+    helper: HelperTerms | None = None
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
@@ -244,6 +257,8 @@ class Contribution:
             each. None in rounds.
         class_list: the first 4 bytes of what stands for the device's list of classes, where its bundle is none of those
             announced; empty otherwise.
+        share: (W,) uint64, in a blinded round: one share of the whole statistic; nothing else of it is here then.
+        seed: the signed `SealedSeed` of the other share, encoded; empty where there is no share.
     """
 
     run: bytes
@@ -257,10 +272,19 @@ class Contribution:
     extractor: bytes = b""
     standing: Standing | None = None
     class_list: bytes = b""
+    share: NDArray[np.uint64] | None = None
+    seed: bytes = b""
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round)
         _text(self.method, "method", 32)
+        _require((self.share is None) == (not self.seed), "a share", "its seed beside it", "one without the other")
+        if self.share is not None:
+            bare = not (len(self.counts) or self.body.rows.size or self.further or self.triangle is not None)
+            _require(bare and self.standing is None, "a share", "nothing of the statistic beside it", "some")
+            plain = self.share.ndim == 1 and self.share.dtype == np.uint64 and len(self.share) > 0
+            _require(plain, "a share", "64-bit words", f"{self.share.dtype} {self.share.shape}")
+            _require(len(self.seed) <= MAX_SEED_BYTES, "a seed", f"at most {MAX_SEED_BYTES} bytes", len(self.seed))
         _require(self.standing in (None, "withdrawn", "present"), "standing", "withdrawn or present", self.standing)
         if self.standing == "withdrawn":
             empty = not (len(self.counts) or self.body.rows.size or self.further or self.triangle is not None)
@@ -481,7 +505,21 @@ class Status:
         _entries(self.metrics, "metrics", lambda value: isinstance(value, float) and math.isfinite(value))
 
 
-Message = Announcement | GlobalPart | Contribution | Chunk | Receipt | Status | Request | Piece | Signed | Enrolment
+Message = (
+    Announcement
+    | GlobalPart
+    | Contribution
+    | Chunk
+    | Receipt
+    | Status
+    | Request
+    | Piece
+    | Signed
+    | Enrolment
+    | Opening
+    | Opened
+    | SealedSeed
+)
 
 
 def _run_and_round(run: bytes, round_number: int, lowest: int = 1) -> None:

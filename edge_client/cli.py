@@ -39,14 +39,14 @@ def client_command(
         bool | None,
         typer.Option(
             "--report-accuracy/--no-report-accuracy",
-            help="Tell the aggregator how many are named right.  [default: where no noise is added]",
+            help="Tell the aggregator how many are named right.  [default: without noise or helper]",
         ),
     ] = None,
     tell_drift: Annotated[
         bool | None,
         typer.Option(
             "--tell-drift/--no-tell-drift",
-            help="Tell the aggregator how unlike earlier photos new ones are.  [default: where no noise is added]",
+            help="Tell the aggregator how unlike earlier photos new ones are.  [default: without noise or helper]",
         ),
     ] = None,
     activations: Annotated[
@@ -92,6 +92,10 @@ def client_command(
     ] = None,
     token: Annotated[
         str | None, typer.Option(help="One-time token of protofleet fleet invite: enrol this device with its key.")
+    ] = None,
+    helper_key: Annotated[
+        str | None,
+        typer.Option(help="Public key file of a helper; take part in rounds whose sums it opens, and in no others."),
     ] = None,
     rollout: Annotated[
         bool | None,

@@ -40,6 +40,7 @@ from contract.messages import Announcement, Status
 from contract.service_manager import ServiceManager
 from contract.wire import encode
 from edge_client import process_metrics
+from edge_client.blinded import Blinding
 from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.enrolling import Enrolling
@@ -88,6 +89,7 @@ class Client:
         keepalive_s: how long an idle connection says nothing.
         measured: figures of `profile --measure` that go into every birth.
         releases: what all that leaves passes: the policy of its owner, and the ledger.
+        blinding: what it asks of blinded rounds; None for open rounds alone.
         photos: what the device tests with, in words.
         tells_accuracy: whether its accuracy goes into its status.
         drift: measures how unlike earlier photos new ones are, for its status; None where that is not told.
@@ -116,6 +118,7 @@ class Client:
         patience_s: float | None = 60.0,
         keepalive_s: int = 60,
         measured: Mapping[str, float] | None = None,
+        blinding: Blinding | None = None,
         photos: str = "test photos",
         tells_accuracy: bool = False,
         drift: DriftWatch | None = None,
@@ -132,6 +135,7 @@ class Client:
         self._log, self._detail = log, detail or (lambda line: None)
         self._stopping = stopping or threading.Event()
         self._releases, self._tells_accuracy, self._drift = releases, tells_accuracy, drift
+        self._blinding = blinding or Blinding(bundle.manifest, fleet=fleet, device=device_id)
         instance = os.urandom(8)
         self._boot = journal.begin(instance)
         self._health = Health(instance, self._boot, measured or {}, is_private=releases.policy.is_private)
@@ -163,10 +167,13 @@ class Client:
             releases=releases,
             photos=photos,
             log=log,
+            blinding=self._blinding,
             probation=rollout.probation,
             seal=self._sealed,
         )
-        self._tells_new = not releases.is_private and releases.policy.allows_figure("new-photos")
+        self._tells_new = (
+            not releases.is_private and releases.policy.allows_figure("new-photos") and not self._blinding.is_on
+        )
         self._note = ""
         self._waits, self._absence = Waits(), Absence()
         self._kept = KeptState(device, journal, self._follower, anew=rollout.probation.is_on)
@@ -336,6 +343,8 @@ class Client:
         made = self._journal.contributed()
         for pending in self._journal.pending():
             why = self._releases.may_send(pending.key) if pending.key in made else ""
+            if not why and not self._blinding.permits(pending.payload):
+                why = "it was open, and now there is --helper-key"
             if why:
                 self._journal.give_up(pending.key, f"not sent: {why}")
                 self._log(f"what was made for round {pending.key[1]} ({pending.key[2]}) is not sent: {why}")

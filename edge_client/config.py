@@ -55,6 +55,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     trust: str | tuple[str, ...] | None = None
     identity: str | None = None
     token: str | None = None
+    helper_key: str | None = None
     rollout: bool = True
     policy: str | None = None
     method: str | None = None

@@ -17,12 +17,13 @@ import time
 from collections.abc import Callable
 
 from contract.accuracy import Accuracy
-from contract.errors import DataError, DivergedError, UsageError
+from contract.errors import DataError, DivergedError, PrivacyError, UsageError
 from contract.messages import MAX_VERSION, Announcement, Receipt
 from contract.service_manager import ServiceManager
 from contract.terminal import counted
 from contract.wire import encode
 from edge_client import process_metrics
+from edge_client.blinded import Blinding
 from edge_client.device import Device, RoundResult
 from edge_client.evaluate import in_words
 from edge_client.history import append_line, history_line
@@ -46,6 +47,7 @@ class RoundWork:
     Args:
         boot: how often the device has started.
         samples: its photos; without them it has what `device` was given.
+        blinding: what it asks of blinded rounds, and how it takes part in them.
         releases: what all that leaves passes.
         manager: is told that the device gets on.
         photos: what the device tests with, in words.
@@ -71,12 +73,13 @@ class RoundWork:
         releases: Releases,
         photos: str,
         log: Callable[[str], None],
+        blinding: Blinding,
         probation: ProbationWatch | None = None,
         seal: Callable[[bytes], bytes] = lambda payload: payload,
     ) -> None:
         self._device, self._journal, self._outbox, self._follower = device, journal, outbox, follower
         self._id, self._boot, self._releases = device_id, boot, releases
-        self._samples, self._manager = samples, manager
+        self._samples, self._manager, self._blinding = samples, manager, blinding
         self._photos, self._log, self._probation = photos, log, probation
         self._unreported = journal.unreported()
         self._standing = StandingSums(device, journal, device_id, releases, seal)
@@ -145,6 +148,10 @@ class RoundWork:
         return clock.step_ms
 
     def _refusal(self, a: Announcement) -> Refusal | None:
+        try:
+            self._blinding.check(a)
+        except PrivacyError as error:
+            return Refusal("not blinded" if a.helper is None else "blinded", str(error))
         counts = self._device.samples.counts(self._device.classes)
         return self._releases.refusal(a, counts)
 
@@ -155,8 +162,9 @@ class RoundWork:
         found = self._releases.encoded(result.contribution, a) if refusal is None else None
         if found is not None:
             payload, encoding = found
+            shared = self._blinding.blinded(result.contribution, a)
             self._releases.made(a, encoding, payload, self._device.samples.counts(self._device.classes))
-            return payload, None, result
+            return payload if a.helper is None else encode(shared, encoding), None, result
         if refusal is None:
             refusal = Refusal("encoding f32", f"its numbers do not fit {a.encoding}, the policy does not allow f32")
             self._log(f"round {a.round} ({a.method}) is refused: {refusal.line}")

@@ -15,14 +15,17 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from contract.bundle import Manifest
 from contract.errors import UsageError
 from contract.link import Address
 from contract.methods import load_method, method
+from contract.sealing import read_helper_public
 from contract.service_manager import ServiceManager
 from contract.signing_keys import read_public_keys
 from contract.terminal import counted
 from contract.tokens import read_token
 from edge_client import process_metrics
+from edge_client.blinded import Blinding
 from edge_client.client import Client
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.config import ClientConfig
@@ -133,8 +136,8 @@ class Service:
             log(f"{counted(len(data), 'sample')} of {classes}{beside}, bundle {bundle.sha256.hex()[:12]}")
             if releases.warning():
                 log(releases.warning())
-            tells = _tells(releases, "accuracy", settings.report_accuracy, "--report-accuracy")
-            drifts = _tells(releases, "drift", settings.tell_drift, "--tell-drift")
+            tells = _tells(releases, "accuracy", _unblinded(settings, settings.report_accuracy), "--report-accuracy")
+            drifts = _tells(releases, "drift", _unblinded(settings, settings.tell_drift), "--tell-drift")
             if test is not None and not tells and settings.report_accuracy is None:
                 why = "no noise is added to it" if releases.is_private else "its policy does not name it"
                 log(f"accuracy stays on this device: {why}")
@@ -167,6 +170,7 @@ class Service:
                 patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
                 keepalive_s=settings.keepalive,
                 measured=measured_metrics(state, bundle.sha256, *m.extended),
+                blinding=_blinding(settings, m, identity),
                 photos=self._photos,
                 tells_accuracy=tells and test is not None,
                 drift=DriftWatch(device, state) if drifts else None,
@@ -211,6 +215,12 @@ class Service:
             self._client.look()
 
 
+def _blinding(settings: ClientConfig, manifest: Manifest, identity: Identity) -> Blinding:
+    """What it asks of blinded rounds."""
+    helper = None if settings.helper_key is None else read_helper_public(settings.helper_key, "--helper-key")
+    return Blinding(manifest, helper=helper, signer=identity.signer, fleet=settings.fleet, device=settings.id)
+
+
 def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:
     """Where this device computes."""
     state, wanted, threads = seated.directory, settings.provider, settings.threads
@@ -222,6 +232,11 @@ def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:
 def _none_of(samples: LocalData) -> LocalData:
     """What a bundle is tried with where nothing may follow from samples: none of them, but their shape."""
     return LocalData(samples.x[:0], samples.y[:0])
+
+
+def _unblinded(settings: ClientConfig, wanted: bool | None) -> bool | None:
+    """Beside a sum that hides it, a figure is told only where it is asked for."""
+    return False if wanted is None and settings.helper_key is not None else wanted
 
 
 def _tells(releases: Releases, figure: Figure, wanted: bool | None, option: str) -> bool:

@@ -59,6 +59,9 @@ COMMANDS = {
     "cost": Command("hw_profiles.cli:cost_command", "export", "Cycles and memory on a systolic array."),
     "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
     "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
+    "helper": Command(
+        "aggregator.helper.cli:helper_command", "security", "Open the sums of blinded rounds, for another party."
+    ),
     "forget": Command(
         "aggregator.fleet_cli:forget_command", None, "Take a device out of what the fleet has learned, exactly."
     ),

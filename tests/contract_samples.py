@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from contract.blinding import share_digest
 from contract.bundle import SCHEMA, Manifest, StateTensor
 from contract.messages import (
     MAX_KIND,
@@ -15,11 +16,15 @@ from contract.messages import (
     Contribution,
     Enrolment,
     GlobalPart,
+    HelperTerms,
     Message,
     Offer,
+    Opened,
+    Opening,
     Piece,
     Receipt,
     Request,
+    SealedSeed,
     Signed,
     Status,
 )
@@ -111,6 +116,8 @@ announcements = st.builds(
     offer=st.none() | offers,
     withheld=st.sets(st.integers(0, 2**16 - 1), max_size=4).map(sorted).map(tuple),
     issued=st.just(0) | st.integers(1, 2**63 - 1),
+    helper=st.none()
+    | st.builds(HelperTerms, st.binary(min_size=32, max_size=32), st.integers(2, 2**32 - 1), st.integers(1, 62)),
 )
 receipts = st.builds(
     Receipt,
@@ -143,8 +150,61 @@ pieces = st.builds(
     data=st.binary(min_size=1, max_size=200),
 )
 enrolments = st.builds(Enrolment, key=st.binary(min_size=32, max_size=32), proof=st.binary(min_size=64, max_size=64))
+WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=9).map(lambda w: np.array(w, np.uint64))
+SEED_BYTES = st.binary(min_size=1, max_size=300)
+DEVICE = st.text("abcdef-0123456789", min_size=1, max_size=64)
+SHA256 = st.binary(min_size=32, max_size=32)
+
+
+@st.composite
+def shares(draw: st.DrawFn) -> Contribution:
+    nothing = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 0)))
+    key = (draw(RUN), draw(U32), draw(METHOD), draw(RUN))
+    share, seed = draw(WORDS), draw(SEED_BYTES)
+    return Contribution(*key, nothing, np.zeros(0, np.uint64), extractor=draw(RUN), share=share, seed=seed)
+
+
+@st.composite
+def openings(draw: st.DrawFn) -> Opening:
+    part = draw(st.integers(0, 3))
+    seeds = draw(st.dictionaries(DEVICE, SEED_BYTES, min_size=1, max_size=4))
+    return Opening(draw(RUN), draw(U32), draw(METHOD), draw(SHA256), part, part + draw(st.integers(1, 3)), seeds)
+
+
+@st.composite
+def opened(draw: st.DrawFn) -> Opened:
+    key = (draw(RUN), draw(U32), draw(METHOD), draw(SHA256), 0, 1)
+    if draw(st.booleans()):
+        return Opened(*key, "opened", draw(WORDS))
+    refused = draw(st.dictionaries(DEVICE, st.text(max_size=50), max_size=4))
+    return Opened(*key, "refused", np.zeros(0, np.uint64), draw(st.text(max_size=50)), refused)
+
+
+sealed_seeds = st.builds(
+    SealedSeed,
+    run=RUN,
+    round=U32,
+    method=METHOD,
+    words=U32,
+    share=SHA256,
+    least=st.integers(2, 2**32 - 1),
+    terms=SHA256,
+    sealed=st.binary(min_size=80, max_size=80),
+)
 plain_messages = st.one_of(
-    announcements, global_parts(), contributions(), chunks(), receipts, statuses, requests, pieces, enrolments
+    announcements,
+    global_parts(),
+    contributions(),
+    chunks(),
+    receipts,
+    statuses,
+    requests,
+    pieces,
+    enrolments,
+    shares(),
+    openings(),
+    opened(),
+    sealed_seeds,
 )
 signed_messages = st.builds(
     Signed,
@@ -165,7 +225,10 @@ def readable_messages() -> dict[str, Message]:
         run, 8, "ffc", bundle[:4], rows, counts, triangle=np.array([2.0, 0.5, 3.0]), extractor=bundle[::-1][:4]
     )
     receipt = encode(Receipt(run, 7, "fedproto", "committed"))
-    nothing = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 0)))
+    nothing, none = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 0))), np.zeros(0, np.uint64)
+    words = np.array([0, 1 << 36, 2**64 - 1], np.uint64)
+    seed = SealedSeed(run, 9, "ncm", 3, share_digest(words), 10, bundle, bytes(range(80)))
+    signed_seed = SIGNER.sign("pf/v2/pets/up/cam-3", encode(seed))
     groups = ClassRows(np.array([1, 1, 4], np.uint16), np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 8.0]]))
     return {
         "announcement": Announcement(
@@ -189,6 +252,9 @@ def readable_messages() -> dict[str, Message]:
             run, 0, "standing", "ncm", bundle, extractor=bundle[::-1], withheld=(0, 300)
         ),
         "announcement-issued": Announcement(run, 7, "open", "fedproto", bundle, issued=1_795_000_000_000),
+        "announcement-helper": Announcement(
+            run, 7, "open", "ffc", bundle, extractor=bundle[::-1], helper=HelperTerms(bundle, 10, 36)
+        ),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,
@@ -217,6 +283,9 @@ def readable_messages() -> dict[str, Message]:
         "contribution-withdrawn": Contribution.withdrawal(
             run=run, round=10, method="ncm", bundle=bundle, extractor=bundle[::-1]
         ),
+        "contribution-share": Contribution(
+            run, 9, "ncm", bundle[:4], nothing, none, extractor=bundle[::-1][:4], share=words, seed=signed_seed
+        ),
         "chunk": Chunk(run, 8, "ffc", 1, 3, 20, bytes.fromhex("0123456789abcdef"), b"slice"),
         "receipt": Receipt(run, 7, "fedproto", "committed"),
         "receipt-chunks": Receipt(run, 8, "ffc", "need-chunks", missing=bytes([0b00000110])),
@@ -229,6 +298,12 @@ def readable_messages() -> dict[str, Message]:
         "piece": Piece(run, bundle[::-1][:8], 65_536, b"bytes of a bundle"),
         "signed": Signed(SIGNER.key_id, receipt, SIGNER.signature("pf/v2/pets/down/cam-3", receipt)),
         "enrolment": enrolment_of("pets", "cam-3", SIGNER.public_key, bytes(range(20))),
+        "opening": Opening(run, 9, "ncm", bundle[::-1], 0, 1, {"cam-3": signed_seed}),
+        "opened": Opened(run, 9, "ncm", bundle[::-1], 0, 1, "opened", words),
+        "opened-refused": Opened(
+            run, 9, "ncm", bundle[::-1], 0, 1, "refused", none, "1 device of 12 cannot be summed now", {"cam-3": "why"}
+        ),
+        "sealed-seed": seed,
     }
 
 

@@ -80,6 +80,9 @@ OPTIONAL = {
     ("announcement-withheld", 15),
     ("announcement-withheld", 18),
     ("announcement-issued", 19),
+    ("announcement-helper", 15),
+    ("announcement-helper", 20),
+    ("contribution-share", 13),
     ("contribution-class-list", 13),
     ("contribution-class-list", 16),
     ("contribution-soft", 10),
@@ -91,7 +94,7 @@ OPTIONAL = {
 }
 
 
-CLOSED_TYPES = (3, 4, 6, 7, 9, 10)
+CLOSED_TYPES = (3, 4, 6, 7, 9, 10, 11, 12, 13)
 
 
 def wrong_structures() -> Iterator[tuple[str, dict]]:
@@ -170,7 +173,7 @@ BULK = {
     # at most 256 of 32 and 8 bytes, and each class's number once; the aggregator sends them
     "announcement": {"bundle-hashes", "list-digests", "class-numbers"},
     "global-part": {"class-numbers", "class-rows"},
-    "contribution": {"class-numbers", "class-counts", "class-rows", "triangle"},
+    "contribution": {"class-numbers", "class-counts", "class-rows", "triangle", "share"},
     "chunk": {"contribution-slice"},
     "receipt": set(),
     "status": set(),
@@ -178,11 +181,15 @@ BULK = {
     "piece": {"bundle-slice"},  # the aggregator sends it
     "enrolment": set(),
     "signed": {"plain"},  # any of the others
+    "opening": set(),  # of at most 1,024 devices
+    "opened": {"sum-words"},  # the helper sends it to the aggregator
+    "sealed-seed": set(),
 }
-DOWNLINK = {"announcement", "offer", "global-part", "receipt", "piece"}
+DOWNLINK = {"announcement", "helper-terms", "offer", "global-part", "receipt", "piece"}
 SMALL_BYTES = 8192  # a receipt's bitmap of missing chunks, sent by the aggregator to one device
 SMALL_TEXT = 800
 SMALL_ENTRIES = 32
+ENTRIES = {"opening": 1024, "opened": 64}  # between aggregator and helper
 
 
 def names_in(node: ast.CDDLNode) -> Iterator[str]:
@@ -246,7 +253,7 @@ def bulk_of(node: ast.CDDLNode, rule: str, rules: dict[str, ast.Rule] = RULES) -
         return set()
     if isinstance(node, ast.GroupEntry) and node.occurrence is not None:
         optional = any(token.type == Tokens.QUEST for token in node.occurrence.tokens)
-        assert optional or node.occurrence.m <= SMALL_ENTRIES, f"{rule}: entries without end"
+        assert optional or node.occurrence.m <= ENTRIES.get(rule, SMALL_ENTRIES), f"{rule}: entries without end"
     if isinstance(node, ast.Tag | ast.Array):
         return {rule}  # a typed array, or an array of them
     if isinstance(node, ast.Typename):
@@ -263,7 +270,7 @@ def bulk_of(node: ast.CDDLNode, rule: str, rules: dict[str, ast.Rule] = RULES) -
     return found
 
 
-def test_the_ten_messages_are_all_there_are():
+def test_the_thirteen_messages_are_all_there_are():
     assert set(alternatives("message")) == set(BULK)
 
 
@@ -286,6 +293,9 @@ def test_no_message_has_room_for_weights_gradients_or_samples(message):
         ("signed", "piece / enrolment", "piece / enrolment / signed"),
         ("signed", "signed-signature => bstr .size 64", "signed-signature => bstr"),
         ("enrolment", "enrolment-key => bstr .size 32,", "enrolment-key => bstr,"),
+        ("contribution", "contribution-seed => seed-bytes ", "contribution-seed => bstr "),
+        ("sealed-seed", "sealed-seed-sealed => bstr .size 80", "sealed-seed-sealed => bstr"),
+        ("opening", "{ 1*1024 device-name", "{ * device-name"),
         ("request", "request-wanted => u32", "request-wanted => u32, * piece-later => any"),
         ("announcement", "announcement-seed => u32,", "announcement-seed => real-array,"),
         ("announcement", "? announcement-others => bundle-hashes,", "? announcement-others => class-rows,"),

@@ -27,9 +27,12 @@ from contract.messages import (
     Contribution,
     Enrolment,
     GlobalPart,
+    Opened,
+    Opening,
     Piece,
     Receipt,
     Request,
+    SealedSeed,
     Signed,
     Status,
 )
@@ -39,6 +42,7 @@ MUTANTS = int(os.environ.get("PROTOFLEET_MUTANTS", "40000"))
 VALID = [encode(message, encoding) for message in readable_messages().values() for encoding in ENCODINGS]
 HEADS = bytes.fromhex("ff 9f bf 5f 7f c2 c4 d8 d9 db 1b 3b 5b 7b 9b bb f6 f7 f9 fa fb f8")
 TYPES = (Announcement, Chunk, Contribution, Enrolment, GlobalPart, Piece, Receipt, Request, Signed, Status)
+TYPES += (Opened, Opening, SealedSeed)
 
 
 def mutate(payload: bytes, rng: random.Random) -> bytes:
@@ -105,7 +109,7 @@ items = st.recursive(
 
 
 @settings(max_examples=300, deadline=None)
-@given(kind=st.integers(0, 11), fields=st.dictionaries(keys, items, max_size=14), base=st.sampled_from(VALID))
+@given(kind=st.integers(0, 14), fields=st.dictionaries(keys, items, max_size=14), base=st.sampled_from(VALID))
 def test_any_well_formed_cbor_in_any_field_raises_only_wire_errors(kind, fields, base):
     for payload in ({0: kind, 1: 1, **fields}, cbor2.loads(base) | fields):
         with contextlib.suppress(WireError):
@@ -176,7 +180,7 @@ CRAFTED = {
         "each 8 times at most",
     ),
     "class numbers of 32 bits": (contribution(_6=cbor2.CBORTag(70, bytes(4))), "uint8 or uint16"),
-    "counts of 64 bits": (contribution(_7=cbor2.CBORTag(71, bytes(8))), "typed array"),
+    "counts of 64 bits": (contribution(_7=cbor2.CBORTag(71, bytes(8))), "an unsigned array"),
     "a count of zero": (contribution(_7=cbor2.CBORTag(64, b"\0")), "positive"),
     "counts of another number": (contribution(_7=cbor2.CBORTag(64, b"\5\5")), "counts"),
     "a triangle of another width": (contribution(_9=f8(1, 2)), "triangle of width 2"),

@@ -104,7 +104,7 @@ def test_every_message_type_has_golden_bytes():
     golden = json.loads(GOLDEN.read_text())
     assert set(golden["messages"]) == set(readable_messages())
     types = {cbor2.loads(bytes.fromhex(b))[0] for m in golden["messages"].values() for b in m["bytes"].values()}
-    assert types == set(range(1, 11))
+    assert types == set(range(1, 14))
 
 
 def test_the_golden_samplings_are_ours_and_what_the_words_say():

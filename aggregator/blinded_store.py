@@ -1,0 +1,122 @@
+"""Blinded rounds in the store: the seeds that came, the set that the helper was asked for, and the sum that it opened.
+
+A set is durable before the helper is asked for it, and as long as it stands nothing else of its round is: the helper
+may have opened it although no answer came, and opens none of its shares a second time. The transaction that closes the
+round takes the set away, and with it the shares and seeds, which are of no use any more; the sum stays, until the next
+round of its method has one.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from aggregator.rounds import Rounds
+from contract.errors import UsageError
+from contract.sqlite import Database
+
+__all__ = ["AskedSet", "BlindedTables"]
+
+
+@dataclass(frozen=True)
+class AskedSet:
+    """A set whose sum the helper is asked for.
+
+    Attributes:
+        digest: as `contract.helper_messages.set_digest` of its seeds.
+        devices: in order.
+        since: seconds since the epoch.
+    """
+
+    round: int
+    method: str
+    digest: bytes
+    devices: tuple[str, ...]
+    since: float
+
+
+class BlindedTables:
+    """These tables of an open store."""
+
+    def __init__(self, file: Database) -> None:
+        self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
+
+    def keep_seeds(self, seeds: Iterable[tuple[int, str, bytes]]) -> None:
+        """Part of the transaction that commits contributions: round, device and signed seed of each."""
+        self._db.executemany("INSERT INTO blinded_seed VALUES (?, ?, ?)", seeds)
+
+    def seeds(self, round: int, devices: Collection[str]) -> dict[str, bytes]:
+        """The signed seeds of these devices, as far as their contributions are held."""
+        with self._disk():
+            rows = self._db.execute(
+                "SELECT s.device, s.seed FROM blinded_seed s JOIN contribution c ON c.round = s.round"
+                " AND c.device = s.device WHERE s.round = ? ORDER BY s.device",
+                (round,),
+            ).fetchall()
+        wanted = set(devices)
+        return {str(device): bytes(seed) for device, seed in rows if device in wanted}
+
+    def holds(self, round: int) -> tuple[int, int]:
+        """How many contributions to a round are held, and how many of them are shares."""
+        with self._disk():
+            (held,) = self._db.execute("SELECT count(*) FROM contribution WHERE round = ?", (round,)).fetchone()
+            (shares,) = self._db.execute("SELECT count(*) FROM blinded_seed WHERE round = ?", (round,)).fetchone()
+        return int(held), int(shares)
+
+    def asked(self) -> AskedSet | None:
+        """The set that the helper was asked for and has not answered."""
+        with self._disk():
+            row = self._db.execute("SELECT round, method, digest, devices, since FROM blinded_set").fetchone()
+        if row is None:
+            return None
+        round, method, digest, devices, since = row
+        return AskedSet(int(round), str(method), bytes(digest), tuple(json.loads(devices)), float(since))
+
+    def ask(self, asked: AskedSet) -> None:
+        """From now on the helper is asked for this set, and for no other."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM blinded_set")
+            db.execute(
+                "INSERT INTO blinded_set VALUES (?, ?, ?, ?, ?)",
+                (asked.round, asked.method, asked.digest, json.dumps(asked.devices), asked.since),
+            )
+
+    def dropped(self) -> None:
+        """The helper has not opened the set, and is asked for it no more."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM blinded_set")
+
+    def closed(self, db: sqlite3.Connection, round: int, method: str, devices: int, payload: bytes | None) -> None:
+        """Part of the transaction that closes a round: what is left of it is its sum, if there is one.
+
+        Args:
+            payload: the sum as an encoded contribution.
+        """
+        db.execute("DELETE FROM blinded_set")
+        db.execute("DELETE FROM blinded_seed WHERE round <= ?", (round,))
+        db.execute("DELETE FROM payload WHERE round = ?", (round,))
+        if payload is not None:
+            db.execute("DELETE FROM blinded_sum WHERE method = ?", (method,))
+            db.execute("INSERT INTO blinded_sum VALUES (?, ?, ?, ?)", (round, method, devices, payload))
+
+    def sums(self) -> dict[str, int]:
+        """By method, the round whose opened sum is kept."""
+        with self._disk():
+            return {str(m): int(r) for m, r in self._db.execute("SELECT method, round FROM blinded_sum").fetchall()}
+
+
+def check_open_round(tables: BlindedTables, rounds: Rounds, *, blinded: bool) -> None:
+    """That what the open round holds is of the kind that it is resumed as.
+
+    Raises:
+        UsageError: it holds shares, and no helper is named now; or the other way round.
+    """
+    held, shares = tables.holds(rounds.number) if rounds.phase == "open" else (0, 0)
+    if held and shares != (held if blinded else 0):
+        was, hint = (
+            ("a blinded one", "--helper") if shares else ("an open one", "leaving out --helper until it is closed")
+        )
+        what = "blinded" if blinded else "open"
+        raise UsageError(f"round {rounds.number} of this store", expected=f"an {what} round", got=was, hint=hint)

@@ -1,0 +1,382 @@
+"""The helper: which sets it opens, what it refuses by name, and that nothing finer than k devices ever comes of it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from blinded_samples import (
+    FLEET,
+    KEY,
+    METHOD,
+    PUBLIC,
+    RUN,
+    WORDS,
+    ask,
+    contributed,
+    enrolled,
+    helper,
+    ledger,
+    names,
+    opening,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from aggregator.helper.ledger import KEPT_SUMS, Ledger, Share
+from contract.batches import allowed, breach, refined
+from contract.errors import InUseError, UsageError, WireError
+from contract.helper_messages import set_digest
+
+VALUES = {device: np.arange(WORDS, dtype=np.uint64) + np.uint64(10 * n) for n, device in enumerate(names(40))}
+
+
+def gathered(devices, *, round=1):
+    """Shares and signed seeds of these devices, by name."""
+    made = {device: contributed(device, VALUES[device], round=round) for device in devices}
+    return {d: share for d, (share, _) in made.items()}, {d: seed for d, (_, seed) in made.items()}
+
+
+# ── which sets ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+DEVICES = names(12)
+
+
+def smallest_shown(opened: list[frozenset[str]]) -> int:
+    """The fewest devices in any sum or difference of opened sets, with factors -2 to 2: by trying them all."""
+    fewest = len(DEVICES)
+    rows = np.array([[device in each for device in DEVICES] for each in opened])  # (sets, devices)
+    for factors in itertools.product(range(-2, 3), repeat=len(opened)):
+        support = int(np.count_nonzero(np.array(factors) @ rows))
+        fewest = min(fewest, support) if support else fewest
+    return fewest
+
+
+@settings(max_examples=80, deadline=None)
+@given(sets=st.lists(st.frozensets(st.sampled_from(DEVICES), min_size=1), max_size=14), least=st.integers(2, 5))
+def test_no_sums_or_differences_of_opened_sets_are_over_fewer_than_k_devices(sets, least):
+    blocks, opened = {}, []
+    for chosen in sets:
+        if not breach(blocks, chosen, least):
+            blocks = refined(blocks, chosen)
+            opened.append(chosen)
+    assert smallest_shown(list(dict.fromkeys(opened))[:5]) >= least
+    for one, other in itertools.combinations(opened, 2):
+        assert one == other or len(one ^ other) >= least
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    sets=st.lists(st.frozensets(st.sampled_from(DEVICES), min_size=1), max_size=8),
+    present=st.frozensets(st.sampled_from(DEVICES)),
+    least=st.integers(2, 4),
+    most=st.integers(4, 12),
+)
+def test_what_is_allowed_may_be_opened_and_nothing_larger_of_those_present_may(sets, present, least, most):
+    blocks = {}
+    for chosen in sets:
+        able = allowed(blocks, chosen, least, len(DEVICES))
+        assert able <= chosen
+        if able:
+            assert not breach(blocks, able, least)
+            blocks = refined(blocks, able)
+    found = allowed(blocks, present, least, len(DEVICES))
+    for size in range(len(found) + 1, len(present) + 1):
+        assert all(breach(blocks, each, least) for each in itertools.combinations(sorted(present), size))
+    assert len(allowed(blocks, present, least, most)) <= most
+
+
+def test_a_fleet_in_which_some_sleep_is_opened_in_blocks():
+    fleet = names(30)
+    blocks = refined({}, fleet)
+    assert breach(blocks, fleet[1:], 5)  # all but one: that one would be shown
+    assert len(allowed(blocks, fleet[1:], 5, 1000)) == 25
+    blocks = refined(blocks, fleet[:25])
+    assert not breach(blocks, fleet, 5)
+    assert not breach(blocks, fleet[25:], 5)
+    assert not allowed(blocks, fleet[26:], 5, 1000)  # a block of five of which one sleeps
+
+
+class Sets(RuleBasedStateMachine):
+    """Anyone asks for anything, the helper is killed between any two: what was ever opened stays sums of k."""
+
+    @initialize(least=st.integers(2, 4))
+    def begin(self, least):
+        self.path = Path(self.folder) / f"{random.Random(id(self)).random()}.sqlite"
+        self.least, self.opened, self.answers, self.round = least, [], {}, 0
+        self.ledger = ledger(self.path)
+
+    @rule(chosen=st.sets(st.sampled_from(DEVICES), min_size=1), again=st.integers(0, 2))
+    def asks(self, chosen, again):
+        """For a new round of some devices, or for shares of an earlier one together with them."""
+        self.round += 1
+        rounds = {device: max(1, self.round - again) for device in chosen}
+        shares = [Share(RUN, rounds[d], METHOD, d, f"{d} {rounds[d]}".encode().ljust(32)) for d in sorted(chosen)]
+        digest = set_digest({d: str(rounds[d]).encode() for d in chosen})
+        able = not breach(self.ledger.blocks, chosen, self.least)
+        new = not any(self.ledger.why_used(share) for share in shares)
+        total = np.full(3, self.round, np.uint64)
+        try:
+            self.ledger.open(digest, shares, total, least=self.least, at=0.0)
+        except WireError:
+            assert not (able and new)  # liveness: what may be opened is
+            assert digest in self.answers or not self.ledger.is_open(digest)
+            return
+        assert able
+        assert new
+        self.opened.append((frozenset(chosen), shares))
+        self.answers[digest] = total
+
+    @rule()
+    def is_killed(self):
+        self.ledger.close()
+        self.ledger = ledger(self.path)
+
+    @invariant()
+    def every_share_is_opened_once_and_sets_are_identical_or_k_apart(self):
+        if not hasattr(self, "opened"):
+            return
+        used = [share for _, shares in self.opened for share in shares]
+        assert len(used) == len(set(used))
+        for (one, _), (other, _) in itertools.combinations(self.opened, 2):
+            assert one == other or len(one ^ other) >= self.least
+        blocks = self.ledger.blocks
+        for number in set(blocks.values()):
+            assert list(blocks.values()).count(number) >= self.least
+
+    @invariant()
+    def the_newest_answers_are_the_same_again(self):
+        if hasattr(self, "answers"):
+            for digest, total in list(self.answers.items())[-KEPT_SUMS:]:
+                assert np.array_equal(self.ledger.sum(digest), total)
+
+    def teardown(self):
+        if hasattr(self, "ledger"):
+            self.ledger.close()
+
+
+def test_the_ledger_as_a_state_machine(tmp_path):
+    from hypothesis.stateful import run_state_machine_as_test
+
+    Sets.folder = tmp_path
+    run_state_machine_as_test(Sets, settings=settings(max_examples=15, stateful_step_count=12, deadline=None))
+
+
+# ── what is opened ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_set_is_opened_once_all_its_parts_are_here_and_its_sum_is_exact(tmp_path):
+    devices = names(6)
+    shares, seeds = gathered(devices)
+    with ledger(tmp_path / "ledger") as kept:
+        served = helper(kept, enrolled(*devices), 5)
+        parts = opening(seeds, parts=3)
+        assert served.take(parts[2], 0.0) is None
+        assert served.take(parts[2], 0.0) is None
+        assert served.take(parts[0], 0.0) is None
+        answer = served.take(parts[1], 0.0)
+        total = answer.total + sum(shares.values())
+        assert total.tolist() == sum(VALUES[d] for d in devices).tolist()
+        again = served.take(parts[0], 9.0)  # one part is enough to be told again
+        assert again.again
+        assert again.total.tolist() == answer.total.tolist()
+
+
+def test_a_killed_helper_gives_the_same_answer(tmp_path):
+    _, seeds = gathered(names(4))
+    with ledger(tmp_path / "ledger") as kept:
+        first = ask(helper(kept, enrolled(*names(4)), 3), seeds)
+    with ledger(tmp_path / "ledger") as kept:
+        again = ask(helper(kept, {}, 30), seeds)  # whoever is enrolled now: it was opened
+    assert again.total.tolist() == first.total.tolist()
+
+
+def test_an_old_sum_is_not_kept_and_never_opened_anew(tmp_path):
+    with ledger(tmp_path / "ledger") as kept:
+        served = helper(kept, enrolled(*names(2)), 2)
+        sets = [gathered(names(2), round=number)[1] for number in range(1, KEPT_SUMS + 2)]
+        for number, seeds in enumerate(sets, 1):
+            assert ask(served, seeds, round=number).total is not None
+        answer = ask(served, sets[0])
+        assert answer.total is None
+        assert "opened long ago" in answer.reason
+        assert ask(served, sets[1], round=2).total is not None
+
+
+# ── what is refused, by name ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _forged(seeds):
+    seeds["d1"] = contributed("d1", VALUES["d1"], by="d2")[1]
+
+
+def _of_another_device(seeds):
+    seeds["d1"] = seeds["d2"]
+
+
+def _invented(seeds):
+    seeds["zz"] = contributed("zz", VALUES["d1"])[1]
+
+
+def _of_another_round(seeds):
+    seeds["d1"] = contributed("d1", VALUES["d1"], round=2)[1]
+
+
+def _tampered(seeds):
+    changed = bytearray(seeds["d1"])
+    changed[-1] ^= 1
+    seeds["d1"] = bytes(changed)
+
+
+def _sealed_for_another_share(seeds):
+    """Signed by the device, but sealed as it was for another share."""
+    from dataclasses import replace
+
+    from blinded_samples import signer
+
+    from contract import topics
+    from contract.wire import decode, encode
+
+    inner = decode(decode(seeds["d1"]).payload)
+    seeds["d1"] = signer("d1").sign(topics.up(FLEET, "d1"), encode(replace(inner, share=bytes(32))))
+
+
+def _same_share(seeds):
+    first = contributed("d0", VALUES["d0"])[0]
+    from contract.blinding import share_digest
+
+    seeds["d1"] = contributed("d1", VALUES["d1"], share=share_digest(first))[1]
+
+
+def _other_terms(seeds):
+    seeds["d1"] = contributed("d1", VALUES["d1"], terms=bytes([1]) * 32)[1]
+
+
+def _other_length(seeds):
+    seeds["d1"] = contributed("d1", VALUES["d1"], words=WORDS + 1)[1]
+
+
+def _unsigned(seeds):
+    from contract.wire import decode
+
+    seeds["d1"] = decode(seeds["d1"]).payload
+
+
+def _nonsense(seeds):
+    seeds["d1"] = b"nonsense"
+
+
+WRONG = {
+    _forged: "signature",
+    _of_another_device: "signature",
+    _invented: "the helper's own list",
+    _of_another_round: "for this round",
+    _tampered: "signature",
+    _sealed_for_another_share: "this share",
+    _same_share: "the very share of d0",
+    _other_terms: "something else than the others",
+    _other_length: "something else than the others",
+    _unsigned: "a signed one",
+    _nonsense: "CBOR",
+}
+
+
+@pytest.mark.parametrize("spoil", WRONG, ids=lambda f: f.__name__)
+def test_a_wrong_seed_is_named_nothing_is_opened_and_the_rest_may_be(spoil, tmp_path):
+    devices = names(5)
+    shares, seeds = gathered(devices)
+    spoil(seeds)
+    with ledger(tmp_path / "ledger") as kept:
+        served = helper(kept, enrolled(*devices), 4)
+        answer = ask(served, seeds)
+        (bad,) = answer.refused
+        assert answer.total is None
+        assert bad == ("zz" if spoil is _invented else "d1")
+        assert WRONG[spoil] in answer.refused[bad]
+        assert not kept.blocks
+        rest = {device: seed for device, seed in seeds.items() if device != bad}
+        told = ask(served, rest).total + sum(shares[device] for device in rest)
+        assert told.tolist() == sum(VALUES[device] for device in rest).tolist()
+
+
+def test_invented_devices_do_not_make_a_set_of_one(tmp_path):
+    """Who gathers has k - 1 keys of its own, and one device's seed."""
+    invented = {name: contributed(name, VALUES["d0"])[1] for name in ("x1", "x2", "x3")}
+    with ledger(tmp_path / "ledger") as kept:
+        answer = ask(helper(kept, enrolled(*names(5)), 4), gathered(["d0"])[1] | invented)
+        assert answer.total is None
+        assert set(answer.refused) == set(invented)
+        assert ask(helper(kept, enrolled(*names(5)), 4), gathered(["d0"])[1]).total is None
+
+
+def test_a_share_is_opened_once_also_in_another_set(tmp_path):
+    _, seeds = gathered(names(10))
+    first = {device: seeds[device] for device in names(5)}
+    with ledger(tmp_path / "ledger") as kept:
+        served = helper(kept, enrolled(*names(10)), 2)
+        assert ask(served, first).total is not None
+        answer = ask(served, seeds)
+        assert set(answer.refused) == set(names(5))
+        assert "was opened before" in answer.refused["d0"]
+        second = contributed("d0", VALUES["d0"], seed=bytes([9]) * 32)[1]
+        answer = ask(served, {**seeds, "d0": second})
+        assert "another share of it was opened for round 1" in answer.refused["d0"]
+
+
+def test_a_set_that_lacks_one_of_an_earlier_one_is_cut_to_what_may_be_opened(tmp_path):
+    devices = names(12)
+    with ledger(tmp_path / "ledger") as kept:
+        served = helper(kept, enrolled(*devices), 4)
+        assert ask(served, gathered(devices)[1]).total is not None
+        _, seeds = gathered(devices[1:], round=2)
+        answer = ask(served, seeds, round=2)
+        assert answer.total is None
+        assert len(answer.refused) == 3
+        assert "waits for 1 of the 12 it was summed with" in next(iter(answer.refused.values()))
+        rest = {device: seed for device, seed in seeds.items() if device not in answer.refused}
+        assert ask(served, rest, round=2).total is not None
+
+
+def test_the_larger_of_the_helpers_least_and_what_a_device_was_told_holds(tmp_path):
+    seeds = {device: contributed(device, VALUES[device], least=6)[1] for device in names(5)}
+    with ledger(tmp_path / "ledger") as kept:
+        served = helper(kept, enrolled(*names(5)), 3)
+        answer = ask(served, seeds)
+        assert "a sum takes 6 devices" in answer.refused["d0"]
+        assert ask(served, gathered(names(2))[1]).total is None
+        assert ask(served, gathered(names(3))[1]).total is not None
+
+
+def test_seeds_that_are_not_those_of_their_digest_are_refused(tmp_path):
+    _, seeds = gathered(names(4))
+    (part,) = opening(seeds)
+    other = dict(seeds, d0=seeds["d1"])
+    with ledger(tmp_path / "ledger") as kept:
+        answer = helper(kept, enrolled(*names(4)), 3).take(type(part)(RUN, 1, METHOD, part.digest, 0, 1, other), 0.0)
+        assert "not those of the digest" in answer.reason
+
+
+# ── the ledger's file ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_ledger_is_of_one_fleet_one_key_and_one_process(tmp_path):
+    with ledger(tmp_path / "ledger"), pytest.raises(InUseError):
+        ledger(tmp_path / "ledger")
+    with pytest.raises(UsageError, match="of this fleet"):
+        Ledger(tmp_path / "ledger", fleet="cars", key=PUBLIC.seal)
+    with pytest.raises(UsageError, match="of this key"):
+        Ledger(tmp_path / "ledger", fleet=FLEET, key=bytes(32))
+    assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_helpers_secrets_are_not_in_its_ledger(tmp_path):
+    shares, seeds = gathered(names(3))
+    with ledger(tmp_path / "ledger") as kept:
+        ask(helper(kept, enrolled(*names(3)), 3), seeds)
+    content = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert KEY.seal not in content
+    assert not any(share.tobytes() in content for share in shares.values())
