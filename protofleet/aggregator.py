@@ -30,9 +30,10 @@ class Aggregator:
         patience_s: how long the broker may be absent at the start; 60 s unless told, and for ever with `every` or
             `when_new`.
         take_over, new_run, metrics, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
-            `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`, `ridge`,
-            `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `every`, `when_new`, `window`, `open_clients`,
-            `max_clients`, `standing`; with `every`, `when_new` or `standing` it runs until `stop`.
+            `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`,
+            `suspects`, `ridge`, `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `every`, `when_new`,
+            `window`, `open_clients`, `max_clients`, `standing`; with `every`, `when_new` or `standing` it runs until
+            `stop`.
 
     Raises:
         ProtofleetError: a bundle that cannot be read, an option out of range; one line says what, and what to do.
