@@ -12,8 +12,9 @@ The key is unique, so the same contribution a second time is a duplicate, never 
 its result and the new global state in one transaction too: after kill -9 a round is either open with all it was
 promised, or closed with its result.
 
-What is kept (docs/decisions/085, 131): keys, counters and one line for each round for ever; what devices said of their
-accuracy for the newest `KEEP_ROUNDS`; the newest global state; the payloads of the open round and of the last closed
+What is kept (docs/decisions/085, 131, 160): keys, counters and one line for each round for ever; what devices said of
+their accuracy, and what spoke against them, for the newest `KEEP_ROUNDS`; the newest global state, and those that the
+newest few rounds began with (`aggregator/rollback_store.py`); the payloads of the open round and of the last closed
 round of each method, so that FFC's sums are there until the next calibration replaces them; and of older rounds, newest
 first, up to `KEEP_BYTES`. The transaction that closes a round drops what it makes superfluous.
 

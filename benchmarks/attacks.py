@@ -80,6 +80,7 @@ PROTOTYPE_LIES = {
     "count 4,294,967,295, rows swapped": _claims(2**32 - 1),
     "count 90,000, rows swapped": _claims(90_000),
 }
+BY_RULE = ("times 1000", "times −10", "count 4,294,967,295, rows swapped")
 SUM_LIES = {"indefinite Gram": _indefinite, "cross sums at the limit": _limit}
 
 
@@ -168,16 +169,15 @@ def run(
 
 
 def by_rule(fleet: Fleet, rounds: int) -> None:
-    """A row for each lie to FedProto: accuracy by rule, merged as it is and as we merge it."""
+    """A row for each of the lies of `BY_RULE` to FedProto: accuracy by rule, merged as it is and as we merge it."""
     rules: tuple[Rule, ...] = RULES
     columns = [(rule, guarded) for guarded in (False, True) for rule in rules]
     heads = [f"{rule}{', ours' if guarded else ''}" for rule, guarded in columns]
     print(f"| one of five | {' | '.join(heads)} | what stopped it |\n| --- |" + " ---: |" * len(columns) + " --- |")
-    for name, lie in {"nobody lies": None, **PROTOTYPE_LIES}.items():
+    for name in ("nobody lies", *BY_RULE):
+        lie = PROTOTYPE_LIES.get(name)
         found = [run(fleet, "fedproto", rounds, lie, guarded=guarded, rule=rule) for rule, guarded in columns]
         print(f"| {name} | {' | '.join(f'{right:.1%}' for right, _ in found)} | {found[-1][1]} |", flush=True)
-    without = [run(fleet, "fedproto", rounds, None, guarded=g, rule=rule, liar=False)[0] for rule, g in columns]
-    print(f"| four of them alone | {' | '.join(f'{right:.1%}' for right in without)} | |", flush=True)
 
 
 def main() -> None:

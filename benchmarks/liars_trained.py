@@ -1,13 +1,13 @@
 """What liars do to FedProto's prototypes in one round, by rule, and who is named; as `benchmarks/liars.py` for ncm.
 
-    python benchmarks/liars_trained.py [--seeds 3] [--samples 2000] [--json FILE]
+    python benchmarks/liars_trained.py [--seeds 3] [--rounds 2] [--samples 2000] [--json FILE]
 
 Ten devices train a `small_cnn` on the shipped Fashion-MNIST subset, dealt as Dir(0.5), through the cores that devices
-and aggregator run. Round 1 is honest. In round 2 none, one, two or three of them lie: their means times 1000 or −10, in
-random directions of the usual length, or those of a device that trained both rounds with each label moved to the next
-class, or with every photo said to be of class 0. The round is screened and merged as in production. Accuracy is the
-mean over the devices that never lie (the last seven of the draw) of their nearest prototype on 500 test photos of all
-classes; alone: of their own prototypes. Several rounds, and their effect on training, are in `benchmarks/attacks.py`.
+and aggregator run. All rounds but the last are honest. In the last none, one, two or three of them lie: their means
+times 1000 or −10, in random directions of the usual length, or those of a device that trained all rounds with each
+label moved to the next class, or with every photo said to be of class 0. It is screened and merged as in production.
+Accuracy is the mean over `ASKED` devices that never lie of their nearest prototype on 500 test photos of all classes;
+alone: of their own prototypes. What several rounds of a lie do to training is in `benchmarks/attacks.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from export.build import build_bundle
 from lab.data.datasets import load_dataset, take
 from lab.data.partition import Partition, partition
 
-RUN, DEVICES, CLASSES = b"run1", 10, 10
+RUN, DEVICES, CLASSES, ASKED = b"run1", 10, 10, 7
 Labels = Callable[[np.ndarray[Any, np.dtype[np.int64]]], np.ndarray[Any, np.dtype[np.int64]]]
 FOUND = method_of("fedproto")
 
@@ -59,35 +59,39 @@ RELABELLED: Mapping[str, Labels] = {"label flip": lambda y: (y + 1) % CLASSES, "
 
 
 class Fleet:
-    """Two rounds of ten devices, honest, and what those that may lie send instead in the second.
+    """Some rounds of ten devices, honest, and what those that may lie send instead in the last.
 
     Attributes:
-        sent: by device, what it honestly sends in round 2.
+        before: the state that the last round began with.
+        sent: by device, what it honestly sends in the last round.
         lies: by lie and device.
-        honest: the devices that never lie, as they are after training in round 2.
+        honest: some devices that never lie, as they are after training in the last round.
         liars: the names of those that may, in the order in which they begin to.
     """
 
-    def __init__(self, bundle: Bundle, shares: Sequence[LocalData], test: LocalData, seed: int) -> None:
+    def __init__(self, bundle: Bundle, shares: Sequence[LocalData], test: LocalData, seed: int, rounds: int) -> None:
         bench, self._bundle = CompiledGraphs(bundle, keep=True), bundle
         named = {f"device-{at}": share for at, share in enumerate(shares)}
         made = {name: Device(bundle, share, name, test=test, graphs=bench) for name, share in named.items()}
         order = [str(name) for name in np.random.default_rng([seed, 2]).permutation(sorted(named))]
-        self.liars = order[:3]
-        rng, self.before = np.random.default_rng([seed, 1]), GlobalState(RUN, 0, 0)
-        first = {name: self._round(device, 1, self.before) for name, device in made.items()}
-        self.before = self.merged(first, "mean", "ignore")[0]
-        self.sent = {name: self._round(device, 2, self.before) for name, device in made.items()}
-        self.honest = [made[name] for name in order[3:]]
-        self.lies: dict[str, dict[str, ClassMeans]] = {}
+        self.liars, self.before = order[:3], GlobalState(RUN, 0, 0)
+        others = {
+            lie: {
+                name: Device(bundle, LocalData(named[name].x, relabel(named[name].y)), name, test=test, graphs=bench)
+                for name in self.liars
+            }
+            for lie, relabel in RELABELLED.items()
+        }
+        rng, self.lies = np.random.default_rng([seed, 1]), dict[str, dict[str, ClassMeans]]()
+        for number in range(1, rounds + 1):
+            self.sent = {name: self._round(device, number, self.before) for name, device in made.items()}
+            for lie, devices in others.items():
+                self.lies[lie] = {name: self._round(each, number, self.before) for name, each in devices.items()}
+            if number < rounds:
+                self.before = self.merged(self.sent, "mean", "ignore")[0]
+        self.honest = [made[name] for name in order[3 : 3 + ASKED]]
         for lie, forge in FORGED.items():
             self.lies[lie] = {name: forge(self.sent[name], rng) for name in self.liars}
-        for lie, relabel in RELABELLED.items():
-            for name in self.liars:
-                share = LocalData(named[name].x, relabel(named[name].y))
-                device = Device(bundle, share, name, test=test, graphs=bench)
-                self._round(device, 1, GlobalState(RUN, 0, 0))
-                self.lies.setdefault(lie, {})[name] = self._round(device, 2, self.before)
 
     def _round(self, device: Device, number: int, state: GlobalState) -> ClassMeans:
         asked, m = Announcement(RUN, number, "open", FOUND.name, self._bundle.sha256), self._bundle.manifest
@@ -127,6 +131,7 @@ class Fleet:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--samples", type=int, default=2_000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -142,7 +147,7 @@ def main() -> None:
             train = take(data.train, rng.permutation(len(data.train))[: options.samples])
             test = take(data.test, rng.permutation(len(data.test))[:500])
             parts = partition(train.y, Partition("dirichlet", DEVICES, 0.5, min_classes=1), seed=seed)
-            fleet = Fleet(read_bundle(path), [take(train, part) for part in parts], test, seed)
+            fleet = Fleet(read_bundle(path), [take(train, part) for part in parts], test, seed, options.rounds)
             alone = fleet.accuracy(fleet.before, "own_prototype")
             print(f"seed {seed}: honest devices alone {alone:.1%}", flush=True)
             for lie, liars in [("none", 0), *((lie, n) for lie in fleet.lies for n in (1, 2, 3))]:

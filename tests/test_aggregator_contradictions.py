@@ -78,6 +78,15 @@ def test_honest_devices_are_left_alone_whatever_they_hold(seed: int, devices: in
     assert not told(fleet)
 
 
+def test_what_chance_does_where_features_hardly_tell_classes_apart_is_no_lie() -> None:
+    """Means of a few samples then often lie nearer to another class than to their own."""
+    kept = [
+        told([ClassMeans.of(*photos(99 * seed + at, range(CLASSES), 4, 3.0), CLASSES) for at in range(7)])
+        for seed in range(12)
+    ]
+    assert not any(kept)
+
+
 @given(st.integers(0, 10_000), st.integers(2, 20))
 @settings(max_examples=40, deadline=None)
 def test_no_third_of_a_fleet_can_have_an_honest_device_accused(seed: int, devices: int) -> None:
@@ -133,6 +142,20 @@ def test_who_most_contradict_but_too_few_is_suspected() -> None:
     assert (found.device, found.accused, found.by, found.of) == ("d000", False, 4, 4)
     more = [device(at, [0, 1, 2]) for at in range(1, 7)] + [device(at, [3, 4, 5]) for at in range(7, 12)]
     assert accused([device(0, [0, 1], shift=1), *more]) == [0]
+
+
+def test_each_liar_that_is_found_leaves_one_fewer_to_be_found() -> None:
+    """Of nine devices three may lie. One is contradicted by four; then the three who contradict another suffice."""
+    others = [device(at, [0, 1, 2]) for at in range(2, 6)] + [device(at, [3, 4, 5]) for at in range(6, 9)]
+    assert accused([device(0, [0, 1], shift=1), device(1, [3, 4], shift=1), *others]) == [0, 1]
+    (found,) = told([device(0, [0, 1]), device(1, [3, 4], shift=1), *others])
+    assert (found.device, found.accused, found.by) == ("d001", False, 3)
+
+
+def test_who_holds_one_class_alone_can_tell_a_liar_by_the_liars_own_rows() -> None:
+    fleet = [device(0, shift=1), *(device(at) for at in range(1, 4)), *(device(4 + at, [at]) for at in range(CLASSES))]
+    (found,) = told([*fleet, device(20, [0]), device(21, [1])])
+    assert (found.device, found.accused, found.by, found.of) == ("d000", True, 11, 11)
 
 
 def test_ffcs_sums_and_groups_of_means_are_judged_by_their_class_means() -> None:
