@@ -17,6 +17,7 @@ from brokers import free_port, require_mosquitto, wait_for_port
 from contract.address import Address
 from protofleet.pki.book import Member, read_book
 from protofleet.pki.office import Office, establish
+from protofleet.pki.x509 import Signer
 
 HOSTS = ("127.0.0.1", "localhost")
 ENV = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin"}
@@ -45,6 +46,11 @@ class Authority:
     def file(self, name: str) -> Path:
         """Certificate and key of a member."""
         return Office(self.folder, read_book(self.folder), 0).file(name)
+
+    def signer(self) -> Signer:
+        """The authority itself."""
+        book = read_book(self.folder)
+        return Office(self.folder, book, 0)._signer(book.authorities[-1])
 
     def address(self, name: str | None, url: str | None = None) -> Address:
         """Of the broker, as a member that has copied its folder; or as somebody without a certificate."""

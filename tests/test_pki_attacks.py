@@ -17,8 +17,9 @@ from pki_samples import Authority, GuardedMosquitto, knock
 import contract.certificates as certificates_module
 from contract import topics
 from contract.certificates import expiries
+from contract.errors import LinkError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received
-from protofleet.pki.book import Member, read_book
+from protofleet.pki.book import Member
 from protofleet.pki.office import Office
 from protofleet.pki.x509 import new_member
 
@@ -28,7 +29,10 @@ DEVICES = {"kitchen": ("pets",), "hall": ("pets",), "stolen": ("pets",), "strang
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("attacked") / "pki", DEVICES, ("pets", "cows"))
+    made = Authority(tmp_path_factory.mktemp("attacked") / "pki", DEVICES, ("pets", "cows"))
+    with Office.open(made.folder) as office:
+        office.admit("helper", Member(role="helper", fleets=("pets",)))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -127,14 +131,52 @@ def test_a_wildcard_shows_a_device_nothing_of_its_neighbours(authority: Authorit
     hall.publish(f"{PETS}/up/hall", b"prototypes")
     hall.publish(f"{PETS}/status/hall", b"birth", retain=True)
     aggregator.publish(f"{PETS}/down/hall", b"receipt")
-    aggregator.publish(f"{PETS}/helper/sums", b"shares")
+    aggregator.publish(f"{PETS}/helper/ask", b"shares")
     while not (hall.idle and aggregator.idle):
         time.sleep(0.01)
     aggregator.publish(f"{PETS}/down/kitchen", b"end")
     told = heard(spy, f"{PETS}/down/kitchen")
     assert {topic for topic, _ in told} <= {f"{PETS}/round", f"{PETS}/global/0"}
+    assert denied(authority, "kitchen", f"{PETS}/helper/answer")
+    assert denied(authority, "kitchen", f"{PETS}/helper/ask")
     for link in (spy, hall, aggregator):
         link.close()
+
+
+def test_the_helper_hears_what_it_is_asked_and_answers_and_no_more(
+    authority: Authority, broker: GuardedMosquitto
+) -> None:
+    helper = linked(authority, "helper", "#", f"{PETS}/+/+", f"{PETS}/helper/ask")
+    aggregator = linked(authority, "aggregator", f"{PETS}/helper/answer")
+    hall = linked(authority, "hall")
+    hall.publish(f"{PETS}/up/hall", b"a contribution")
+    hall.close()
+    aggregator.publish(f"{PETS}/down/hall", b"a receipt")
+    aggregator.publish(f"{PETS}/helper/ask", b"a set")
+    assert heard(helper, f"{PETS}/helper/ask") == []
+    helper.publish(f"{PETS}/helper/answer", b"its sum")
+    assert heard(aggregator, f"{PETS}/helper/answer") == []
+    for link in (helper, aggregator):
+        link.close()
+    for topic in ("helper/ask", "round", "up/hall", "down/hall"):
+        assert denied(authority, "helper", f"{PETS}/{topic}"), topic
+
+
+def test_an_aggregators_second_connection_hears_the_other_fleet_and_takes_no_session(
+    authority: Authority, broker: GuardedMosquitto
+) -> None:
+    """A roll-out to another fleet: with the first one's certificate it would throw itself out."""
+    first = linked(authority, "aggregator", f"{PETS}/up/+")
+    own = authority.address("aggregator").of_process("rollout")
+    second = Link(own, "x", subscriptions=["pf/v2/cows/status/+"]).open()
+    second.wait_connected(20)
+    other = linked(authority, "stranger")
+    other.publish("pf/v2/cows/status/stranger", b"healthy")
+    assert heard(second, "pf/v2/cows/status/stranger") == []
+    assert first.receive(0) is None
+    for link in (first, second, other):
+        link.close()
+    assert denied(authority, "aggregator.rollout", f"{PETS}/round")
 
 
 def test_without_a_certificate_of_this_authority_nobody_gets_in(
@@ -155,11 +197,15 @@ def test_without_a_certificate_of_this_authority_nobody_gets_in(
 def test_a_certificate_that_has_expired_is_of_no_use(
     authority: Authority, broker: GuardedMosquitto, tmp_path: Path
 ) -> None:
-    book = read_book(authority.folder)
-    signer = Office(authority.folder, book, 0)._signer(book.authorities[0])
+    signer = authority.signer()
     (tmp_path / "kitchen.pem").write_bytes(new_member(signer, "kitchen", int(time.time()) - 90_000, 1)[0])
     ca = str(authority.folder / "broker" / "ca.pem")
-    assert knock(Address.parse(authority.url, ca_file=ca, cert_file=str(tmp_path / "kitchen.pem"))) is None
+    expired = Address.parse(authority.url, ca_file=ca, cert_file=str(tmp_path / "kitchen.pem"))
+    assert knock(expired) is None
+    link = Link(expired, "x", subscriptions=[]).open()
+    with pytest.raises(LinkError, match=r"got .*; certificate \S+kitchen.pem expired on \S+: protofleet pki renew"):
+        link.wait_connected(1.0)
+    link.close()
 
 
 def test_a_devices_certificate_does_not_make_a_broker(authority: Authority) -> None:
