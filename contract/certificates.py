@@ -255,5 +255,5 @@ def broker_validity(sock: object) -> tuple[float, float] | None:
         shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
         since, until = (str((shown or {})[name]) for name in ("notBefore", "notAfter"))
         return float(ssl.cert_time_to_seconds(since)), float(ssl.cert_time_to_seconds(until))
-    except (KeyError, ValueError):  # none was shown, or the handshake is not done
+    except (KeyError, OSError, ValueError):  # none was shown, or the handshake is not done
         return None
