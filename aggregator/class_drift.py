@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
-from aggregator.drift import KEPT, Departure, departure
+from aggregator.drift import KEPT, Suspects
 from aggregator.events import ClassDriftSuspected
 from contract.drift import LEAST, Drift
 from contract.sqlite import Database
@@ -74,15 +74,14 @@ class ClassDriftTable:
     def __init__(self, file: Database) -> None:
         self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
         self._heard: list[tuple[str, str, Moved]] = []
-        self.suspected: dict[str, Departure] = {}
+        self.suspected = Suspects()
         self.look()
 
     def look(self) -> None:
         """Judge all classes anew, after rows were removed; what was heard and is not kept yet is dropped."""
         self._heard.clear()
         with self._disk():
-            found = {name: departure(history) for name, history in _histories(self._db)}
-        self.suspected = {name: why for name, why in found.items() if why is not None}
+            self.suspected = Suspects(_histories(self._db))
 
     def hear(self, device: str, said: Sequence[Moved], labels: Sequence[str]) -> None:
         """What a device's sums say; kept with the next `settle`."""
@@ -108,27 +107,18 @@ class ClassDriftTable:
                 db.execute("INSERT INTO class_drift VALUES (?, ?, ?, ?, ?, ?)", row)
                 db.execute("DELETE FROM class_drift WHERE class = ? AND number <= ?", (name, number - KEPT))
         named = dict.fromkeys(name for name, _, _ in heard)
-        return [event for name in named if (event := self._judged(name)) is not None]
+        judged = ((name, self.suspected.judge(name, self._history(name))) for name in named)
+        return [ClassDriftSuspected(name, why.now, why.usual) for name, why in judged if why is not None]
 
-    def _judged(self, name: str) -> ClassDriftSuspected | None:
+    def _history(self, name: str) -> list[Drift]:
         with self._disk():
             (history,) = (of for _, of in _histories(self._db, "WHERE class = ?", (name,)))
-        was, why = name in self.suspected, departure(history)
-        if why is None:
-            self.suspected.pop(name, None)
-            return None
-        self.suspected[name] = why
-        return None if was else ClassDriftSuspected(name, why.now, why.usual)
-
-    def facts(self) -> dict[str, Any]:
-        """Which are suspected, for JSON."""
-        return {name: asdict(why) for name, why in sorted(self.suspected.items())}
+        return history
 
 
 def class_drift_of(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
     """The classes of a store that are suspected, and why, by name, for JSON."""
-    found = {name: departure(history) for name, history in _histories(db)}
-    return {name: asdict(why) for name, why in found.items() if why is not None}
+    return Suspects(_histories(db)).facts()
 
 
 def _histories(db: sqlite3.Connection, where: str = "", values: Sequence[object] = ()) -> list[tuple[str, list[Drift]]]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import sqlite3
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
@@ -27,7 +27,7 @@ from aggregator.rounds import MAX_DEVICES
 from contract.drift import Drift, read_drift
 from contract.sqlite import Database
 
-__all__ = ["BEFORE", "KEPT", "Departure", "DriftTable", "departure", "drift_of"]
+__all__ = ["BEFORE", "KEPT", "Departure", "DriftTable", "Suspects", "departure", "drift_of"]
 
 BEFORE, KEPT = 8, 64
 _DEVIATIONS, _NORMAL = 4.0, 1.4826
@@ -72,6 +72,31 @@ def _of_a_share(told: Drift, usual: float) -> float:
 _FIGURES: Mapping[str, _Deviation] = {"distance": _of_a_mean, "unlike": _of_a_share}
 
 
+class Suspects(dict[str, Departure]):
+    """Who is suspected, and why, by name.
+
+    Args:
+        histories: names, and what is known of each, oldest first.
+    """
+
+    def __init__(self, histories: Iterable[tuple[str, Sequence[Drift]]] = ()) -> None:
+        found = ((name, departure(told)) for name, told in histories)
+        super().__init__({name: why for name, why in found if why is not None})
+
+    def judge(self, name: str, told: Sequence[Drift]) -> Departure | None:
+        """Judge one anew; why it is suspected, where it was not before."""
+        was, why = name in self, departure(told)
+        if why is None:
+            self.pop(name, None)
+            return None
+        self[name] = why
+        return None if was else why
+
+    def facts(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: asdict(why) for name, why in sorted(self.items())}
+
+
 class DriftTable:
     """This table of an open store.
 
@@ -84,8 +109,7 @@ class DriftTable:
         self._heard: dict[str, Drift] = {}
         with self._disk():
             self._devices = {device for (device,) in self._db.execute("SELECT DISTINCT device FROM drift")}
-            found = {device: departure(reports) for device, reports in _reports(self._db)}
-        self.suspected = {device: why for device, why in found.items() if why is not None}
+            self.suspected = Suspects(_reports(self._db))
 
     def hear(self, device: str, metrics: Mapping[str, float], *, max_samples: int) -> None:
         """What a status says; kept with the next `settle`. A flood of names beyond all fleets is not heard."""
@@ -114,25 +138,14 @@ class DriftTable:
                 row = (device, number, at, told.samples, told.unlike, told.distance)
                 db.execute("INSERT INTO drift VALUES (?, ?, ?, ?, ?, ?)", row)
                 db.execute("DELETE FROM drift WHERE device = ? AND number <= ?", (device, number - KEPT))
-        return [event for device in newer if (event := self._judged(device)) is not None]
+        judged = ((device, self.suspected.judge(device, self._told(device))) for device in newer)
+        return [DriftSuspected(device, why.figure, why.now, why.usual) for device, why in judged if why is not None]
 
     def forget(self, device: str) -> None:
         """Its rows were removed."""
         self._heard.pop(device, None)
         self.suspected.pop(device, None)
         self._devices.discard(device)
-
-    def facts(self) -> dict[str, Any]:
-        """Who is suspected, for JSON."""
-        return {device: asdict(why) for device, why in sorted(self.suspected.items())}
-
-    def _judged(self, device: str) -> DriftSuspected | None:
-        was, why = device in self.suspected, departure(self._told(device))
-        if why is None:
-            self.suspected.pop(device, None)
-            return None
-        self.suspected[device] = why
-        return None if was else DriftSuspected(device, why.figure, why.now, why.usual)
 
     def _told(self, device: str) -> list[Drift]:
         with self._disk():

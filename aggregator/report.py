@@ -74,7 +74,7 @@ class Summary:
                 "malformed": outcomes["malformed"],
                 "uplink_bytes": totals["uplink_bytes"],
             },
-            "drifting": self._store.drift.facts(),
+            "drifting": self._store.drift.suspected.facts(),
         }
 
     def _let_go(self) -> None:

@@ -42,6 +42,6 @@ class StandingSummary:
                 if record.generation or record.refused
             },
             "totals": {name: sum(n for (_, outcome), n in tallies.items() if outcome == name) for name in OUTCOMES},
-            "drifting": self._store.drift.facts(),
-            "classes_drifting": self._store.class_drift.facts(),
+            "drifting": self._store.drift.suspected.facts(),
+            "classes_drifting": self._store.class_drift.suspected.facts(),
         }

@@ -71,7 +71,7 @@ class Running:
     def ended(self) -> bool:
         return not self._thread.is_alive()
 
-    def join(self, timeout_s: float = 30.0) -> None:
+    def join(self, timeout_s: float = 60.0) -> None:
         self._thread.join(timeout_s)
         assert self.ended, "the server did not end"
 
@@ -79,7 +79,7 @@ class Running:
         return [event for event in self.events if isinstance(event, kind)]
 
 
-def wait(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
+def wait(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass"
@@ -92,7 +92,7 @@ class Listener:
     def __init__(self, url: str, *topics: str, name: str = "bystander") -> None:
         self.heard: list[tuple[str, Message]] = []
         self.link = Link(Address.parse(url), name, subscriptions=list(topics)).open()
-        self.link.wait_connected(10)
+        self.link.wait_connected(60)
 
     def __enter__(self) -> Listener:
         return self
@@ -100,7 +100,7 @@ class Listener:
     def __exit__(self, *_: object) -> None:
         self.link.close()
 
-    def until(self, condition: Callable[[Message], bool], timeout_s: float = 15.0) -> Message:
+    def until(self, condition: Callable[[Message], bool], timeout_s: float = 60.0) -> Message:
         """The next message for which `condition` holds."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:

@@ -33,7 +33,7 @@ class Peer:
         self.link = Link(
             Address.parse(url), f"pf-{FLEET}-peer", subscriptions=[topics.up(FLEET), topics.status(FLEET)]
         ).open()
-        self.link.wait_connected(10)
+        self.link.wait_connected(60)
 
     def __enter__(self) -> Peer:
         return self
@@ -89,7 +89,7 @@ class Peer:
                 return message
         raise AssertionError(f"no contribution for round {number} within {timeout_s} s")
 
-    def status(self, *, online: bool, timeout_s: float = 30.0) -> Status:
+    def status(self, *, online: bool, timeout_s: float = 60.0) -> Status:
         """Wait until the newest status says so."""
         deadline = time.monotonic() + timeout_s
         while not self.statuses or self.statuses[-1].online != online:

@@ -88,7 +88,7 @@ class Processes:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
-    def wait_for(self, name: str, text: str, timeout_s: float = 40.0) -> None:
+    def wait_for(self, name: str, text: str, timeout_s: float = 60.0) -> None:
         deadline = time.monotonic() + timeout_s
         while re.search(text, self.log(name)) is None:
             assert time.monotonic() < deadline, f"no {text!r} in\n{self.log(name)}"

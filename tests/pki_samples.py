@@ -86,21 +86,21 @@ class GuardedMosquitto:
         """SIGHUP, as `systemctl reload mosquitto` sends it, until it has been dealt with."""
         self._reloads += 1
         self._process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(re.findall("Reloading config", self.log)) < self._reloads and time.monotonic() < deadline:
             time.sleep(0.02)
         knock(self._authority.address(None))  # answered by a loop that has gone round since
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
 
 
 def knock(address: Address, client_id: str = "somebody") -> int | None:
     """The reason code of the CONNACK, 0 for welcome; None where the broker hangs up in the handshake."""
     name = client_id.encode()
     body = b"\0\4MQTT\5\2\0\x3c\0" + struct.pack(">H", len(name)) + name
-    with socket.create_connection((address.host, address.port), timeout=20) as plain:
+    with socket.create_connection((address.host, address.port), timeout=60) as plain:
         try:
             with address.tls_context().wrap_socket(plain, server_hostname=address.host) as sock:
                 sock.sendall(bytes((0x10, len(body))) + body)

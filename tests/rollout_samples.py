@@ -58,7 +58,7 @@ class Fetcher:
             subscriptions=[topics.round_(fleet), down],
             will=(status, encode(Status(False, self._instance, 1))),
         ).open()
-        self.link.wait_connected(10)
+        self.link.wait_connected(60)
 
     def __enter__(self) -> Fetcher:
         return self
@@ -99,7 +99,7 @@ class Fetcher:
                 self.got += message.data
         return message
 
-    def until_offered(self, timeout_s: float = 15.0) -> Offer:
+    def until_offered(self, timeout_s: float = 60.0) -> Offer:
         deadline = time.monotonic() + timeout_s
         while self.announced is None or self.announced.offer is None:
             assert time.monotonic() < deadline, "nothing was offered"

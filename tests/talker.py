@@ -50,7 +50,7 @@ class Talker(threading.Thread):
 
     def run(self) -> None:
         self.link.open()
-        self.link.wait_connected(20)
+        self.link.wait_connected(60)
         self._say(online=True)
         while not self._stopping.is_set() and not (self._finished and not self._pending):
             event = self.link.receive(0.1)

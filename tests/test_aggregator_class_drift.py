@@ -123,7 +123,7 @@ def test_an_operator_is_told_once_and_sees_it(store: SqliteStore, tmp_path: Path
     event = drifted(core)
     assert event.name == LABELS[1]
     assert event.now > 4 * event.usual
-    assert list(core.class_drift.facts()) == [LABELS[1]]
+    assert list(core.class_drift.suspected.facts()) == [LABELS[1]]
     summary = StandingSummary(store, "fleet", BUNDLE).content(finished=False, global_version=1)
     assert list(summary["classes_drifting"]) == [LABELS[1]]
     metrics = Metrics("fleet", core, store.standing)

@@ -53,7 +53,7 @@ def broker(authority: Authority) -> Iterator[Authority]:
 
 def _link(authority: Authority, name: str, *topics: str) -> Link:
     link = Link(authority.address(name), f"test-{name}", subscriptions=topics).open()
-    link.wait_connected(20)
+    link.wait_connected(60)
     return link
 
 
@@ -207,7 +207,7 @@ def test_a_certificate_that_is_renewed_under_a_link_that_runs_is_used(broker: Au
     url = proxy.url.replace("mqtt:", "mqtts:")
     address = Address.parse(url, ca_file=str(files["ca.pem"]), cert_file=str(files["d1.pem"]))
     link = Link(address, "renewed", subscriptions=[f"{FLEET}/round"]).open()
-    link.wait_connected(8)
+    link.wait_connected(60)
     files["ca.pem"].write_bytes((folder / "ca.pem").read_bytes()[:100])
     proxy.cut()
     reasons = []
@@ -218,7 +218,7 @@ def test_a_certificate_that_is_renewed_under_a_link_that_runs_is_used(broker: Au
             break
     assert "expected certificates of an authority in PEM" in reasons[-1]
     files["ca.pem"].write_bytes((folder / "ca.pem").read_bytes())
-    link.wait_connected(20)
+    link.wait_connected(60)
     link.close()
     proxy.close()
 

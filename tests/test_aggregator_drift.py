@@ -128,7 +128,7 @@ def test_an_operator_is_told_sees_it_and_a_forgotten_device_leaves_nothing(store
     give(path, "forget", "a", "me")
     steps(core, 2.0)
     assert says("a", Drift(23, 0.06, 1.5)) == []  # refused
-    assert (store.drift.facts(), store.drift._told("a")) == ({}, [])
+    assert (store.drift.suspected.facts(), store.drift._told("a")) == ({}, [])
     assert says("b", far) == []
     assert [event.device for event in says("b", Drift(21, 0.06, 1.5))] == ["b"]
 
@@ -140,10 +140,10 @@ def test_who_is_suspected_is_known_after_a_restart(tmp_path: Path) -> None:
                 store.drift.hear("a", Drift(20 + report, 0.0, 1.0 + (report >= BEFORE)).metrics(), max_samples=1000)
                 store.drift.settle(1.0)
     with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
-        assert set(store.drift.facts()) == {"a"}
+        assert set(store.drift.suspected.facts()) == {"a"}
         assert len(store.drift._told("a")) == BEFORE + 2
         store.drift.hear("a", Drift(20, 0.0, 1.0).metrics(), max_samples=1000)
-        assert (store.drift.settle(1.0), store.drift.facts()) == ([], {})  # it is as it was
+        assert (store.drift.settle(1.0), store.drift.suspected.facts()) == ([], {})  # it is as it was
 
 
 def test_a_flood_of_names_is_not_heard_and_nothing_is_written_of_who_was_forgotten(

@@ -199,7 +199,7 @@ def test_an_aggregator_that_died_without_its_will_does_not_keep_the_fleet(
     with SqliteStore(tmp_path / "a", bundle, FLEET) as store:
         began = time.monotonic()
         server = Running(broker.url, store, bundle)
-        wait(lambda: server.server._seat.taken, 30)
+        wait(lambda: server.server._seat.taken)
         assert time.monotonic() - began > 1.5
         wait(lambda: bool(server.told(events.Waiting)))
 

@@ -61,7 +61,7 @@ def links() -> Iterator[Callable[..., Link]]:
         link.close(timeout_s=1.0)
 
 
-def until(link: Link, kind: type[Event], timeout_s: float = 8.0, *, acknowledge: bool = True) -> Event:
+def until(link: Link, kind: type[Event], timeout_s: float = 60.0, *, acknowledge: bool = True) -> Event:
     """The next event of that kind; messages on the way are acknowledged and dropped."""
     deadline = time.monotonic() + timeout_s
     while (left := deadline - time.monotonic()) > 0:
@@ -73,7 +73,7 @@ def until(link: Link, kind: type[Event], timeout_s: float = 8.0, *, acknowledge:
     raise AssertionError(f"no {kind.__name__} within {timeout_s} s")
 
 
-def take(link: Link, count: int, timeout_s: float = 15.0) -> list[bytes]:
+def take(link: Link, count: int, timeout_s: float = 60.0) -> list[bytes]:
     """That many payloads, acknowledged."""
     got = []
     while len(got) < count:
@@ -98,8 +98,8 @@ def test_messages_go_both_ways_without_a_deprecated_callback(broker, links):
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)
         one, two = links(broker.url, "one", "to/one"), links(broker.url, "two", "to/two")
-        one.wait_connected(8)
-        two.wait_connected(8)
+        one.wait_connected(60)
+        two.wait_connected(60)
     assert one.publish("to/two", b"there")
     assert take(two, 1) == [b"there"]
     assert two.publish("to/one", b"back")
@@ -109,8 +109,8 @@ def test_messages_go_both_ways_without_a_deprecated_callback(broker, links):
 def test_publishing_and_receiving_at_once_never_deadlocks(broker, links):
     """The echo publishes while its own receive window and its peer's are full."""
     one, two = links(broker.url, "one", "to/one"), links(broker.url, "two", "to/two")
-    one.wait_connected(8)
-    two.wait_connected(8)
+    one.wait_connected(60)
+    two.wait_connected(60)
     sent = [bytes([n % 256]) * 2000 for n in range(300)]
     for payload in sent:
         assert one.publish("to/two", payload)
@@ -130,8 +130,8 @@ def test_publishing_and_receiving_at_once_never_deadlocks(broker, links):
 
 def test_closing_sends_what_was_handed_over_first(broker, links):
     listener, sender = links(broker.url, "listener", "to/all"), links(broker.url, "sender")
-    listener.wait_connected(8)
-    sender.wait_connected(8)
+    listener.wait_connected(60)
+    sender.wait_connected(60)
     for n in range(200):
         sender.publish("to/all", str(n).encode())
     sender.close()
@@ -140,7 +140,7 @@ def test_closing_sends_what_was_handed_over_first(broker, links):
 
 def test_a_retained_message_says_that_it_is(broker, links):
     one = links(broker.url, "one")
-    one.wait_connected(8)
+    one.wait_connected(60)
     one.publish("to/late", b"kept", retain=True)
     settle(one)
     late = links(broker.url, "late", "to/late")
@@ -154,23 +154,23 @@ def test_a_retained_message_says_that_it_is(broker, links):
 def test_nothing_waits_at_the_broker_for_a_link_that_is_gone(broker, links):
     """A finished aggregator would leave a queue that grows for ever; receipts and retained messages make up for it."""
     sender = links(broker.url, "sender")
-    sender.wait_connected(8)
+    sender.wait_connected(60)
     device = links(broker.url, "device", "to/device")
-    device.wait_connected(8)
+    device.wait_connected(60)
     sender.publish("to/device", b"unacknowledged")
     assert until(device, Received, acknowledge=False).payload == b"unacknowledged"
     device.close()
     sender.publish("to/device", b"while away")
     settle(sender)
     again = links(broker.url, "device", "to/device")
-    again.wait_connected(8)
+    again.wait_connected(60)
     assert again.receive(0.7) is None
 
 
 def test_what_is_retained_is_told_on_every_connection(broker, links):
     """rumqttd tells it of new subscriptions only: a session that is taken up again would never hear of it."""
     sender = links(broker.url, "sender")
-    sender.wait_connected(8)
+    sender.wait_connected(60)
     sender.publish("to/device", b"retained", retain=True)
     settle(sender)
     for _ in range(2):
@@ -182,8 +182,8 @@ def test_what_is_retained_is_told_on_every_connection(broker, links):
 def test_no_more_than_the_receive_maximum_is_delivered_unacknowledged(mosquitto, links):
     url = mosquitto().url
     sender, device = links(url, "sender"), links(url, "device", "to/device", receive_maximum=5)
-    sender.wait_connected(8)
-    device.wait_connected(8)
+    sender.wait_connected(60)
+    device.wait_connected(60)
     for n in range(12):
         sender.publish("to/device", bytes([n]))
     held = [until(device, Received, acknowledge=False) for _ in range(5)]
@@ -198,12 +198,12 @@ def test_no_more_than_the_receive_maximum_is_delivered_unacknowledged(mosquitto,
 
 def test_a_broker_that_is_killed_and_comes_back_is_found_again(broker, links):
     device = links(broker.url, "device", "to/device")
-    device.wait_connected(8)
+    device.wait_connected(60)
     broker.kill()
     assert until(device, Disconnected).retry_s > 0
     assert not device.publish("to/device", b"lost")  # nothing is kept in memory: that is the outbox's work
     broker.start()
-    until(device, Connected, 15)
+    until(device, Connected)
     assert device.publish("to/device", b"after")
     assert take(device, 1) == [b"after"]
 
@@ -216,13 +216,13 @@ def test_publishing_before_any_connection_keeps_nothing(links):
 
 def test_an_acknowledgement_for_a_connection_that_is_gone_is_of_no_effect(broker, links):
     device = links(broker.url, "device", "to/device")
-    device.wait_connected(8)
+    device.wait_connected(60)
     device.publish("to/device", b"x")
     received = until(device, Received, acknowledge=False)
     broker.kill()
     until(device, Disconnected)
     broker.start()
-    until(device, Connected, 15)
+    until(device, Connected)
     device.acknowledge(received)
     device.publish("to/device", b"y")
     while take(device, 1) != [b"y"]:  # a broker that kept its session delivers the first one again before
@@ -231,13 +231,13 @@ def test_an_acknowledgement_for_a_connection_that_is_gone_is_of_no_effect(broker
 
 def test_the_death_of_a_killed_process_is_published(broker, links):
     watcher = links(broker.url, "watcher", "status/device")
-    watcher.wait_connected(8)
+    watcher.wait_connected(60)
     code = (
         "import sys, time\n"
         "from contract.link import Address, Link\n"
         f"address, will = Address.parse({broker.url!r}), ('status/device', b'dead')\n"
         "link = Link(address, 'device', subscriptions=['x'], will=will).open()\n"
-        "link.wait_connected(8); print('up', flush=True); time.sleep(60)"
+        "link.wait_connected(60); print('up', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
@@ -252,9 +252,9 @@ def test_the_death_of_a_killed_process_is_published(broker, links):
 
 def test_a_clean_end_publishes_no_death(broker, links):
     watcher = links(broker.url, "watcher", "status/device")
-    watcher.wait_connected(8)
+    watcher.wait_connected(60)
     device = links(broker.url, "device", will=("status/device", b"dead"))
-    device.wait_connected(8)
+    device.wait_connected(60)
     device.close()
     assert watcher.receive(0.7) is None
 
@@ -263,7 +263,7 @@ def test_a_clean_end_publishes_no_death(broker, links):
 def test_after_a_cut_at_any_point_what_is_retained_is_heard(broker, links, after):
     """The broker knew the subscription when the connection was cut, and rumqttd told a kept session no more."""
     sender = links(broker.url, "sender")
-    sender.wait_connected(8)
+    sender.wait_connected(60)
     sender.publish("to/device", b"retained", retain=True)
     settle(sender)
     proxy = Proxy(broker.url, cut_after=[after])
@@ -273,7 +273,7 @@ def test_after_a_cut_at_any_point_what_is_retained_is_heard(broker, links, after
             device.publish("elsewhere", b"x")
             if isinstance(device.receive(0.1), Disconnected):
                 break
-        until(device, Connected, 20)
+        until(device, Connected)
         assert proxy.connections == 2
         while take(device, 1) != [b"retained"]:
             pass
@@ -287,11 +287,11 @@ def test_after_a_cut_at_any_point_what_is_retained_is_heard(broker, links, after
 def test_what_was_published_into_a_dead_connection_is_heard_on_the_next(broker, links):
     """The broker has sent it, nobody got it, and the broker has not noticed the end yet when the link comes again."""
     sender = links(broker.url, "sender")
-    sender.wait_connected(8)
+    sender.wait_connected(60)
     proxy = Proxy(broker.url)
     try:
         device = links(proxy.url, "device", "to/device")
-        device.wait_connected(8)
+        device.wait_connected(60)
         for n in range(3):
             proxy.swallows = True
             sender.publish("to/device", b"%d" % n, retain=True)
@@ -299,7 +299,7 @@ def test_what_was_published_into_a_dead_connection_is_heard_on_the_next(broker, 
             time.sleep(0.1)
             proxy.cut()
             proxy.swallows = False
-            until(device, Connected, 30)
+            until(device, Connected)
             while take(device, 1) != [b"%d" % n]:
                 pass
     finally:
@@ -330,8 +330,8 @@ def test_a_flood_at_qos_0_is_bounded_and_what_is_at_qos_1_passes(mosquitto, link
     """No window of MQTT holds QoS 0 back: 3,000 messages of 60 KB took 172 MB before the owner looked."""
     url = mosquitto().url
     device, sender = links(url, "device", "to/device"), links(url, "sender")
-    device.wait_connected(8)
-    sender.wait_connected(8)
+    device.wait_connected(60)
+    sender.wait_connected(60)
     at_qos_0(url, [("to/device", bytes(20_000), False)] * 500)
     sender.publish("to/device", b"honest")
     time.sleep(1.0)
@@ -354,7 +354,7 @@ def test_a_flood_at_qos_0_is_bounded_and_what_is_at_qos_1_passes(mosquitto, link
 def test_a_payload_above_the_brokers_limit_is_refused_here_and_blocks_nothing_behind_it(mosquitto, links):
     url = mosquitto("max_packet_size 3000\n").url
     device = links(url, "device", "to/device")
-    connected = device.wait_connected(8)
+    connected = device.wait_connected(60)
     assert connected.limit_bytes < 3000
     with pytest.raises(
         LinkError, match=rf"message to to/device, expected at most {connected.limit_bytes} bytes, got 5000"
@@ -384,7 +384,7 @@ def test_a_wrong_password_ends_the_link_with_one_clear_line(mosquitto, links, tm
     passwords.chmod(0o644)
     url = mosquitto(f"password_file {passwords}\nallow_anonymous false\n").url
     host = url.removeprefix("mqtt://")
-    links(f"mqtt://device:right@{host}", "device").wait_connected(8)
+    links(f"mqtt://device:right@{host}", "device").wait_connected(60)
     for user in ("device:wrong@", ""):
         link = links(f"mqtt://{user}{host}", "other")
         failed = until(link, Failed)
@@ -392,7 +392,7 @@ def test_a_wrong_password_ends_the_link_with_one_clear_line(mosquitto, links, tm
         assert "ot authori" in str(failed.error)
         assert "wrong" not in str(failed.error)
         with pytest.raises(LinkError, match="refused another"):
-            links(f"mqtt://{user}{host}", "another").wait_connected(8)
+            links(f"mqtt://{user}{host}", "another").wait_connected(60)
 
 
 ACL = "user device\ntopic readwrite to/device\ntopic write up/device\n"
@@ -403,7 +403,7 @@ def test_a_publication_that_the_acl_denies_is_told_and_the_link_goes_on(mosquitt
     (tmp_path / "acl").chmod(0o644)
     url = mosquitto(f"acl_file {tmp_path}/acl\n").url.replace("mqtt://", "mqtt://device@")
     link = links(url, "device", "to/device")
-    link.wait_connected(8)
+    link.wait_connected(60)
     link.publish("up/somebody-else", b"forged")
     assert "publish refused" in until(link, Disconnected).reason
     until(link, Connected)
@@ -418,7 +418,7 @@ def test_what_the_acl_denies_three_times_ends_the_link_in_one_line(mosquitto, li
     url = mosquitto(f"acl_file {tmp_path}/acl\n").url.replace("mqtt://", "mqtt://device@")
     link = links(url, "device", "to/device")
     for _ in range(3):
-        until(link, Connected, 15)
+        until(link, Connected)
         link.publish("up/somebody-else", b"forged")
     error = str(until(link, Failed).error)
     assert "denies device what it needs, 3 times now, got publish refused on up/somebody-else: Not authorized" in error
@@ -438,7 +438,7 @@ def test_closing_gives_every_descriptor_back(broker):
     def open_and_close(url: str) -> None:
         link = Link(Address.parse(url), "device", subscriptions=["to/device"]).open()
         if url == broker.url:
-            link.wait_connected(8)
+            link.wait_connected(60)
         link.close()
         kept.append(link)
 

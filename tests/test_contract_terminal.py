@@ -104,7 +104,7 @@ def test_a_hostile_contribution_reaches_the_aggregators_log_harmlessly(fleet: Fl
     fleet.wait_for("aggregator", "waiting for devices")
     link = Link(Address.parse(fleet.url), "evil", subscriptions=[topics.down(FLEET, "evil")])
     link.open()
-    link.wait_connected(20)
+    link.wait_connected(60)
     body = ClassRows(np.array([0], np.uint16), np.ones((1, 4)))
     message = Contribution(bytes(4), 1, HOSTILE[:32], bytes(4), body, np.array([1], np.uint64))
     for payload in (encode(message), HOSTILE.encode()):

@@ -358,7 +358,7 @@ def test_ctrl_c_leaves_no_process_and_one_line(running: tuple[subprocess.Popen[s
     processes = _descendants(demo)
     assert len(processes) >= 4
     demo.send_signal(signal.SIGINT)
-    _, errors = demo.communicate(timeout=20)
+    _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 130
     assert errors == "error: interrupted, every process it started is ended\n"
     assert _gone(processes)
@@ -376,7 +376,7 @@ def test_a_device_that_dies_ends_the_demo_in_one_line(running: tuple[subprocess.
     processes = _descendants(demo)
     (device,) = [each for each in processes if "device-2" in each.cmdline()]
     device.kill()
-    _, errors = demo.communicate(timeout=20)
+    _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 1
     assert errors.count("\n") == 1
     assert errors.startswith("error: device-2 ended early (SIGKILL)")

@@ -154,7 +154,7 @@ def test_predict_follows_the_client_that_runs_and_outlives_it(
 
     def answered(name: str) -> int:
         Image.fromarray(fashion(bundle, 1, (5,)).x[0][..., 0]).save(folder / name)
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + 60
         while not out.exists() or name not in out.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -190,7 +190,7 @@ def test_predict_follows_the_client_that_runs_and_outlives_it(
 
 def wait_for_version(state: Path, version: int) -> None:
     """Until the client has written it."""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
     while (kept := read_kept(state).state) is None or kept.version < version:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -50,7 +50,7 @@ def stop(fleet: Fleet, name: str, how: signal.Signals = signal.SIGTERM) -> None:
     process.wait()
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
+def wait_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline

@@ -272,7 +272,7 @@ def test_published_answers_are_the_lines_of_json(frozen: Finished, tmp_path: Pat
     broker = Embedded()
     broker.start()
     listener = Link(Address.parse(broker.url), "listener", subscriptions=["kitchen/answers", "pf/#"]).open()
-    listener.wait_connected(10)
+    listener.wait_connected(60)
     url, out = f"{broker.url}/kitchen/answers", tmp_path / "a.jsonl"
     code, said = run("predict", frozen.photos, "--state", frozen.state(), "--publish", url, "--json", out)
     assert code == 0, said
