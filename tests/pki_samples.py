@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from brokers import free_port, require_mosquitto, wait_for_port
+from cryptography import x509
 
 from contract.address import Address
 from protofleet.pki.book import Member, read_book
@@ -108,3 +109,14 @@ def knock(address: Address, client_id: str = "somebody") -> int | None:
         except (ssl.SSLError, ConnectionError):
             return None
     return answer[3] if answer[:1] == b"\x20" else None
+
+
+def certificate(path: Path) -> x509.Certificate:
+    """The first one in a PEM file."""
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def revoked(directory: Path) -> set[int]:
+    """Serial numbers in the revocation lists that an authority has for its broker."""
+    lists = re.findall(rb"-----BEGIN.*?END X509 CRL-----\n", (directory / "broker/crl.pem").read_bytes(), re.DOTALL)
+    return {entry.serial_number for each in lists for entry in x509.load_pem_x509_crl(each)}
