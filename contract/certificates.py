@@ -68,7 +68,8 @@ class Expiry:
         """When it expires."""
         day = time.strftime("%Y-%m-%d", time.gmtime(self.until))
         left = self.until - now
-        return f"expires in {in_words(left)}, on {day}" if left > 0 else f"expired on {day}"
+        lasts = f"{left // 86_400:,.0f} days" if left >= 2 * 86_400 else in_words(left)
+        return f"expires in {lasts}, on {day}" if left > 0 else f"expired on {day}"
 
     @property
     def help(self) -> str:
@@ -83,13 +84,10 @@ class Expiry:
 # ── what the files say ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def expiries(address: Address, broker: tuple[float, float] | None = None) -> list[Expiry]:
+def expiries(address: Address) -> list[Expiry]:
     """What a connection hangs on, and until when, as the files are now. What cannot be read is left out.
 
     Of an authority's file its last certificate counts, of a certificate's its first, of revocation lists the first end.
-
-    Args:
-        broker: from when until when the broker's certificate is good, if that is known.
     """
     found = []
     for what, name in (
@@ -102,7 +100,11 @@ def expiries(address: Address, broker: tuple[float, float] | None = None) -> lis
             by_end = sorted(spans, key=lambda span: span[1])
             span = {"certificate": spans[0], "authority": by_end[-1], "revocation list": by_end[0]}[what]
             found.append(Expiry(what, name, *span))
-    return found if broker is None else [*found, Expiry("broker's certificate", str(address), *broker)]
+    return found
+
+
+def _of_broker(address: Address, span: tuple[float, float]) -> Expiry:
+    return Expiry("broker's certificate", str(address), *span)
 
 
 def validity(pem: bytes) -> list[tuple[float, float]]:
@@ -174,7 +176,10 @@ class CertificateWatch:
         self._address, self._rng = address, rng
         self._stamps: list[object] = []  # of the files that this connection was made with
         self._seen: list[object] = []  # that were last looked into
-        self._look_at = self._told_at = float("-inf")
+        self._look_at = float("-inf")
+        self._read_at: list[object] | None = None
+        self._found: list[Expiry] = []  # in the files as they were then
+        self._told: dict[str, float] = {}  # what, and when it was last told of
         self._renew_at: float | None = None
 
     def dialling(self, now: float) -> None:
@@ -198,10 +203,10 @@ class CertificateWatch:
         if stamp != self._seen:
             self._seen = stamp
             lines = self._changed(now)
-        if now - self._told_at >= _TOLD_EACH_S:
-            soon = [each for each in expiries(self._address, broker_validity(peer)) if each.is_soon(wall)]
-            lines += [expiry.line(wall) for expiry in soon]
-            self._told_at = now if soon else self._told_at
+        for expiry in self._expiries(broker_validity(peer)):
+            if expiry.is_soon(wall) and now - self._told.get(expiry.what, float("-inf")) >= _TOLD_EACH_S:
+                lines.append(expiry.line(wall))
+                self._told[expiry.what] = now
         return lines
 
     def renews(self, now: float) -> bool:
@@ -209,6 +214,13 @@ class CertificateWatch:
         due = self._renew_at is not None and now >= self._renew_at
         self._renew_at = None if due else self._renew_at
         return due
+
+    def _expiries(self, broker: tuple[float, float] | None) -> list[Expiry]:
+        """The files are read when they are others; they may hold every authority of a system."""
+        stamp = [*self._seen, None if self._address.crl_file is None else _of_file(self._address.crl_file)]
+        if self._read_at != stamp:
+            self._read_at, self._found = stamp, expiries(self._address)
+        return self._found if broker is None else [*self._found, _of_broker(self._address, broker)]
 
     def _changed(self, now: float) -> list[str]:
         """Other files than before: are they those of the connection again, and if not, can they be used?"""
@@ -220,7 +232,7 @@ class CertificateWatch:
         except UsageError as error:
             return [f"certificate files have changed, but cannot be used: {error}"]
         self._renew_at = now + self._rng.uniform(0.0, SPREAD_S)
-        self._told_at = float("-inf")  # of the new ones, if they are no better
+        self._told.clear()  # the new ones may be no better
         return []
 
     def _stamp(self) -> list[object]:
@@ -243,5 +255,5 @@ def broker_validity(sock: object) -> tuple[float, float] | None:
         shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
         since, until = (str((shown or {})[name]) for name in ("notBefore", "notAfter"))
         return float(ssl.cert_time_to_seconds(since)), float(ssl.cert_time_to_seconds(until))
-    except (KeyError, ValueError):  # none was shown, or the handshake is not done
+    except (KeyError, OSError, ValueError):  # none was shown, or the handshake is not done
         return None

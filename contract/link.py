@@ -184,19 +184,23 @@ class Link:
             LinkError: when there is none after `patience_s` seconds, or the broker refuses us for good.
         """
         deadline = time.monotonic() + patience_s
-        reason = "no answer"
+        reason, noticed = "no answer", list[Noticed]()
         while (left := deadline - time.monotonic()) > 0:
             event = self.receive(min(left, 0.2))
             if isinstance(event, Connected):
+                for each in noticed:  # the owner's to hear, in its own time
+                    self._events.put(each)
                 return event
             if isinstance(event, Failed):
                 raise event.error
             if isinstance(event, Disconnected):
                 reason = event.reason
+            elif isinstance(event, Noticed):
+                noticed.append(event)
         raise LinkError(
             f"no broker at {self._address} within {patience_s:g} s",
             expected="an MQTT 5 broker",
-            got=reason,
+            got="; ".join([reason, *(each.line for each in noticed)]),
             hint="protofleet broker",
         )
 

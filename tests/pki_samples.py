@@ -13,10 +13,12 @@ import time
 from pathlib import Path
 
 from brokers import free_port, require_mosquitto, wait_for_port
+from cryptography import x509
 
 from contract.address import Address
 from protofleet.pki.book import Member, read_book
 from protofleet.pki.office import Office, establish
+from protofleet.pki.x509 import Signer
 
 HOSTS = ("127.0.0.1", "localhost")
 ENV = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin"}
@@ -45,6 +47,11 @@ class Authority:
     def file(self, name: str) -> Path:
         """Certificate and key of a member."""
         return Office(self.folder, read_book(self.folder), 0).file(name)
+
+    def signer(self) -> Signer:
+        """The authority itself."""
+        book = read_book(self.folder)
+        return Office(self.folder, book, 0)._signer(book.authorities[-1])
 
     def address(self, name: str | None, url: str | None = None) -> Address:
         """Of the broker, as a member that has copied its folder; or as somebody without a certificate."""
@@ -80,21 +87,21 @@ class GuardedMosquitto:
         """SIGHUP, as `systemctl reload mosquitto` sends it, until it has been dealt with."""
         self._reloads += 1
         self._process.send_signal(signal.SIGHUP)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while len(re.findall("Reloading config", self.log)) < self._reloads and time.monotonic() < deadline:
             time.sleep(0.02)
         knock(self._authority.address(None))  # answered by a loop that has gone round since
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(timeout=10)
+        self._process.wait(timeout=60)
 
 
 def knock(address: Address, client_id: str = "somebody") -> int | None:
     """The reason code of the CONNACK, 0 for welcome; None where the broker hangs up in the handshake."""
     name = client_id.encode()
     body = b"\0\4MQTT\5\2\0\x3c\0" + struct.pack(">H", len(name)) + name
-    with socket.create_connection((address.host, address.port), timeout=20) as plain:
+    with socket.create_connection((address.host, address.port), timeout=60) as plain:
         try:
             with address.tls_context().wrap_socket(plain, server_hostname=address.host) as sock:
                 sock.sendall(bytes((0x10, len(body))) + body)
@@ -102,3 +109,14 @@ def knock(address: Address, client_id: str = "somebody") -> int | None:
         except (ssl.SSLError, ConnectionError):
             return None
     return answer[3] if answer[:1] == b"\x20" else None
+
+
+def certificate(path: Path) -> x509.Certificate:
+    """The first one in a PEM file."""
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def revoked(directory: Path) -> set[int]:
+    """Serial numbers in the revocation lists that an authority has for its broker."""
+    lists = re.findall(rb"-----BEGIN.*?END X509 CRL-----\n", (directory / "broker/crl.pem").read_bytes(), re.DOTALL)
+    return {entry.serial_number for each in lists for entry in x509.load_pem_x509_crl(each)}

@@ -25,6 +25,7 @@ from contract.bundle import read_bundle
 from contract.errors import LinkError
 from contract.link import Address, Disconnected, Link, Received
 from edge_client.predictor import Answers
+from protofleet.pki.x509 import new_member, revocation_list
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 FLEET = "pf/v2/fleet"
@@ -150,11 +151,15 @@ def test_the_limit_of_the_configuration_reaches_the_link(broker: Authority) -> N
 def test_a_run_over_tls(broker: Authority, tmp_path: Path) -> None:
     """The command with its certificate, and two devices with theirs."""
     bundle_file(tmp_path / "f.bundle")
+    now, signer = int(time.time()), broker.signer()
+    (tmp_path / "crl.pem").write_bytes(revocation_list(signer, {}, 99, now - 30 * 86_400, now + 86_400))
     mine = broker.folder / "aggregator.tls"
     command = (
         f"{sys.executable} -m protofleet aggregate --bundle {tmp_path}/f.bundle --broker {broker.url} --fleet tls "
     )
-    command += f"--store {tmp_path}/s --rounds 1 --no-calibrate --min-clients 2 --ca {mine}/ca.pem --crl {mine}/crl.pem"
+    command += (
+        f"--store {tmp_path}/s --rounds 1 --no-calibrate --min-clients 2 --ca {mine}/ca.pem --crl {tmp_path}/crl.pem"
+    )
     command = [*command.split(), "--cert", str(broker.file("aggregator.tls"))]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     talkers = [Talker(broker.address(name), "tls", name, lambda a: means()) for name in ("d1", "d2")]
@@ -163,6 +168,9 @@ def test_a_run_over_tls(broker: Authority, tmp_path: Path) -> None:
     error = process.communicate(timeout=120)[1]
     assert process.returncode == 0, error
     assert "connected to mqtts://" in error
+    assert re.search(
+        r"^warning: revocation list \S+crl.pem expires in 24 h, on \S+: protofleet pki renew --crl", error, re.M
+    )
     for talker in talkers:
         talker.join(5)
         assert talker.receipts == {(1, "fedproto"): ["committed"]}
@@ -177,10 +185,12 @@ def test_a_client_whose_certificate_does_not_fit_its_id_gives_up_in_one_line(
     np.savez(tmp_path / "train.npz", x=data.x, y=data.y)
     command = f"{sys.executable} -m protofleet client --until-finished --broker {broker.url} --id d1 --bundle {bundle} "
     command += f"--data {tmp_path}/train.npz --state {tmp_path}/state --ca {broker.folder}/broker/ca.pem"
-    command = [*command.split(), "--cert", str(broker.file("d2"))]
+    (tmp_path / "d2.pem").write_bytes(new_member(broker.signer(), "d2", int(time.time()) - 364 * 86_400, 365)[0])
+    command = [*command.split(), "--cert", str(tmp_path / "d2.pem")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+    assert f"certificate {tmp_path}/d2.pem expires in 24 h, on " in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ")
     assert "3 times now, got publish refused on" in last

@@ -68,7 +68,7 @@ def test_it_is_time_within_30_days_or_the_last_sixth() -> None:
     year, short = (Expiry("certificate", "d1.pem", NOW, NOW + days * DAY) for days in (365, 12))
     assert [year.is_soon(year.until - days * DAY) for days in (31, 29, -1)] == [False, True, True]
     assert [short.is_soon(short.until - days * DAY) for days in (2.1, 1.9, -1)] == [False, True, True]
-    said = "certificate d1.pem expires in 3 d, on 2028-01-15: protofleet pki renew, and copying it here"
+    said = "certificate d1.pem expires in 3 days, on 2028-01-15: protofleet pki renew, and copying it here"
     assert year.line(year.until - 3 * DAY) == said
     assert year.line(year.until + 1).startswith("certificate d1.pem expired on 2028-01-15: ")
 
@@ -138,6 +138,8 @@ def test_what_expires_is_told_once_a_day_until_it_is_renewed(address: Address) -
     lines = watch.look(0.0, late)
     assert [line.split(" /")[0] for line in lines] == ["certificate", "authority"]
     assert [at for at in range(0, 200_000, 1_000) if watch.look(at, late)] == [87_000, 174_000]
+    renewed(address)
+    assert len(watch.look(200_000, late)) == 2
     assert CertificateWatch(Address("h", 1883), random.Random(1)).look(0.0, late) == []
 
 

@@ -8,9 +8,7 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,12 +16,11 @@ from commands import Done, one_error_line, run, run_process
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from pki_samples import certificate, revoked
 
-import protofleet.pki.office as office_module
 from contract.errors import InUseError, UsageError
 from protofleet.pki import names
 from protofleet.pki.book import Member, held
-from protofleet.pki.broker import access_rules
 from protofleet.pki.office import Office, establish
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
@@ -55,16 +52,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(made: Path, tmp_path: Path) -> Path:
     shutil.copytree(made / "pki", tmp_path / "pki")
     return tmp_path
-
-
-def certificate(path: Path) -> x509.Certificate:
-    return x509.load_pem_x509_certificate(path.read_bytes())
-
-
-def revoked(folder: Path) -> set[int]:
-    """Serial numbers in the broker's revocation lists."""
-    lists = re.findall(rb"-----BEGIN.*?END X509 CRL-----\n", (folder / "pki/broker/crl.pem").read_bytes(), re.DOTALL)
-    return {entry.serial_number for each in lists for entry in x509.load_pem_x509_crl(each)}
 
 
 # ── what is written ─────────────────────────────────────────────────────────────────────────────────────────────────
@@ -166,13 +153,13 @@ def test_whoever_is_revoked_is_so_with_all_certificates_and_processes(folder: Pa
     second = certificate(folder / "pki/devices/d1/d1.pem").serial_number
     beside = certificate(folder / "pki/others/d1.answers/d1.answers.pem").serial_number
     assert pki(folder, "revoke", "d1").returncode == 0
-    assert revoked(folder) == {first, second, beside}
+    assert revoked(folder / "pki") == {first, second, beside}
     assert "user d1" not in (folder / "pki/broker/acl").read_text()
     assert "got one that was revoked before" in one_error_line(pki(folder, "revoke", "d1"))
     assert "try protofleet pki device" in one_error_line(pki(folder, "renew", "d1"))
     assert pki(folder, "device", "d1").returncode == 0  # the board that takes its place
-    assert certificate(folder / "pki/devices/d1/d1.pem").serial_number not in revoked(folder)
-    assert revoked(folder) == {first, second, beside}
+    assert certificate(folder / "pki/devices/d1/d1.pem").serial_number not in revoked(folder / "pki")
+    assert revoked(folder / "pki") == {first, second, beside}
 
 
 def test_each_revocation_list_is_newer_than_the_one_before_by_a_second_at_least(folder: Path) -> None:
@@ -335,94 +322,3 @@ def test_names_that_a_certificate_can_have() -> None:
     assert names.check_topic("answers/+/#") == "answers/+/#"
     assert names.check_host("Broker.Local") == "broker.local"
     assert str(names.check_host("2001:db8::1")) == "2001:db8::1"
-
-
-# ── killed ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _killed(at: int, action: Callable[[], object]) -> bool:
-    """Run it in a child that ends without a word in the middle of its write number `at`; whether it came to it."""
-    child = os.fork()
-    if child == 0:
-        count, whole = 0, office_module.write_secret
-
-        def write(path: Path, content: bytes) -> None:
-            nonlocal count
-            count += 1
-            if count == at:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.with_name(f"{path.name}.partial").write_bytes(content[: len(content) // 2])
-                os._exit(9)
-            whole(path, content)
-
-        office_module.write_secret = write
-        book_module = sys.modules["protofleet.pki.book"]
-        book_module.write_secret = write  # type: ignore[attr-defined]
-        try:
-            action()
-        finally:
-            os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-
-
-def _is_whole(directory: Path) -> None:
-    """What the next command makes up for: everything follows from the book, and every file is one that fits."""
-    with Office.open(directory) as office:
-        office.renew_lists()
-        book = office.book
-        trusted = x509.load_pem_x509_certificates((directory / "broker/ca.pem").read_bytes())
-        assert len(trusted) == len(book.authorities)
-        for name in book.live():
-            shown = certificate(office.file(name))
-            known = [each for each in book.issued if int(each.serial, 16) == shown.serial_number]
-            assert [each.name for each in known] == [name]
-            assert any(shown.issuer == each.subject for each in trusted)
-        assert (directory / "broker/acl").read_text() == access_rules(book)
-        assert len(list((directory / "authority").iterdir())) == 2 * len(book.authorities)
-    gone = {int(each.serial, 16) for each in book.issued if each.revoked is not None}
-    assert revoked(directory.parent) == gone
-
-
-def _renews(directory: Path) -> None:
-    with Office.open(directory) as office:
-        office.renew("d1")
-
-
-def _revokes(directory: Path) -> None:
-    with Office.open(directory) as office:
-        if not office.book.is_revoked("d1"):
-            office.revoke("d1")
-
-
-def _rotates(directory: Path) -> None:
-    with Office.open(directory) as office:
-        if len(office.book.authorities) == 1:
-            office.rotate(1_825)
-        office.finish_rotation(leave_behind=True)
-
-
-@pytest.mark.parametrize(("action", "step"), [(_renews, 1), (_revokes, 1), (_rotates, 5)])
-def test_killed_at_any_write_nothing_is_half_and_the_same_command_does_it(
-    made: Path, tmp_path: Path, action: Callable[[Path], None], step: int
-) -> None:
-    for at in range(1, 60, step):
-        place = tmp_path / f"{at}"
-        shutil.copytree(made / "pki", place / "pki")
-        if not _killed(at, lambda place=place: action(place / "pki")):  # type: ignore[misc]
-            break
-        if action is not _rotates:  # whose end leaves others' certificates of an authority that went
-            _is_whole(place / "pki")
-        action(place / "pki")
-        assert not list(place.rglob("*.partial"))
-    assert 3 < at < 59
-
-
-def test_an_init_that_was_killed_is_begun_again(tmp_path: Path) -> None:
-    for at in (1, 5, 16):
-        place = tmp_path / f"{at}"
-        place.mkdir()
-        assert _killed(at, lambda place=place: establish(place / "pki", ["b"], ["fleet"]))  # type: ignore[misc]
-        assert not (place / "pki").exists()
-        establish(place / "pki", ["b"], ["fleet"])
-        assert [path.name for path in place.iterdir()] == ["pki"]
-    _is_whole(place / "pki")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import ssl
 import threading
@@ -17,8 +18,9 @@ from pki_samples import Authority, GuardedMosquitto, knock
 import contract.certificates as certificates_module
 from contract import topics
 from contract.certificates import expiries
+from contract.errors import LinkError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received
-from protofleet.pki.book import Member, read_book
+from protofleet.pki.book import Member
 from protofleet.pki.office import Office
 from protofleet.pki.x509 import new_member
 
@@ -28,7 +30,10 @@ DEVICES = {"kitchen": ("pets",), "hall": ("pets",), "stolen": ("pets",), "strang
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("attacked") / "pki", DEVICES, ("pets", "cows"))
+    made = Authority(tmp_path_factory.mktemp("attacked") / "pki", DEVICES, ("pets", "cows"))
+    with Office.open(made.folder) as office:
+        office.admit("helper", Member(role="helper", fleets=("pets",)))
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +45,14 @@ def broker(authority: Authority) -> Iterator[GuardedMosquitto]:
 
 def linked(authority: Authority, name: str, *filters: str, client_id: str = "") -> Link:
     link = Link(authority.address(name), client_id or f"test-{name}", subscriptions=filters).open()
-    link.wait_connected(20)
+    link.wait_connected(60)
     return link
 
 
 def heard(link: Link, until: str) -> list[tuple[str, bytes]]:
     """What came on a link before a message on the topic `until`."""
     found: list[tuple[str, bytes]] = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         event = link.receive(1.0)
         assert not isinstance(event, Disconnected | Failed), event
@@ -63,7 +68,7 @@ def denied(authority: Authority, name: str, topic: str, payload: bytes = b"forge
     """Whether a publication is refused."""
     link = linked(authority, name)
     link.publish(topic, payload, retain=True)
-    told = link.receive(20)
+    told = link.receive(60)
     link.close()
     return isinstance(told, Disconnected) and "publish refused" in told.reason
 
@@ -127,14 +132,52 @@ def test_a_wildcard_shows_a_device_nothing_of_its_neighbours(authority: Authorit
     hall.publish(f"{PETS}/up/hall", b"prototypes")
     hall.publish(f"{PETS}/status/hall", b"birth", retain=True)
     aggregator.publish(f"{PETS}/down/hall", b"receipt")
-    aggregator.publish(f"{PETS}/helper/sums", b"shares")
+    aggregator.publish(f"{PETS}/helper/ask", b"shares")
     while not (hall.idle and aggregator.idle):
         time.sleep(0.01)
     aggregator.publish(f"{PETS}/down/kitchen", b"end")
     told = heard(spy, f"{PETS}/down/kitchen")
     assert {topic for topic, _ in told} <= {f"{PETS}/round", f"{PETS}/global/0"}
+    assert denied(authority, "kitchen", f"{PETS}/helper/answer")
+    assert denied(authority, "kitchen", f"{PETS}/helper/ask")
     for link in (spy, hall, aggregator):
         link.close()
+
+
+def test_the_helper_hears_what_it_is_asked_and_answers_and_no_more(
+    authority: Authority, broker: GuardedMosquitto
+) -> None:
+    helper = linked(authority, "helper", "#", f"{PETS}/+/+", f"{PETS}/helper/ask")
+    aggregator = linked(authority, "aggregator", f"{PETS}/helper/answer")
+    hall = linked(authority, "hall")
+    hall.publish(f"{PETS}/up/hall", b"a contribution")
+    hall.close()
+    aggregator.publish(f"{PETS}/down/hall", b"a receipt")
+    aggregator.publish(f"{PETS}/helper/ask", b"a set")
+    assert heard(helper, f"{PETS}/helper/ask") == []
+    helper.publish(f"{PETS}/helper/answer", b"its sum")
+    assert heard(aggregator, f"{PETS}/helper/answer") == []
+    for link in (helper, aggregator):
+        link.close()
+    for topic in ("helper/ask", "round", "up/hall", "down/hall"):
+        assert denied(authority, "helper", f"{PETS}/{topic}"), topic
+
+
+def test_an_aggregators_second_connection_hears_the_other_fleet_and_takes_no_session(
+    authority: Authority, broker: GuardedMosquitto
+) -> None:
+    """A roll-out to another fleet: with the first one's certificate it would throw itself out."""
+    first = linked(authority, "aggregator", f"{PETS}/up/+")
+    own = authority.address("aggregator").of_process("rollout")
+    second = Link(own, "x", subscriptions=["pf/v2/cows/status/+"]).open()
+    second.wait_connected(60)
+    other = linked(authority, "stranger")
+    other.publish("pf/v2/cows/status/stranger", b"healthy")
+    assert heard(second, "pf/v2/cows/status/stranger") == []
+    assert first.receive(0) is None
+    for link in (first, second, other):
+        link.close()
+    assert denied(authority, "aggregator.rollout", f"{PETS}/round")
 
 
 def test_without_a_certificate_of_this_authority_nobody_gets_in(
@@ -155,11 +198,15 @@ def test_without_a_certificate_of_this_authority_nobody_gets_in(
 def test_a_certificate_that_has_expired_is_of_no_use(
     authority: Authority, broker: GuardedMosquitto, tmp_path: Path
 ) -> None:
-    book = read_book(authority.folder)
-    signer = Office(authority.folder, book, 0)._signer(book.authorities[0])
+    signer = authority.signer()
     (tmp_path / "kitchen.pem").write_bytes(new_member(signer, "kitchen", int(time.time()) - 90_000, 1)[0])
     ca = str(authority.folder / "broker" / "ca.pem")
-    assert knock(Address.parse(authority.url, ca_file=ca, cert_file=str(tmp_path / "kitchen.pem"))) is None
+    expired = Address.parse(authority.url, ca_file=ca, cert_file=str(tmp_path / "kitchen.pem"))
+    assert knock(expired) is None
+    link = Link(expired, "x", subscriptions=[]).open()
+    with pytest.raises(LinkError, match=r"got .*; certificate \S+kitchen.pem expired on \S+: protofleet pki renew"):
+        link.wait_connected(1.0)
+    link.close()
 
 
 def test_a_devices_certificate_does_not_make_a_broker(authority: Authority) -> None:
@@ -179,7 +226,7 @@ def test_a_devices_certificate_does_not_make_a_broker(authority: Authority) -> N
         refused = pytest.raises(ssl.SSLError, match="certificate purpose")
         with socket.create_connection(server.getsockname()) as plain, refused:
             ours.wrap_socket(plain)
-        thread.join(20)
+        thread.join(60)
 
 
 def test_who_is_revoked_is_out_at_once_and_nobody_else_notices(authority: Authority, broker: GuardedMosquitto) -> None:
@@ -193,7 +240,7 @@ def test_who_is_revoked_is_out_at_once_and_nobody_else_notices(authority: Author
     aggregator.publish(f"{PETS}/down/hall", b"end")
     assert heard(bystander, f"{PETS}/down/hall") == []
     assert thief.publish(f"{PETS}/up/stolen", b"prototypes")  # on the connection that it still has
-    told = next(event for event in iter(lambda: thief.receive(20), None) if not isinstance(event, Received))
+    told = next(event for event in iter(lambda: thief.receive(60), None) if not isinstance(event, Received))
     assert isinstance(told, Disconnected)
     assert "publish refused" in told.reason
     assert knock(authority.address("stolen")) is None
@@ -217,20 +264,20 @@ def test_a_renewed_certificate_is_taken_up_by_a_link_that_runs(
     will = topics.status("pets", "kitchen"), b"last will"
     address = authority.address("kitchen")
     link = Link(address, "x", subscriptions=[f"{PETS}/down/kitchen"], will=will, keepalive_s=1).open()
-    link.wait_connected(20)
+    link.wait_connected(60)
     shown = authority.file("kitchen").read_bytes()
     authority.file("kitchen").write_bytes(shown[:300])
-    told = link.receive(20)
+    told = link.receive(60)
     assert isinstance(told, Noticed)
     assert "certificate files have changed, but cannot be used: TLS certificate" in told.line
     watcher.publish(f"{PETS}/down/kitchen", b"waits for its acknowledgement")
-    held = link.receive(20)
+    held = link.receive(60)
     assert isinstance(held, Received)
     with Office.open(authority.folder) as office:
         office.renew("kitchen")
     assert link.receive(3.0) is None  # not while something is on its way
     link.acknowledge(held)
-    left, back = link.receive(20), link.receive(20)
+    left, back = link.receive(60), link.receive(60)
     assert left == Disconnected("its certificates are others now", 0.0)
     assert isinstance(back, Connected)
     link.publish(f"{PETS}/up/kitchen", b"end")
@@ -266,9 +313,9 @@ def test_a_rotation_loses_nobody_and_ends_the_old_authority(authority: Authority
 
 
 def test_an_expired_revocation_list_shuts_everyone_out_and_was_warned_of(tmp_path: Path) -> None:
-    """An authority that nobody has looked after for 190 days: certificates are good for 365, the list for 180."""
+    """An authority that nobody has looked after for 340 days: certificates are good for 365, the list for 180."""
     now = int(time.time())
-    forgotten = Authority(tmp_path / "pki", {"kitchen": ("fleet",)}, now=now - 190 * 86_400)
+    forgotten = Authority(tmp_path / "pki", {"kitchen": ("fleet",)}, now=now - 340 * 86_400)
     crl = forgotten.folder / "broker" / "crl.pem"
     address = Address.parse(forgotten.url, ca_file=str(forgotten.folder / "broker/ca.pem"), crl_file=str(crl))
     (ends,) = (each for each in expiries(address) if each.what == "revocation list")
@@ -279,5 +326,12 @@ def test_an_expired_revocation_list_shuts_everyone_out_and_was_warned_of(tmp_pat
     with Office.open(forgotten.folder) as office:
         office.renew_lists()
     broker.reload()
-    assert knock(forgotten.address("kitchen")) == 0
+    link = Link(forgotten.address("kitchen"), "x", subscriptions=[]).open()
+    link.wait_connected(60)
+    told = [event.line for event in (link.receive(60), link.receive(60)) if isinstance(event, Noticed)]
+    assert [re.sub(r" \S*[/]\S* ", " … ", line).split(", on")[0] for line in sorted(told)] == [
+        "broker's certificate … expires in 24 days",  # which TLS has shown
+        "certificate … expires in 24 days",
+    ]
+    link.close()
     broker.close()

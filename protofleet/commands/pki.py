@@ -103,7 +103,7 @@ def helper_command(
     fleet: Annotated[str | None, typer.Option(help="Of which fleet.  [default: the first one]")] = None,
     directory: _Dir = _HERE,
 ) -> int:
-    """Give a fleet's helper its certificate: for the topics pf/v2/FLEET/helper/ and the announcement."""
+    """Give a fleet's helper its certificate: to hear what the aggregator asks of it, and to answer."""
     with Office.open(directory) as office:
         first = office.book.fleets[0]
         name = names.of_fleet("helper", fleet or first, first)

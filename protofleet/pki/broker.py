@@ -88,8 +88,8 @@ def _topics(book: Book, name: str, member: Member) -> Iterator[str]:
             yield f"topic readwrite {topic}/status/{name}"
             yield f"topic write {topic}/up/{name}"
         elif member.role == HELPER:
-            yield f"topic read {topic}/round"
-            yield f"topic readwrite {topic}/helper/#"
+            yield f"topic read {topic}/helper/ask"
+            yield f"topic write {topic}/helper/answer"
         elif member.role == AGGREGATOR and name.endswith(f".{ROLLOUT}"):
             yield from (f"topic read {PREFIX}/{each}/status/+" for each in book.fleets)
         elif member.role == AGGREGATOR:
@@ -98,6 +98,7 @@ def _topics(book: Book, name: str, member: Member) -> Iterator[str]:
             yield f"topic write {topic}/down/+"
             yield f"topic readwrite {topic}/status/+"
             yield f"topic read {topic}/up/+"
-            yield f"topic readwrite {topic}/helper/#"
+            yield f"topic write {topic}/helper/ask"
+            yield f"topic read {topic}/helper/answer"
     yield from (f"topic read {topic}" for topic in member.read)
     yield from (f"topic write {topic}" for topic in member.write)

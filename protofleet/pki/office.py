@@ -205,7 +205,7 @@ class Office:
     def folder(self, name: str) -> Path:
         """What is copied to where that member runs."""
         role = self.book.members[name].role
-        if role in ("device", "other"):
+        if role == "device" or role == "other":
             return self.directory / f"{role}s" / name
         if role == "broker":
             return self.directory / role

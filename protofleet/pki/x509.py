@@ -171,6 +171,6 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _usage(*allowed: str) -> x509.KeyUsage:
-    every = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
-    every += ("key_cert_sign", "crl_sign", "encipher_only", "decipher_only")
+    every = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
+    every += ["key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
     return x509.KeyUsage(**{name: name in allowed for name in every})
