@@ -84,7 +84,8 @@ class Link:
         self._will, self._keepalive_s, self._receive_maximum = will, keepalive_s, receive_maximum
         self._content_type = content_type
         self._packet_bytes = None if largest_bytes is None else largest_bytes + PACKET_OVERHEAD_BYTES
-        limits = Limits(str(address), client_id, tuple(subscriptions), echo_topic)
+        topics = tuple(subscriptions)
+        limits = Limits(str(address), client_id, topics, echo_topic, receive_maximum, self._packet_bytes)
         self._core = Connection(limits, random.Random(os.urandom(8)))
         self._lock = threading.RLock()  # around every use of the core, and of what follows
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()

@@ -137,9 +137,13 @@ class Limits:
         broker, client_id: for errors.
         subscriptions: topic filters.
         echo_topic: one of the topics that are listened to; what is published there must come back.
+        receive_maximum: how many unacknowledged messages the broker may have delivered.
+        packet_bytes: the largest packet that it may deliver; no bound when None.
     """
 
     broker: str
     client_id: str
     subscriptions: tuple[str, ...]
     echo_topic: str | None = None
+    receive_maximum: int = 65_535
+    packet_bytes: int | None = None

@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 import paho.mqtt.client as mqtt
+from paho.mqtt.matcher import MQTTMatcher
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -33,6 +34,20 @@ _CONNECT_S, _FAREWELL_S = 5.0, 1.0
 _UNSPECIFIED, _NOT_AUTHORIZED, _KEEPALIVE = 128, 135, 141
 
 
+class _Client(mqtt.Client):
+    """Paho's client, but for its trust in lengths: it would collect whatever a packet claims to hold, 256 MB of it, in
+    memory. It has no public place to say otherwise; a test sees to it that this one works.
+    """
+
+    largest_bytes: int | None = None
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        """The rest of a packet is asked for with its whole length first, before anything of it is read."""
+        if self.largest_bytes is not None and bufsize > self.largest_bytes:
+            raise ValueError(f"a packet of {bufsize:,} bytes, at most {self.largest_bytes:,} were asked for")
+        return super()._sock_recv(bufsize)
+
+
 class Transport:
     """One paho client, for one connection.
 
@@ -40,7 +55,8 @@ class Transport:
         core: is told what the broker says, under `lock`.
         will: topic and payload that the broker publishes, retained, when we vanish.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
-        packet_bytes: the largest packet that the broker may deliver; it drops what is larger. No bound when None.
+        packet_bytes: the largest packet that the broker may deliver; it drops what is larger, and is left when it does
+            not. MQTT's own bound when None.
         content_type: of what is published; messages of a fleet say their wire version, too.
 
     Attributes:
@@ -65,6 +81,7 @@ class Transport:
     ) -> None:
         self._core, self._lock, self._address = core, lock, address
         self.keepalive_s, self._receive_maximum, self._packet_bytes = keepalive_s, receive_maximum, packet_bytes
+        self._listens = MQTTMatcher()
         self._tickets: dict[int, int] = {}  # paho's packet id of what was sent → the ticket of `Send`
         self._properties = Properties(
             PacketTypes.PUBLISH
@@ -72,13 +89,14 @@ class Transport:
         self._properties.ContentType = content_type
         if content_type == CONTENT_TYPE:
             self._properties.UserProperty = ("pf", str(WIRE_VERSION))
-        client = self._client = mqtt.Client(
+        client = self._client = _Client(
             mqtt.CallbackAPIVersion.VERSION2,
             client_id=client_id,
             protocol=mqtt.MQTTv5,
             reconnect_on_failure=False,
             manual_ack=True,
         )
+        client.largest_bytes = packet_bytes
         client.connect_timeout = _CONNECT_S
         client.max_inflight_messages_set(0)  # no bound there: the core has one
         if address.user is not None:
@@ -103,6 +121,8 @@ class Transport:
 
     def subscribe(self, topics: tuple[str, ...]) -> None:
         """Subscribe at QoS 1."""
+        for topic in topics:
+            self._listens[topic] = True
         self._client.subscribe([(topic, SubscribeOptions(qos=1)) for topic in topics])
 
     def send(self, what: Send) -> None:
@@ -159,7 +179,7 @@ class Transport:
             if reason.is_failure:
                 self._core.refused(reason.value, str(reason), time.monotonic())
             else:
-                self.keepalive_s = getattr(properties, "ServerKeepAlive", self.keepalive_s)
+                self.keepalive_s = getattr(properties, "ServerKeepAlive", 0) or self.keepalive_s  # 0: none
                 self._core.accepted(_terms(properties), time.monotonic())
 
     def _subscribed(self, client: mqtt.Client, _: Any, mid: int, reasons: list[ReasonCode], properties: Any) -> None:
@@ -169,6 +189,9 @@ class Transport:
 
     def _received(self, client: mqtt.Client, _: Any, message: mqtt.MQTTMessage) -> None:
         topic, payload = message.topic, bytes(message.payload)
+        if next(self._listens.iter_match(topic), None) is None:
+            self._tell_ended(f"a message on {topic[:80]!r}, which nobody asked for")
+            return
         with self._lock:
             self._core.received(
                 topic, payload, qos=message.qos, retained=message.retain, mid=message.mid, now=time.monotonic()

@@ -54,7 +54,7 @@ from edge_client.presence import Presence
 from edge_client.privacy import Accountant
 from edge_client.rollout_work import RolloutWork
 from edge_client.round_work import RoundWork
-from edge_client.rounds import Follower, Task
+from edge_client.rounds import Follower, Task, largest_message_bytes
 from edge_client.waiting_notice import Absence, Waits
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
@@ -181,6 +181,7 @@ class Client:
             f"pf-{fleet}-{device_id}-{instance.hex()}",
             subscriptions=[topics.round_(fleet), topics.global_all(fleet), topics.down(fleet, device_id), self._status],
             will=(self._status, encode(self._health.death())),
+            largest_bytes=largest_message_bytes(bundle.manifest),
             echo_topic=self._status,
             keepalive_s=keepalive_s,
         )

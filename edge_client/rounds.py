@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from contract.bundle import Bundle
+from contract.bundle import Bundle, Manifest
 from contract.errors import UsageError
 from contract.fleet import list_digest
 from contract.messages import Announcement, GlobalPart
@@ -25,9 +25,11 @@ from contract.sampling import sampled
 from contract.state import GlobalCollector, GlobalState
 from edge_client.journal import Key
 
-__all__ = ["Follower", "Task"]
+__all__ = ["Follower", "Task", "largest_message_bytes"]
 
 _RUNS_KEPT = 4
+_MESSAGE_BYTES = 1 << 20  # more than any message takes, but for the class rows in it
+_STATE_MESSAGES = 16  # that take as much as the whole of a global state
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +42,12 @@ class Task:
     @property
     def key(self) -> Key:
         return (self.announcement.run, self.announcement.round, self.announcement.method)
+
+
+def largest_message_bytes(manifest: Manifest) -> int:
+    """The largest message that is of any use to a device of this bundle: one with all rows of a kind, also of a list of
+    classes that is twice as long."""
+    return _MESSAGE_BYTES + 2 * 8 * manifest.classes * max(manifest.features, 2 * manifest.classes)
 
 
 class Follower:
@@ -153,7 +161,7 @@ class Follower:
         Raises:
             WireError: it contradicts the parts before it.
         """
-        collector, state = self._runs.pop(part.run, (GlobalCollector(), None))
+        collector, state = self._runs.pop(part.run, (self._collector(), None))
         try:
             whole = collector.add(part)
         finally:
@@ -175,7 +183,10 @@ class Follower:
 
     def restore(self, state: GlobalState) -> None:
         """Begin with a global state that an earlier process kept."""
-        self._runs[state.run] = (GlobalCollector(), state)
+        self._runs[state.run] = (self._collector(), state)
+
+    def _collector(self) -> GlobalCollector:
+        return GlobalCollector(_STATE_MESSAGES * largest_message_bytes(self._bundle.manifest))
 
     @property
     def is_called(self) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -25,6 +27,7 @@ from attacks.lossy_broker import LossyBroker, ModelLink
 from contract import topics
 from contract.bundle import Bundle
 from contract.errors import LinkError
+from contract.link import Address, Link
 from contract.link_actions import Connected, Disconnected, Received
 from contract.messages import Announcement, Contribution, Status
 from contract.sphere import unit_rows
@@ -35,9 +38,9 @@ from edge_client.inbox import Inbox
 from edge_client.journal import Journal, Key, Pending
 from edge_client.outbox import Outbox, fitting
 from edge_client.presence import Presence
-from edge_client.rounds import Follower
+from edge_client.rounds import Follower, largest_message_bytes
 
-__all__ = ["FLEET", "ROUNDS", "Clock", "DeviceProcess", "ServerProcess", "statistic_of"]
+__all__ = ["FLEET", "MANIFEST", "ROUNDS", "Clock", "DeviceProcess", "ServerProcess", "statistic_of"]
 
 FLEET, CLASSES, WIDTH = "fleet", 3, 20  # sums of this width take several chunks
 ROUNDS = 5
@@ -74,19 +77,42 @@ def statistic_of(device: str, key: Key) -> Statistic:
 
 
 class DeviceProcess:
-    """One process of a device, on its state directory."""
+    """One process of a device, on its state directory.
 
-    def __init__(self, name: str, folder: Path, broker: LossyBroker, clock: Clock, instance: bytes) -> None:
+    Args:
+        broker: of the model; None for a real one at `url`.
+        clock: the model's, or the module `time`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        broker: LossyBroker | None,
+        clock: Clock | ModuleType,
+        instance: bytes,
+        *,
+        url: str = "",
+    ) -> None:
         self.name, self._clock = name, clock
         self.journal = Journal(folder / name, fleet=FLEET, device=name, bundle=BUNDLE)
         self._boot = self.journal.begin(instance)
         self._instance, self._topic = instance, topics.status(FLEET, name)
-        self.link = ModelLink(
-            broker,
-            name,
-            [topics.round_(FLEET), topics.global_all(FLEET), topics.down(FLEET, name), self._topic],
-            will=(self._topic, encode(Status(False, instance, self._boot))),
-        )
+        listens = [topics.round_(FLEET), topics.global_all(FLEET), topics.down(FLEET, name), self._topic]
+        will = self._topic, encode(Status(False, instance, self._boot))
+        self.link: Link | ModelLink
+        if broker is None:
+            largest = largest_message_bytes(MANIFEST)
+            self.link = Link(
+                Address.parse(url),
+                name,
+                subscriptions=listens,
+                will=will,
+                largest_bytes=largest,
+                echo_topic=self._topic,
+            )
+        else:
+            self.link = ModelLink(broker, name, listens, will)
         bundle = Bundle(MANIFEST, BUNDLE, empty_graph(), empty_graph(), {"backbone.weight": np.ones((2, 2), "<f4")})
         self.outbox = Outbox(random.Random(name))
         for pending in self.journal.pending():
@@ -116,7 +142,7 @@ class DeviceProcess:
         Raises:
             Killed: at one of its publications or acknowledgements.
         """
-        now = self._clock.now
+        now = self._clock.monotonic()
         if self.presence.birth_due(now) and self.link.publish(self._topic, encode(self._status()), retain=True):
             self.presence.born()
         for payload in self.outbox.due(now, idle=self.link.idle):
@@ -164,27 +190,30 @@ class DeviceProcess:
 class ServerProcess:
     """One process of the aggregator, on its store.
 
+    Args:
+        broker, clock, url: as of `DeviceProcess`.
+
     Attributes:
         over: why it ended by itself; None while it runs.
     """
 
-    def __init__(self, path: Path, broker: LossyBroker, clock: Clock) -> None:
+    def __init__(
+        self, path: Path, broker: LossyBroker | None, clock: Clock | ModuleType, *, url: str = "mqtt://model"
+    ) -> None:
         self.store = SqliteStore(path, BUNDLE, FLEET)
         self._clock, self.over = clock, None
-        self.core = Coordinator(self.store, MANIFEST, BUNDLE, SETTINGS, now=clock.now, wall=clock.time())
+        self.core = Coordinator(self.store, MANIFEST, BUNDLE, SETTINGS, now=clock.monotonic(), wall=clock.time())
 
-        def link(address: object, client: str, *, subscriptions: list[str], will: object, **_: object) -> ModelLink:
-            return ModelLink(broker, client, subscriptions, will)  # type: ignore[arg-type]
+        def link(address: Address, client: str, *, subscriptions: Any, will: Any, **options: Any) -> Link | ModelLink:
+            if broker is None:
+                return Link(address, client, subscriptions=subscriptions, will=will, **options)
+            return ModelLink(broker, client, subscriptions, will)
 
         with mock.patch.object(server_module, "Link", link), mock.patch.object(server_module, "time", clock):
             self._server = Server(
-                self.core,
-                None,
-                FLEET,
-                listener=lambda event: None,
-                on_round=lambda finished: None,  # type: ignore[arg-type]
+                self.core, Address.parse(url), FLEET, listener=lambda event: None, on_round=lambda finished: None
             )
-        self.link: ModelLink = self._server._link  # type: ignore[assignment]
+        self.link: Link | ModelLink = self._server._link
 
     def step(self) -> None:
         """Once round the server's loop.
