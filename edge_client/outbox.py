@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 from contract.chunks import in_bitmap, split
 from contract.errors import WireError
-from contract.messages import Chunk, Contribution, Encoding, Receipt
+from contract.messages import LEAST_LIMIT_BYTES, Chunk, Contribution, Encoding, Receipt
 from contract.wire import encode
 from edge_client.journal import Key, Pending
 
@@ -182,7 +182,8 @@ class Outbox:
         if self._limit_bytes is None:
             return
         run, number, method = item.pending.key
-        limit = min(self._limit_bytes, self._announced.get(run, item.pending.limit_bytes), MAX_CHUNK_BYTES)
+        told = max(self._announced.get(run, item.pending.limit_bytes), LEAST_LIMIT_BYTES)
+        limit = min(self._limit_bytes, told, MAX_CHUNK_BYTES)
         whole = len(item.pending.payload) <= limit
         item.parts = [] if whole else split(item.pending.payload, limit, run=run, round=number, method=method)
 
