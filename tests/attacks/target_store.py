@@ -89,5 +89,5 @@ def seeds() -> Iterable[bytes]:
     assert len(RUN) == 4
     yield b"\0\0"
     for table in range(16):
-        for what in (0, 1, 4, 8, 9):
+        for what in (0, 8):
             yield bytes([1, 0, table, what, table, what + 1, 0, 7, 3, 9, 2, 1])
