@@ -139,9 +139,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=0, help="for each target")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, help="keeps what was found and each crash; a folder of /tmp otherwise")
-    parser.add_argument(
-        "--keep", action="store_true", help="take the smallest of what was found into tests/attacks"
-    )
+    parser.add_argument("--keep", action="store_true", help="take the smallest of what was found into tests/attacks")
     given = parser.parse_args()
     if importlib.util.find_spec("atheris") is None:
         print("atheris, expected the package, got none, try pip install -e '.[fuzz]' (x86-64 Linux)", file=sys.stderr)
