@@ -31,7 +31,7 @@ from aggregator.settings import Settings, check_heads, check_limit, own_method
 from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
-from aggregator.store import OUTCOMES, RoundRecord, Store, global_parts
+from aggregator.store import OUTCOMES, RoundRecord, Store, as_written, global_parts
 from aggregator.validation import Terms
 from contract.accuracy import read_accuracy
 from contract.bundle import Manifest
@@ -359,7 +359,11 @@ class Coordinator(Core):
         found = method_of(step.method)
         hyper = self._hyper(found)
         devices = list(self._store.record(step.round).uplink_bytes)  # ordered as their contributions are
-        messages = lambda: zip(devices, self._messages(step.round, step.method), strict=True)  # noqa: E731
+
+        def messages() -> Iterator[tuple[str, Contribution]]:
+            with as_written(self._tables.path):  # a contribution that is counted has its bytes
+                yield from zip(devices, self._messages(step.round, step.method), strict=True)
+
         if not self._traits.keys() >= set(devices):  # some were taken before a restart
             self._traits = traits_of(found, messages, hyper)
         result = merge_round(

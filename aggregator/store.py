@@ -44,7 +44,7 @@ from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
 from contract.accuracy import SHARES, Accuracy
 from contract.errors import StoreError, UsageError
-from contract.messages import Contribution, GlobalPart
+from contract.messages import MAX_ROUND, Contribution, GlobalPart
 from contract.sqlite import Database
 from contract.state import GlobalCollector, GlobalState
 from contract.wire import decode, encode
@@ -251,7 +251,7 @@ class SqliteStore:
             StoreError: when the disk refuses; then nothing of the batch was written.
         """
         counts = [(round, outcome, messages) for (round, outcome), messages in tally.items()]
-        with self._transaction():
+        with as_written(self._file.path), self._transaction():  # nothing follows the largest number there is
             (last,) = self._db.execute("SELECT coalesce(max(id), 0) FROM payload").fetchone()
             numbered = list(enumerate(accepted, last + 1))
             self._db.executemany("INSERT INTO payload VALUES (?, ?, ?)", [(n, a.round, a.payload) for n, a in numbered])
@@ -383,7 +383,10 @@ class SqliteStore:
             back = self._db.execute("SELECT 1 FROM taken_back WHERE round = ?", (round,)).fetchone() is not None
         with as_written(self._file.path):
             committed, counted = ({name: int(number) for name, number in rows} for rows in (uplink, tally))
-            opened = round, str(method), int(seed), opened_at, bool(closed), seconds, merged
+            if not 0 < round <= MAX_ROUND:
+                raise ValueError(f"round {round}")
+            took_s = None if seconds is None else float(seconds)
+            opened = round, str(method), int(seed), float(opened_at), bool(closed), took_s, merged
             return RoundRecord(*opened, committed, counted, back)
 
     def findings(self, round: int) -> list[dict[str, str]]:

@@ -5,13 +5,14 @@
 Each target begins with its seeds and with what is kept in `tests/attacks/corpus`, and goes on for `--runs` executions,
 or `--seconds`, in a process of its own. Prints a line for each: executions, how many edges of our own code were
 reached, inputs that reached something new, crashes. An input that breaks a promise is left in `--work`; mend what it
-shows, and keep it as `tests/attacks/corpus/TARGET/crash-WHAT`. `--keep` adds to that folder the few inputs that reach
-what those there do not. Exit code 1 when anything crashed.
+shows, and keep it as `tests/attacks/corpus/TARGET/crash-WHAT`. `--keep` adds to that folder the smallest inputs that
+reached something new. Exit code 1 when anything crashed.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import os
 import re
@@ -30,6 +31,7 @@ from attacks.registry import CORPUS, TARGETS, load  # noqa: E402
 
 RUNNER = ROOT / "tests" / "attacks" / "run_target.py"
 RSS_MB, EACH_S = 2048, 10  # of the process; of one input
+KEPT = 30  # inputs that `--keep` takes of a target
 PROCESS_RUNS = 150_000  # atheris 3.0 itself loses memory, 10 kB an input where it traces comparisons of arrays
 _STATUS = re.compile(r"#(\d+)\s+\w+\s+(?:cov: (\d+) )?.*?corp: (\d+)/")
 _DONE = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
@@ -115,24 +117,18 @@ def _one_process(name: str, options: dict[str, object], folders: list[Path], tol
 
 
 def keep(name: str, work: Path) -> int:
-    """Add to the kept corpus what reaches more than it and the seeds do; how many inputs that were."""
+    """Add to the kept corpus the smallest inputs that reached something new; how many these were."""
     folder = CORPUS / name
-    folder.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as merged:
-        before = [path.read_bytes() for path in (*(work / name / "seeds").iterdir(), *folder.iterdir())]
-        for number, data in enumerate(before):
-            Path(merged, f"known-{number}").write_bytes(data)
-        command = [sys.executable, str(RUNNER), name, "-merge=1", merged, str(work / name / "corpus")]
-        subprocess.run(command, check=True, capture_output=True)
-        found = {path.read_bytes() for path in Path(merged).iterdir()} - set(before)
-    for data in sorted(found, key=lambda data: (len(data), data)):
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {path.read_bytes() for path in (*(work / name / "seeds").iterdir(), *folder.iterdir())}
+    found = {path.read_bytes() for path in (work / name / "corpus").iterdir()} - known
+    chosen = sorted(found, key=lambda data: (len(data), data))[:KEPT]
+    for data in chosen:
         (folder / f"found-{_digest(data)}").write_bytes(data)
-    return len(found)
+    return len(chosen)
 
 
 def _digest(data: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(data).hexdigest()[:12]
 
 
@@ -143,7 +139,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=0, help="for each target")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, help="keeps what was found and each crash; a folder of /tmp otherwise")
-    parser.add_argument("--keep", action="store_true", help="take what reaches more into tests/attacks/corpus")
+    parser.add_argument("--keep", action="store_true", help="take the smallest of what was found into tests/attacks")
     given = parser.parse_args()
     if importlib.util.find_spec("atheris") is None:
         print("atheris, expected the package, got none, try pip install -e '.[fuzz]' (x86-64 Linux)", file=sys.stderr)

@@ -81,6 +81,7 @@ MAX_ENTRIES = 32
 MAX_VERSION = 64  # characters of an entry among the versions of a status
 MAX_KIND = 32
 MAX_BUNDLES = 256
+LEAST_LIMIT_BYTES = 1_024
 # One device's contribution, however hostile, cannot make the sum of a fleet of two million overflow.
 MAX_COUNT = 2**32 - 1
 MAX_MAGNITUDE = 1e30
@@ -206,7 +207,7 @@ class Announcement:
         _require(0 <= self.global_version <= MAX_ROUND, "global_version", f"0 to {MAX_ROUND}", self.global_version)
         _require(self.encoding in ("f64", "f32", "f16", "int8"), "encoding", "f64, f32, f16 or int8", self.encoding)
         _require(1 <= self.min_samples <= MAX_ROUND, "min_samples", "1 or more", self.min_samples)
-        _require(1_024 <= self.limit_bytes <= 1 << 28, "limit_bytes", "1024 to 2^28", self.limit_bytes)
+        _require(LEAST_LIMIT_BYTES <= self.limit_bytes <= 1 << 28, "limit_bytes", "1024 to 2^28", self.limit_bytes)
         _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
 
 

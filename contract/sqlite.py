@@ -36,6 +36,7 @@ __all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "bring_up", "
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
 _HEADER = b"SQLite format 3\x00"
 _POLL_S = 0.02
+_BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter: sqlite3 cannot tell what SQLite says of a file
 _MOMENT_S = 0.3  # in which whoever only looks is done
 
 
@@ -86,7 +87,7 @@ def read_only(path: str | os.PathLike[str], kind: Kind, *, older: bool = False) 
             raise _of_another_version(what, kind, application, version)
         db.execute("BEGIN")
         yield db
-    except sqlite3.DatabaseError as error:
+    except _BROKEN as error:
         raise StoreError(what, expected=f"a {kind.name} that can be read", got=error) from None
     finally:
         db.close()
@@ -221,7 +222,7 @@ def beside(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connect
         db.execute("BEGIN IMMEDIATE")
         yield db
         db.execute("COMMIT")
-    except sqlite3.DatabaseError as error:
+    except _BROKEN as error:
         if _is_strange(error):
             raise StoreError(what, expected=f"a {kind.name} as it was written", got=error) from None
         raise StoreError(
@@ -231,7 +232,7 @@ def beside(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connect
         db.close()
 
 
-def _is_strange(error: sqlite3.DatabaseError) -> bool:
+def _is_strange(error: Exception) -> bool:
     """Whether the file is at fault, its tables or its bytes, and not the disk."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     return code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -271,7 +272,7 @@ class Database:
         """What the disk refuses becomes a `StoreError`."""
         try:
             yield
-        except sqlite3.DatabaseError as error:
+        except _BROKEN as error:
             if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
                 raise
             raise self._refused(error) from None
@@ -373,7 +374,7 @@ class Database:
                 hint=f"starting again; nothing since was kept, or another {self._kind.option}",
             )
 
-    def _refused(self, error: sqlite3.DatabaseError) -> StoreError:
+    def _refused(self, error: Exception) -> StoreError:
         if _is_strange(error):
             what, expected = f"{self._kind.name} {self.path}", f"a {self._kind.name} as it was written"
             return StoreError(what, expected=expected, got=error, hint=f"another {self._kind.option}")

@@ -289,7 +289,7 @@ class Journal:
                 "SELECT run, round, method, payload, limit_bytes FROM contributions"
                 " WHERE outcome IS NULL ORDER BY serial"
             )
-            found = (typed(row, bytes, int, str, bytes, int) for row in rows)
+            found = [typed(row, bytes, int, str, bytes, int) for row in rows]
             return [Pending((run, number, method), payload, limit) for run, number, method, payload, limit in found]
 
     def settle(self, receipt: Receipt, uplink_bytes: int) -> bool:

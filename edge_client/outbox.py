@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 from contract.chunks import in_bitmap, split
 from contract.envelopes import ENVELOPE_BYTES
-from contract.messages import Chunk, Receipt
+from contract.messages import LEAST_LIMIT_BYTES, Chunk, Receipt
 from contract.wire import encode
 from edge_client.journal import Key, Pending
 
@@ -193,7 +193,8 @@ class Outbox:
         if self._limit_bytes is None:
             return
         run, number, method = item.pending.key
-        limit = min(self._limit_bytes, self._announced.get(run, item.pending.limit_bytes), MAX_CHUNK_BYTES)
+        told = max(self._announced.get(run, item.pending.limit_bytes), LEAST_LIMIT_BYTES)
+        limit = min(self._limit_bytes, told, MAX_CHUNK_BYTES)
         whole = len(item.pending.payload) <= limit
         room = limit - self._envelope_bytes
         item.parts = [] if whole else split(item.pending.payload, room, run=run, round=number, method=method)

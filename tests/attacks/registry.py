@@ -17,7 +17,7 @@ from pathlib import Path
 __all__ = ["CORPUS", "TARGETS", "Target", "load"]
 
 CORPUS = Path(__file__).parent / "corpus"
-TARGETS = ("wire", "chunks", "state", "connection", "ingest", "inbox", "bundle", "journal", "rollout")
+TARGETS = ("wire", "chunks", "state", "connection", "ingest", "inbox", "bundle", "journal", "rollout", "store", "data")
 
 
 @dataclass(frozen=True)

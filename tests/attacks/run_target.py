@@ -24,6 +24,7 @@ def main() -> None:
     from attacks.guard import guarded
 
     warnings.simplefilter("error")  # an overflow that only warns would be a hole, too
+    warnings.simplefilter("ignore", ResourceWarning)  # numpy leaves a broken .npz to the garbage collector
     with guarded():
         with atheris.instrument_imports(include=ROOMS, enable_loader_override=False):
             for seed in target.seeds():  # what is imported late is imported now, and so instrumented

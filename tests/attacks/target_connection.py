@@ -13,6 +13,7 @@ from contract.link_actions import Acknowledge, Connected, Dial, Failed, Hangup, 
 
 LONGEST_BYTES = 1024
 TOPICS = ("a", "b")
+WINDOW = 3
 CODES = (None, 0, 128, 135, 139, 141, 142, 151)
 
 
@@ -21,7 +22,7 @@ class _Scene:
 
     def __init__(self, choices: Choices) -> None:
         self.choices, self.now = choices, 0.0
-        self.core = Connection(Limits("mqtt://b", "d", TOPICS, "a"), random.Random(0))
+        self.core = Connection(Limits("mqtt://b", "d", TOPICS, "a", WINDOW, 1_000_000), random.Random(0))
         self.flying: list[int] = []
         self.held: list[int] = []  # packet ids of this connection that were not acknowledged, in order of arrival
         self.told: list[Received] = []
@@ -50,6 +51,7 @@ class _Scene:
         self.over = isinstance(event, Failed)
         if isinstance(event, Received):
             self.told.append(event)
+            assert len(self.told) <= (1 + rules.WINDOW_BORNE) * WINDOW + rules.LOOSE_COUNT, "more than was asked for"
             if event.mid:
                 self.held.append(event.mid)
             else:

@@ -125,6 +125,6 @@ def good_journal() -> bytes:
 
 def seeds() -> Iterable[bytes]:
     yield b"\0\0"
-    for table in range(12):
-        for what in (0, 1, 2, 4, 5, 8):
+    for table in range(8):
+        for what in (0, 4, 8):
             yield bytes([1, 0, table, what, table, what + 1, 0, 7, 3, 9, 2, 1])
