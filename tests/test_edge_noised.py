@@ -110,7 +110,7 @@ def test_without_noise_to_speak_of_it_answers_like_the_method_without(name: str,
     found, plain = method(name), method(name.removesuffix("-dp"))
     answers = []
     for each, hyper in ((found, {"noise_multiplier": 1e-3}), (plain, {})):
-        settled = each.settle({**hyper, **({"ridge": 1.0} if name == "ffc-dp" else {})})
+        settled = each.settle({**hyper, **({"ridge": 10.0} if name == "ffc-dp" else {})})
         own = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, hyper=settled))
         statistic = Device(own, data, "pi-1", secret=SECRET)._summarise(each, announcement(own, method=each.name))
         rows = each.next_rows({}, each.merge(lambda made=statistic: [made], "mean", settled), settled)
