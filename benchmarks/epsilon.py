@@ -38,6 +38,7 @@ from contract.sphere import unit_rows
 from lab.engine.frozen_heads import Features, Rung, measure
 
 DELTA = 1e-5
+WIDE = 1_000  # columns from which the whole triangle is too much noise to be worth trying
 ALONE = 10  # devices that answer by themselves
 THIRDS: Mapping[str, Value] = {"gram_share": 1 / 3, "count_share": 1 / 3, "ridge": "adassp"}
 
@@ -91,7 +92,7 @@ def _table(frozen: Frozen, all_: Features, asked: Features, project: int, option
 def _choices(frozen: Frozen, all_: Features, asked: Features, options: argparse.Namespace) -> None:
     """The shares of the budget, the projection and the ridge, on validation images."""
     print(f"\n{frozen.name}: {len(all_.y):,} images dealt, {len(asked.y):,} to choose by; mean over devices and ε\n")
-    widths = [0, *(width for width in (64, 128, 256, 512) if 2 * width <= frozen.width)]
+    widths = [0] * (frozen.width < WIDE) + [width for width in (64, 128, 256, 512) if 2 * width <= frozen.width]
     narrowed = {width: (_projected(all_, width), _projected(asked, width)) for width in widths}
     shares = itertools.product((0.1, 0.2, 1 / 3, 0.5, 0.7), (0.02, 0.05, 0.1))
     tried: list[tuple[str, Mapping[str, Value]]] = [("ffc-dp", {"project": width}) for width in widths]
