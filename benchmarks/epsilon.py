@@ -20,9 +20,11 @@ training images in place of the test images, and the others dealt.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 from dp_accounting import get_sigma_gaussian
@@ -30,10 +32,13 @@ from frozen_features import Frozen, fashion, pretrained
 from numpy.typing import NDArray
 
 from contract.methods import Value
-from contract.noised_heads import adassp_penalty
+from contract.methods.ffc import prepared
+from contract.noised_heads import OF_EDGE, adassp_penalty
+from contract.sphere import unit_rows
 from lab.engine.frozen_heads import Features, Rung, measure
 
 DELTA = 1e-5
+WIDE = 1_000  # columns from which the whole triangle is too much noise to be worth trying
 ALONE = 10  # devices that answer by themselves
 THIRDS: Mapping[str, Value] = {"gram_share": 1 / 3, "count_share": 1 / 3, "ridge": "adassp"}
 
@@ -57,10 +62,11 @@ def main() -> None:
 
 
 def _table(frozen: Frozen, all_: Features, asked: Features, project: int, options: argparse.Namespace) -> None:
-    columns = {
-        "FFC-DP": ("ffc-dp", {"project": project}),
-        "FFC-DP, AdaSSP's way": ("ffc-dp", {**THIRDS, "project": project}),
-        "NCM-DP": ("ncm-dp", {}),
+    narrow = [_projected(part, project) for part in (all_, asked)]
+    columns: dict[str, tuple[str, Mapping[str, Value], Sequence[Features]]] = {
+        "FFC-DP": ("ffc-dp", {}, narrow),
+        "FFC-DP, AdaSSP's way": ("ffc-dp", THIRDS, narrow),
+        "NCM-DP": ("ncm-dp", {}, (all_, asked)),
     }
     print(f"\n{frozen.name}: {len(all_.y):,} training and {len(asked.y):,} test images, D = {frozen.width:,}", end="")
     print(f", projected to {project} for FFC\n" if project else "\n")
@@ -69,24 +75,25 @@ def _table(frozen: Frozen, all_: Features, asked: Features, project: int, option
         for epsilon in options.epsilon:
             multiplier = float(get_sigma_gaussian(epsilon, DELTA)) * 1.0001
             cells = []
-            for name, hyper in columns.values():
+            for name, hyper, data in columns.values():
                 rung = Rung("", name, {"noise_multiplier": multiplier, **hyper})
-                cells.append(_runs(rung, all_, asked, frozen.classes, devices, options.seeds))
+                cells.append(_runs(rung, *data, frozen.classes, devices, options.seeds))
             print(f"| {devices} | {epsilon:g} | {' | '.join(cells)} |", flush=True)
-        plain = [Rung("", "ffc", {"project": project}), Rung("", "ncm", {})]
-        ffc, ncm = (_runs(rung, all_, asked, frozen.classes, devices, options.seeds) for rung in plain)
+        plain = [(Rung("", "ffc"), narrow), (Rung("", "ncm"), (all_, asked))]
+        ffc, ncm = (_runs(rung, *data, frozen.classes, devices, options.seeds) for rung, data in plain)
         print(f"| {devices} | ∞ | {ffc} | | {ncm} |", flush=True)
-        alone = [_alone(rung, all_, asked, frozen.classes, devices, options.seeds) for rung in plain]
+        alone = [_alone(rung, *data, frozen.classes, devices, options.seeds) for rung, data in plain]
         print(f"| {devices} | a device alone | {alone[0]} | | {alone[1]} |", flush=True)
-    reference = [_adassp(all_, asked, frozen.classes, epsilon, options.seeds) for epsilon in options.epsilon]
+    reference = [_adassp(*narrow, frozen.classes, epsilon, options.seeds) for epsilon in options.epsilon]
     told = ", ".join(f"{epsilon:g}: {right}" for epsilon, right in zip(options.epsilon, reference, strict=True))
     print(f"\nAdaSSP by one who has all images, by ε: {told}. Chance: {1 / frozen.classes:.1%}.", flush=True)
 
 
 def _choices(frozen: Frozen, all_: Features, asked: Features, options: argparse.Namespace) -> None:
-    """The shares of the budget and the projection, on validation images."""
+    """The shares of the budget, the projection and the ridge, on validation images."""
     print(f"\n{frozen.name}: {len(all_.y):,} images dealt, {len(asked.y):,} to choose by; mean over devices and ε\n")
-    widths = [0, *(width for width in (64, 128, 256, 512) if 2 * width <= frozen.width)]
+    widths = [0] * (frozen.width < WIDE) + [width for width in (64, 128, 256, 512) if 2 * width <= frozen.width]
+    narrowed = {width: (_projected(all_, width), _projected(asked, width)) for width in widths}
     shares = itertools.product((0.1, 0.2, 1 / 3, 0.5, 0.7), (0.02, 0.05, 0.1))
     tried: list[tuple[str, Mapping[str, Value]]] = [("ffc-dp", {"project": width}) for width in widths]
     narrow = min(256, frozen.width)
@@ -94,14 +101,24 @@ def _choices(frozen: Frozen, all_: Features, asked: Features, options: argparse.
     tried += [("ffc-dp", {"gram_share": a, "count_share": n, "project": narrow}) for a, n in shares]
     tried += [("ffc-dp", {**THIRDS, "project": narrow}), ("ffc-dp", {"ridge": "adassp", "project": narrow})]
     tried += [("ncm-dp", {"count_share": share}) for share in (0.02, 0.05, 0.1, 0.2, 0.5)]
-    for name, hyper in tried:
+    ridges = [("ffc-dp", {"project": narrow, "of the edge": part}) for part in (0.125, 0.25, 0.5, 1.0, 2.0)]
+    for name, hyper in (*tried, *ridges):
         found = []
         for devices, epsilon in itertools.product(options.fleets, options.epsilon):
             multiplier = float(get_sigma_gaussian(epsilon, DELTA))
-            rung = Rung("", name, {"noise_multiplier": multiplier, **hyper})
-            found.append(_right(rung, all_, asked, frozen.classes, devices, 0))
+            rest = {key: value for key, value in hyper.items() if key not in ("project", "of the edge")}
+            rung = Rung("", name, {"noise_multiplier": multiplier, **rest})
+            with mock.patch("contract.noised_heads.OF_EDGE", hyper.get("of the edge", OF_EDGE)):
+                found.append(_right(rung, *narrowed[int(hyper.get("project", 0))], frozen.classes, devices, 0))
         told = " ".join(f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in hyper.items())
         print(f"| {name} {told} | {np.mean(found):.2%} | least {min(found):.1%} |", flush=True)
+
+
+def _projected(part: Features, project: int) -> Features:
+    """As every device projects its features where that is agreed: once for all, since each would get the same."""
+    if not project:
+        return part
+    return Features(unit_rows(prepared(part.z, {"project": project, "project_seed": 0})), part.y)
 
 
 def _runs(rung: Rung, all_: Features, asked: Features, classes: int, devices: int, seeds: int) -> str:
@@ -120,9 +137,10 @@ def _alone(rung: Rung, all_: Features, asked: Features, classes: int, devices: i
     return _cell(found)
 
 
+@functools.lru_cache(maxsize=8)
 def _dealt(all_: Features, devices: int, seed: int) -> list[Features]:
     order = np.random.default_rng(seed).permutation(len(all_.y))
-    return [Features(all_.z[part], all_.y[part]) for part in np.array_split(order, devices)]
+    return [Features(all_.z[part].astype(np.float32), all_.y[part]) for part in np.array_split(order, devices)]
 
 
 def _adassp(all_: Features, asked: Features, classes: int, epsilon: float, seeds: int) -> str:

@@ -254,7 +254,9 @@ class Releases:
             return ""
         if issubclass(self._own.statistic, Participation):
             return ""
-        return f"rounds of {self._own.name}, the bundle's own method, add no noise: the policy's epsilon refuses them"
+        able = ", ".join(name for name, found in METHODS.items() if found.mechanism(found.settle({})) is not None)
+        of = f"rounds of {self._own.name}, the bundle's own method,"
+        return f"{of} add no noise: the policy's epsilon refuses them, and takes {able}"
 
     def told(self) -> str:
         """What all releases so far have cost, for a person; empty where no ε is to be stated."""

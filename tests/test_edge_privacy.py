@@ -18,15 +18,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from msgspec import structs
+from test_edge_policy import journal_in, task, work
 
 import edge_client.privacy
 from contract.bundle import Bundle, read_bundle
 from contract.errors import PrivacyError
 from contract.mechanism import RowNoise
-from contract.messages import Announcement, Phase
+from contract.messages import Announcement, Contribution, Phase
 from contract.methods import METHODS, Value, method
 from contract.methods.fedhkd import HyperKnowledge
-from contract.wire import encode
+from contract.wire import decode, encode
 from edge_client.device import Device
 from edge_client.elapsed import Moment
 from edge_client.extractor import Extractor
@@ -317,6 +318,26 @@ def test_a_release_that_would_exceed_the_budget_is_refused_before_it_is_made(her
             assert refused.word == "epsilon is spent"
             assert refused.line.startswith(f"ε = {spent:.3g} of 2.5 is spent, and it would be ")
     assert done > 1
+
+
+def test_rounds_of_noised_sums_take_place_until_the_budget_is_spent(here: None, noisy: Bundle, tmp_path: Path) -> None:
+    """On a device, of any bundle: the second round of a budget for one is answered without a row."""
+    found = method("ncm-dp")
+    cost = cost_of(found.mechanism(found.settled_in(noisy.manifest.hyper)), ONE)
+    assert cost.add_remove is not None
+    policy = Policy(epsilon=1.01 * _epsilon(cost.add_remove**-0.5, 1e-5), delta=1e-5)
+    gate, said = releases(tmp_path, noisy, policy), list[str]()
+    with journal_in(tmp_path / "state", noisy) as journal:
+        gate.begin(journal)
+        done = work(noisy, journal, gate, said)
+        for number, rows, refused in ((1, 10, ""), (2, 0, "round 2 (ncm-dp): epsilon is spent")):
+            done.take_part(task(noisy, number, method="ncm-dp"))
+            sent = decode(journal.pending()[-1].payload)
+            assert isinstance(sent, Contribution)
+            assert (len(sent.counts), done.refused) == (rows, refused)
+    spent = gate._ledger.spent()
+    assert (spent.releases, spent.add_remove, spent.bare_add_remove) == (2, cost.add_remove, 0)
+    assert " for one sample more or fewer after 1 release" in said[0]
 
 
 @pytest.mark.parametrize(

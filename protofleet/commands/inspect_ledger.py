@@ -40,10 +40,12 @@ def describe_ledger(file: Path) -> dict[str, Any]:
     """What a ledger, or the one of a state directory, holds, as JSON-ready values.
 
     Raises:
-        StoreError: there is none, or it cannot be read.
-        UsageError: it is another kind of file.
+        StoreError: it cannot be read.
+        UsageError: there is none, or it is another kind of file.
     """
     path = file / FILE if file.is_dir() else file
+    if file.is_dir() and not path.is_file():
+        raise UsageError(str(file), expected=f"a state directory, with {FILE} in it", got="a folder without")
     entries, spent, terms = read_ledger(path)
     return {
         "kind": "ledger",
