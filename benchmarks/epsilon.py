@@ -93,7 +93,7 @@ def _choices(frozen: Frozen, all_: Features, asked: Features, options: argparse.
     """The shares of the budget, the projection and the ridge, on validation images."""
     print(f"\n{frozen.name}: {len(all_.y):,} images dealt, {len(asked.y):,} to choose by; mean over devices and ε\n")
     widths = [0] * (frozen.width < WIDE) + [width for width in (64, 128, 256, 512) if 2 * width <= frozen.width]
-    narrowed = {width: (_projected(all_, width), _projected(asked, width)) for width in widths}
+    narrowed = {width: (_projected(all_, width), _projected(asked, width)) for width in (0, *widths)}
     shares = itertools.product((0.1, 0.2, 1 / 3, 0.5, 0.7), (0.02, 0.05, 0.1))
     tried: list[tuple[str, Mapping[str, Value]]] = [("ffc-dp", {"project": width}) for width in widths]
     narrow = min(256, frozen.width)
