@@ -72,7 +72,7 @@ class Order:
 
     Attributes:
         device: that it is about, or empty.
-        detail: the class that it is about; of a roll-out's order, which bundle or stage.
+        detail: the class that it is about; of a roll-out's order, which bundle or stage; of an enrolment, which key.
     """
 
     id: int
@@ -85,6 +85,11 @@ class Order:
     version_before: int | None = None
     version_after: int | None = None
     detail: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The detail, where a person can do something with it."""
+        return "" if self.what in ("invite", "enrol") else self.detail
 
 
 @dataclass(frozen=True)
@@ -393,7 +398,8 @@ def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
         )
     }
     beside = {name for table in _BESIDE for (name,) in db.execute(f"SELECT DISTINCT device FROM {table}")}
-    names = {*refused, *rounds, *stands, *beside}
+    enrolled = {name for (name,) in db.execute("SELECT device FROM device_key")}
+    names = {*refused, *rounds, *stands, *beside, *enrolled}
     if not all(isinstance(name, str) for name in names):
         raise TypeError("a device whose name is no text")
     return {

@@ -13,13 +13,16 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.enrolment import Gate, Intrusion
 from aggregator.enrolment_store import MAX_INTRUDERS
 from aggregator.orders import give
+from aggregator.standing_store import orders
 from aggregator.store import SqliteStore
+from aggregator.store_schema import KIND
 from contract import topics
 from contract.chunks import split
 from contract.envelopes import REFUSED
 from contract.errors import WireError
 from contract.messages import Contribution, Receipt, Status
 from contract.signed import Signer, enrolment_of, inside, invitation_key
+from contract.sqlite import read_only
 from contract.tokens import draw_token
 from contract.wire import encode
 
@@ -106,6 +109,9 @@ def test_a_token_enrols_its_device_once_and_for_one_key(store: SqliteStore) -> N
     assert gate.key("a") == KEY.public_key
     assert enrol(gate, KEY, token).status == "committed"  # its answer was lost
     assert "no invitation" in enrol(gate, OTHER, token).reason  # who has read the token later
+    with read_only(store.standing.path, KIND) as db:
+        (order,) = orders(db)
+    assert (order.what, order.device, order.who) == ("enrol", "a", "the device, by its token")
     again = Gate(FLEET, store.enrolment)
     assert again.key("a") == KEY.public_key
     assert list(again.enrolled) == ["a"]
