@@ -202,10 +202,16 @@ class Core(ABC):
             self.gate.note(device, "token", receipt.reason, wall)
         return receipt
 
-    def _read_status(self, device: str, payload: bytes, is_ours: bool = False) -> Status | None:
+    def _read_status(self, device: str, payload: bytes, *, is_ours: bool, is_news: bool) -> Status | None:
         """What a device says of itself, its drift heard unless it is refused. What is no status, or not the device's,
-        is counted and left."""
-        message = self._status_in(topics.status(self._store.fleet, device), device, payload, is_ours)
+        is counted and left.
+
+        Args:
+            is_ours: whether we have published it ourselves.
+            is_news: whether it was published just now, and is not what a broker retained.
+        """
+        topic = topics.status(self._store.fleet, device)
+        message = self._status_in(topic, device, payload, is_ours=is_ours, is_news=is_news)
         if message is None:
             return None
         refuses = message.metrics.get(REFUSED, 0.0)
@@ -217,13 +223,16 @@ class Core(ABC):
             self.rollouts.hear(device, message.versions)
         return message
 
-    def _status_in(self, topic: str, device: str, payload: bytes, is_ours: bool) -> Status | None:
+    def _status_in(
+        self, topic: str, device: str, payload: bytes, *, is_ours: bool = False, is_news: bool = True
+    ) -> Status | None:
         try:
             message = self.gate.opened(device, topic, payload, limit_bytes=self._settings.limit_bytes, is_ours=is_ours)
             if not isinstance(message, Status):
                 raise WireError("message", expected="a status", got=type(message).__name__.lower())
         except Intrusion as intrusion:
-            self.gate.note(device, intrusion.cause, str(intrusion), time.time())
+            if is_news:
+                self.gate.note(device, intrusion.cause, str(intrusion), time.time())
             return None
         except WireError:
             self.malformed()
@@ -232,7 +241,7 @@ class Core(ABC):
 
     def hear_elsewhere(self, device: str, topic: str, payload: bytes) -> None:
         """What a device says of itself in the fleet that devices go over to."""
-        message = None if device in self._refused else self._status_in(topic, device, payload, is_ours=False)
+        message = None if device in self._refused else self._status_in(topic, device, payload)
         if message is not None:
             self.rollouts.hear(device, message.versions, elsewhere=True)
 

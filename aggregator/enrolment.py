@@ -147,7 +147,7 @@ class Gate:
         """
         reason = self._why_not(device, enrolment, wall)
         if not reason and self._keys.get(device) != enrolment.key:
-            self._take(device, enrolment.key, wall)
+            self._take(device, enrolment.key, wall, by_token=True)
         digest = hashlib.sha256(payload).digest()[:8]
         return Receipt(run, 1, ENROL, "rejected" if reason else "committed", reason[:200], digest=digest)
 
@@ -164,9 +164,9 @@ class Gate:
             return f"not the token of {device}'s invitation"
         return ""
 
-    def _take(self, device: str, key: bytes, wall: float) -> None:
+    def _take(self, device: str, key: bytes, wall: float, *, by_token: bool = False) -> None:
         assert self._tables is not None
-        self._tables.enrol(device, key, wall)
+        self._tables.enrol(device, key, wall, by_token=by_token)
         self._keys[device], self._rings[device] = key, Keyring([key])
         for cause in INTRUSIONS:
             self._noted.pop((device, cause), None)

@@ -58,9 +58,19 @@ class EnrolmentTables:
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO invitation VALUES (?, ?, ?)", (device, key, expires))
 
-    def enrol(self, device: str, key: bytes, at: float) -> None:
-        """This is the device's key from now on; its invitation is used up, and what was turned away is forgotten."""
+    def enrol(self, device: str, key: bytes, at: float, *, by_token: bool = False) -> None:
+        """This is the device's key from now on; its invitation is used up, and what was turned away is forgotten.
+
+        Args:
+            by_token: whether the device did it itself, which is then in the record of orders, too.
+        """
         with self._transaction() as db:
+            if by_token:
+                db.execute(
+                    "INSERT INTO fleet_order (what, device, who, given_at, detail, done_at, outcome, version_before,"
+                    " version_after) VALUES ('enrol', ?, 'the device, by its token', ?, ?, ?, 'done', 0, 0)",
+                    (device, at, key.hex(), at),
+                )
             db.execute("INSERT OR REPLACE INTO device_key VALUES (?, ?, ?)", (device, key, at))
             db.execute("DELETE FROM invitation WHERE device = ?", (device,))
             db.execute("DELETE FROM intruder WHERE device = ?", (device,))

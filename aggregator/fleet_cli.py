@@ -45,6 +45,7 @@ __all__ = [
     "forget_command",
     "operator",
     "tell",
+    "told_of",
 ]
 
 SCHEMA = "protofleet.fleet/1"
@@ -303,13 +304,16 @@ def tell(order: Order, running: bool, store: Path, wait_s: float, json: Path | N
     refused = (order.outcome or "").startswith("refused")
     backups = _backups(store) if order.what in ("forget", "forget class") and not refused else []
     write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running, "backups": backups})
-    line = _line(order)
-    if not running:
-        line += ": no aggregator runs on this store, its next start takes it up"
-    _say(json, line)
+    _say(json, told_of(order, running))
     if backups:
         _say(json, f"backups hold it until you destroy them: {', '.join(backups)}")
     return int(refused)
+
+
+def told_of(order: Order, running: bool) -> str:
+    """What became of an order, for a person."""
+    line = _line(order)
+    return line if running else f"{line}: no aggregator runs on this store, its next start takes it up"
 
 
 def _backups(store: Path) -> list[str]:

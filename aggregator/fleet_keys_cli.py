@@ -12,12 +12,12 @@ from typing import Annotated
 
 import typer
 
-from aggregator.fleet_cli import WAIT_S, ask, check_telling, fleet_app, operator, tell
+from aggregator.fleet_cli import WAIT_S, ask, check_telling, fleet_app, operator, told_of
 from aggregator.fleet_cli import DeviceName as _Device
 from aggregator.fleet_cli import JsonFile as _Json
 from aggregator.fleet_cli import StoreFile as _Store
 from aggregator.fleet_cli import WaitSeconds as _Wait
-from aggregator.orders import give
+from aggregator.orders import await_done, give
 from contract.durations import in_words, seconds
 from contract.envelopes import KEY_BYTES
 from contract.errors import UsageError
@@ -45,12 +45,15 @@ def invite_command(
     token = draw_token()
     detail = f"{invitation_key(token).hex()} {int(time.time() + lasts_s)}"
     order, running = give(store, "invite", device, operator(), detail=detail)
-    code = tell(order, running, store, wait, None)
-    if code == 0:
-        print(token_text(token))
-        hint = f"protofleet client --token enrols {device} with it, once, within {in_words(lasts_s)}"
-        typer.echo(f"{hint}; it is shown this once", err=True)
-    return code
+    if running:
+        order = await_done(store, order, wait)
+    typer.echo(told_of(order, running), err=True)
+    if (order.outcome or "").startswith("refused"):
+        return 1
+    hint = f"protofleet client --token enrols {device} with it, once, within {in_words(lasts_s)}"
+    typer.echo(f"{hint}; it is shown this once", err=True)
+    print(token_text(token))
+    return 0
 
 
 @fleet_app.command("enrol")

@@ -34,9 +34,8 @@ from aggregator.coordinator import Coordinator
 from aggregator.enrolment import Intrusion
 from aggregator.handout import Handout
 from aggregator.helper_line import HelperLine
-from aggregator.ingest import Decision
 from aggregator.orders import Obeyed
-from aggregator.refusal_rate import Pace
+from aggregator.receipts import Receipts
 from aggregator.retained import Retained
 from aggregator.rounds import Closed, Finished
 from aggregator.run_events import Teller
@@ -48,7 +47,7 @@ from contract import topics
 from contract.envelopes import ENVELOPE_BYTES
 from contract.errors import LinkError, StoreError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Received
-from contract.messages import Announcement, Message, Receipt, Status
+from contract.messages import Announcement, Message, Status
 from contract.service_manager import ServiceManager
 from contract.signed import Signer
 from contract.wire import encode
@@ -124,7 +123,6 @@ class Server:
             else Teller(coordinator, listener)
         )
         self._seat = Seat(fleet, coordinator.run, started=int(time.time()), take_over=take_over)
-        self._pace, self._intruders_pace = Pace(), Pace()
         self._voice = Voice(fleet, signer, coordinator.issue)
         self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, topics.AGGREGATOR)
         blinded = coordinator if isinstance(coordinator, BlindedCoordinator) else None
@@ -140,6 +138,7 @@ class Server:
             largest_bytes=coordinator.largest_message_bytes + ENVELOPE_BYTES,
             echo_topic=self._round_topic,
         )
+        self._receipts = Receipts(fleet, self._link, self._voice, listener)
         self._handout = Handout(coordinator, self._link, address, fleet, listener, self._voice)
         self._helper = (
             None
@@ -201,7 +200,7 @@ class Server:
         sent = [each for each in sent if not (self._handout.take(*each) or self._enrol(*each, now))]
         decisions = self._core.take(sent, now)
         decisions += self._core.stalled(now)
-        self._send_receipts(decisions, now)
+        self._receipts.send(decisions, now)
         for message in received:
             self._link.acknowledge(message)
         if any(decision.outcome == "committed" for decision in decisions):
@@ -274,45 +273,17 @@ class Server:
         self._listener(events.HelperAwaited(round, devices))
 
     def _hear_status(self, device: str, message: Received) -> None:
-        is_ours = self._asked.get(device) == message.payload
-        self._core.status(device, message.payload, time.monotonic(), is_ours=is_ours)
+        is_ours = self._asked.get(device) == message.payload or self._voice.is_ours(message.topic, message.payload)
+        self._core.status(device, message.payload, time.monotonic(), is_ours=is_ours, is_news=not message.retained)
         if self._ending is not None and self._core.rounds.is_online(device):
             self._ending.missing.discard(device)
-
-    def _send_receipts(self, decisions: list[Decision], now: float) -> None:
-        sent = set()
-        for decision in decisions:
-            receipt = decision.receipt
-            named = "" if receipt is None else receipt.method
-            self._listener(
-                events.Decided(
-                    decision.device, decision.outcome, decision.round, named, decision.reason, decision.cause
-                )
-            )
-            if decision.outcome in ("rejected", "malformed") and decision.cause != "intruder":
-                self._listener(events.Refused(decision.device, decision.reason))
-            if receipt is None:
-                continue
-            about = (receipt.run, receipt.round, receipt.method, receipt.digest)
-            key = (decision.device, about, receipt.status, receipt.missing)
-            if key in sent:  # many chunks of one contribution may call for the same receipt
-                continue
-            sent.add(key)
-            self._answer(decision.device, receipt, now, is_intruder=decision.cause == "intruder")
-
-    def _answer(self, device: str, receipt: Receipt, now: float, *, is_intruder: bool) -> None:
-        """Send a receipt; refusals at a pace that who poses as a device does not take from the device."""
-        pace = self._intruders_pace if is_intruder else self._pace
-        if receipt.status != "rejected" or pace.allows(device, now):
-            topic = topics.down(self._fleet, device)
-            self._link.publish(topic, self._voice.sealed(topic, encode(receipt)))
 
     def _enrol(self, device: str, payload: bytes, now: float) -> bool:
         """Whether a message asks for a device to be enrolled; then it is answered, and durable."""
         receipt = self._core.enrol(device, payload, time.time())
         if receipt is None:
             return False
-        self._answer(device, receipt, now, is_intruder=receipt.status == "rejected")
+        self._receipts.answer(device, receipt, now, is_intruder=receipt.status == "rejected")
         return True
 
     def _say(self, topic: str, status: Status) -> bytes:

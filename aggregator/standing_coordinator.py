@@ -170,9 +170,9 @@ class StandingCoordinator(Core):
             withheld=self._withheld,
         )
 
-    def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False) -> bool:
+    def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False, is_news: bool = True) -> bool:
         """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
-        message = self._read_status(device, payload, is_ours)
+        message = self._read_status(device, payload, is_ours=is_ours, is_news=is_news)
         if message is None:
             return False
         told = self._presence.birth if message.online else self._presence.death

@@ -387,7 +387,8 @@ def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
         )
     }
     beside = {name for table in _BESIDE for (name,) in db.execute(f"SELECT DISTINCT device FROM {table}")}
-    names = {*refused, *rounds, *stands, *beside}
+    enrolled = {name for (name,) in db.execute("SELECT device FROM device_key")}
+    names = {*refused, *rounds, *stands, *beside, *enrolled}
     if not all(isinstance(name, str) for name in names):
         raise TypeError("a device whose name is no text")
     return {

@@ -14,6 +14,7 @@ from dataclasses import replace
 from aggregator.enrolment import Intrusion
 from contract import topics
 from contract.envelopes import ENVELOPE_BYTES
+from contract.errors import WireError
 from contract.messages import Announcement, Message, Signed
 from contract.signed import Keyring, SignatureError, Signer, inside
 from contract.state import GlobalState
@@ -90,6 +91,16 @@ class Voice:
             return decode(self._ring.payload(message, topic))
         except SignatureError as error:
             raise Intrusion("posing", f"on {topic}: {error}", payload) from None
+
+    def is_ours(self, topic: str, payload: bytes) -> bool:
+        """Whether our key has signed this for this topic, as it signs a question whether a device is there."""
+        if self._ring is None:
+            return False
+        try:
+            self.heard(topic, payload)
+        except WireError:
+            return False
+        return True
 
     # ── what was overwritten ────────────────────────────────────────────────────────────────────────────────────────
 

@@ -65,7 +65,7 @@ class Month:
     def _make_parts(self) -> None:
         folder, logs, day_s = self.folder, self.folder / "logs", self.day_s
         made, self.url = broker(self.options.broker, folder)
-        own = ("--method", self.options.method)
+        own = ("--method", self.options.method, "--sign", str(self.signed.secret))
         clock = ("--every", f"{day_s / 2}s", "--window", f"{day_s / 2}s")
         least = ("--min-clients", str(max(2, len(self.plan.sleepers) // 5)), "--no-calibrate")
         standing = Aggregator(

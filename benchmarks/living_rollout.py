@@ -28,18 +28,18 @@ if "edge_client.self_test" in sys.orig_argv:
 
 
 class Signed:
-    """The bundle that all begin with, the one with a class more, and the key that devices trust."""
+    """The bundle that all begin with, the one with a class more, and the key that signs them and what is published."""
 
     def __init__(self, folder: Path) -> None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         private = Ed25519PrivateKey.from_private_bytes(os.urandom(32))
-        secret, self.trust = folder / "fleet.key", folder / "fleet.pub"
-        secret.write_bytes(private.private_bytes_raw())
+        self.secret, self.trust = folder / "fleet.key", folder / "fleet.pub"
+        self.secret.write_bytes(private.private_bytes_raw())
         self.trust.write_bytes(private.public_key().public_bytes_raw())
         paths = [SHIPPED, folder / "first.bundle", folder / "longer.bundle"]
         for before, after, label in zip(paths, paths[1:], NEW_CLASSES, strict=False):
-            told = ("--classes", f"+{label}", "--sign", secret, "--out", after, "--quiet")
+            told = ("--classes", f"+{label}", "--sign", self.secret, "--out", after, "--quiet")
             command("export", "--extend", before, *told)
         self.old, self.new = paths[1:]
         self.bundles = read_bundle(self.old), read_bundle(self.new)

@@ -21,6 +21,7 @@ SUBCOMMANDS = {
     "fleet": (
         *("list", "show", "log", "admit", "remove", "pause", "resume"),
         *("open-round", "close-round", "backup", "restore"),
+        *("invite", "enrol", "revoke"),
     ),
     "lab": ("list", "run", "table"),
 }

@@ -38,15 +38,16 @@ class Enrolling:
         if signer is not None and token is not None:
             self._payload = encode(enrolment_of(fleet, device_id, signer.public_key, token))
         self._wait_s, self._due_s = _FIRST_S, float("-inf")
-        self._is_connected = False
+        self._is_connected = self._is_refused = False
 
     @property
     def is_open(self) -> bool:
         """Whether an answer is awaited."""
-        return bool(self._payload)
+        return bool(self._payload) and not self._is_refused
 
     def connected(self) -> None:
-        """A connection is up."""
+        """A connection is up; who was refused asks again."""
+        self._is_refused = False
         self._is_connected, self._wait_s, self._due_s = True, _FIRST_S, float("-inf")
 
     def disconnected(self) -> None:
@@ -72,6 +73,7 @@ class Enrolling:
             return
         if receipt.status == "committed":
             self._log(f"enrolled as {self._device_id}: what this device sends is signed with its own key")
+            self._payload = b""
         else:
             self._log(f"not enrolled by --token: {receipt.reason}")
-        self._payload = b""
+            self._is_refused = True

@@ -16,6 +16,7 @@ from contract.bundle import Manifest
 from contract.errors import ProtofleetError
 from contract.link import Address, Link, Received
 from contract.messages import Message
+from contract.signed import Signer
 from contract.wire import decode
 
 FLEET, WIDTH = "test", 4
@@ -34,6 +35,7 @@ class Running:
         width: int = WIDTH,
         *,
         take_over: bool = False,
+        signer: Signer | None = None,
         made: Manifest | None = None,
         shorter: Mapping[bytes, int] | None = None,
     ) -> None:
@@ -50,6 +52,7 @@ class Running:
             on_round=lambda finished: None,
             patience_s=10,
             take_over=take_over,
+            signer=signer,
             stopping=self._stopping,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)

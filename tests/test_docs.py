@@ -249,7 +249,7 @@ def test_the_limits_and_waits_of_the_wire_page_are_those_of_the_code():
     from edge_client.outbox import MAX_CHUNK_BYTES, Outbox
 
     text = " ".join((ROOT / "docs" / "wire.md").read_text().split())
-    waits = {"first_wait_s": 10.0, "max_wait_s": 4 * 3600.0}
+    waits = {"first_wait_s": 10.0, "max_wait_s": 4 * 3600.0, "seal": None}
     assert Outbox.__init__.__kwdefaults__ == waits
     assert "waits 5 to 10 s" in text
     assert "up to 2 to 4 hours" in text

@@ -24,7 +24,7 @@ from rich.text import Text
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError, WireError
 from contract.json_output import JSON_HELP, beside, write_json
-from contract.messages import ClassRows, Message
+from contract.messages import ClassRows, Message, Signed
 from contract.methods import LOAD_HELP, METHODS, load_method
 from contract.terminal import printable
 from contract.uplink_bytes import rungs, uplink_bytes
@@ -135,8 +135,12 @@ def _members(file: Path, m: Manifest) -> list[dict[str, Any]]:
 
 
 def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
-    """What a message says, as JSON-ready values; arrays by shape, type and range."""
+    """What a message says, as JSON-ready values; arrays by shape, type and range. Of a signed one, what is inside, and
+    the name of the key; whether the signature holds is not looked at."""
     fields: dict[str, Any] = {}
+    if isinstance(message, Signed):
+        fields["signed_with"] = message.key_id.hex()
+        message = decode(message.payload)
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
         if isinstance(value, ClassRows):

@@ -1,0 +1,252 @@
+"""Who is enrolled is held to its key; a token enrols once; who poses as a device is named and ends nothing of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aggregator_samples import BUNDLE, contribution, manifest
+
+from aggregator.coordinator import Coordinator, Settings
+from aggregator.enrolment import Gate, Intrusion
+from aggregator.enrolment_store import MAX_INTRUDERS
+from aggregator.orders import give
+from aggregator.standing_store import orders
+from aggregator.store import SqliteStore
+from aggregator.store_schema import KIND
+from contract import topics
+from contract.chunks import split
+from contract.envelopes import REFUSED
+from contract.errors import WireError
+from contract.messages import Contribution, Receipt, Status
+from contract.signed import Signer, enrolment_of, inside, invitation_key
+from contract.sqlite import read_only
+from contract.tokens import draw_token
+from contract.wire import encode
+
+FLEET = "fleet"
+KEY, OTHER = Signer(bytes(range(32))), Signer(bytes(32))
+UP = topics.up(FLEET, "a")
+WALL = 1.8e9
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    with SqliteStore(tmp_path / "s", BUNDLE, FLEET) as made:
+        yield made
+
+
+def plain(store: SqliteStore, round: int = 1, **fields: object) -> bytes:
+    return encode(contribution(run=store.run, round=round, **fields))  # type: ignore[arg-type]
+
+
+def opened(store: SqliteStore, device: str, payload: bytes, *, only: bool = False, topic: str = UP) -> object:
+    return Gate(FLEET, store.enrolment, only=only).opened(device, topic, payload)
+
+
+# ── whose message it is ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_who_is_enrolled_is_held_to_its_key(store: SqliteStore) -> None:
+    store.enrolment.enrol("a", KEY.public_key, WALL)
+    said = plain(store)
+    assert isinstance(opened(store, "a", KEY.sign(UP, said)), Contribution)
+    for cause, payload, topic in (
+        ("unsigned", said, UP),
+        ("other-key", OTHER.sign(UP, said), UP),
+        ("forged", KEY.sign(topics.up("other", "a"), said), UP),
+        ("forged", KEY.sign(topics.up(FLEET, "b"), said), UP),
+        ("forged", KEY.sign(UP, said), topics.status(FLEET, "a")),
+        ("unsigned", b"garbage", UP),
+    ):
+        with pytest.raises(Intrusion) as caught:
+            opened(store, "a", payload, topic=topic)
+        assert caught.value.cause == cause
+
+
+def test_who_never_was_is_taken_as_it_comes_unless_only_the_enrolled_are(store: SqliteStore) -> None:
+    said = plain(store)
+    for payload in (said, KEY.sign(UP, said)):
+        assert isinstance(opened(store, "a", payload), Contribution)
+        with pytest.raises(Intrusion, match="fleet invite a") as caught:
+            opened(store, "a", payload, only=True)
+        assert caught.value.cause == "not-enrolled"
+    with pytest.raises(WireError, match="message"):
+        opened(store, "a", b"garbage")
+
+
+def test_a_revoked_key_speaks_for_nobody_and_another_takes_its_place(store: SqliteStore) -> None:
+    said = plain(store)
+    store.enrolment.enrol("a", KEY.public_key, WALL)
+    store.enrolment.revoke("a", WALL)
+    for payload in (said, KEY.sign(UP, said)):
+        with pytest.raises(Intrusion) as caught:
+            opened(store, "a", payload)
+        assert caught.value.cause == "revoked"
+    store.enrolment.enrol("a", OTHER.public_key, WALL)
+    assert isinstance(opened(store, "a", OTHER.sign(UP, said)), Contribution)
+    with pytest.raises(Intrusion):
+        opened(store, "a", KEY.sign(UP, said))
+
+
+# ── enrolment with a token ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def enrol(gate: Gate, signer: Signer, token: bytes, device: str = "a", wall: float = WALL) -> Receipt:
+    message = enrolment_of(FLEET, device, signer.public_key, token)
+    return gate.enrol(device, message, encode(message), b"run1", wall)
+
+
+def test_a_token_enrols_its_device_once_and_for_one_key(store: SqliteStore) -> None:
+    token = draw_token()
+    store.enrolment.invite("a", invitation_key(token), WALL + 60)
+    gate = Gate(FLEET, store.enrolment)
+    assert "not the token" in enrol(gate, OTHER, draw_token()).reason
+    assert "no invitation of b" in enrol(gate, OTHER, token, "b").reason
+    assert enrol(gate, KEY, token).status == "committed"
+    assert gate.key("a") == KEY.public_key
+    assert enrol(gate, KEY, token).status == "committed"  # its answer was lost
+    assert "no invitation" in enrol(gate, OTHER, token).reason  # who has read the token later
+    with read_only(store.standing.path, KIND) as db:
+        (order,) = orders(db)
+    assert (order.what, order.device, order.who) == ("enrol", "a", "the device, by its token")
+    again = Gate(FLEET, store.enrolment)
+    assert again.key("a") == KEY.public_key
+    assert list(again.enrolled) == ["a"]
+
+
+def test_who_reads_the_proof_cannot_use_it(store: SqliteStore) -> None:
+    token = draw_token()
+    store.enrolment.invite("a", invitation_key(token), WALL + 60)
+    gate = Gate(FLEET, store.enrolment)
+    read = enrolment_of(FLEET, "a", KEY.public_key, token)
+    stolen = read.__class__(OTHER.public_key, read.proof)
+    assert gate.enrol("a", stolen, encode(stolen), b"run1", WALL).status == "rejected"
+    assert token not in Path(store.standing.path).read_bytes()  # nor is it in the store
+
+
+def test_a_token_expires_and_a_new_one_takes_its_place(store: SqliteStore) -> None:
+    token, newer = draw_token(), draw_token()
+    store.enrolment.invite("a", invitation_key(token), WALL)
+    gate = Gate(FLEET, store.enrolment)
+    assert "has expired" in enrol(gate, KEY, token, wall=WALL + 1).reason
+    store.enrolment.invite("a", invitation_key(newer), WALL + 60)
+    assert "not the token" in enrol(gate, KEY, token).reason
+    assert enrol(gate, KEY, newer).status == "committed"
+
+
+# ── in the coordinator ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def coordinator(store: SqliteStore, **settings: object) -> Coordinator:
+    core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False, **settings), now=0.0)  # type: ignore[arg-type]
+    core.status("a", KEY.sign(topics.status(FLEET, "a"), encode(Status(True, bytes(8), 1))), 0.0)
+    core.advance(10.0, WALL)
+    assert core.rounds.phase == "open"
+    return core
+
+
+def test_a_stolen_name_is_named_and_takes_nothing_from_the_device(store: SqliteStore) -> None:
+    store.enrolment.enrol("a", KEY.public_key, WALL)
+    core = coordinator(store, enrolled=True)
+    said, mine = plain(store), KEY.sign(UP, plain(store))
+    (forged,) = core.take([("a", said)], 11.0)
+    assert (forged.outcome, forged.cause) == ("rejected", "intruder")
+    assert forged.receipt is not None
+    assert forged.receipt.digest  # it speaks of those bytes, and of no other
+    assert core.rounds.contributions == set()
+    (honest,) = core.take([("a", mine)], 12.0)
+    assert honest.outcome == "committed"
+    assert honest.receipt is not None
+    stored = next(iter(store.contributions(1, "fedproto")))
+    assert stored == mine  # kept with its signature
+    (stranger,) = core.take([("b", plain(store))], 12.0)
+    assert stranger.cause == "intruder"
+    news = {(each.device, each.cause): each.messages for each in core.gate.take_news(WALL)}
+    assert news == {("a", "unsigned"): 1, ("b", "not-enrolled"): 1}
+    assert {each.device for each in store.enrolment.intruders()} == {"a", "b"}
+
+
+def test_chunks_are_the_devices_own_too(store: SqliteStore) -> None:
+    store.enrolment.enrol("a", KEY.public_key, WALL)
+    core = coordinator(store)
+    whole = KEY.sign(UP, plain(store))
+    keys = {"run": store.run, "round": 1, "method": "fedproto"}
+    bare = [encode(chunk) for chunk in split(whole, 700, **keys)]
+    spoilt = [encode(chunk) for chunk in split(whole[:-1] + b"x", 700, **keys)]
+    (mine,) = (KEY.sign(UP, chunk) for chunk in bare)
+    (forged,), (honest,) = (core.take([("a", payload)], 11.0) for payload in (spoilt[0], mine))
+    assert (forged.cause, honest.outcome) == ("intruder", "committed")
+
+
+def test_an_honest_mistake_of_a_device_that_signs_is_answered_by_its_key(store: SqliteStore) -> None:
+    store.enrolment.enrol("a", KEY.public_key, WALL)
+    core = coordinator(store)
+    (decided,) = core.take([("a", KEY.sign(UP, plain(store, bundle=bytes(32))))], 11.0)
+    assert (decided.outcome, decided.cause) == ("rejected", "content")
+    broken = bytearray(plain(store))
+    broken[-4:] = b"\x00\x00\xc0\x7f"  # NaN
+    (decided,) = core.take([("a", KEY.sign(UP, bytes(broken)))], 12.0)
+    assert (decided.outcome, decided.cause, decided.round) == ("rejected", "unreadable", 1)
+
+
+def test_a_forged_status_moves_nobody(store: SqliteStore) -> None:
+    store.enrolment.enrol("a", KEY.public_key, WALL)
+    core = coordinator(store)
+    assert core.rounds.is_online("a")
+    death = encode(Status(False, bytes(8), 1))
+    core.status("a", death, 11.0)
+    assert core.rounds.is_online("a")
+    core.status("a", death, 11.0, is_ours=True)  # our own question whether it is there
+    assert not core.rounds.is_online("a")
+
+
+def test_a_device_that_gets_forged_messages_says_so(store: SqliteStore) -> None:
+    core = coordinator(store)
+    core.status("a", encode(Status(True, bytes(8), 1, metrics={REFUSED: 7.0})), 11.0)
+    (told,) = core.gate.take_news(WALL)
+    assert (told.device, told.cause, told.messages) == ("a", "refuses", 7)
+
+
+def test_orders_enrol_invite_and_revoke(store: SqliteStore, tmp_path: Path) -> None:
+    core = coordinator(store)
+    token, path = draw_token(), tmp_path / "s"
+    give(path, "invite", "b", "me", detail=f"{invitation_key(token).hex()} {int(time.time()) + 60}")
+    give(path, "enrol", "a", "me", detail=KEY.public_key.hex())
+    give(path, "enrol", "c", "me", detail="no key")
+    give(path, "revoke", "d", "me")
+    outcomes = [core.advance(now, WALL).outcome for now in (20.0, 21.0, 22.0, 23.0)]  # type: ignore[union-attr]
+    assert outcomes == [
+        "done",
+        f"done: key {KEY.key_id.hex()}",
+        "refused: that is no key",
+        "done: no key of it was known",
+    ]
+    answer = core.enrol("b", encode(enrolment_of(FLEET, "b", OTHER.public_key, token)), time.time())
+    assert answer is not None
+    assert answer.status == "committed"
+    assert store.enrolment.keys() == {"a": KEY.public_key, "b": OTHER.public_key, "d": None}
+
+
+def test_invented_names_fill_nothing(store: SqliteStore) -> None:
+    gate = Gate(FLEET, store.enrolment, only=True)
+    for number in range(MAX_INTRUDERS + 100):
+        gate.note(f"x{number}", "not-enrolled", "no", WALL + number)
+    gate.take_news(WALL)
+    assert len(store.enrolment.intruders()) == MAX_INTRUDERS
+    gate.note("x600", "not-enrolled", "no", WALL + 700)  # of one that is still known, and was told of just now
+    assert gate.take_news(WALL + 700) == []
+
+
+def test_what_a_store_keeps_is_read_without_its_signature(store: SqliteStore) -> None:
+    assert isinstance(inside(KEY.sign(UP, plain(store))), Contribution)
+
+
+def test_announcements_are_numbered_above_all_before(store: SqliteStore) -> None:
+    core = coordinator(store)
+    first = core.issue(WALL)
+    assert core.issue(WALL) == first + 1
+    assert core.issue(WALL - 1e6) == first + 2  # a clock that was set back
+    assert core.issue(WALL + 1) == int((WALL + 1) * 1000)
