@@ -205,6 +205,21 @@ def test_whoever_is_killed_anywhere_nothing_is_lost_or_doubled(world, at):
     assert world.store.record(1).closed
 
 
+def test_an_answer_that_is_cut_anew_is_put_together_of_one_cut(world):
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    answer = world.ask()
+    total = answer.total
+    count = -(-len(total) // 10)
+    assert -(-len(total) // 9) == count  # as many parts, of other sizes
+    world.core.hear_helper(HelperOpened(*_key(answer), 0, count, "opened", total[:10]))
+    for _ in range(2):  # what the old cut spoils is asked for again
+        world.answered(answer, each=9)
+        world.steps()
+    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES), atol=1e-9, rtol=0)
+
+
 def _key(answer: Answer) -> tuple[bytes, int, str, bytes]:
     a = answer.asked
     return a.run, a.round, a.method, a.digest
