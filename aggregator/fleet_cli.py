@@ -383,8 +383,7 @@ def _intruder(each: Intruder) -> str:
 
 
 def _line(order: Order) -> str:
-    detail = "" if order.what in ("enrol", "invite") else order.detail  # a whole key
-    of = "".join(f" {word}" for word in (order.device, detail) if word)
+    of = "".join(f" {word}" for word in (order.device, order.shown) if word)
     asked = f"{order.what}{of}, asked by {order.who} at {_when(order.given_at)}"
     if order.done_at is None:
         return f"{asked}: recorded"

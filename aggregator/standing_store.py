@@ -69,7 +69,7 @@ class Order:
 
     Attributes:
         device: that it is about, or empty.
-        detail: the class that it is about; of a roll-out's order, which bundle or stage.
+        detail: the class that it is about; of a roll-out's order, which bundle or stage; of an enrolment, which key.
     """
 
     id: int
@@ -82,6 +82,11 @@ class Order:
     version_before: int | None = None
     version_after: int | None = None
     detail: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The detail, where a person can do something with it."""
+        return "" if self.what in ("invite", "enrol") else self.detail
 
 
 @dataclass(frozen=True)
