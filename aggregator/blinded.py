@@ -86,7 +86,7 @@ class BlindedSet:
         a = self._asked
         if a is None or (part.run, part.round, part.method, part.digest) != (self._run, a.round, a.method, a.digest):
             return
-        if any((p.parts, p.status) != (part.parts, part.status) for p in self._parts.values()):
+        if not all(_of_one_cut(held, part) for held in self._parts.values()):
             self._parts.clear()  # cut anew, for another limit
         self._parts[part.part] = part
 
@@ -108,3 +108,10 @@ class BlindedSet:
     def over(self) -> None:
         """The set stands no longer, in the store either."""
         self._asked, self._parts = None, {}
+
+
+def _of_one_cut(one: Opened, other: Opened) -> bool:
+    """Whether two parts of an answer go together: all but the last have as many words."""
+    inner = [part for part in (one, other) if part.part + 1 < part.parts]
+    alike = len({len(part.words) for part in inner}) <= 1
+    return alike and (one.parts, one.status) == (other.parts, other.status)

@@ -2,37 +2,107 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import numpy as np
-from fleets import CLASSES, Fleet, run, share
+import pytest
+from commands import run
+from fleets import CLASSES, FLEET, Fleet, bundle, fleet_in, share
 
+from aggregator.stored import stored_run
 from contract.bundle import read_bundle
-from contract.signed import Signer
-from contract.sphere import unit_rows
+from contract.messages import Contribution
+from contract.sealing import make_helper_key
+from contract.signed import Signer, inside
 from contract.statistics import FeatureGram
-from edge_client.compiled_graphs import CompiledGraphs
 
 DEVICES = 3
 
 
-def keys(folder: Path, devices: int = DEVICES) -> None:
-    """A helper's key, a key of each device, and the helper's list of them."""
-    assert run("helper", "--new-key", folder / "helper.key")[0] == 0
+def keys(folder: Path) -> Path:
+    """A key of each device and the helper's list of them; the helper's public key file."""
+    make_helper_key(folder / "helper.key")
     lines = ["[devices]"]
-    for index in range(devices):
+    for index in range(DEVICES):
         secret = bytes([index + 1]) * 32
         (folder / f"d{index}.key").write_bytes(secret)
         lines.append(f'd{index} = "{Signer(secret).public_key.hex()}"')
     (folder / "devices.toml").write_text("\n".join(lines))
+    return folder / "helper.key.pub"
 
 
-def pooled(fleet: Fleet) -> FeatureGram:
-    """FFC's sums over all devices' photos."""
-    found = read_bundle(fleet.folder / "fleet.bundle")
-    total = FeatureGram.zero(CLASSES, found.manifest.features)
+def gathered(fleet: Fleet, made: Path, *blinded: object) -> np.ndarray:
+    """One round of FFC, and the head (C, D) that it came to."""
+    fleet.aggregator([made], "--min-clients", DEVICES, "--ridge", "10", *blinded)
     for index in range(DEVICES):
-        x, y = share(index, range(CLASSES))
-        features = CompiledGraphs(found, 1).shared_extractor().features(x[..., None] if x.ndim == 3 else x)
-        total = total.merge(FeatureGram.of(unit_rows(features.astype(np.float64)), y, CLASSES))
+        name = f"d{index}"
+        own = ("--helper-key", blinded[1], "--identity", fleet.folder / f"{name}.key") if blinded else ()
+        fleet.client(name, made, share(index, range(CLASSES)), *own)
+    for name in ("aggregator", *(f"d{index}" for index in range(DEVICES))):
+        assert fleet.processes[name].wait(90) == 0, fleet.log(name)
+    return fleet.state(read_bundle(made).sha256).head.dense(CLASSES, read_bundle(made).manifest.features)[0]
+
+
+def statistic(fleet: Fleet, made: Path) -> FeatureGram:
+    """The sums of the round that a store holds, of one device after another or as one."""
+    width, total = read_bundle(made).manifest.features, None
+    with stored_run(fleet.folder / "store.sqlite") as stored:
+        for _, message in stored.contributions(1, "ffc"):
+            part = message.statistic(FeatureGram, CLASSES, width)
+            total = part if total is None else total.merge(part)
     return total
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_blinded_round_gives_the_open_rounds_head_and_no_part_holds_a_devices_numbers(tmp_path):
+    made = bundle(tmp_path / "fleet.bundle", "ffc")
+    for name in ("open", "blinded"):
+        (tmp_path / name).mkdir()
+    with fleet_in(tmp_path / "open") as fleet:
+        plain = gathered(fleet, made)
+        sent, pooled = fleet.messages(1), statistic(fleet, made)
+    with fleet_in(tmp_path / "blinded") as fleet:
+        public = keys(fleet.folder)
+        told = ("--devices", fleet.folder / "devices.toml", "--least", DEVICES)
+        where = ("--key", fleet.folder / "helper.key", "--store", fleet.folder / "ledger.sqlite")
+        fleet.start("helper", "helper", "--broker", fleet.url, "--fleet", FLEET, *where, *told)
+        blinded = gathered(fleet, made, "--helper", public, "--least", DEVICES)
+        assert "opened the sum of 3 devices" in fleet.log("helper")
+        shares = [inside(fleet.sent(f"d{n}")[1][0]) for n in range(DEVICES)]
+        summed = statistic(fleet, made)
+    np.testing.assert_allclose(blinded, plain, atol=1e-9, rtol=0)
+    assert np.abs(summed.gram - pooled.gram).max() <= DEVICES * 2.0**-37 + 1e-12
+    assert summed.counts.tolist() == pooled.counts.tolist()
+    assert all(isinstance(each, Contribution) and not len(each.counts) for each in shares)
+    assert len({len(each.share) for each in shares}) == 1
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "blinded").iterdir() if "sqlite" in path.name)
+    for each in sent:  # neither aggregator nor helper has any device's own numbers
+        assert each.triangle[:4].tobytes() not in kept
+    with sqlite3.connect(tmp_path / "blinded" / "ledger.sqlite") as db:
+        assert db.execute("SELECT devices, least FROM opened").fetchall() == [(DEVICES, DEVICES)]
+    db.close()
+
+
+def test_the_command_line_of_the_helper_is_one_line_at_every_mistake(tmp_path):
+    key, listed = tmp_path / "key", tmp_path / "devices.toml"
+    done = run("helper", "--new-key", key)
+    assert done.returncode == 0
+    assert "aggregate --helper" in done.stderr
+    told = ["--store", tmp_path / "ledger", "--broker", "mqtt://127.0.0.1:1", "--devices", listed, "--least"]
+    assert "expected --store and --broker" in run("helper", "--key", key).stderr
+    assert "--least, expected 2 or more" in run("helper", "--key", key, *told, 1).stderr
+    assert "No such file" in run("helper", "--key", key, *told, 3).stderr
+    for text, line in WRONG_LISTS.items():
+        listed.write_text(text)
+        assert line in run("helper", "--key", key, *told, 3).stderr
+
+
+WRONG_LISTS = {
+    "devices = ": "expected TOML",
+    "[others]": "a table [devices]",
+    '[devices]\ncam-1 = "00"': "64 hex digits",
+    f'[devices]\ncam-1 = "{"0" * 64}"\ncam-2 = "{"0" * 64}"': "a key of its own for each device",
+    f'[devices]\n"cam/1" = "{"0" * 64}"': "of a-z, 0-9",
+}

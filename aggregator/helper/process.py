@@ -138,13 +138,22 @@ class HelperServer:
         a = answer.asked
         key = (a.run, a.round, a.method, a.digest)
         if answer.total is None:
-            return [Opened(*key, 0, 1, "refused", np.zeros(0, np.uint64), answer.reason[:200], answer.refused)]
+            return [self._refusal(key, answer)]
         each = (self._limit_bytes - _AROUND_BYTES) // 8
         if each < 1:
             raise LinkError("broker", expected="room for an answer", got=f"{self._limit_bytes} bytes")
         count = parts_of(len(answer.total), each)
         cuts = [answer.total[n * each : (n + 1) * each] for n in range(count)]
         return [Opened(*key, n, count, "opened", words) for n, words in enumerate(cuts)]
+
+    def _refusal(self, key: tuple[bytes, int, str, bytes], answer: Answer) -> Opened:
+        """As many devices as a message holds are named; the next ones are once these are left out."""
+        named, none = list(answer.refused.items()), np.zeros(0, np.uint64)
+        while True:
+            part = Opened(*key, 0, 1, "refused", none, answer.reason[:200], dict(named))
+            if not named or len(encode(part)) + _AROUND_BYTES <= self._limit_bytes:
+                return part
+            named = named[: len(named) // 2]
 
     def _say(self, line: str) -> None:
         """Log a line unless it is what was said last."""

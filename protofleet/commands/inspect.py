@@ -25,7 +25,7 @@ from rich.text import Text
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError, WireError
 from contract.json_output import JSON_HELP, beside, write_json
-from contract.messages import ClassRows, Message, Signed
+from contract.messages import ClassRows, HelperTerms, Message, Signed
 from contract.methods import LOAD_HELP, METHODS, load_method
 from contract.terminal import printable
 from contract.uplink_bytes import rungs, uplink_bytes
@@ -171,11 +171,15 @@ def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
 
 
 def _plain_value(value: Any) -> Any:
-    """Bytes as hexadecimal and arrays as their shape and range, alone or in a tuple."""
+    """Bytes as hexadecimal and arrays as their shape and range, alone, in a tuple or by name."""
     if isinstance(value, np.ndarray):
         return _array(value)
     if isinstance(value, tuple):
         return [_plain_value(each) for each in value]
+    if isinstance(value, HelperTerms):
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {name: _plain_value(each) for name, each in value.items()}
     return value.hex() if isinstance(value, bytes) else value
 
 
