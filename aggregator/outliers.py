@@ -54,7 +54,7 @@ class Traits:
     def of(cls, message: Contribution, noise: Mechanism | None = None) -> Traits:
         """Those of a contribution as it came, `noise` being what the bundle declares."""
         samples = message.samples
-        if message.triangle is not None:
+        if message.triangle is not None or not method_of(message.method).statistic.COUNTED:
             return cls(0.0, samples, 0.0)
         norms: NDArray[np.floating] = message.norms  # (K,) of means, or of sums
         for field in method_of(message.method).statistic.row_fields()[:1]:

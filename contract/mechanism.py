@@ -16,17 +16,23 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.statistics import Rows, Statistic
 
-__all__ = ["Mechanism", "Release", "RowNoise"]
+__all__ = ["DEVIATIONS", "Mechanism", "Normal", "Release", "RowNoise"]
 
-_DEVIATIONS = 10.0
+DEVIATIONS = 10.0
 Released = TypeVar("Released", bound=Statistic)
+
+
+class Normal(Protocol):
+    """Gives independent normal numbers of mean 0 and deviation 1: `contract.secret_noise`, or a numpy generator."""
+
+    def standard_normal(self, shape: tuple[int, ...], /) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ class RowNoise(Mechanism):
         norms = np.linalg.norm(wide, axis=1, keepdims=True)
         return np.asarray(wide * np.minimum(1.0, self.clip / np.maximum(norms, 1e-12)), dtype=np.float64)
 
-    def released(self, statistic: Released, rng: np.random.Generator) -> Released:
+    def released(self, statistic: Released, rng: Normal) -> Released:
         """`statistic`, of clipped features, with noise on the rows of each class that is present."""
         held, counts = statistic.present[:, None], np.maximum(statistic.counts, 1)[:, None]
         noised = []
@@ -157,8 +163,8 @@ class RowNoise(Mechanism):
 
     def on_mean(self, counts: NDArray[np.integer], width: int) -> NDArray[np.float64]:
         deviation = 2.0 * self.clip * self.noise / counts.astype(np.float64)
-        return np.asarray(deviation * (math.sqrt(width) + _DEVIATIONS), dtype=np.float64)
+        return np.asarray(deviation * (math.sqrt(width) + DEVIATIONS), dtype=np.float64)
 
     def soft_slack(self, counts: NDArray[np.integer]) -> NDArray[np.float64]:
         deviation = math.sqrt(2.0) * self.noise if self.predictions else 0.0
-        return np.asarray(_DEVIATIONS * deviation / counts.astype(np.float64), dtype=np.float64)
+        return np.asarray(DEVIATIONS * deviation / counts.astype(np.float64), dtype=np.float64)

@@ -248,7 +248,7 @@ class Device:
         the samples, and must not be told without noise.
         """
         m, found = self._manifest, self._method_of(announcement)
-        if found.mechanism(m.hyper) is not None:
+        if found.mechanism(found.settled_in(m.hyper)) is not None:
             return self._untrained(found, announcement)
         zero = found.statistic.zero(m.classes, found.row_width(found.settled_in(m.hyper), m.features))
         return RoundResult(self._wrapped(zero, announcement), None, 0, 0)
@@ -431,7 +431,8 @@ class Device:
     def _untrained(self, found: Method, announcement: Announcement) -> RoundResult:
         """What the samples come to under the present weights."""
         statistic = self._summarise(found, announcement)
-        return RoundResult(self._wrapped(statistic, announcement), None, int(statistic.counts.sum()), 0)
+        samples = int(statistic.counts.sum()) if statistic.COUNTED else len(self._data)
+        return RoundResult(self._wrapped(statistic, announcement), None, samples, 0)
 
     def _wrapped(self, statistic: Statistic, announcement: Announcement) -> Contribution:
         a, found = announcement, method(announcement.method)
@@ -462,11 +463,11 @@ class Device:
             params=self._params(),
             extractor=self._extractor,
             own_means=self._means,
-            min_samples=1 if a is None else a.min_samples,
+            min_samples=a.min_samples if a is not None and found.statistic.COUNTED else 1,
             chosen=chosen,
             withheld=() if a is None else a.withheld,
             secret=self._secret,
-            what=b"" if a is None else a.run + a.round.to_bytes(8, "big"),
+            what=b"" if a is None else a.run + a.round.to_bytes(8, "big") + self._bundle.sha256 + found.name.encode(),
         )
 
     def _longest(self) -> float:

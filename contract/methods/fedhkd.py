@@ -129,7 +129,9 @@ class FedHKD(Method):
             soft = softmax(linear_logits(features, weight, bias) / temperature)
             kept = features if mechanism is None else mechanism.clipped(features)
             total = total.merge(HyperKnowledge.of(kept, soft, labels, local.classes))
-        return total if mechanism is None else mechanism.released(total, local.noise())
+        if mechanism is None:
+            return total
+        return mechanism.released(total, local.secret_noise(repr(mechanism).encode(), *total.arrays(), total.counts))
 
     def next_rows(
         self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]
