@@ -1,8 +1,8 @@
 """What an attacker sees of class means: each defence's release, through the code that devices and aggregator run.
 
 A release is that of one device, or the sum of several devices' that a helper and an aggregator open together; encoded
-and decoded as on the wire; with FedHKD's noise where there is some. Of standing sums the attacker sees the difference
-of two, which is the sum of what has come between.
+and decoded as on the wire; with FedHKD's or NCM-DP's noise where there is some. Of standing sums the attacker sees the
+difference of two, which is the sum of what has come between.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from dp_accounting import get_sigma_gaussian
 from numpy.typing import NDArray
 
 from contract.covariance import random_groups
@@ -19,15 +20,29 @@ from contract.messages import Contribution, Encoding
 from contract.methods import METHODS
 from contract.methods.fedcof import GroupMeans
 from contract.methods.ncm import UnitMeans
+from contract.methods.ncm_dp import NoisedMeans
+from contract.noised_sums import SumNoise, feature_sums, on_grid
 from contract.statistics import Statistic
 from contract.wire import decode, encode
 from edge_client.data.samples import LocalData
 from edge_client.standing import choose, sample_keys
 
-__all__ = ["DEFENCES", "ROUNDING", "Defence", "Part", "difference", "draw", "groups", "over_the_wire", "released"]
+__all__ = [
+    "DEFENCES",
+    "ROUNDING",
+    "Defence",
+    "Part",
+    "difference",
+    "draw",
+    "groups",
+    "noise_for",
+    "over_the_wire",
+    "released",
+]
 
 ROUNDING = {"f64": 2.0**-53, "f32": 2.0**-25, "f16": 2.0**-12, "int8": 1 / 254 / math.sqrt(3)}  # of a row's largest
 
+DELTA = 1e-5
 _GROUPS = int(METHODS["fedcof"].hyper["groups"].default)
 
 
@@ -48,6 +63,7 @@ class Defence:
         name: the table's column.
         devices: k, whose sum alone is seen.
         noise: FedHKD's σ, over features of norm 1 at most.
+        epsilon: of one release of NCM-DP, at δ = 1e-5, for one sample more or fewer.
         releases: how often the same samples are released, with fresh noise each time; the attacker averages.
     """
 
@@ -55,11 +71,12 @@ class Defence:
     encoding: Encoding = "f32"
     devices: int = 1
     noise: float = 0.0
+    epsilon: float = 0.0
     releases: int = 1
 
     @property
     def is_noised(self) -> bool:
-        return self.noise > 0
+        return self.noise + self.epsilon > 0
 
 
 DEFENCES = (
@@ -70,7 +87,9 @@ DEFENCES = (
     Defence("sum of 30", devices=30),
     Defence("FedHKD σ = 0.1", noise=0.1),
     Defence("FedHKD σ = 1", noise=1.0),
-    Defence("σ = 1, ten rounds", noise=1.0, releases=10),
+    Defence("ncm-dp ε = 8", epsilon=8.0),
+    Defence("ncm-dp ε = 1", epsilon=1.0),
+    Defence("ε = 8, ten times", epsilon=8.0, releases=10),
 )
 
 
@@ -95,6 +114,8 @@ def released(
     rows = np.concatenate(members)
     exact = UnitMeans.of(part.z[rows], part.y[rows], len(members))
     count = int(exact.counts.min())
+    if defence.epsilon:
+        return _noised(defence, part.z[rows], exact, rng)
     mechanism = RowNoise(clip=1.0, noise=defence.noise, predictions=False) if defence.noise else None
     seen = []
     for _ in range(defence.releases):
@@ -103,6 +124,26 @@ def released(
     means = np.mean(seen, axis=0)
     deviation = math.hypot(2.0 * defence.noise / count, ROUNDING[defence.encoding] * float(np.abs(means).max()))
     return means, deviation / math.sqrt(defence.releases)
+
+
+def _noised(
+    defence: Defence, z: NDArray[np.float64], exact: UnitMeans, rng: np.random.Generator
+) -> tuple[NDArray[np.float64], float]:
+    """NCM-DP's; the attacker is given how many samples there are, which the device does not tell."""
+    found = METHODS["ncm-dp"]
+    mechanism = noise_for(defence.epsilon, float(found.hyper["count_share"].default))
+    labels, size, seen = np.repeat(np.arange(exact.classes), exact.counts), int(exact.counts.min()), []
+    for _ in range(defence.releases):
+        sums = mechanism.noised_rows(feature_sums(on_grid(z), labels, exact.classes), rng)
+        sizes = mechanism.noised_counts(exact.counts, rng)
+        sent = NoisedMeans(sums, sizes, np.ones(exact.classes, np.int64))
+        seen.append(over_the_wire(sent, found.name, "f32").sums)  # type: ignore[attr-defined]
+    return np.mean(seen, axis=0) / size, mechanism.row_deviation / size / math.sqrt(defence.releases)
+
+
+def noise_for(epsilon: float, count_share: float, gram_share: float = 0.0) -> SumNoise:
+    """The noise of one release that costs ε at δ = 1e-5."""
+    return SumNoise(get_sigma_gaussian(epsilon, DELTA), gram_share, count_share)
 
 
 def difference(

@@ -29,10 +29,12 @@ import numpy as np
 from attack_gram import Span, recovered
 from attack_grounds import GROUNDS, Ground
 from attack_membership import Population, Success, likelihood_ratio, possible, success
-from attack_releases import DEFENCES, ROUNDING, difference, draw, groups, over_the_wire, released
+from attack_releases import DEFENCES, ROUNDING, Part, difference, draw, groups, noise_for, over_the_wire, released
 from numpy.typing import NDArray
 
-from contract.statistics import FeatureGram
+from contract.methods import METHODS
+from contract.noised_sums import on_grid
+from contract.statistics import FeatureGram, pack_triangle, unpack_triangle
 
 SAMPLES = (1, 5, 20, 100)
 LEAST = (1, 5, 20)
@@ -127,16 +129,26 @@ def group_means(attacker: Attacker, seeds: int) -> Iterator[Row]:
 def gram(attacker: Attacker, seeds: int) -> Iterator[Row]:
     """Membership by leverage in a Gram matrix of all classes, and what is recovered from that of one class alone."""
     part, classes = attacker.ground.targets, attacker.ground.classes
-    columns = (("f64", 1), ("f16", 1), ("f64", 10))
+    columns = (("f64", 1, 0.0), ("f16", 1, 0.0), ("f64", 10, 0.0), ("f32", 1, 8.0))
+    moments = np.stack([_second_moment(attacker.ground.public, label) for label in range(classes)])
     fewest = int(np.bincount(part.y).min())
     for samples in SAMPLES:
-        for encoding, devices in columns:
+        for encoding, devices, epsilon in columns:
             if samples * devices + 100 > fewest:
                 continue
             found = []
             for seed in range(seeds):
-                members, others = draw(part, samples * devices, np.random.default_rng(seed))
+                rng = np.random.default_rng(seed)
+                members, others = draw(part, samples * devices, rng)
                 rows = np.concatenate(members)
+                if epsilon:
+                    noised = _noised_gram(part.z[rows], epsilon, rng) - samples * moments.sum(axis=0)
+
+                    def scored(rows: Rows, label: int, noised=noised):  # type: ignore[no-untyped-def]
+                        return ((part.z[rows] @ noised) * part.z[rows]).sum(axis=1)
+
+                    found.append(_attacked(members, others, scored))
+                    continue
                 sums = FeatureGram.of(part.z[rows], part.y[rows], classes)
                 seen = over_the_wire(sums, "ffc", encoding)
                 assert isinstance(seen, FeatureGram)
@@ -147,8 +159,22 @@ def gram(attacker: Attacker, seeds: int) -> Iterator[Row]:
                     return -span.leverage(part.z[rows])
 
                 found.append(_attacked(members, others, scored))
-            name = f"all classes, {encoding}" + (f", sum of {devices}" if devices > 1 else "")
+            name = "ffc-dp ε = 8" if epsilon else f"FFC, {encoding}" + (f", sum of {devices}" if devices > 1 else "")
             yield {"samples": samples, "column": name, **_figures(found)}
+
+
+def _second_moment(public: Part, label: int) -> NDArray[np.float64]:
+    z = public.z[public.y == label]
+    return np.asarray(z.T @ z / len(z))
+
+
+def _noised_gram(z: NDArray[np.float64], epsilon: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """FFC-DP's Gram matrix (D, D)."""
+    hyper = METHODS["ffc-dp"].hyper
+    shares = (float(hyper[name].default) for name in ("count_share", "gram_share"))
+    exact, width = on_grid(z), z.shape[1]
+    noised = noise_for(epsilon, *shares).noised_triangle(pack_triangle(exact.T @ exact), width, rng)
+    return unpack_triangle(noised, width)
 
 
 def recovery(attacker: Attacker, seeds: int) -> Iterator[Row]:
