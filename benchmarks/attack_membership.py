@@ -27,6 +27,7 @@ __all__ = ["FALSE_POSITIVES", "Population", "Success", "likelihood_ratio", "poss
 Float64 = NDArray[np.float64]
 FALSE_POSITIVES = (0.001, 0.01, 0.1)
 _SHRINKAGE = 0.01  # of the mean variance, added to each; never looked for
+_EXPANDS = 1e-4  # noise below which a difference of squares would lose what a single sample shows
 _LEAST = 1e-9  # deviation of what no encoding rounds
 
 
@@ -52,6 +53,11 @@ class Population:
         variances, basis = np.linalg.eigh(left.T @ left / max(len(left) - classes, 1))
         return cls(means, basis, np.maximum(variances, 0.0) + _SHRINKAGE * variances.mean())
 
+    @property
+    def effective(self) -> float:
+        """Directions that features vary in enough to tell photos apart: (Σ λ)² / Σ λ²."""
+        return float(self.variances.sum() ** 2 / (self.variances**2).sum())
+
     def deviations(self, features: Float64, labels: NDArray[np.int64] | int) -> Float64:
         """What features (…, D) of these classes deviate from their mean by, along the eigenvectors: (…, D)."""
         return np.asarray((features - self.means[labels]) @ self.basis)
@@ -75,7 +81,7 @@ class Success:
 
 
 def likelihood_ratio(
-    released: Float64, candidates: Float64, count: int, variances: Float64, noise: float = 0.0
+    released: Float64, candidates: NDArray[np.floating], count: int, variances: Float64, noise: float = 0.0
 ) -> Float64:
     """(K,) log-ratio for candidates (K, D), up to a constant of the release.
 
@@ -88,7 +94,13 @@ def likelihood_ratio(
     extra = noise**2 + _LEAST**2
     with_it = variances * (count - 1) / count**2 + extra
     without = variances / count + extra
-    return np.asarray((released**2 / without).sum() - ((released - candidates / count) ** 2 / with_it).sum(axis=1)) / 2
+    if count == 1 and noise < _EXPANDS:
+        distance = ((released - candidates) ** 2 / with_it).sum(axis=1)
+    else:  # the square expanded: two products with a vector
+        crossed = candidates @ (released / with_it).astype(candidates.dtype)
+        squared = candidates**2 @ (1.0 / with_it).astype(candidates.dtype)
+        distance = (released**2 / with_it).sum() - 2.0 / count * crossed + squared / count**2
+    return np.asarray((released**2 / without).sum() - distance, dtype=np.float64) / 2
 
 
 def projection(released: Float64, candidates: Float64) -> Float64:

@@ -34,15 +34,16 @@ from numpy.typing import NDArray
 
 from contract.methods import METHODS
 from contract.noised_sums import on_grid
-from contract.statistics import FeatureGram, pack_triangle, unpack_triangle
+from contract.statistics import FeatureGram, Statistic, pack_triangle, unpack_triangle
 
 SAMPLES = (1, 5, 20, 100)
 LEAST = (1, 5, 20)
 GROUP_LEAST = (1, 4, 20)
 MEMBERS, OTHERS = 40, 999  # scored of each class
-LP_TRIES = 200
+LP_TRIES = 30  # of each Gram matrix
 Rows = NDArray[np.intp]
 Row = dict[str, object]
+Against = Callable[[Rows, int], NDArray[np.float64]]
 
 
 class Attacker:
@@ -58,7 +59,7 @@ class Attacker:
     ) -> NDArray[np.float64]:
         """Of candidates `rows` against the mean (D,) of `count` samples of a class."""
         released = self.population.deviations(mean, label)
-        found = likelihood_ratio(released, self._seen[rows].astype(float), count, self.population.variances, noise)
+        found = likelihood_ratio(released, self._seen[rows], count, self.population.variances, noise)
         if noised:
             return found
         slack = count * (6.0 * noise + 1e-7)
@@ -75,14 +76,18 @@ def means(attacker: Attacker, seeds: int) -> Iterator[Row]:
             if count + 100 > fewest:
                 continue
             for seed in range(seeds):
-                rng = np.random.default_rng(seed)
-                members, others = draw(part, count, rng)
-                sent, noise = released(defence, part, members, rng)
+                rng, scored = np.random.default_rng(seed), _Scored()
+                for _ in range(_repeats(count)):
+                    members, others = draw(part, count, rng)
+                    sent, noise = released(defence, part, members, rng)
 
-                def scored(rows: Rows, label: int, sent=sent, noise=noise, count=count, noised=defence.is_noised):  # type: ignore[no-untyped-def]
-                    return attacker.scores(sent[label], label, count, noise, rows, noised=noised)
+                    def against(
+                        rows: Rows, label: int, sent=sent, noise=noise, count=count, is_noised=defence.is_noised
+                    ):  # type: ignore[no-untyped-def]
+                        return attacker.scores(sent[label], label, count, noise, rows, noised=is_noised)
 
-                found.append(_attacked(members, others, scored))
+                    scored.add(members, others, against)
+                found.append(scored.success())
             yield {"samples": samples, "column": defence.name, **_figures(found)}
 
 
@@ -95,13 +100,17 @@ def standing(attacker: Attacker, seeds: int) -> Iterator[Row]:
                 continue
             found = []
             for seed in range(seeds):
-                members, others = draw(part, samples + least, np.random.default_rng(seed))
-                ours, theirs = [], []
-                for label, rows in enumerate(members):
-                    mean, new, noise = difference(part, rows[:samples], rows[samples:], least, "f32")
-                    for into, asked in ((ours, new[:MEMBERS]), (theirs, others[label][:OTHERS])):
-                        into.append(attacker.scores(mean, label, len(new), noise, asked, noised=False))
-                found.append(success(ours, theirs))
+                rng, scored = np.random.default_rng(seed), _Scored()
+                for _ in range(_repeats(least)):
+                    members, others = draw(part, samples + least, rng)
+                    seen = [difference(part, rows[:samples], rows[samples:], least, "f32") for rows in members]
+
+                    def against(rows: Rows, label: int, seen=seen):  # type: ignore[no-untyped-def]
+                        mean, new, noise = seen[label]
+                        return attacker.scores(mean, label, len(new), noise, rows, noised=False)
+
+                    scored.add([new for _, new, _ in seen], others, against)
+                found.append(scored.success())
             yield {"samples": samples, "column": f"min-samples {least}", **_figures(found)}
 
 
@@ -114,53 +123,56 @@ def group_means(attacker: Attacker, seeds: int) -> Iterator[Row]:
                 continue
             found = []
             for seed in range(seeds):
-                rng = np.random.default_rng(seed)
-                members, others = draw(part, samples, rng)
-                sent = groups(part, members, least, rng)
+                rng, scored = np.random.default_rng(seed), _Scored()
+                for _ in range(_repeats(samples)):
+                    members, others = draw(part, samples, rng)
+                    sent = groups(part, members, least, rng)
 
-                def scored(rows: Rows, label: int, sent=sent):  # type: ignore[no-untyped-def]
-                    each = [attacker.scores(m, label, n, ROUNDING["f32"], rows, noised=False) for m, n in sent[label]]
-                    return np.max(each, axis=0)
+                    def against(rows: Rows, label: int, sent=sent):  # type: ignore[no-untyped-def]
+                        each = [
+                            attacker.scores(m, label, n, ROUNDING["f32"], rows, noised=False) for m, n in sent[label]
+                        ]
+                        return np.max(each, axis=0)
 
-                found.append(_attacked(members, others, scored))
+                    scored.add(members, others, against)
+                found.append(scored.success())
             yield {"samples": samples, "column": f"min-samples {least}", **_figures(found)}
 
 
 def gram(attacker: Attacker, seeds: int) -> Iterator[Row]:
-    """Membership by leverage in a Gram matrix of all classes, and what is recovered from that of one class alone."""
-    part, classes = attacker.ground.targets, attacker.ground.classes
-    columns = (("f64", 1, 0.0), ("f16", 1, 0.0), ("f64", 10, 0.0), ("f32", 1, 8.0))
-    moments = np.stack([_second_moment(attacker.ground.public, label) for label in range(classes)])
+    """Membership in the Gram matrix of a device with all classes: by leverage, and of a noised one by zᵀ A z."""
+    part = attacker.ground.targets
+    expected = sum(_second_moment(attacker.ground.public, label) for label in range(attacker.ground.classes))
+    columns = (("FFC, f64", "f64", 1, 0.0), ("f16", "f16", 1, 0.0), ("sum of 10", "f64", 10, 0.0))
     fewest = int(np.bincount(part.y).min())
     for samples in SAMPLES:
-        for encoding, devices, epsilon in columns:
+        for name, encoding, devices, epsilon in (*columns, ("ffc-dp ε = 8", "f32", 1, 8.0)):
             if samples * devices + 100 > fewest:
                 continue
             found = []
             for seed in range(seeds):
-                rng = np.random.default_rng(seed)
-                members, others = draw(part, samples * devices, rng)
-                rows = np.concatenate(members)
-                if epsilon:
-                    noised = _noised_gram(part.z[rows], epsilon, rng) - samples * moments.sum(axis=0)
-
-                    def scored(rows: Rows, label: int, noised=noised):  # type: ignore[no-untyped-def]
-                        return ((part.z[rows] @ noised) * part.z[rows]).sum(axis=1)
-
-                    found.append(_attacked(members, others, scored))
-                    continue
-                sums = FeatureGram.of(part.z[rows], part.y[rows], classes)
-                seen = over_the_wire(sums, "ffc", encoding)
-                assert isinstance(seen, FeatureGram)
-
-                span = Span(seen.matrix, ROUNDING[encoding])
-
-                def scored(rows: Rows, label: int, span=span):  # type: ignore[no-untyped-def]
-                    return -span.leverage(part.z[rows])
-
-                found.append(_attacked(members, others, scored))
-            name = "ffc-dp ε = 8" if epsilon else f"FFC, {encoding}" + (f", sum of {devices}" if devices > 1 else "")
+                rng, scored = np.random.default_rng(seed), _Scored()
+                for _ in range(min(_repeats(samples), 2)):
+                    members, others = draw(part, samples * devices, rng)
+                    rows = np.concatenate(members)
+                    if epsilon:
+                        against = _by_moment(part, _noised_gram(part.z[rows], epsilon, rng) - samples * expected)
+                    else:
+                        sums = FeatureGram.of(part.z[rows], part.y[rows], attacker.ground.classes)
+                        against = _by_leverage(part, over_the_wire(sums, "ffc", encoding), ROUNDING[encoding])
+                    scored.add(members, others, against)
+                found.append(scored.success())
             yield {"samples": samples, "column": name, **_figures(found)}
+
+
+def _by_leverage(part: Part, seen: Statistic, rounding: float) -> Against:
+    assert isinstance(seen, FeatureGram)
+    span = Span(seen.matrix, rounding)
+    return lambda rows, label: -span.leverage(part.z[rows])
+
+
+def _by_moment(part: Part, excess: NDArray[np.float64]) -> Against:
+    return lambda rows, label: ((part.z[rows] @ excess) * part.z[rows]).sum(axis=1)
 
 
 def _second_moment(public: Part, label: int) -> NDArray[np.float64]:
@@ -177,30 +189,43 @@ def _noised_gram(z: NDArray[np.float64], epsilon: float, rng: np.random.Generato
     return unpack_triangle(noised, width)
 
 
-def recovery(attacker: Attacker, seeds: int) -> Iterator[Row]:
+def recovery(attacker: Attacker) -> Iterator[Row]:
     """Features that follow for certain from the Gram matrix of a device with one class."""
     part = attacker.ground.targets
     for samples in (1, 2, 3, 5, 10, 20):
         share, worst = [], 0.0
-        for seed in range(seeds):
-            rng = np.random.default_rng(seed)
-            for rows in draw(part, samples, rng)[0]:
-                z = part.z[rows]
-                found = recovered(z.T @ z, LP_TRIES // 4, rng)
-                right = [float(np.linalg.norm(z - each, axis=1).min()) for each in found]
-                share.append(sum(each < 1e-3 for each in right) / samples)
-                worst = max([worst, *right])
+        rng = np.random.default_rng(0)
+        for rows in draw(part, samples, rng)[0]:
+            z = part.z[rows]
+            found = recovered(z.T @ z, LP_TRIES, rng)
+            right = [float(np.linalg.norm(z - each, axis=1).min()) for each in found]
+            share.append(sum(each < 1e-3 for each in right) / samples)
+            worst = max([worst, *right])
         yield {"samples": samples, "recovered": float(np.mean(share)), "worst": worst}
 
 
-def _attacked(members: list[Rows], others: list[Rows], scored: Callable[..., NDArray[np.float64]]) -> Success:
-    ours, theirs = [], []
-    for label, (mine, rest) in enumerate(zip(members, others, strict=True)):
-        asked = np.concatenate([mine[:MEMBERS], rest[:OTHERS]])
-        found = scored(asked, label)
-        ours.append(found[: len(mine[:MEMBERS])])
-        theirs.append(found[len(mine[:MEMBERS]) :])
-    return success(ours, theirs)
+class _Scored:
+    """Scores of members and others, gathered over releases."""
+
+    def __init__(self) -> None:
+        self._ours: list[NDArray[np.float64]] = []
+        self._theirs: list[NDArray[np.float64]] = []
+
+    def add(self, members: list[Rows], others: list[Rows], against: Against) -> None:
+        """Of a release: its members of each class, and others."""
+        for label, (mine, rest) in enumerate(zip(members, others, strict=True)):
+            chosen = mine[:MEMBERS]
+            scores = against(np.concatenate([chosen, rest[:OTHERS]]), label)
+            self._ours.append(scores[: len(chosen)])
+            self._theirs.append(scores[len(chosen) :])
+
+    def success(self) -> Success:
+        return success(self._ours, self._theirs)
+
+
+def _repeats(count: int) -> int:
+    """Releases of each class and seed: more where each has few members."""
+    return max(1, 10 // count)
 
 
 def _figures(found: list[Success]) -> Row:
@@ -247,7 +272,7 @@ def main() -> None:
     kept: dict[str, dict[str, list[Row]]] = {}
     for name in options.grounds:
         attacker = Attacker(GROUNDS[name](options.data, options.cache))
-        print(f"\n## {attacker.ground.name}", flush=True)
+        print(f"\n## {attacker.ground.name}, of which {attacker.population.effective:.0f} count", flush=True)
         for title in options.tables:
             kept.setdefault(name, {})[title] = rows = _run(title, name, attacker, options.seeds)
             if rows:
@@ -266,7 +291,9 @@ def _run(title: str, ground: str, attacker: Attacker, seeds: int) -> list[Row]:
 
         each = trained(attacker.ground, SAMPLES, seeds) if ground == "fashion" else []
         return [{"samples": count, "column": name, **_figures(found)} for count, name, found in each]
-    parts = {"means": means, "standing": standing, "groups": group_means, "gram": gram, "recovery": recovery}
+    if title == "recovery":
+        return list(recovery(attacker))
+    parts = {"means": means, "standing": standing, "groups": group_means, "gram": gram}
     return list(parts[title](attacker, seeds))
 
 
