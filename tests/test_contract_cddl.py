@@ -81,6 +81,9 @@ OPTIONAL = {
     ("contribution-class-list", 13),
     ("contribution-class-list", 16),
     ("contribution-soft", 10),
+    ("contribution-noised", 10),
+    ("contribution-noised", 9),
+    ("contribution-noised", 13),
     ("announcement-offer", 17),
     ("announcement-offer-fleet", 17),
 }

@@ -110,7 +110,7 @@ def test_projected_features_are_worth_comparing_where_that_halves_them():
         ("ffc", {"ridge": "auto", "form": "ridge", "project": 0}),
         ("fedcof", {"ridge": "auto", "groups": 4}),
         ("ffc-dp", {"noise_multiplier": 3.731, "gram_share": 0.2, "count_share": 0.05, "ridge": "auto", "project": 0}),
-        ("ncm-dp", {"noise_multiplier": 3.731, "count_share": 0.1}),
+        ("ncm-dp", {"noise_multiplier": 3.731, "count_share": 0.05}),
         ("fedproto", {"distance": "squared", "reading": "sample", "aggregation": "count", "pu_weight": 0.0}),
         ("fedpr", {"distance": "squared", "lambda": 1.0}),
     ],

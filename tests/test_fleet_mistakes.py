@@ -209,7 +209,7 @@ def test_one_sample_is_enough_for_ffc(fleet: Fleet, made: Callable[..., Path]) -
 def test_a_budget_without_noise(tmp_path: Path, made: Callable[..., Path]) -> None:
     code, said = _client(tmp_path, made("fedproto", epochs=1, lr=0.01), *share(0, (0, 1)), "--epsilon", 1)
     assert code == 2
-    wanted = "--epsilon 1, expected a bundle whose method adds noise, got fedproto without, try export --method fedhkd"
+    wanted = "--epsilon 1, expected a bundle whose method adds noise, got fedproto without, try export --method ffc-dp"
     assert wanted in error_line(said)
 
 

@@ -71,7 +71,7 @@ class NCMDP(Method):
     hyper: ClassVar[Mapping[str, Hyper]] = MappingProxyType(
         {
             **noised(),
-            "count_share": Hyper(0.1, "decision 146: of the budget, for the counts", low=1e-6, high=0.999),
+            "count_share": Hyper(0.05, "decision 146: of the budget, for the counts", low=1e-6, high=0.999),
         }
     )
 
