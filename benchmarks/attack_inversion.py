@@ -1,6 +1,5 @@
 """From a feature back to a picture: a decoder trained on public images, and how alike its pictures are to the photo.
 
-
 1. `Decoder.trained` learns images from their unit features, by squared error; public images alone.
 2. A released class mean goes through it. What comes out is compared with the photo behind it, beside the mean public
    image of the class, which needs no release: PSNR and SSIM (Wang et al., 2004, eq. 13, windows of 7 × 7), and how

