@@ -116,8 +116,8 @@ class Core(ABC):
     @property
     def _encoding(self) -> Encoding:
         """How tensors of the present method travel."""
-        triangle = self.method.statistic.has_triangle()
-        return self._settings.sums_encoding if triangle else self._settings.encoding
+        exact = self.method.encoding == "f64"
+        return self._settings.sums_encoding if exact else self._settings.encoding
 
     @property
     def _extractor(self) -> bytes:

@@ -26,7 +26,7 @@ class Settings:
         method: of the rounds; the bundle's own when None. Another is one that trains nothing.
         rounds, calibrate: see `rounds.plan`; as many as the method usually has when None.
         rule: how class means merge; other sums always add up.
-        encoding, sums_encoding: how tensors travel up in rounds of class rows and of triangles.
+        encoding, sums_encoding: how tensors travel up, and how where the method asks for float64.
         min_samples: classes with fewer local examples are withheld by the devices, and refused.
         max_samples: the most that one device may say it has.
         max_share: see `outliers.screen`.

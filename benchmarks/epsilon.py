@@ -20,6 +20,7 @@ training images in place of the test images, and the others dealt.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -135,9 +136,10 @@ def _alone(rung: Rung, all_: Features, asked: Features, classes: int, devices: i
     return _cell(found)
 
 
+@functools.lru_cache(maxsize=8)
 def _dealt(all_: Features, devices: int, seed: int) -> list[Features]:
     order = np.random.default_rng(seed).permutation(len(all_.y))
-    return [Features(all_.z[part], all_.y[part]) for part in np.array_split(order, devices)]
+    return [Features(all_.z[part].astype(np.float32), all_.y[part]) for part in np.array_split(order, devices)]
 
 
 def _adassp(all_: Features, asked: Features, classes: int, epsilon: float, seeds: int) -> str:
