@@ -68,8 +68,8 @@ def test_more_samples_and_more_devices_each_hide_a_member_better():
 
 
 def test_noise_hides_a_member_and_hides_it_less_the_more_often_it_is_drawn():
-    """At ε = 1, δ = 1e-5 the noise multiplier is 3.73, and 1.91 for a sample replaced (decision 144): no test has an area
-    above Φ(1 / (√2 · 1.91)) = 0.64, whatever it knows. 150 members put the figure within 0.05."""
+    """At ε = 1, δ = 1e-5 the noise multiplier is 3.73, and 1.91 for a sample replaced (decision 144): no test has an
+    area above Φ(1 / (√2 · 1.91)) = 0.64, whatever it knows. 150 members put the figure within 0.05."""
     strong, weak, often = (
         np.mean([attacked(Defence("", epsilon=epsilon, releases=releases), 5, seed) for seed in range(10)])
         for epsilon, releases in ((1.0, 1), (8.0, 1), (8.0, 100))
