@@ -319,6 +319,19 @@ def test_every_field_and_member_of_a_bundle_is_on_its_page():
         assert f"`{member}`" in text
 
 
+def test_every_promise_of_the_security_page_names_a_test_that_exists():
+    text, promises = (ROOT / "docs" / "security.md").read_text(), 0
+    for table in re.findall(r"^\| .* \| shown by \|\n(?:\| --- )+\|\n((?:\|.*\n)+)", text, re.MULTILINE):
+        for row in table.splitlines():
+            promises += 1
+            assert re.search(r"`[\w/]+\.py::test_\w+`", row.split(" | ")[-1]), row
+    assert promises > 25
+    named = set(re.findall(r"`([\w/]+\.py)::(\w+)`", text))
+    assert len(named) == len(set(re.findall(r"`[\w/]*\.py::[^`]*`", text)))  # none that the pattern passes over
+    for file, name in sorted(named):
+        assert re.search(rf"^ *def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), f"{file}::{name}"
+
+
 def test_no_page_or_source_names_the_machine_it_was_written_on():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True).stdout.split("\0")
     files = [ROOT / name for name in listed if name] or [*ROOT.glob("*/*.py"), *PAGES]
