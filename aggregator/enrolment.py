@@ -25,9 +25,9 @@ from aggregator.enrolment_store import MAX_INTRUDERS, EnrolmentTables, Intruder
 from aggregator.standing_store import Order
 from contract import topics
 from contract.envelopes import ENROL, KEY_BYTES
-from contract.errors import WireError
+from contract.errors import SignatureError, WireError
 from contract.messages import Enrolment, Message, Receipt, Signed
-from contract.signed import Keyring, SignatureError, key_id, token_proves
+from contract.signed import Keyring, key_id, token_proves
 from contract.wire import MAX_MESSAGE_BYTES, decode
 
 __all__ = ["INTRUSIONS", "OF_ENROLMENT", "Gate", "Intrusion", "inner_of", "read_enrolment"]

@@ -14,9 +14,9 @@ from dataclasses import replace
 from aggregator.enrolment import Intrusion
 from contract import topics
 from contract.envelopes import ENVELOPE_BYTES
-from contract.errors import WireError
+from contract.errors import SignatureError, WireError
 from contract.messages import Announcement, Message, Signed
-from contract.signed import Keyring, SignatureError, Signer, inside
+from contract.signed import Keyring, Signer, inside
 from contract.state import GlobalState
 from contract.wire import decode, encode
 

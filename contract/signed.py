@@ -15,27 +15,15 @@ from typing import Final
 
 from contract import ed25519
 from contract.envelopes import KEY_ID_BYTES, Enrolment, Signed
-from contract.errors import WireError
+from contract.errors import SignatureError
 from contract.messages import Message
 from contract.wire import decode, encode
 
-__all__ = ["Keyring", "SignatureError", "Signer", "enrolment_of", "inside", "invitation_key", "key_id", "token_proves"]
+__all__ = ["Keyring", "Signer", "enrolment_of", "inside", "invitation_key", "key_id", "token_proves"]
 
 _SIGNED: Final = b"protofleet signed v2\0"
 _INVITED: Final = b"protofleet invitation v2\0"
 _ENROLS: Final = b"protofleet enrolment v2\0"
-
-
-class SignatureError(WireError):
-    """A message is not signed by whom it should be: by nobody, by another key, or for another topic.
-
-    Attributes:
-        known: whether it names a key that is trusted here.
-    """
-
-    def __init__(self, message: str, *, expected: object, got: object, known: bool = False) -> None:
-        super().__init__(message, expected=expected, got=got)
-        self.known = known
 
 
 def key_id(public_key: bytes) -> bytes:

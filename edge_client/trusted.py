@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from contract import topics
-from contract.errors import WireError
+from contract.errors import SignatureError, WireError
 from contract.link import Received
 from contract.messages import Announcement, Message, Signed, Status
-from contract.signed import Keyring, SignatureError
+from contract.signed import Keyring
 from contract.wire import decode
 from edge_client.identity import Identity
 from edge_client.issued import IssuedMarks

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from contract import topics
 from contract.envelopes import Enrolment, Signed
-from contract.errors import UsageError, WireError
+from contract.errors import SignatureError, UsageError, WireError
 from contract.messages import Receipt
-from contract.signed import Keyring, SignatureError, Signer, enrolment_of, invitation_key, key_id, token_proves
+from contract.signed import Keyring, Signer, enrolment_of, invitation_key, key_id, token_proves
 from contract.wire import decode, encode
 
 GOLDEN = Path(__file__).parent / "golden" / "wire_v2.json"

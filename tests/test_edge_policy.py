@@ -25,6 +25,7 @@ from contract.state import GlobalState
 from contract.statistics import ClassMeans
 from contract.wire import decode, encode
 from edge_client import rollout
+from edge_client.blinded import Blinding
 from edge_client.device import Device
 from edge_client.elapsed import Moment, moment, passed_s
 from edge_client.health import Health
@@ -301,6 +302,7 @@ def work(
         samples=None,
         manager=ServiceManager({}),
         releases=found,
+        blinding=Blinding(bundle.manifest, fleet="fleet", device="pi-1"),
         photos="photos",
         log=said.append,
         probation=probation,

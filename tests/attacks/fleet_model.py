@@ -34,11 +34,14 @@ from contract.sphere import unit_rows
 from contract.statistics import ClassMeans, FeatureGram, Statistic
 from contract.wire import encode
 from edge_client import inbox as inbox_module
+from edge_client.enrolling import Enrolling
+from edge_client.identity import Identity
 from edge_client.inbox import Inbox
 from edge_client.journal import Journal, Key, Pending
-from edge_client.outbox import Outbox, fitting
+from edge_client.outbox import Outbox
 from edge_client.presence import Presence
 from edge_client.rounds import Follower, largest_message_bytes
+from edge_client.trusted import Trust
 
 __all__ = ["FLEET", "MANIFEST", "ROUNDS", "Clock", "DeviceProcess", "ServerProcess", "statistic_of"]
 
@@ -125,6 +128,8 @@ class DeviceProcess:
             self.journal,
             self.presence,
             bundle,
+            trust=Trust((), Identity(), self.journal.issued, fleet=FLEET, device_id=name),
+            enrolling=Enrolling(FLEET, name, None, None, lambda line: None),
             fleet=FLEET,
             device_id=name,
             stays=False,
@@ -178,7 +183,7 @@ class DeviceProcess:
             bundle=BUNDLE,
             extractor=a.extractor,
         )
-        payload = fitting(made, a.encoding)
+        payload = encode(made, a.encoding)
         self.journal.commit_round(key, weights={}, payload=payload, limit_bytes=a.limit_bytes, metrics={})
         self.outbox.add(Pending(key, payload, a.limit_bytes))
 

@@ -24,11 +24,14 @@ from contract.errors import LinkError, WireError
 from contract.link_actions import Received
 from contract.messages import Announcement, ClassRows, GlobalPart, Receipt, Status
 from contract.wire import decode, encode
+from edge_client.enrolling import Enrolling
+from edge_client.identity import Identity
 from edge_client.inbox import Inbox
 from edge_client.journal import FINAL, Journal, Key
 from edge_client.outbox import Outbox
 from edge_client.presence import Presence
 from edge_client.rounds import Follower
+from edge_client.trusted import Trust
 
 LONGEST_BYTES = 2048
 FLEET, DEVICE = "fleet", "pi-1"
@@ -89,6 +92,8 @@ class _Scene:
             journal,
             self.presence,
             bundle,
+            trust=Trust((), Identity(), journal.issued, fleet=FLEET, device_id=DEVICE),
+            enrolling=Enrolling(FLEET, DEVICE, None, None, _short),
             fleet=FLEET,
             device_id=DEVICE,
             stays=True,

@@ -52,7 +52,6 @@ def _use(folder: Path) -> None:
             lambda: _numbers(journal.weights()),
             lambda: [journal.is_done(key) for key in KEYS],
             lambda: [journal.rounds_done(method) for method in (None, "fedproto")],
-            lambda: journal.metrics("fedproto"),
             lambda: len(journal.secret()) == 32,
             lambda: journal.took_part(RUN),
             lambda: [journal.mark_reported(report.key) for report in journal.unreported()],

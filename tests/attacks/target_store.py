@@ -46,7 +46,7 @@ def _read(path: Path) -> None:
         for number, method, _ in stored.closed_rounds():
             for _device, message in stored.contributions(number, method):
                 assert message.method
-            stored.max_share(method)
+            stored.screening(method)
 
 
 def _serve(path: Path) -> None:
