@@ -74,7 +74,6 @@ class ClassDriftTable:
     def __init__(self, file: Database) -> None:
         self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
         self._heard: list[tuple[str, str, Moved]] = []
-        self.suspected = Suspects()
         self.look()
 
     def look(self) -> None:

@@ -20,6 +20,7 @@ from contract.errors import UsageError, WireError
 
 __all__ = [
     "AGGREGATOR",
+    "ID_PATTERN",
     "PREFIX",
     "check_device",
     "check_id",
@@ -37,7 +38,8 @@ __all__ = [
 
 PREFIX = "pf/v2"
 AGGREGATOR = "aggregator"  # whose status topic is the seat of a fleet's aggregator
-_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+ID_PATTERN = "[a-z0-9][a-z0-9-]{0,63}"
+_ID = re.compile(ID_PATTERN)
 
 
 def is_id(value: str) -> bool:

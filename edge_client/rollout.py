@@ -25,6 +25,7 @@ import msgspec
 from contract.errors import UsageError
 from contract.offers import Offer, Told, Word, bundle_tag
 from contract.terminal import printable
+from contract.topics import ID_PATTERN
 
 __all__ = [
     "FALL",
@@ -57,7 +58,7 @@ _KEPT = 64  # failed bundles, and replaced ones
 
 _Sha256 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 _Directory = Annotated[str, msgspec.Meta(pattern=r"^(fleets/[a-z0-9-]+)?\Z")]
-_FleetId = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]{0,63}\Z")]
+_FleetId = Annotated[str, msgspec.Meta(pattern=rf"^{ID_PATTERN}\Z")]
 
 
 class Seat(msgspec.Struct, frozen=True):

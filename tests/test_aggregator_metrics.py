@@ -166,7 +166,7 @@ def test_a_scraper_that_dawdles_is_cut_off_and_another_one_is_answered(
             each.sendall(b"GET /met")  # and nothing more, or a byte now and then
         with urllib.request.urlopen(server.url, timeout=60) as answer:
             assert answer.read() == b"x 1\n"
-        assert 0.5 < time.monotonic() - began < 50
+        assert 0.5 < time.monotonic() - began < 5
         for each in slow:
             assert each.recv(100) == b""
             each.close()

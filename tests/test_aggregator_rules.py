@@ -56,6 +56,16 @@ def test_mean_is_the_chain_of_merges(seed: int, devices: int, classes: int, widt
     np.testing.assert_array_equal(merged.sums, chained.sums)
 
 
+@pytest.mark.parametrize("rule", ["mean", "median", "trimmed-mean"])
+def test_a_rule_keeps_the_kind_that_a_method_makes_its_state_of(rule: str) -> None:
+    ncm = method("ncm")
+    devices = [ncm.statistic.from_means(each.means / 10, each.counts) for each in _devices(3, 5, 4, 6)]
+    merged = ncm.merge(lambda: iter(devices), check_rule(rule, ncm.statistic), ncm.settle({}))
+    assert isinstance(merged, ncm.statistic)
+    rows = ncm.next_rows({}, merged, ncm.settle({}))["means"]
+    np.testing.assert_array_equal(rows.rows, merged.means[merged.present])
+
+
 @pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
 @given(seed=st.integers(0, 10_000), devices=st.integers(1, 25), block_bytes=st.integers(8, 4000))
 @settings(max_examples=25, deadline=None)

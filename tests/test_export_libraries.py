@@ -146,7 +146,7 @@ def test_without_a_network_there_is_one_line_soon(cache: Path, tmp_path: Path, m
     said = capsys.readouterr().err
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
     assert code == 1
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 30
     assert re.fullmatch(
         r"error: .* cannot be fetched, expected an answer of https://.*try once with a network.*", error
     )
@@ -220,5 +220,5 @@ def test_the_hub_is_asked_as_it_wants_to_be(timm, served: Served, monkeypatch, t
     began = time.monotonic()
     with pytest.raises(DownloadError, match="cannot be fetched"):
         find_backbone("hub:org/other", None, weights="pretrained")
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 10
     assert not constants.HF_HUB_OFFLINE
