@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +17,8 @@ from aggregator.fleet_cli import JsonFile as _Json
 from aggregator.fleet_cli import StoreFile as _Store
 from aggregator.fleet_cli import WaitSeconds as _Wait
 from aggregator.orders import await_done, give
+from contract.allowlist import read_allowlist
 from contract.durations import in_words, seconds
-from contract.envelopes import KEY_BYTES
 from contract.errors import UsageError
 from contract.signed import invitation_key
 from contract.signing_keys import read_public_key
@@ -75,7 +74,9 @@ def enrol_command(
         assert device is not None
         assert key is not None
         return ask("enrol", store, device, wait, json, detail=read_public_key(key, "--key").hex())
-    keys = read_devices(file)
+    keys = read_allowlist(file, "--from")
+    if not keys:
+        raise UsageError(f"--from {file}", expected="[devices] with id = 'hex of its key'", got="no device")
     return max(ask("enrol", store, name, wait, json, detail=found.hex()) for name, found in keys.items())
 
 
@@ -83,31 +84,3 @@ def enrol_command(
 def revoke_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
     """Take nothing more that a device's key has signed: of a board that is lost. Invite it again to give it another."""
     return ask("revoke", store, device, wait, json)
-
-
-def read_devices(path: Path) -> dict[str, bytes]:
-    """The public keys, 32 bytes each, of a file of devices.
-
-    Raises:
-        UsageError: it is none, or one of its entries is no device or no key.
-    """
-    what = f"--from {path}"
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(what, expected="a TOML file", got=error.strerror) from None
-    except ValueError as error:
-        raise UsageError(what, expected="TOML", got=error) from None
-    devices = content.get("devices")
-    if not isinstance(devices, dict) or not devices:
-        raise UsageError(what, expected="[devices] with id = 'hex of its key'", got="none")
-    found = {}
-    for name, value in devices.items():
-        check_device(name, f"{what}: device")
-        try:
-            found[name] = bytes.fromhex(value)
-        except (TypeError, ValueError):
-            found[name] = b""
-        if len(found[name]) != KEY_BYTES:
-            raise UsageError(f"{what}: {name}", expected=f"{2 * KEY_BYTES} hex digits", got=str(value)[:80])
-    return found

@@ -14,14 +14,13 @@ device that does something else than its owner thinks.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from contract.errors import UsageError, near_names
+from contract.files import read_toml
 from contract.tokens import read_token
 from contract.topics import check_device, check_id
 from contract.verbosity import check_loudness
@@ -71,7 +70,7 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     Raises:
         UsageError: the file cannot be read, a key is unknown, a value is of the wrong kind or missing.
     """
-    values: dict[str, Any] = {} if file is None else _read_toml(file)
+    values: dict[str, Any] = {} if file is None else _settings_of(file)
     values |= {name: value for name, value in options.items() if value is not None}
     where = "protofleet client" if file is None else f"protofleet client with {file}"
     needed = (
@@ -104,13 +103,8 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     return config
 
 
-def _read_toml(file: str) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config {file}", expected="a TOML file", got=error.strerror) from None
-    except ValueError as error:
-        raise UsageError(f"--config {file}", expected="TOML", got=error) from None
+def _settings_of(file: str) -> dict[str, Any]:
+    values = read_toml(file, f"--config {file}")
     known = ClientConfig.__struct_fields__
     for name in values:
         if name not in known:
