@@ -9,6 +9,7 @@ class, goes through `step` and the others to the caller, for whom the connection
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import ssl
@@ -147,11 +148,7 @@ class Transport:
             return
         with contextlib.suppress(OSError, ValueError):
             if polite:
-                client.disconnect()
-                deadline = time.monotonic() + _FAREWELL_S
-                while client.want_write() and (left := deadline - time.monotonic()) > 0:
-                    select.select([], [sock], [], left)
-                    client.loop_write()
+                _part(client, sock.fileno(), time.monotonic() + _FAREWELL_S)
         sock.close()
 
     # ── bytes ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -216,6 +213,25 @@ class Transport:
     def _tell_ended(self, reason: str, code: int | None = None) -> None:
         with self._lock:
             self._core.ended(reason, time.monotonic(), code=code)
+
+
+def _part(client: mqtt.Client, descriptor: int, deadline: float) -> None:
+    """Send a DISCONNECT and wait until the broker hangs up, too: it has read it then.
+
+    Closing a socket on which something has come meanwhile resets the connection, and the broker, which then never reads
+    the DISCONNECT, publishes the last will. Paho closes its socket as soon as the packet is out; ours is a second
+    descriptor of it.
+    """
+    with socket.socket(fileno=os.dup(descriptor)) as ours:
+        client.disconnect()
+        while client.want_write() and (left := deadline - time.monotonic()) > 0:
+            select.select([], [ours], [], left)
+            client.loop_write()
+        ours.shutdown(socket.SHUT_WR)
+        while (left := deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select([ours], [], [], left)
+            if not readable or not ours.recv(65_536):
+                return
 
 
 def _terms(properties: Properties | None) -> Terms:

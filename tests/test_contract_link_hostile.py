@@ -456,3 +456,26 @@ def test_a_connection_that_cannot_be_begun_is_tried_again(fake, link, monkeypatc
 def test_a_fault_of_the_link_itself_is_told(fake, link, monkeypatch):
     monkeypatch.setattr(Connection, "due_in_s", lambda self, now: 1 / 0)
     assert "the link broke, got ZeroDivisionError" in str(until(link(fake(good).url), Failed).error)
+
+
+def test_a_parting_link_stays_until_the_broker_has_read_its_disconnect(fake, link):
+    """A reset on the way would have the broker publish the last will of a device that is well."""
+    ended: list[str] = []
+
+    def parting(connection: socket.socket) -> None:
+        accept(connection)
+        while connection.recv(4096)[:1] != b"\xe0":
+            pass
+        connection.sendall(publish(b"to/device", b"crosses the DISCONNECT"))
+        time.sleep(0.1)
+        with contextlib.suppress(OSError):
+            ended.append("hung up" if connection.recv(4096) == b"" else "still talking")
+        connection.close()
+
+    device = link(fake(parting).url)
+    until(device, Connected)
+    device.close()
+    deadline = time.monotonic() + 60.0
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == ["hung up"]
