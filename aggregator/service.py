@@ -226,10 +226,8 @@ def settle(
     if helper is not None:
         least = _at_least("--least", LEAST if least is None else least, 2)
         min_clients = max(min_clients, least)
-        _check_blinded(
-            {"--rule": rule != "mean", "--max-share": max_share != 0.5, "--min-samples": min_samples != 1},
-            when_new,
-        )
+        of_single = {"--rule": rule != "mean", "--max-share": max_share != 0.5, "--suspects": suspects != "leave-out"}
+        _check_blinded(of_single | {"--min-samples": min_samples != 1}, when_new)
     return Settings(
         method=None if method is None else find_method(method).name,
         rounds=rounds,

@@ -225,6 +225,77 @@ def _key(answer: Answer) -> tuple[bytes, int, str, bytes]:
     return a.run, a.round, a.method, a.digest
 
 
+def abstention(world: World, **numbers: FeatureGram) -> bytes:
+    """What a device sends whose owner's policy refuses the open round: with these numbers, if any."""
+    nothing = FeatureGram.zero(CLASSES, PLAIN.features)
+    told = {"run": world.core.run, "method": "ffc", "extractor": extractor_of(PLAIN, BUNDLE, method("ffc"))}
+    return encode(contribution(numbers.get("numbers", nothing), **told))
+
+
+def test_a_device_that_abstains_is_taken_awaited_no_more_and_of_no_set(world):
+    world.steps()
+    assert world.send(*DEVICES[1:]) == ["committed"] * 4
+    assert world.core.take([("d0", abstention(world))], world.now)[0].outcome == "committed"
+    world.kill()  # a round that holds shares and abstentions goes on as a blinded one
+    assert world.core.take([("d0", abstention(world))], world.now)[0].outcome == "duplicate"
+    assert isinstance(world.steps()[-1], Held)
+    assert world.core.asked.devices == tuple(DEVICES[1:])
+    world.answered(world.ask())
+    assert any(isinstance(step, Closed) for step in world.steps())
+    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES[1:]), atol=1e-9, rtol=0)
+    assert [found.device for found in world.core.findings] == ["d0"]
+    assert "policy" in world.store.findings(1)[0]["reason"]
+    assert set(world.ledger.blocks) == set(DEVICES[1:])
+
+
+def test_who_abstains_does_not_help_to_reach_k(world):
+    world.steps()
+    assert world.send("d0", "d1") == ["committed"] * 2
+    world.core.take([(device, abstention(world)) for device in DEVICES[2:4]], world.now)
+    world.now += 61.0
+    assert isinstance(world.steps()[-1], Extended)
+    assert world.core.asked is None
+    assert world.send("d4") == ["committed"]
+    assert isinstance(world.steps()[-1], Held)
+    assert world.core.asked.devices == ("d0", "d1", "d4")
+
+
+def test_numbers_do_not_pass_for_an_abstention(world):
+    world.steps()
+    zero = FeatureGram.zero(CLASSES, PLAIN.features)
+    matrix_alone = FeatureGram(gram(1).gram, zero.cross, zero.counts)
+    for numbers in (gram(1), matrix_alone):
+        (decision,) = world.core.take([("d0", abstention(world, numbers=numbers))], world.now)
+        assert "expected a share, got the numbers" in decision.reason
+
+
+def test_a_sum_that_is_taken_back_is_gone_and_an_open_round_takes_the_place_of_one(world):
+    world.round(*DEVICES)
+    assert world.store.blinded.sums() == {"ffc": 1}
+    give(world.folder / "store", "rollback", "", "op", detail="1")
+    world.now += 1.0
+    (obeyed, *_) = world.steps()
+    assert obeyed.outcome.startswith("done")
+    assert not world.store.blinded.sums()
+    with pytest.raises(UsageError, match="contributions were dropped"):  # not the poisoned sum again
+        solve_again(world.folder / "store", PLAIN, {"ridge": 1e-3})
+
+
+def test_open_rounds_after_blinded_ones_forget_no_class_before_they_have_replaced_the_sum(world):
+    world.round(*DEVICES)
+    world.store.close()
+    plain = replace(SETTINGS, helper=None, policy=Policy(min_clients=1, deadline_s=60.0))
+    world.store = SqliteStore(world.folder / "store", BUNDLE, FLEET)
+    core = Coordinator(world.store, PLAIN, BUNDLE, plain, now=0.0)
+    give(world.folder / "store", "forget class", "", "op", detail=PLAIN.labels[0])
+    obeyed = core.advance(10.0, 2000.0)
+    assert "refused: a class cannot be taken out of a blinded round's sum" in obeyed.outcome
+    told = {"run": core.run, "round": 2, "method": "ffc", "extractor": extractor_of(PLAIN, BUNDLE, method("ffc"))}
+    core.take([("d0", encode(contribution(gram(1), **told)))], 12.0)
+    assert isinstance(core.advance(13.0, 2000.0), Closed)
+    assert not world.store.blinded.sums()
+
+
 def test_a_device_that_the_helper_does_not_know_is_left_out_and_named(world):
     world.helper = helper(world.ledger, enrolled(*DEVICES[1:]), LEAST)
     made = world.round(*DEVICES)
@@ -375,6 +446,7 @@ def test_an_open_contribution_that_was_left_is_not_sent_once_a_helper_is_asked_f
     assert not blinding("d0").permits(plain)
     assert not blinding("d0").permits(signer("d0").sign("pf/v2/pets/up/d0", plain))
     assert blinding("d0").permits(world.message("d0"))
+    assert blinding("d0").permits(abstention(world))
     assert Blinding(PLAIN, fleet=FLEET, device="d0").permits(plain)
 
 
@@ -383,6 +455,8 @@ def test_an_open_contribution_that_was_left_is_not_sent_once_a_helper_is_asked_f
     [
         ({"rule": "median"}, "--rule with --helper"),
         ({"max_share": 0.6}, "--max-share with --helper"),
+        ({"suspects": "name"}, "--suspects with --helper"),
+        ({"suspects": "ignore"}, "--suspects with --helper"),
         ({"min_samples": 2}, "--min-samples with --helper"),
         ({"when_new": 3}, "--when-new with --helper"),
         ({"standing": True}, "--helper with --standing"),

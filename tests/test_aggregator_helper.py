@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +27,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from aggregator.helper.ledger import KEPT_SUMS, Ledger, Share
-from contract.batches import allowed, breach, refined
-from contract.errors import InUseError, UsageError, WireError
+from aggregator.helper.witness import Witness
+from contract.batches import allowed, breach, refined, smaller
+from contract.errors import InUseError, StoreError, UsageError, WireError
 from contract.helper_messages import set_digest
 
 VALUES = {device: np.arange(WORDS, dtype=np.uint64) + np.uint64(10 * n) for n, device in enumerate(names(40))}
@@ -44,6 +44,7 @@ def gathered(devices, *, round=1):
 # ── which sets ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 DEVICES = names(12)
+_NUMBERS = itertools.count()
 
 
 def smallest_shown(opened: list[frozenset[str]]) -> int:
@@ -101,12 +102,23 @@ def test_a_fleet_in_which_some_sleep_is_opened_in_blocks():
     assert not allowed(blocks, fleet[26:], 5, 1000)  # a block of five of which one sleeps
 
 
+def test_where_k_was_raised_no_set_has_a_block_of_fewer():
+    blocks = refined(refined({}, names(6)), names(3))  # two blocks of three, opened for k = 3
+    assert not breach(blocks, names(6), 3)
+    wrong = breach(blocks, [*names(6), "n1", "n2", "n3", "n4"], 4)
+    assert set(wrong) == set(names(6))
+    assert not breach(blocks, ["n1", "n2", "n3", "n4"], 4)
+    assert smaller(blocks, 4) == 6
+    assert smaller(blocks, 3) == 0
+
+
 class Sets(RuleBasedStateMachine):
     """Anyone asks for anything, the helper is killed between any two: what was ever opened stays sums of k."""
 
     @initialize(least=st.integers(2, 4))
     def begin(self, least):
-        self.path = Path(self.folder) / f"{random.Random(id(self)).random()}.sqlite"
+        self.path = Path(self.folder) / str(next(_NUMBERS)) / "ledger"
+        self.path.parent.mkdir()
         self.least, self.opened, self.answers, self.round = least, [], {}, 0
         self.ledger = ledger(self.path)
 
@@ -163,7 +175,7 @@ def test_the_ledger_as_a_state_machine(tmp_path):
     from hypothesis.stateful import run_state_machine_as_test
 
     Sets.folder = tmp_path
-    run_state_machine_as_test(Sets, settings=settings(max_examples=15, stateful_step_count=12, deadline=None))
+    run_state_machine_as_test(Sets, settings=settings(max_examples=10, stateful_step_count=12, deadline=None))
 
 
 # ── what is opened ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -367,10 +379,62 @@ def test_a_ledger_is_of_one_fleet_one_key_and_one_process(tmp_path):
     with ledger(tmp_path / "ledger"), pytest.raises(InUseError):
         ledger(tmp_path / "ledger")
     with pytest.raises(UsageError, match="of this fleet"):
-        Ledger(tmp_path / "ledger", fleet="cars", key=PUBLIC.seal)
+        Ledger(tmp_path / "ledger", fleet="cars", key=PUBLIC.seal, witness=Witness(tmp_path / "key", "cars"))
     with pytest.raises(UsageError, match="of this key"):
-        Ledger(tmp_path / "ledger", fleet=FLEET, key=bytes(32))
+        Ledger(tmp_path / "ledger", fleet=FLEET, key=bytes(32), witness=Witness(tmp_path / "other", FLEET))
     assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
+
+
+def opened_once(path: Path) -> dict[str, bytes]:
+    """The signed seeds of the set."""
+    _, seeds = gathered(names(4))
+    with ledger(path) as kept:
+        assert ask(helper(kept, enrolled(*seeds), 3), seeds).total is not None
+    return seeds
+
+
+def test_a_ledger_that_was_lost_or_put_back_opens_nothing_more_with_its_key(tmp_path):
+    with ledger(tmp_path / "ledger"):
+        pass
+    before = (tmp_path / "ledger").read_bytes()
+    opened_once(tmp_path / "ledger")
+    with ledger(tmp_path / "ledger"):  # itself: it goes on
+        pass
+    now = (tmp_path / "ledger").read_bytes()
+    (tmp_path / "ledger").write_bytes(before)
+    with pytest.raises(UsageError, match="expected 1 openings, got 0: an older copy"):
+        ledger(tmp_path / "ledger")
+    with pytest.raises(UsageError, match="the ledger that opened 1 with this key, got a new one"):
+        ledger(tmp_path / "new")
+    (tmp_path / "elsewhere").mkdir()
+    opened_once(tmp_path / "elsewhere" / "ledger")
+    (tmp_path / "ledger").write_bytes((tmp_path / "elsewhere" / "ledger").read_bytes())
+    with pytest.raises(UsageError, match="got another"):
+        ledger(tmp_path / "ledger")
+    (tmp_path / "ledger").write_bytes(now)
+    with ledger(tmp_path / "ledger") as kept:
+        assert len(kept.blocks) == 4
+
+
+def test_a_helper_killed_between_ledger_and_witness_goes_on_and_one_that_cannot_write_it_tells_nothing(tmp_path):
+    with ledger(tmp_path / "ledger"):
+        early = (tmp_path / "key.pets.opened").read_bytes()
+    seeds = opened_once(tmp_path / "ledger")
+    (tmp_path / "key.pets.opened").write_bytes(early)
+    with ledger(tmp_path / "ledger") as kept:
+        assert ask(helper(kept, {}, 3), seeds).again
+        assert (tmp_path / "key.pets.opened").read_bytes() != early
+        (tmp_path / "key.pets.opened").unlink()
+        (tmp_path / "key.pets.opened").mkdir()
+        with pytest.raises(StoreError, match=r"key\.pets\.opened"):
+            ask(helper(kept, enrolled(*names(4)), 3), gathered(names(4), round=2)[1], round=2)
+
+
+def test_a_share_of_more_words_than_any_aggregator_takes_is_refused_before_room_is_made_for_it(tmp_path):
+    seeds = {device: contributed(device, VALUES[device], words=2**32 - 1)[1] for device in names(4)}
+    with ledger(tmp_path / "ledger") as kept:
+        answer = ask(helper(kept, enrolled(*names(4)), 3), seeds)
+        assert "expected at most 16,777,216 words" in answer.refused["d0"]
 
 
 def test_the_helpers_secrets_are_not_in_its_ledger(tmp_path):

@@ -12,7 +12,9 @@ from rich.console import Console
 from aggregator.helper.ledger import Ledger
 from aggregator.helper.opening import Helper
 from aggregator.helper.process import HelperServer
+from aggregator.helper.witness import Witness
 from contract.allowlist import read_allowlist
+from contract.batches import smaller
 from contract.errors import UsageError
 from contract.interrupt import Terminated, interruptible
 from contract.link import Address
@@ -20,6 +22,7 @@ from contract.sealing import make_helper_key, read_helper_key
 from contract.service_manager import ServiceManager
 from contract.signed import Keyring, Signer
 from contract.signing_keys import read_public_key
+from contract.terminal import counted
 from contract.topics import check_id
 from contract.verbosity import QUIET_HELP
 
@@ -69,7 +72,10 @@ def helper_command(
     log(f"{len(read_allowlist(listed)):,} devices enrolled, no sum over fewer than {least} of them is opened")
     trusted = None if trust is None else Keyring([read_public_key(trust)])
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=cert_key)
-    with Ledger(store, fleet=fleet, key=private.public.seal) as ledger:
+    with Ledger(store, fleet=fleet, key=private.public.seal, witness=Witness(key, fleet)) as ledger:
+        few = smaller(ledger.blocks, least)
+        if few:
+            log(f"{counted(few, 'device')} that earlier sums show among fewer than {least} can be summed no more")
         helper = Helper(ledger, private, fleet, lambda: read_allowlist(listed), least)
         server = HelperServer(
             helper,

@@ -38,6 +38,7 @@ __all__ = ["Answer", "Helper"]
 
 _SETS_AT_ONCE = 4
 _LONGEST_SET_BYTES = 8 << 20  # of seeds
+_MOST_WORDS = 1 << 24  # of a share; no aggregator takes one of more than half of that
 
 Devices = Mapping[str, bytes]
 
@@ -158,6 +159,8 @@ class Helper:
         if (seed.run, seed.round, seed.method) != (asked.run, asked.round, asked.method):
             got = f"round {seed.round} ({seed.method}) of run {seed.run.hex()}"
             raise WireError("its seed", expected="one for this round", got=got)
+        if seed.words > _MOST_WORDS:
+            raise WireError("its share", expected=f"at most {_MOST_WORDS:,} words", got=f"{seed.words:,}")
         used = self._ledger.why_used(self._share(seed, device))
         if used:
             raise WireError("its seed", expected="a share that is new", got=used)
