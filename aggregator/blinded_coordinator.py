@@ -179,7 +179,8 @@ class BlindedCoordinator(Coordinator):
         self._close(asked.round, asked.method, wall, int(merged.present.sum()), state, payload, count)
         self.state = state
         self.doubt = found.doubt(merged, hyper) if merged.present.any() else "no device has a sample"
-        self.told = "; ".join(filter(None, (found.told(merged, hyper), f"one sum of {counted(count, 'device')}")))
+        told = (found.told(merged, hyper), f"one sum of {counted(count, 'device')}", _shows(statistic))
+        self.told = "; ".join(filter(None, told))
         return self._ended()
 
     def _sum_of(self, answer: Answered, found: Method) -> tuple[Statistic, Contribution]:
@@ -245,6 +246,15 @@ class BlindedCoordinator(Coordinator):
     def _ended(self) -> Step:
         self._left_out = {}
         return self.rounds.end()
+
+
+def _shows(statistic: Statistic) -> str:
+    """What a sum shows because it is of few samples; empty for nothing more than any sum does."""
+    samples, width = int(statistic.counts.sum()), statistic.width
+    if not statistic.has_triangle() or samples >= width:
+        return ""
+    few = f"{counted(samples, 'sample')}, fewer than {width:,} features"
+    return f"of {few}: who has it and a photo can tell whether that is in it"
 
 
 def _check_methods(methods: Iterable[Method], core: BlindedCoordinator) -> None:

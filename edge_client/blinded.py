@@ -24,6 +24,7 @@ from contract.messages import Announcement, ClassRows, Contribution, SealedSeed
 from contract.methods import Method, method
 from contract.sealing import HelperPublic, round_terms, seal
 from contract.signed import Signer, inside
+from contract.terminal import counted
 from contract.wire import encode
 
 __all__ = ["Blinding"]
@@ -99,6 +100,20 @@ class Blinding:
         if a.class_lists and a.class_lists[0] != list_digest(self._manifest.labels):
             return "this device's bundle to know all of the fleet's classes", "a shorter list"
         return None
+
+    def warning(self, announcement: Announcement, samples: int) -> str:
+        """What a blinded round's sum would still show, where all devices have as many samples as this one; empty for
+        nothing more than any sum does.
+
+        A Gram matrix of fewer samples than features has a direction of its own for each: whoever holds a photo can tell
+        for certain whether it is in the sum, though not of whom.
+        """
+        a, found = announcement, method(announcement.method)
+        width = found.row_width(found.settled_in(self._manifest.hyper), self._manifest.features)
+        if a.helper is None or not found.statistic.has_triangle() or a.helper.least * samples >= width:
+            return ""
+        few = f"{a.helper.least} devices of {counted(samples, 'sample')} are fewer than the {width:,} features"
+        return f"warning: a sum of {few}: who has it and a photo can tell whether that is in it"
 
     def blinded(self, contribution: Contribution, announcement: Announcement) -> Contribution:
         """What is sent instead of a contribution: all of it in an open round, a share of it in a blinded one.

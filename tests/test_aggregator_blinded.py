@@ -158,6 +158,19 @@ def test_a_round_comes_to_the_pooled_head_and_nobody_holds_anything_else(world):
     np.testing.assert_allclose(again.state.head.rows, world.head(), atol=1e-12, rtol=0)
 
 
+def test_a_sum_of_fewer_samples_than_features_says_what_it_shows(world, monkeypatch):
+    world.round(*DEVICES)
+    assert "features" not in world.core.told
+    few = {device: gram(index, samples=1) for index, device in enumerate(DEVICES[:3])}
+    nothing = FeatureGram.zero(CLASSES, PLAIN.features)
+    monkeypatch.setattr(world, "statistic", lambda device: few.get(device, nothing))
+    world.send(*DEVICES)
+    world.steps()
+    world.answered(world.ask())
+    world.steps()
+    assert "of 3 samples, fewer than 4 features: who has it and a photo can tell" in world.core.told
+
+
 def test_what_a_device_sends_has_one_size_and_neither_counts_nor_classes(world):
     world.steps()
     whole, some = world.message("d0"), world.message("d0", FeatureGram.zero(CLASSES, PLAIN.features))
