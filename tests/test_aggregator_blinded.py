@@ -473,7 +473,8 @@ def test_an_open_contribution_that_was_left_is_not_sent_once_a_helper_is_asked_f
         ({"min_samples": 2}, "--min-samples with --helper"),
         ({"when_new": 3}, "--when-new with --helper"),
         ({"standing": True}, "--helper with --standing"),
-        ({"least": 1}, "--least, expected 2 or more"),
+        ({"least": 1}, "--least, expected 2 to 1,024"),
+        ({"least": 1_025}, "--least, expected 2 to 1,024"),
     ],
 )
 def test_what_needs_more_than_a_sum_is_one_line(tmp_path, given, line):

@@ -18,7 +18,7 @@ from contract.batches import smaller
 from contract.errors import UsageError
 from contract.interrupt import Terminated, interruptible
 from contract.link import Address
-from contract.sealing import make_helper_key, read_helper_key
+from contract.sealing import check_least, make_helper_key, read_helper_key
 from contract.service_manager import ServiceManager
 from contract.signed import Keyring, Signer
 from contract.signing_keys import read_public_key
@@ -65,8 +65,7 @@ def helper_command(
     missing = [option for option, value in given.items() if value is None]
     if missing or key is None or store is None or broker is None or devices is None or least is None:
         raise UsageError("protofleet helper", expected=" and ".join(missing), got="none", hint="--help")
-    if least < 2:
-        raise UsageError("--least", expected="2 or more", got=least)
+    check_least(least)
     check_id(fleet, "--fleet")
     listed, private = devices, read_helper_key(key)
     log(f"{len(read_allowlist(listed)):,} devices enrolled, no sum over fewer than {least} of them is opened")

@@ -110,11 +110,10 @@ class HelperServer:
                 raise WireError("what is asked", expected="the aggregator's signature", got="none")
             if not isinstance(message, Opening):
                 raise WireError("message", expected="an opening", got=type(message).__name__.lower())
+            answer = self._helper.take(message, time.time())
         except WireError as error:
             self._say(f"skipped a message: {error}")
             return
-        try:
-            answer = self._helper.take(message, time.time())
         except UsageError as error:  # the list of devices, while somebody writes it: it is asked for again
             self._say(f"not answered: {error}")
             return
