@@ -3,141 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, contribution, gram, manifest
 from aggregator_samples import extractor as extractor_bytes
-from blinded_samples import FLEET, KEY, PUBLIC, enrolled, helper, names, signer
-from blinded_samples import ledger as open_ledger
+from blinded_samples import FLEET, KEY, PUBLIC, enrolled, helper, signer
+from blinded_world import DEVICES, LEAST, PLAIN, SETTINGS, World, abstention, blinding, pooled
 
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator
 from aggregator.helper.opening import Answer
 from aggregator.orders import Obeyed, give
-from aggregator.rounds import Closed, Extended, Held, Opened, Policy
+from aggregator.rounds import Closed, Extended, Held, Opened
 from aggregator.service import settle
-from aggregator.settings import Settings
 from aggregator.solve_again import solve_again
 from aggregator.store import SqliteStore
-from contract.bundle import extractor_of
 from contract.errors import PrivacyError, UsageError
 from contract.fleet import list_digest
 from contract.messages import Announcement, HelperTerms, Status
 from contract.messages import Opened as HelperOpened
-from contract.methods import method
-from contract.ridge import solve_head
 from contract.statistics import FeatureGram
 from contract.wire import decode, encode
 from edge_client.blinded import Blinding
-
-LEAST, DEVICES = 3, names(5)
-SETTINGS = Settings(
-    method="ffc",
-    rounds=3,
-    calibrate=False,
-    policy=Policy(min_clients=LEAST, deadline_s=60.0),
-    helper=PUBLIC,
-    least=LEAST,
-    hyper={"ridge": 1e-3},
-)
-PLAIN = manifest(name="ncm")
-
-
-def blinding(device: str) -> Blinding:
-    return Blinding(PLAIN, fleet=FLEET, device=device, helper=PUBLIC, signer=signer(device))
-
-
-class World:
-    """A store, a ledger and whoever runs on them now."""
-
-    def __init__(self, folder: Path, settings: Settings = SETTINGS, least: int = LEAST) -> None:
-        self.folder, self.settings, self.least, self.now = folder, settings, least, 0.0
-        self.start()
-
-    def start(self, online: tuple[str, ...] = tuple(DEVICES)) -> None:
-        self.store = SqliteStore(self.folder / "store", BUNDLE, FLEET)
-        self.core = BlindedCoordinator(self.store, PLAIN, BUNDLE, self.settings, now=self.now)
-        self.ledger = open_ledger(self.folder / "ledger")
-        self.helper = helper(self.ledger, enrolled(*DEVICES), self.least)
-        for device in online:
-            self.core.status(device, encode(Status(True, b"instance", 1)), self.now)
-        self.now += 10.0
-
-    def kill(self) -> None:
-        self.store.close()
-        self.ledger.close()
-        self.start()
-
-    def steps(self) -> list[object]:
-        made = []
-        while (step := self.core.advance(self.now, 1000.0 + self.now)) is not None:
-            made.append(step)
-        return made
-
-    def statistic(self, device: str) -> FeatureGram:
-        return gram(DEVICES.index(device))
-
-    def message(self, device: str, statistic: FeatureGram | None = None) -> bytes:
-        """What a device sends for the open round."""
-        a = decode(encode(self.core.announcement()))
-        plain = contribution(
-            statistic or self.statistic(device),
-            run=self.core.run,
-            round=a.round,
-            method="ffc",
-            extractor=extractor_of(PLAIN, BUNDLE, method("ffc")),
-        )
-        each = blinding(device)
-        each.check(a)
-        return encode(each.blinded(plain, a))
-
-    def send(self, *devices: str) -> list[str]:
-        decisions = self.core.take([(device, self.message(device)) for device in devices], self.now)
-        return [decision.outcome for decision in decisions]
-
-    def ask(self) -> Answer | None:
-        """Ask the helper as the line does, and lose its answer."""
-        answer = None
-        for part in self.core.asks(600):  # a device or two in each message
-            answer = self.helper.take(decode(encode(part)), self.now) or answer
-        return answer
-
-    def answered(self, answer: Answer, each: int = 4) -> None:
-        """Hear the answer in parts, the last one first."""
-        a = answer.asked
-        key = (a.run, a.round, a.method, a.digest)
-        if answer.total is None:
-            parts = [HelperOpened(*key, 0, 1, "refused", np.zeros(0, np.uint64), answer.reason, answer.refused)]
-        else:
-            cuts = [answer.total[n : n + each] for n in range(0, len(answer.total), each)]
-            parts = [HelperOpened(*key, n, len(cuts), "opened", cut) for n, cut in enumerate(cuts)]
-        for part in reversed(parts):
-            self.core.hear_helper(decode(encode(part)))
-
-    def round(self, *devices: str) -> list[object]:
-        """One whole round of these devices."""
-        made = self.steps()
-        self.send(*devices)
-        for device in set(DEVICES) - set(devices):
-            self.core.status(device, encode(Status(False, b"instance", 1)), self.now)
-        made += self.steps()
-        for _ in range(3):
-            if self.core.asked is not None:
-                self.answered(self.ask())
-                made += self.steps()
-        return made
-
-    def head(self) -> np.ndarray:
-        return self.core.state.head.rows
-
-
-def pooled(world: World, *devices: str) -> np.ndarray:
-    total = FeatureGram.zero(CLASSES, PLAIN.features)
-    for device in devices:
-        total = total.merge(world.statistic(device))
-    return solve_head(total, 1e-3)
 
 
 @pytest.fixture
@@ -236,77 +124,6 @@ def test_an_answer_that_is_cut_anew_is_put_together_of_one_cut(world):
 def _key(answer: Answer) -> tuple[bytes, int, str, bytes]:
     a = answer.asked
     return a.run, a.round, a.method, a.digest
-
-
-def abstention(world: World, **numbers: FeatureGram) -> bytes:
-    """What a device sends whose owner's policy refuses the open round: with these numbers, if any."""
-    nothing = FeatureGram.zero(CLASSES, PLAIN.features)
-    told = {"run": world.core.run, "method": "ffc", "extractor": extractor_of(PLAIN, BUNDLE, method("ffc"))}
-    return encode(contribution(numbers.get("numbers", nothing), **told))
-
-
-def test_a_device_that_abstains_is_taken_awaited_no_more_and_of_no_set(world):
-    world.steps()
-    assert world.send(*DEVICES[1:]) == ["committed"] * 4
-    assert world.core.take([("d0", abstention(world))], world.now)[0].outcome == "committed"
-    world.kill()  # a round that holds shares and abstentions goes on as a blinded one
-    assert world.core.take([("d0", abstention(world))], world.now)[0].outcome == "duplicate"
-    assert isinstance(world.steps()[-1], Held)
-    assert world.core.asked.devices == tuple(DEVICES[1:])
-    world.answered(world.ask())
-    assert any(isinstance(step, Closed) for step in world.steps())
-    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES[1:]), atol=1e-9, rtol=0)
-    assert [found.device for found in world.core.findings] == ["d0"]
-    assert "policy" in world.store.findings(1)[0]["reason"]
-    assert set(world.ledger.blocks) == set(DEVICES[1:])
-
-
-def test_who_abstains_does_not_help_to_reach_k(world):
-    world.steps()
-    assert world.send("d0", "d1") == ["committed"] * 2
-    world.core.take([(device, abstention(world)) for device in DEVICES[2:4]], world.now)
-    world.now += 61.0
-    assert isinstance(world.steps()[-1], Extended)
-    assert world.core.asked is None
-    assert world.send("d4") == ["committed"]
-    assert isinstance(world.steps()[-1], Held)
-    assert world.core.asked.devices == ("d0", "d1", "d4")
-
-
-def test_numbers_do_not_pass_for_an_abstention(world):
-    world.steps()
-    zero = FeatureGram.zero(CLASSES, PLAIN.features)
-    matrix_alone = FeatureGram(gram(1).gram, zero.cross, zero.counts)
-    for numbers in (gram(1), matrix_alone):
-        (decision,) = world.core.take([("d0", abstention(world, numbers=numbers))], world.now)
-        assert "expected a share, got the numbers" in decision.reason
-
-
-def test_a_sum_that_is_taken_back_is_gone_and_an_open_round_takes_the_place_of_one(world):
-    world.round(*DEVICES)
-    assert world.store.blinded.sums() == {"ffc": 1}
-    give(world.folder / "store", "rollback", "", "op", detail="1")
-    world.now += 1.0
-    (obeyed, *_) = world.steps()
-    assert obeyed.outcome.startswith("done")
-    assert not world.store.blinded.sums()
-    with pytest.raises(UsageError, match="contributions were dropped"):  # not the poisoned sum again
-        solve_again(world.folder / "store", PLAIN, {"ridge": 1e-3})
-
-
-def test_open_rounds_after_blinded_ones_forget_no_class_before_they_have_replaced_the_sum(world):
-    world.round(*DEVICES)
-    world.store.close()
-    plain = replace(SETTINGS, helper=None, policy=Policy(min_clients=1, deadline_s=60.0))
-    world.store = SqliteStore(world.folder / "store", BUNDLE, FLEET)
-    core = Coordinator(world.store, PLAIN, BUNDLE, plain, now=0.0)
-    give(world.folder / "store", "forget class", "", "op", detail=PLAIN.labels[0])
-    obeyed = core.advance(10.0, 2000.0)
-    assert "refused: a class cannot be taken out of a blinded round's sum" in obeyed.outcome
-    told = {"run": core.run, "round": 2, "method": "ffc", "extractor": extractor_of(PLAIN, BUNDLE, method("ffc"))}
-    core.take([("d0", encode(contribution(gram(1), **told)))], 12.0)
-    assert isinstance(core.advance(13.0, 2000.0), Closed)
-    assert not world.store.blinded.sums()
 
 
 def test_a_device_that_the_helper_does_not_know_is_left_out_and_named(world):

@@ -11,7 +11,6 @@ from blinded_samples import (
     FLEET,
     KEY,
     METHOD,
-    PUBLIC,
     RUN,
     WORDS,
     ask,
@@ -26,10 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from aggregator.helper.ledger import KEPT_SUMS, Ledger, Share
-from aggregator.helper.witness import Witness
+from aggregator.helper.ledger import KEPT_SUMS, Share
 from contract.batches import allowed, breach, refined, smaller
-from contract.errors import InUseError, StoreError, UsageError, WireError
+from contract.errors import WireError
 from contract.helper_messages import set_digest
 
 VALUES = {device: np.arange(WORDS, dtype=np.uint64) + np.uint64(10 * n) for n, device in enumerate(names(40))}
@@ -198,27 +196,6 @@ def test_a_set_is_opened_once_all_its_parts_are_here_and_its_sum_is_exact(tmp_pa
         assert again.total.tolist() == answer.total.tolist()
 
 
-def test_a_killed_helper_gives_the_same_answer(tmp_path):
-    _, seeds = gathered(names(4))
-    with ledger(tmp_path / "ledger") as kept:
-        first = ask(helper(kept, enrolled(*names(4)), 3), seeds)
-    with ledger(tmp_path / "ledger") as kept:
-        again = ask(helper(kept, {}, 30), seeds)  # whoever is enrolled now: it was opened
-    assert again.total.tolist() == first.total.tolist()
-
-
-def test_an_old_sum_is_not_kept_and_never_opened_anew(tmp_path):
-    with ledger(tmp_path / "ledger") as kept:
-        served = helper(kept, enrolled(*names(2)), 2)
-        sets = [gathered(names(2), round=number)[1] for number in range(1, KEPT_SUMS + 2)]
-        for number, seeds in enumerate(sets, 1):
-            assert ask(served, seeds, round=number).total is not None
-        answer = ask(served, sets[0])
-        assert answer.total is None
-        assert "opened long ago" in answer.reason
-        assert ask(served, sets[1], round=2).total is not None
-
-
 # ── what is refused, by name ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -373,64 +350,6 @@ def test_seeds_that_are_not_those_of_their_digest_are_not_answered(tmp_path):
         with pytest.raises(WireError, match="the seeds of the digest"):
             served.take(type(part)(RUN, 1, METHOD, part.digest, 0, 1, other), 0.0)
         assert ask(served, seeds).total is not None
-
-
-# ── the ledger's file ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_ledger_is_of_one_fleet_one_key_and_one_process(tmp_path):
-    with ledger(tmp_path / "ledger"), pytest.raises(InUseError):
-        ledger(tmp_path / "ledger")
-    with pytest.raises(UsageError, match="of this fleet"):
-        Ledger(tmp_path / "ledger", fleet="cars", key=PUBLIC.seal, witness=Witness(tmp_path / "key", "cars"))
-    with pytest.raises(UsageError, match="of this key"):
-        Ledger(tmp_path / "ledger", fleet=FLEET, key=bytes(32), witness=Witness(tmp_path / "other", FLEET))
-    assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
-
-
-def opened_once(path: Path) -> dict[str, bytes]:
-    """The signed seeds of the set."""
-    _, seeds = gathered(names(4))
-    with ledger(path) as kept:
-        assert ask(helper(kept, enrolled(*seeds), 3), seeds).total is not None
-    return seeds
-
-
-def test_a_ledger_that_was_lost_or_put_back_opens_nothing_more_with_its_key(tmp_path):
-    with ledger(tmp_path / "ledger"):
-        pass
-    before = (tmp_path / "ledger").read_bytes()
-    opened_once(tmp_path / "ledger")
-    with ledger(tmp_path / "ledger"):  # itself: it goes on
-        pass
-    now = (tmp_path / "ledger").read_bytes()
-    (tmp_path / "ledger").write_bytes(before)
-    with pytest.raises(UsageError, match="expected 1 openings, got 0: an older copy"):
-        ledger(tmp_path / "ledger")
-    with pytest.raises(UsageError, match="the ledger that opened 1 with this key, got a new one"):
-        ledger(tmp_path / "new")
-    (tmp_path / "elsewhere").mkdir()
-    opened_once(tmp_path / "elsewhere" / "ledger")
-    (tmp_path / "ledger").write_bytes((tmp_path / "elsewhere" / "ledger").read_bytes())
-    with pytest.raises(UsageError, match="got another"):
-        ledger(tmp_path / "ledger")
-    (tmp_path / "ledger").write_bytes(now)
-    with ledger(tmp_path / "ledger") as kept:
-        assert len(kept.blocks) == 4
-
-
-def test_a_helper_killed_between_ledger_and_witness_goes_on_and_one_that_cannot_write_it_tells_nothing(tmp_path):
-    with ledger(tmp_path / "ledger"):
-        early = (tmp_path / "key.pets.opened").read_bytes()
-    seeds = opened_once(tmp_path / "ledger")
-    (tmp_path / "key.pets.opened").write_bytes(early)
-    with ledger(tmp_path / "ledger") as kept:
-        assert ask(helper(kept, {}, 3), seeds).again
-        assert (tmp_path / "key.pets.opened").read_bytes() != early
-        (tmp_path / "key.pets.opened").unlink()
-        (tmp_path / "key.pets.opened").mkdir()
-        with pytest.raises(StoreError, match=r"key\.pets\.opened"):
-            ask(helper(kept, enrolled(*names(4)), 3), gathered(names(4), round=2)[1], round=2)
 
 
 def test_a_share_of_more_words_than_any_aggregator_takes_is_refused_before_room_is_made_for_it(tmp_path):

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blinded_samples import FLEET, KEY, enrolled
+from blinded_world import DEVICES, LEAST, World, pooled
 from brokers import Embedded
-from test_aggregator_blinded import DEVICES, LEAST, World, pooled
 
 from aggregator.helper.opening import Helper
 from aggregator.helper.process import HelperServer
