@@ -11,6 +11,7 @@ from blinded_samples import (
     FLEET,
     KEY,
     METHOD,
+    PUBLIC,
     RUN,
     WORDS,
     ask,
@@ -25,7 +26,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from aggregator.helper.ledger import KEPT_SUMS, Share
+from aggregator.helper.ledger import KEPT_SUMS, Ledger, Share
+from aggregator.helper.opening import Helper
+from aggregator.helper.witness import Witness
 from contract.batches import allowed, breach, refined, smaller
 from contract.errors import WireError
 from contract.helper_messages import set_digest
@@ -300,6 +303,13 @@ def test_invented_devices_do_not_make_a_set_of_one(tmp_path):
         assert answer.total is None
         assert set(answer.refused) == set(invented)
         assert ask(helper(kept, enrolled(*names(5)), 4), gathered(["d0"])[1]).total is None
+
+
+def test_a_helper_of_another_fleet_with_the_same_key_and_list_opens_nothing(tmp_path):
+    with Ledger(tmp_path / "ledger", fleet="cows", key=PUBLIC.seal, witness=Witness(tmp_path / "key", "cows")) as kept:
+        answer = ask(Helper(kept, KEY, "cows", lambda: enrolled(*names(4)), 3), gathered(names(4))[1])
+        assert set(answer.refused) == set(names(4))
+        assert "for pf/v2/cows/up/d0" in answer.refused["d0"]
 
 
 def test_a_share_is_opened_once_also_in_another_set(tmp_path):

@@ -12,6 +12,8 @@ from blinded_samples import KEY, PUBLIC, signer
 from edge_samples import RUN, announcement, fashion, releases
 
 import protofleet
+from aggregator.shares import ShareTerms
+from aggregator.validation import Terms, check_content
 from contract.blinding import SCALE_BITS, add_pad, statistic_of
 from contract.bundle import Bundle, extractor_of, read_bundle
 from contract.fleet import list_digest
@@ -27,6 +29,7 @@ from edge_client.blinded import Blinding
 from edge_client.device import Device
 from edge_client.journal import Journal
 from edge_client.outbox import Outbox
+from edge_client.policy import Policy
 from edge_client.round_work import RoundWork
 from edge_client.rounds import Follower, Task
 
@@ -48,8 +51,8 @@ def announced(bundle: Bundle, least: int = LEAST) -> Announcement:
     return announcement(bundle, 1, "ffc", helper=HelperTerms(PUBLIC.seal, least, SCALE_BITS), **told)
 
 
-def made(bundle: Bundle, folder: Path, said: list[str], a: Announcement) -> FeatureGram:
-    """What a device's share of a round, and its pad, come to together."""
+def left_by(bundle: Bundle, folder: Path, said: list[str], a: Announcement, policy: Policy | None = None) -> bytes:
+    """What a device has in its journal, to be sent, after a round."""
     with Journal(folder, fleet="fleet", device="pi-1", bundle=bundle.sha256) as journal:
         work = RoundWork(
             Device(bundle, fashion(bundle, SAMPLES, (0, 3)), "pi-1"),
@@ -60,14 +63,19 @@ def made(bundle: Bundle, folder: Path, said: list[str], a: Announcement) -> Feat
             boot=1,
             samples=None,
             manager=ServiceManager({}),
-            releases=releases(folder, bundle),
+            releases=releases(folder, bundle, policy),
             blinding=blinding(bundle),
             photos="photos",
             log=said.append,
         )
         work.take_part(Task(a, GlobalState(RUN, 0, 0)))
         (pending,) = journal.pending()
-    message = decode(pending.payload)
+    return pending.payload
+
+
+def made(bundle: Bundle, folder: Path, said: list[str], a: Announcement) -> FeatureGram:
+    """What a device's share of a round, and its pad, come to together."""
+    message = decode(left_by(bundle, folder, said, a))
     assert isinstance(message, Contribution)
     assert message.share is not None
     seed = inside(message.seed)
@@ -95,6 +103,17 @@ def test_numbers_too_large_to_be_summed_leave_a_share_of_nothing_and_one_line(
     assert not found.counts.any()
     assert not found.gram.any()
     assert sum("expected numbers below 3" in line and "the round is left out" in line for line in said) == 1
+
+
+def test_a_round_that_the_policy_refuses_is_abstained_from_and_left_as_it_is(bundle: Bundle, tmp_path: Path) -> None:
+    pending = left_by(bundle, tmp_path, [], announced(bundle), Policy(methods=("ncm",)))
+    message = inside(pending)
+    assert isinstance(message, Contribution)
+    assert message.abstains
+    terms = Terms(extractor=announced(bundle).extractor, blinded=ShareTerms(1, LEAST, bytes(32)))
+    m = bundle.manifest
+    check_content(message, terms, bundles=(bundle.sha256,), classes=m.classes, width=m.features)
+    assert blinding(bundle).permits(pending)
 
 
 def test_a_sum_of_fewer_samples_than_features_is_warned_of_and_one_of_more_is_not(bundle: Bundle) -> None:
