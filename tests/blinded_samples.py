@@ -61,7 +61,7 @@ def helper(ledger: Ledger, devices: dict[str, bytes], least: int) -> Helper:
 
 
 def ledger(path: Path) -> Ledger:
-    return Ledger(path, fleet=FLEET, key=PUBLIC.seal, witness=Witness(path.with_name("key"), FLEET))
+    return Ledger(path, fleet=FLEET, key=PUBLIC.seal, witness=Witness(path.with_name("key"), FLEET, PUBLIC.seal))
 
 
 def ask(served: Helper, seeds: dict[str, bytes], *, round: int = 1) -> Answer:

@@ -306,7 +306,9 @@ def test_invented_devices_do_not_make_a_set_of_one(tmp_path):
 
 
 def test_a_helper_of_another_fleet_with_the_same_key_and_list_opens_nothing(tmp_path):
-    with Ledger(tmp_path / "ledger", fleet="cows", key=PUBLIC.seal, witness=Witness(tmp_path / "key", "cows")) as kept:
+    with Ledger(
+        tmp_path / "ledger", fleet="cows", key=PUBLIC.seal, witness=Witness(tmp_path / "key", "cows", PUBLIC.seal)
+    ) as kept:
         answer = ask(Helper(kept, KEY, "cows", lambda: enrolled(*names(4)), 3), gathered(names(4))[1])
         assert set(answer.refused) == set(names(4))
         assert "for pf/v2/cows/up/d0" in answer.refused["d0"]

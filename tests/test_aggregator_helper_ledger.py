@@ -33,13 +33,19 @@ def test_a_ledger_is_of_one_fleet_one_key_and_one_process(tmp_path):
     with ledger(tmp_path / "ledger"), pytest.raises(InUseError):
         ledger(tmp_path / "ledger")
     with pytest.raises(UsageError, match="of this fleet"):
-        Ledger(tmp_path / "ledger", fleet="cars", key=PUBLIC.seal, witness=Witness(tmp_path / "key", "cars"))
+        Ledger(
+            tmp_path / "ledger", fleet="cars", key=PUBLIC.seal, witness=Witness(tmp_path / "key", "cars", PUBLIC.seal)
+        )
     with pytest.raises(UsageError, match="of this key"):
-        Ledger(tmp_path / "ledger", fleet=FLEET, key=bytes(32), witness=Witness(tmp_path / "other", FLEET))
+        Ledger(tmp_path / "ledger", fleet=FLEET, key=bytes(32), witness=Witness(tmp_path / "other", FLEET, bytes(32)))
     assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_ledger_that_was_lost_or_put_back_opens_nothing_more_with_its_key(tmp_path):
+    with ledger(tmp_path / "ledger"):
+        pass
+    with ledger(tmp_path / "first"):  # nothing was opened: any ledger is as good
+        pass
     with ledger(tmp_path / "ledger"):
         pass
     before = (tmp_path / "ledger").read_bytes()
@@ -52,6 +58,8 @@ def test_a_ledger_that_was_lost_or_put_back_opens_nothing_more_with_its_key(tmp_
         ledger(tmp_path / "ledger")
     with pytest.raises(UsageError, match="the ledger that opened 1 with this key, got a new one"):
         ledger(tmp_path / "new")
+    other = Witness(tmp_path / "key", FLEET, bytes(32))  # a new key in a file of the same name begins anew
+    other.check(b"", 0, "--store")
     (tmp_path / "elsewhere").mkdir()
     opened_once(tmp_path / "elsewhere" / "ledger")
     (tmp_path / "ledger").write_bytes((tmp_path / "elsewhere" / "ledger").read_bytes())
@@ -60,6 +68,14 @@ def test_a_ledger_that_was_lost_or_put_back_opens_nothing_more_with_its_key(tmp_
     (tmp_path / "ledger").write_bytes(now)
     with ledger(tmp_path / "ledger") as kept:
         assert len(kept.blocks) == 4
+
+
+def test_of_two_helpers_at_once_with_one_key_the_first_opens(tmp_path):
+    with ledger(tmp_path / "one") as one, ledger(tmp_path / "two") as two:
+        assert ask(helper(two, enrolled(*names(4)), 3), gathered(names(4))[1]).total is not None
+        with pytest.raises(UsageError, match="the ledger that opened 1 with this key, got another"):
+            ask(helper(one, enrolled(*names(4)), 3), gathered(names(3), round=2)[1], round=2)
+        assert not one.blocks
 
 
 def test_a_helper_killed_between_ledger_and_witness_goes_on_and_one_that_cannot_write_it_tells_nothing(tmp_path):

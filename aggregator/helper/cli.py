@@ -71,7 +71,8 @@ def helper_command(
     log(f"{len(read_allowlist(listed)):,} devices enrolled, no sum over fewer than {least} of them is opened")
     trusted = None if trust is None else Keyring([read_public_key(trust)])
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=cert_key)
-    with Ledger(store, fleet=fleet, key=private.public.seal, witness=Witness(key, fleet)) as ledger:
+    public = private.public.seal
+    with Ledger(store, fleet=fleet, key=public, witness=Witness(key, fleet, public)) as ledger:
         few = smaller(ledger.blocks, least)
         if few:
             log(f"{counted(few, 'device')} that earlier sums show among fewer than {least} can be summed no more")

@@ -145,8 +145,10 @@ class Ledger:
 
         Raises:
             StoreError: the disk refuses; nothing was opened.
+            UsageError: another ledger opens with the key meanwhile; nothing was opened.
             WireError: it may not be opened, whoever asks; nothing was opened.
         """
+        self._witness.check(self._id, self._opened(), self._what)
         devices = [share.device for share in shares]
         wrong = breach(self._blocks, devices, least)
         used = next((why for share in shares if (why := self.why_used(share))), "")
@@ -170,6 +172,10 @@ class Ledger:
         self._blocks = blocks
         self._witness.write(self._id, self._opened())
 
+    @property
+    def _what(self) -> str:
+        return f"--store {self._file.path}"
+
     def _opened(self) -> int:
         """How many sets ever."""
         with self._disk():
@@ -179,7 +185,7 @@ class Ledger:
         """Its id, 16 bytes; drawn where the file is new."""
         with self._disk():
             found = {str(n): bytes(v) for n, v in self._db.execute("SELECT name, value FROM meta").fetchall()}
-        what = f"--store {self._file.path}"
+        what = self._what
         if not found:
             self._witness.check(b"", 0, what)
             drawn = os.urandom(16)

@@ -20,11 +20,12 @@ class Witness:
     """Of one key and fleet.
 
     Args:
-        key: the helper's key file.
+        file: the helper's key file.
+        key: its X25519 public key, 32 bytes: what was written of another, whose file this was before, says nothing.
     """
 
-    def __init__(self, key: Path, fleet: str) -> None:
-        self.path = key.with_name(f"{key.name}.{fleet}.opened")
+    def __init__(self, file: Path, fleet: str, key: bytes) -> None:
+        self.path, self._key = file.with_name(f"{file.name}.{fleet}.opened"), key.hex()
 
     def check(self, ledger: bytes, opened: int, what: str) -> None:
         """That no other ledger, and no newer state of this one, has opened sums with the key.
@@ -44,14 +45,17 @@ class Witness:
             return
         except (OSError, UnicodeDecodeError) as error:
             raise StoreError(f"{self.path}", expected="what the helper wrote", got=str(error)) from None
-        if len(told) != 2 or not told[1].isdigit():
+        if len(told) != 3 or not told[2].isdigit():
             raise StoreError(f"{self.path}", expected="what the helper wrote", got="something else")
+        key, opener, times = told
+        if key != self._key or not int(times):
+            return
         hint = "the ledger itself, or protofleet helper --new-key and a new --store, for devices of another list"
-        if told[0] != ledger.hex():
+        if opener != ledger.hex():
             got = "another" if ledger else "a new one"
-            raise UsageError(what, expected=f"the ledger that opened {told[1]} with this key", got=got, hint=hint)
-        if opened < int(told[1]):
-            raise UsageError(what, expected=f"{told[1]} openings", got=f"{opened}: an older copy", hint=hint)
+            raise UsageError(what, expected=f"the ledger that opened {times} with this key", got=got, hint=hint)
+        if opened < int(times):
+            raise UsageError(what, expected=f"{times} openings", got=f"{opened}: an older copy", hint=hint)
 
     def write(self, ledger: bytes, opened: int) -> None:
         """So many are open now; durable on return.
@@ -61,6 +65,6 @@ class Witness:
         """
         try:
             with whole_file(self.path, private=True) as file:
-                file.write(f"{ledger.hex()} {opened}\n".encode())
+                file.write(f"{self._key} {ledger.hex()} {opened}\n".encode())
         except OSError as error:
             raise StoreError(f"{self.path}", expected="room beside the key", got=error.strerror or error) from None
