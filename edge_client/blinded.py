@@ -94,7 +94,7 @@ class Blinding:
         if a.helper.scale_bits != SCALE_BITS:
             return f"a scale of {SCALE_BITS} bits", str(a.helper.scale_bits)
         if a.min_samples != 1:
-            return "--min-samples 1", f"{a.min_samples}, which would show who has how many"
+            return "min_samples 1, announced and in the policy", f"{a.min_samples}, which would show who has how many"
         if a.withheld:
             return "samples of all classes", "some withheld, which would show those classes beside an earlier sum"
         if a.class_lists and a.class_lists[0] != list_digest(self._manifest.labels):
