@@ -7,7 +7,8 @@ helper is asked for its sum, and when that is here
 
 is the statistic of all of them together, from which the method makes its result as from any sum. Closing the round, its
 result and the end of its shares are one transaction. Devices that the helper does not sum are left out and named, and
-the rest is asked for; where fewer than k are left the round goes on, since a sum of fewer is never opened.
+the rest is asked for; where fewer than k are left the round goes on, since a sum of fewer is never opened. So are those
+that abstain: the round does not wait for them, and they are of no set.
 
 Nothing can be screened, since nothing is seen: what the sum is asked is whether any data can have it
 (`aggregator/validation.py`). A sum that none can have closes its round without a result.
@@ -49,6 +50,8 @@ from contract.terminal import counted
 from contract.wire import encode
 
 __all__ = ["BlindedCoordinator"]
+
+_ABSTAINS = "it sent no share, as a device does whose owner's policy refuses the round"
 
 
 class BlindedCoordinator(Coordinator):
@@ -131,8 +134,10 @@ class BlindedCoordinator(Coordinator):
         if not isinstance(step, Closed):
             return step
         self.rounds.hold()
-        self._by_order, self._left_out = by_order, {}
-        return self._ask(sorted(self.rounds.contributions), "too few came", now, wall)
+        came = self.rounds.contributions
+        shared = list(self._store.blinded.seeds(self.rounds.number, came))
+        self._by_order, self._left_out = by_order, dict.fromkeys(came.difference(shared), _ABSTAINS)
+        return self._ask(shared, "too few shares came", now, wall)
 
     def _held_step(self, now: float, wall: float) -> Step | None:
         """What the helper's answer makes due."""
@@ -174,7 +179,8 @@ class BlindedCoordinator(Coordinator):
         self._close(asked.round, asked.method, wall, int(merged.present.sum()), state, payload, count)
         self.state = state
         self.doubt = found.doubt(merged, hyper) if merged.present.any() else "no device has a sample"
-        self.told = "; ".join(filter(None, (found.told(merged, hyper), f"one sum of {counted(count, 'device')}")))
+        told = (found.told(merged, hyper), f"one sum of {counted(count, 'device')}", _shows(statistic))
+        self.told = "; ".join(filter(None, told))
         return self._ended()
 
     def _sum_of(self, answer: Answered, found: Method) -> tuple[Statistic, Contribution]:
@@ -226,15 +232,29 @@ class BlindedCoordinator(Coordinator):
         devices: int,
     ) -> None:
         tables = self._store.blinded
+        self.findings = tuple(Finding(device, "left out", why) for device, why in sorted(self._left_out.items()))
         self._store.close_round(
-            round, wall, classes, state, also=lambda db: tables.closed(db, round, method, devices, payload)
+            round,
+            wall,
+            classes,
+            state,
+            findings=self.findings,
+            also=lambda db: tables.closed(db, round, method, devices, payload),
         )
         self._set.over()
 
     def _ended(self) -> Step:
-        self.findings = tuple(Finding(device, "left out", why) for device, why in sorted(self._left_out.items()))
         self._left_out = {}
         return self.rounds.end()
+
+
+def _shows(statistic: Statistic) -> str:
+    """What a sum shows because it is of few samples; empty for nothing more than any sum does."""
+    samples, width = int(statistic.counts.sum()), statistic.width
+    if not statistic.has_triangle() or samples >= width:
+        return ""
+    few = f"{counted(samples, 'sample')}, fewer than {width:,} features"
+    return f"of {few}: who has it and a photo can tell whether that is in it"
 
 
 def _check_methods(methods: Iterable[Method], core: BlindedCoordinator) -> None:

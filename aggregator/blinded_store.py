@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from aggregator.forgotten_classes import held_by
 from aggregator.rounds import Rounds
 from contract.errors import UsageError
 from contract.sqlite import Database
@@ -58,12 +59,20 @@ class BlindedTables:
         wanted = set(devices)
         return {str(device): bytes(seed) for device, seed in rows if device in wanted}
 
-    def holds(self, round: int) -> tuple[int, int]:
-        """How many contributions to a round are held, and how many of them are shares."""
+    def holds_shares(self, round: int) -> bool:
+        """Whether a contribution to a round that is held is a share."""
         with self._disk():
-            (held,) = self._db.execute("SELECT count(*) FROM contribution WHERE round = ?", (round,)).fetchone()
-            (shares,) = self._db.execute("SELECT count(*) FROM blinded_seed WHERE round = ?", (round,)).fetchone()
-        return int(held), int(shares)
+            return self._db.execute("SELECT 1 FROM blinded_seed WHERE round = ?", (round,)).fetchone() is not None
+
+    def holds_numbers(self, round: int) -> bool:
+        """Whether one is not: neither a share, nor of a device that abstains."""
+        with self._disk():
+            rows = self._db.execute(
+                "SELECT p.bytes FROM contribution c JOIN payload p ON p.id = c.payload WHERE c.round = ? AND NOT EXISTS"
+                " (SELECT 1 FROM blinded_seed s WHERE s.round = c.round AND s.device = c.device)",
+                (round,),
+            )
+            return any(not held_by(bytes(payload)).abstains for (payload,) in rows)
 
     def asked(self) -> AskedSet | None:
         """The set that the helper was asked for and has not answered."""
@@ -101,6 +110,11 @@ class BlindedTables:
             db.execute("DELETE FROM blinded_sum WHERE method = ?", (method,))
             db.execute("INSERT INTO blinded_sum VALUES (?, ?, ?, ?)", (round, method, devices, payload))
 
+    @staticmethod
+    def replaced(db: sqlite3.Connection, method: str) -> None:
+        """Part of the transaction that closes an open round: what it gathered is kept instead of an earlier sum."""
+        db.execute("DELETE FROM blinded_sum WHERE method = ?", (method,))
+
     def sums(self) -> dict[str, int]:
         """By method, the round whose opened sum is kept."""
         with self._disk():
@@ -113,10 +127,12 @@ def check_open_round(tables: BlindedTables, rounds: Rounds, *, blinded: bool) ->
     Raises:
         UsageError: it holds shares, and no helper is named now; or the other way round.
     """
-    held, shares = tables.holds(rounds.number) if rounds.phase == "open" else (0, 0)
-    if held and shares != (held if blinded else 0):
-        was, hint = (
-            ("a blinded one", "--helper") if shares else ("an open one", "leaving out --helper until it is closed")
-        )
-        what = "blinded" if blinded else "open"
-        raise UsageError(f"round {rounds.number} of this store", expected=f"an {what} round", got=was, hint=hint)
+    if rounds.phase != "open":
+        return
+    if blinded and tables.holds_numbers(rounds.number):
+        expected, got, hint = "a blinded round", "an open one", "leaving out --helper until it is closed"
+    elif not blinded and tables.holds_shares(rounds.number):
+        expected, got, hint = "an open round", "a blinded one", "--helper"
+    else:
+        return
+    raise UsageError(f"round {rounds.number} of this store", expected=expected, got=got, hint=hint)

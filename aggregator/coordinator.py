@@ -110,7 +110,8 @@ class Coordinator(Core):
         self.accuracy_batches = 0
         self._paused = self._tables.meta("paused") == "yes"
         self._resume(now, wall)
-        check_open_round(store.blinded, self.rounds, blinded=settings.helper is not None)
+        with as_written(self._tables.path):
+            check_open_round(store.blinded, self.rounds, blinded=settings.helper is not None)
 
     @property
     def largest_message_bytes(self) -> int:
@@ -245,7 +246,15 @@ class Coordinator(Core):
             found = method_of(step.method)
             state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
             how = Screening(self._settings.max_share, self._suspects(found))
-            self._store.close_round(step.round, wall, int(merged.present.sum()), state, how, self.findings)
+            self._store.close_round(
+                step.round,
+                wall,
+                int(merged.present.sum()),
+                state,
+                how,
+                self.findings,
+                also=lambda db: self._store.blinded.replaced(db, step.method),
+            )
             self.state = state
         return step
 
@@ -310,6 +319,8 @@ class Coordinator(Core):
     def _unfit(self, order: Order) -> str:
         if order.what != "forget class":
             return super()._unfit(order)
+        if self._store.blinded.sums():
+            return "refused: a class cannot be taken out of a blinded round's sum, try a new --store without it"
         methods = {*self.rounds.plan, *(record.method for record in self._store.rounds())}
         return cannot_forget(methods) or super()._unfit(order)
 

@@ -37,7 +37,7 @@ from contract.messages import Encoding
 from contract.methods import Value, closing_method
 from contract.methods import method as find_method
 from contract.rules import check_rule
-from contract.sealing import read_helper_public
+from contract.sealing import check_least, read_helper_public
 from contract.service_manager import ServiceManager
 from contract.signed import Signer
 from contract.signing_keys import read_private_key
@@ -224,12 +224,10 @@ def settle(
     if helper is None and least is not None:
         raise UsageError("--least", expected="--helper beside it", got="none")
     if helper is not None:
-        least = _at_least("--least", LEAST if least is None else least, 2)
+        least = check_least(LEAST if least is None else least)
         min_clients = max(min_clients, least)
-        _check_blinded(
-            {"--rule": rule != "mean", "--max-share": max_share != 0.5, "--min-samples": min_samples != 1},
-            when_new,
-        )
+        of_single = {"--rule": rule != "mean", "--max-share": max_share != 0.5, "--suspects": suspects != "leave-out"}
+        _check_blinded(of_single | {"--min-samples": min_samples != 1}, when_new)
     return Settings(
         method=None if method is None else find_method(method).name,
         rounds=rounds,

@@ -107,7 +107,7 @@ class Terms:
         standing: whether sums stand, and there are no rounds.
         lists: where there is an extractor, the lists of classes that devices may have; None for any.
         withheld: the numbers of classes that were forgotten.
-        blinded: what a share must be; None in open rounds.
+        blinded: what a share must be, where a device does not abstain; None in open rounds.
     """
 
     encoding: Encoding = "f64"
@@ -139,10 +139,12 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         raise WireError("contribution", expected=expected, got=other)
     if message.standing == "withdrawn":
         return
-    if (message.share is not None) != (terms.blinded is not None):
+    abstains = message.abstains  # as a device does whose owner's policy refuses the round: it says nothing
+    if (message.share is not None) != (terms.blinded is not None and not abstains):
         expected, other = ("a share", "the numbers") if terms.blinded else ("the numbers", "a share of them")
         raise WireError(f"round of {message.method}", expected=expected, got=other)
-    if terms.blinded is not None:
+    if message.share is not None:
+        assert terms.blinded is not None
         check_share(message, terms.blinded)
         return
     kind = method_of(message.method).statistic
@@ -151,7 +153,6 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
     known = classes if terms.lists is None or not terms.extractor else terms.lists.classes(message)
     message.check(kind, known, width)
     _check_counts(message, terms)
-    abstains = not len(message.counts)  # as a device does whose owner's policy refuses the round: it says nothing
     if not (kind.COUNTED or abstains) and len(message.counts) != known - sum(
         number < known for number in terms.withheld
     ):

@@ -11,7 +11,9 @@ nothing finer can be learned of unchanged data than sums over k devices each. `b
 that it lets through are identical or differ by k devices or more, and so are their sums and differences.
 
 A set takes of each block all, or leaves at least k out and takes at least k; and of devices that no set had before,
-none or at least k. `allowed` picks the largest such set of those who are there.
+none or at least k. Where k was raised, a block that has fewer is in no set any more: sums that were opened before show
+it, and another set with it or without it would be over fewer than k devices. `allowed` picks the largest such set of
+those who are there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 
-__all__ = ["Blocks", "allowed", "breach", "refined"]
+__all__ = ["Blocks", "allowed", "breach", "refined", "smaller"]
 
 Blocks = Mapping[str, int]
 """The block of each device that is in a set that was opened."""
@@ -42,7 +44,9 @@ def breach(blocks: Blocks, chosen: Collection[str], least: int) -> dict[str, str
         wrong |= dict.fromkeys(new, f"waits until {least} that were in no sum come together, here are {len(new)}")
     for block in {blocks[device] for device in inside & blocks.keys()}:
         here, away = members[block] & inside, members[block] - inside
-        if away and (len(here) < least or len(away) < least):
+        if len(members[block]) < least:
+            wrong |= dict.fromkeys(here, f"its sums show {len(members[block])} devices, of fewer than {least}")
+        elif away and (len(here) < least or len(away) < least):
             wrong |= dict.fromkeys(here, f"waits for {len(away)} of the {len(members[block])} it was summed with")
     return wrong
 
@@ -74,6 +78,11 @@ def refined(blocks: Blocks, chosen: Collection[str]) -> dict[str, int]:
     keys = {device: (blocks.get(device, 0), device in inside) for device in {*blocks, *inside}}
     numbers = {key: number for number, key in enumerate(sorted(set(keys.values())), 1)}
     return {device: numbers[key] for device, key in keys.items()}
+
+
+def smaller(blocks: Blocks, least: int) -> int:
+    """How many devices are in blocks of fewer than k, and so in no further set."""
+    return sum(len(devices) for devices in _members(blocks).values() if len(devices) < least)
 
 
 def _members(blocks: Blocks) -> dict[int, set[str]]:

@@ -322,6 +322,11 @@ class Contribution:
         """How many examples it says there are in all."""
         return int(self.counts.sum())
 
+    @property
+    def abstains(self) -> bool:
+        """Whether it says nothing, as a device does whose owner's policy refuses the round: no share, class or sum."""
+        return self.share is None and not len(self.counts) and (self.triangle is None or not self.triangle.any())
+
     @classmethod
     def withdrawal(cls, *, run: bytes, round: int, method: str, bundle: bytes, extractor: bytes = b"") -> Contribution:
         """What a device says when its sums are to be taken out; `bundle` and `extractor` are whole sha256."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import cbor2
 
+from contract.blinding import MOST_DEVICES
 from contract.errors import UsageError, WireError
 from contract.helper_messages import SealedSeed
 from contract.messages import Announcement
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HelperKey",
     "HelperPublic",
+    "check_least",
     "make_helper_key",
     "read_helper_key",
     "read_helper_public",
@@ -118,6 +120,18 @@ def round_terms(announcement: Announcement) -> bytes:
     listed = a.class_lists[0] if a.class_lists else b""
     told = [a.method, a.extractor, listed, list(a.withheld), a.min_samples, helper.scale_bits]
     return hashlib.sha256(b"protofleet round terms v2\0" + cbor2.dumps(told, canonical=True)).digest()
+
+
+def check_least(least: int) -> int:
+    """k, when sums of so many devices can be opened.
+
+    Raises:
+        UsageError: when they cannot.
+    """
+    if not 2 <= least <= MOST_DEVICES:
+        expected = f"2 to {MOST_DEVICES:,}, the most devices that a sum has"
+        raise UsageError("--least", expected=expected, got=least)
+    return least
 
 
 def make_helper_key(path: Path) -> None:

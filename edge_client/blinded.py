@@ -24,6 +24,7 @@ from contract.messages import Announcement, ClassRows, Contribution, SealedSeed
 from contract.methods import Method, method
 from contract.sealing import HelperPublic, round_terms, seal
 from contract.signed import Signer, inside
+from contract.terminal import counted
 from contract.wire import encode
 
 __all__ = ["Blinding"]
@@ -55,9 +56,9 @@ class Blinding:
         return self._helper is not None
 
     def permits(self, payload: bytes) -> bool:
-        """Whether a contribution that an earlier process left may be sent: an open one only in open rounds."""
+        """Whether a contribution that an earlier process left may be sent: with numbers only in open rounds."""
         message = inside(payload) if self.is_on else None
-        return not isinstance(message, Contribution) or message.share is not None
+        return not isinstance(message, Contribution) or message.share is not None or message.abstains
 
     def check(self, announcement: Announcement) -> None:
         """That the device may take part in an announced round.
@@ -93,12 +94,26 @@ class Blinding:
         if a.helper.scale_bits != SCALE_BITS:
             return f"a scale of {SCALE_BITS} bits", str(a.helper.scale_bits)
         if a.min_samples != 1:
-            return "--min-samples 1", f"{a.min_samples}, which would show who has how many"
+            return "min_samples 1, announced and in the policy", f"{a.min_samples}, which would show who has how many"
         if a.withheld:
             return "samples of all classes", "some withheld, which would show those classes beside an earlier sum"
         if a.class_lists and a.class_lists[0] != list_digest(self._manifest.labels):
             return "this device's bundle to know all of the fleet's classes", "a shorter list"
         return None
+
+    def warning(self, announcement: Announcement, samples: int) -> str:
+        """What a blinded round's sum would still show, where all devices have as many samples as this one; empty for
+        nothing more than any sum does.
+
+        A Gram matrix of fewer samples than features has a direction of its own for each: whoever holds a photo can tell
+        for certain whether it is in the sum, though not of whom.
+        """
+        a, found = announcement, method(announcement.method)
+        width = found.row_width(found.settled_in(self._manifest.hyper), self._manifest.features)
+        if a.helper is None or not found.statistic.has_triangle() or a.helper.least * samples >= width:
+            return ""
+        few = f"{a.helper.least} devices of {counted(samples, 'sample')} are fewer than the {width:,} features"
+        return f"warning: a sum of {few}: who has it and a photo can tell whether that is in it"
 
     def blinded(self, contribution: Contribution, announcement: Announcement) -> Contribution:
         """What is sent instead of a contribution: all of it in an open round, a share of it in a blinded one.

@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from contract.accuracy import Accuracy
 from contract.errors import DataError, DivergedError, PrivacyError, UsageError
-from contract.messages import MAX_VERSION, Announcement, Receipt
+from contract.messages import MAX_VERSION, Announcement, Contribution, Receipt
 from contract.service_manager import ServiceManager
 from contract.terminal import counted
 from contract.wire import encode
@@ -162,7 +162,7 @@ class RoundWork:
         found = self._releases.encoded(result.contribution, a) if refusal is None else None
         if found is not None:
             payload, encoding = found
-            shared = self._blinding.blinded(result.contribution, a)
+            shared = self._shared(result, a)
             self._releases.made(a, encoding, payload, self._device.samples.counts(self._device.classes))
             return payload if a.helper is None else encode(shared, encoding), None, result
         if refusal is None:
@@ -172,6 +172,17 @@ class RoundWork:
         payload = encode(result.contribution, a.encoding)
         self._releases.abstained(a, payload)
         return payload, refusal, result
+
+    def _shared(self, result: RoundResult, a: Announcement) -> Contribution:
+        """What travels of a result; in a blinded round a share of it, or of nothing where its numbers are too large."""
+        warning = self._blinding.warning(a, result.samples)
+        if warning:
+            self._log_once(warning)
+        try:
+            return self._blinding.blinded(result.contribution, a)
+        except PrivacyError as error:
+            self._log(f"{error}; the round is left out")
+            return self._blinding.blinded(self._device.sit_out(a).contribution, a)
 
     def stand(self, a: Announcement) -> bool:
         """Where sums stand: send those of what is here, if enough has changed; False when nothing is to be sent.

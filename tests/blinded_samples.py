@@ -10,6 +10,7 @@ import numpy as np
 
 from aggregator.helper.ledger import Ledger
 from aggregator.helper.opening import Answer, Helper
+from aggregator.helper.witness import Witness
 from contract import topics
 from contract.blinding import blind, share_digest
 from contract.helper_messages import Opening, SealedSeed, set_digest
@@ -60,7 +61,7 @@ def helper(ledger: Ledger, devices: dict[str, bytes], least: int) -> Helper:
 
 
 def ledger(path: Path) -> Ledger:
-    return Ledger(path, fleet=FLEET, key=PUBLIC.seal)
+    return Ledger(path, fleet=FLEET, key=PUBLIC.seal, witness=Witness(path.with_name("key"), FLEET, PUBLIC.seal))
 
 
 def ask(served: Helper, seeds: dict[str, bytes], *, round: int = 1) -> Answer:

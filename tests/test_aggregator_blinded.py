@@ -3,141 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, contribution, gram, manifest
 from aggregator_samples import extractor as extractor_bytes
-from blinded_samples import FLEET, KEY, PUBLIC, enrolled, helper, names, signer
-from blinded_samples import ledger as open_ledger
+from blinded_samples import FLEET, KEY, PUBLIC, enrolled, helper, signer
+from blinded_world import DEVICES, LEAST, PLAIN, SETTINGS, World, abstention, blinding, pooled
 
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator
 from aggregator.helper.opening import Answer
 from aggregator.orders import Obeyed, give
-from aggregator.rounds import Closed, Extended, Held, Opened, Policy
+from aggregator.rounds import Closed, Extended, Held, Opened
 from aggregator.service import settle
-from aggregator.settings import Settings
 from aggregator.solve_again import solve_again
 from aggregator.store import SqliteStore
-from contract.bundle import extractor_of
 from contract.errors import PrivacyError, UsageError
 from contract.fleet import list_digest
 from contract.messages import Announcement, HelperTerms, Status
 from contract.messages import Opened as HelperOpened
-from contract.methods import method
-from contract.ridge import solve_head
 from contract.statistics import FeatureGram
 from contract.wire import decode, encode
 from edge_client.blinded import Blinding
-
-LEAST, DEVICES = 3, names(5)
-SETTINGS = Settings(
-    method="ffc",
-    rounds=3,
-    calibrate=False,
-    policy=Policy(min_clients=LEAST, deadline_s=60.0),
-    helper=PUBLIC,
-    least=LEAST,
-    hyper={"ridge": 1e-3},
-)
-PLAIN = manifest(name="ncm")
-
-
-def blinding(device: str) -> Blinding:
-    return Blinding(PLAIN, fleet=FLEET, device=device, helper=PUBLIC, signer=signer(device))
-
-
-class World:
-    """A store, a ledger and whoever runs on them now."""
-
-    def __init__(self, folder: Path, settings: Settings = SETTINGS, least: int = LEAST) -> None:
-        self.folder, self.settings, self.least, self.now = folder, settings, least, 0.0
-        self.start()
-
-    def start(self, online: tuple[str, ...] = tuple(DEVICES)) -> None:
-        self.store = SqliteStore(self.folder / "store", BUNDLE, FLEET)
-        self.core = BlindedCoordinator(self.store, PLAIN, BUNDLE, self.settings, now=self.now)
-        self.ledger = open_ledger(self.folder / "ledger")
-        self.helper = helper(self.ledger, enrolled(*DEVICES), self.least)
-        for device in online:
-            self.core.status(device, encode(Status(True, b"instance", 1)), self.now)
-        self.now += 10.0
-
-    def kill(self) -> None:
-        self.store.close()
-        self.ledger.close()
-        self.start()
-
-    def steps(self) -> list[object]:
-        made = []
-        while (step := self.core.advance(self.now, 1000.0 + self.now)) is not None:
-            made.append(step)
-        return made
-
-    def statistic(self, device: str) -> FeatureGram:
-        return gram(DEVICES.index(device))
-
-    def message(self, device: str, statistic: FeatureGram | None = None) -> bytes:
-        """What a device sends for the open round."""
-        a = decode(encode(self.core.announcement()))
-        plain = contribution(
-            statistic or self.statistic(device),
-            run=self.core.run,
-            round=a.round,
-            method="ffc",
-            extractor=extractor_of(PLAIN, BUNDLE, method("ffc")),
-        )
-        each = blinding(device)
-        each.check(a)
-        return encode(each.blinded(plain, a))
-
-    def send(self, *devices: str) -> list[str]:
-        decisions = self.core.take([(device, self.message(device)) for device in devices], self.now)
-        return [decision.outcome for decision in decisions]
-
-    def ask(self) -> Answer | None:
-        """Ask the helper as the line does, and lose its answer."""
-        answer = None
-        for part in self.core.asks(600):  # a device or two in each message
-            answer = self.helper.take(decode(encode(part)), self.now) or answer
-        return answer
-
-    def answered(self, answer: Answer, each: int = 4) -> None:
-        """Hear the answer in parts, the last one first."""
-        a = answer.asked
-        key = (a.run, a.round, a.method, a.digest)
-        if answer.total is None:
-            parts = [HelperOpened(*key, 0, 1, "refused", np.zeros(0, np.uint64), answer.reason, answer.refused)]
-        else:
-            cuts = [answer.total[n : n + each] for n in range(0, len(answer.total), each)]
-            parts = [HelperOpened(*key, n, len(cuts), "opened", cut) for n, cut in enumerate(cuts)]
-        for part in reversed(parts):
-            self.core.hear_helper(decode(encode(part)))
-
-    def round(self, *devices: str) -> list[object]:
-        """One whole round of these devices."""
-        made = self.steps()
-        self.send(*devices)
-        for device in set(DEVICES) - set(devices):
-            self.core.status(device, encode(Status(False, b"instance", 1)), self.now)
-        made += self.steps()
-        for _ in range(3):
-            if self.core.asked is not None:
-                self.answered(self.ask())
-                made += self.steps()
-        return made
-
-    def head(self) -> np.ndarray:
-        return self.core.state.head.rows
-
-
-def pooled(world: World, *devices: str) -> np.ndarray:
-    total = FeatureGram.zero(CLASSES, PLAIN.features)
-    for device in devices:
-        total = total.merge(world.statistic(device))
-    return solve_head(total, 1e-3)
 
 
 @pytest.fixture
@@ -156,6 +44,19 @@ def test_a_round_comes_to_the_pooled_head_and_nobody_holds_anything_else(world):
     assert not list(world.store.contributions(1, "ffc"))  # its shares are gone
     again = solve_again(world.folder / "store", PLAIN, {"ridge": 1e-3})
     np.testing.assert_allclose(again.state.head.rows, world.head(), atol=1e-12, rtol=0)
+
+
+def test_a_sum_of_fewer_samples_than_features_says_what_it_shows(world, monkeypatch):
+    world.round(*DEVICES)
+    assert "features" not in world.core.told
+    few = {device: gram(index, samples=1) for index, device in enumerate(DEVICES[:3])}
+    nothing = FeatureGram.zero(CLASSES, PLAIN.features)
+    monkeypatch.setattr(world, "statistic", lambda device: few.get(device, nothing))
+    world.send(*DEVICES)
+    world.steps()
+    world.answered(world.ask())
+    world.steps()
+    assert "of 3 samples, fewer than 4 features: who has it and a photo can tell" in world.core.told
 
 
 def test_what_a_device_sends_has_one_size_and_neither_counts_nor_classes(world):
@@ -375,6 +276,7 @@ def test_an_open_contribution_that_was_left_is_not_sent_once_a_helper_is_asked_f
     assert not blinding("d0").permits(plain)
     assert not blinding("d0").permits(signer("d0").sign("pf/v2/pets/up/d0", plain))
     assert blinding("d0").permits(world.message("d0"))
+    assert blinding("d0").permits(abstention(world))
     assert Blinding(PLAIN, fleet=FLEET, device="d0").permits(plain)
 
 
@@ -383,10 +285,13 @@ def test_an_open_contribution_that_was_left_is_not_sent_once_a_helper_is_asked_f
     [
         ({"rule": "median"}, "--rule with --helper"),
         ({"max_share": 0.6}, "--max-share with --helper"),
+        ({"suspects": "name"}, "--suspects with --helper"),
+        ({"suspects": "ignore"}, "--suspects with --helper"),
         ({"min_samples": 2}, "--min-samples with --helper"),
         ({"when_new": 3}, "--when-new with --helper"),
         ({"standing": True}, "--helper with --standing"),
-        ({"least": 1}, "--least, expected 2 or more"),
+        ({"least": 1}, "--least, expected 2 to 1,024"),
+        ({"least": 1_025}, "--least, expected 2 to 1,024"),
     ],
 )
 def test_what_needs_more_than_a_sum_is_one_line(tmp_path, given, line):

@@ -12,14 +12,17 @@ from rich.console import Console
 from aggregator.helper.ledger import Ledger
 from aggregator.helper.opening import Helper
 from aggregator.helper.process import HelperServer
+from aggregator.helper.witness import Witness
 from contract.allowlist import read_allowlist
+from contract.batches import smaller
 from contract.errors import UsageError
 from contract.interrupt import Terminated, interruptible
 from contract.link import Address
-from contract.sealing import make_helper_key, read_helper_key
+from contract.sealing import check_least, make_helper_key, read_helper_key
 from contract.service_manager import ServiceManager
 from contract.signed import Keyring, Signer
 from contract.signing_keys import read_public_key
+from contract.terminal import counted
 from contract.topics import check_id
 from contract.verbosity import QUIET_HELP
 
@@ -62,14 +65,17 @@ def helper_command(
     missing = [option for option, value in given.items() if value is None]
     if missing or key is None or store is None or broker is None or devices is None or least is None:
         raise UsageError("protofleet helper", expected=" and ".join(missing), got="none", hint="--help")
-    if least < 2:
-        raise UsageError("--least", expected="2 or more", got=least)
+    check_least(least)
     check_id(fleet, "--fleet")
     listed, private = devices, read_helper_key(key)
     log(f"{len(read_allowlist(listed)):,} devices enrolled, no sum over fewer than {least} of them is opened")
     trusted = None if trust is None else Keyring([read_public_key(trust)])
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=cert_key)
-    with Ledger(store, fleet=fleet, key=private.public.seal) as ledger:
+    public = private.public.seal
+    with Ledger(store, fleet=fleet, key=public, witness=Witness(key, fleet, public)) as ledger:
+        few = smaller(ledger.blocks, least)
+        if few:
+            log(f"{counted(few, 'device')} that earlier sums show among fewer than {least} can be summed no more")
         helper = Helper(ledger, private, fleet, lambda: read_allowlist(listed), least)
         server = HelperServer(
             helper,

@@ -6,7 +6,8 @@ helper tells the very same. Whatever is asked for otherwise, each share is opene
 sums of k devices (`contract/batches.py`). The sums of the newest sets are kept, so that an answer which was lost can be
 given again; the rest stays for ever.
 
-The file is of one fleet and of one key: another key's shares are others.
+The file is of one fleet and of one key: another key's shares are others. What lies beside the key (`witness.py`) says
+whether it is the whole of what was opened.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.helper.witness import Witness
 from contract.batches import breach, refined
 from contract.errors import UsageError, WireError
 from contract.sqlite import Database, Kind
@@ -71,17 +73,19 @@ class Ledger:
         path: made when it is not there.
         fleet: whose shares are opened.
         key: the helper's X25519 public key, 32 bytes.
+        witness: beside its private one.
 
     Raises:
         StoreError: another helper has it, or the disk refuses.
-        UsageError: it is of another fleet or key, or no ledger.
+        UsageError: it is of another fleet or key, no ledger, or less than was opened with this key.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, fleet: str, key: bytes) -> None:
-        self._file = Database(path, KIND)
+    def __init__(self, path: str | os.PathLike[str], *, fleet: str, key: bytes, witness: Witness) -> None:
+        self._file, self._witness = Database(path, KIND), witness
         self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
         try:
-            self._claim({"fleet": fleet.encode(), "key": key})
+            self._id = self._claim({"fleet": fleet.encode(), "key": key})
+            self._witness.write(self._id, self._opened())  # of one that was killed before it could
             with self._disk():
                 rows = self._db.execute("SELECT device, block FROM block").fetchall()
         except BaseException:
@@ -141,8 +145,10 @@ class Ledger:
 
         Raises:
             StoreError: the disk refuses; nothing was opened.
+            UsageError: another ledger opens with the key meanwhile; nothing was opened.
             WireError: it may not be opened, whoever asks; nothing was opened.
         """
+        self._witness.check(self._id, self._opened(), self._what)
         devices = [share.device for share in shares]
         wrong = breach(self._blocks, devices, least)
         used = next((why for share in shares if (why := self.why_used(share))), "")
@@ -164,16 +170,34 @@ class Ledger:
             db.executemany("INSERT OR REPLACE INTO block VALUES (?, ?)", list(blocks.items()))
             db.execute("UPDATE opened SET sum = NULL WHERE id <= ? AND sum IS NOT NULL", (number - KEPT_SUMS,))
         self._blocks = blocks
+        self._witness.write(self._id, self._opened())
 
-    def _claim(self, owner: Mapping[str, bytes]) -> None:
+    @property
+    def _what(self) -> str:
+        return f"--store {self._file.path}"
+
+    def _opened(self) -> int:
+        """How many sets ever."""
+        with self._disk():
+            return int(self._db.execute("SELECT count(*) FROM opened").fetchone()[0])
+
+    def _claim(self, owner: Mapping[str, bytes]) -> bytes:
+        """Its id, 16 bytes; drawn where the file is new."""
         with self._disk():
             found = {str(n): bytes(v) for n, v in self._db.execute("SELECT name, value FROM meta").fetchall()}
+        what = self._what
         if not found:
+            self._witness.check(b"", 0, what)
+            drawn = os.urandom(16)
             with self._transaction() as db:
-                db.executemany("INSERT INTO meta VALUES (?, ?)", list(owner.items()))
-        elif found != owner:
-            what = next(name for name in owner if found.get(name) != owner[name])
+                db.executemany("INSERT INTO meta VALUES (?, ?)", [*owner.items(), ("id", drawn)])
+            return drawn
+        if any(found.get(name) != owner[name] for name in owner):
+            name = next(name for name in owner if found.get(name) != owner[name])
             raise UsageError(
-                f"--store {self._file.path}", expected=f"the ledger of this {what}", got="another's",
-                hint=f"the --{what} it was made with, or another --store",
+                what, expected=f"the ledger of this {name}", got="another's",
+                hint=f"the --{name} it was made with, or another --store",
             )  # fmt: skip
+        held = found.get("id", b"")
+        self._witness.check(held, self._opened(), what)
+        return held

@@ -38,6 +38,7 @@ __all__ = ["Answer", "Helper"]
 
 _SETS_AT_ONCE = 4
 _LONGEST_SET_BYTES = 8 << 20  # of seeds
+_MOST_WORDS = 1 << 24  # of a share; no aggregator takes one of more than half of that
 
 Devices = Mapping[str, bytes]
 
@@ -84,6 +85,9 @@ class Helper:
 
         Raises:
             StoreError: the disk refuses; nothing was opened, and nothing may be answered.
+            UsageError: the list of devices cannot be read.
+            WireError: these are not the seeds of that set. Nothing may be answered: what is refused is refused for
+                good, and anybody could ask so in the aggregator's place.
         """
         if self._ledger.is_open(part.digest):
             return self._told_before(part)
@@ -97,13 +101,13 @@ class Helper:
         parts[part.part] = part
         if sum(sum(map(len, p.seeds.values())) for p in parts.values()) > _LONGEST_SET_BYTES:
             del self._coming[part.digest]
-            return Answer(part, None, f"a set of more than {_LONGEST_SET_BYTES >> 20} MiB of seeds")
+            raise WireError("a set", expected=f"at most {_LONGEST_SET_BYTES >> 20} MiB of seeds", got="more")
         if len(parts) < part.parts:
             return None
         del self._coming[part.digest]
         seeds = {device: seed for p in parts.values() for device, seed in p.seeds.items()}
         if set_digest(seeds) != part.digest:
-            return Answer(part, None, "these seeds are not those of the digest that came with them")
+            raise WireError("a set", expected="the seeds of the digest that came with them", got="others")
         return self._decide(part, seeds, at)
 
     def _told_before(self, part: Opening) -> Answer:
@@ -158,6 +162,8 @@ class Helper:
         if (seed.run, seed.round, seed.method) != (asked.run, asked.round, asked.method):
             got = f"round {seed.round} ({seed.method}) of run {seed.run.hex()}"
             raise WireError("its seed", expected="one for this round", got=got)
+        if seed.words > _MOST_WORDS:
+            raise WireError("its share", expected=f"at most {_MOST_WORDS:,} words", got=f"{seed.words:,}")
         used = self._ledger.why_used(self._share(seed, device))
         if used:
             raise WireError("its seed", expected="a share that is new", got=used)

@@ -6,7 +6,6 @@ answer is lost on the way the aggregator asks again, and is told the same.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +15,9 @@ import numpy as np
 from aggregator.helper.opening import Answer, Helper
 from contract import topics
 from contract.envelopes import Signed
-from contract.errors import LinkError, WireError
+from contract.errors import LinkError, UsageError, WireError
 from contract.helper_messages import Opened, Opening, parts_of
-from contract.link import Address, Connected, Disconnected, Failed, Link, Received
+from contract.link import Address, Connected, Disconnected, Failed, Link, Received, client_id
 from contract.service_manager import ServiceManager
 from contract.signed import Keyring, Signer
 from contract.terminal import counted, printable
@@ -62,8 +61,7 @@ class HelperServer:
         self._log, self._stopping, self._manager = log, stopping, manager or ServiceManager({})
         self._ask, self._answer = topics.helper_ask(fleet), topics.helper_answer(fleet)
         self._address, self._limit_bytes, self._said = address, _LARGEST_BYTES, ""
-        client_id = f"pf-{fleet}-helper-{os.urandom(4).hex()}"
-        self._link = Link(address, client_id, subscriptions=[self._ask], largest_bytes=1 << 20)
+        self._link = Link(address, client_id(fleet, "helper"), subscriptions=[self._ask], largest_bytes=1 << 20)
 
     def run(self) -> None:
         """Serve until `stopping` is set.
@@ -112,10 +110,13 @@ class HelperServer:
                 raise WireError("what is asked", expected="the aggregator's signature", got="none")
             if not isinstance(message, Opening):
                 raise WireError("message", expected="an opening", got=type(message).__name__.lower())
+            answer = self._helper.take(message, time.time())
         except WireError as error:
             self._say(f"skipped a message: {error}")
             return
-        answer = self._helper.take(message, time.time())
+        except UsageError as error:  # the list of devices, while somebody writes it: it is asked for again
+            self._say(f"not answered: {error}")
+            return
         if answer is not None:
             self._tell(answer)
 
