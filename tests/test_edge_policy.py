@@ -464,3 +464,13 @@ def test_the_operator_sees_the_newest_word_of_each_device_until_it_says_none(tmp
     words.hear("kitchen", {"python": "3.11"})
     assert (words.settle(3.0), dict(policy_words_in(store.connection))) == ([], {})
     store.close()
+
+
+def test_what_shows_single_photos_is_said_to_the_owner_once(bundle: Bundle, tmp_path: Path) -> None:
+    said = list[str]()
+    with journal_in(tmp_path / "state", bundle) as journal:
+        done = work(bundle, journal, releases(tmp_path, bundle), said)
+        for number in (1, 2):
+            done.take_part(task(bundle, number, method="ffc"))
+    (line,) = (line for line in said if "single photos" in line)
+    assert line.startswith("what is sent shows single photos: 12 samples: of fewer than")
