@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from attack_gram import Span
 from attack_membership import Success, success
-from attack_noise import mechanism_of, noised_gram
+from attack_noise import mechanism_of, noised_gram, quadratic
 from attack_releases import EPSILONS, ROUNDING, Part, over_the_wire
 from numpy.typing import NDArray
 
@@ -104,7 +104,7 @@ def _scores(
             n * m / (public.y == label).sum() for label, (n, m) in enumerate(zip(counts, moments, strict=True))
         )
         excess = noised_gram(mechanism_of(method, epsilon), z, rng) - expected
-        return lambda rows, label: ((part.z[rows] @ excess) * part.z[rows]).sum(axis=1)
+        return lambda rows, label: quadratic(part.z[rows], excess)
     if epsilon:
         mechanism = mechanism_of(method, epsilon)
         sums, noise = mechanism.noised_rows(feature_sums(on_grid(z), y, classes), rng), mechanism.row_deviation

@@ -31,7 +31,17 @@ from contract.methods import METHODS
 from contract.noised_sums import SumNoise, feature_sums, on_grid
 from contract.statistics import pack_triangle, unpack_triangle
 
-__all__ = ["KNOWN", "MOST", "Allowed", "allowed", "exceeded", "mechanism_of", "noised_gram", "others_known"]
+__all__ = [
+    "KNOWN",
+    "MOST",
+    "Allowed",
+    "allowed",
+    "exceeded",
+    "mechanism_of",
+    "noised_gram",
+    "others_known",
+    "quadratic",
+]
 
 KNOWN, MOST = "all others known", "allowed at most"
 TARGETED, OTHERS = 20, 999  # of each class and release
@@ -69,6 +79,12 @@ def noised_gram(noise: SumNoise, z: Float64, rng: np.random.Generator) -> Float6
     return unpack_triangle(noise.noised_triangle(pack_triangle(exact.T @ exact), width, rng), width)
 
 
+def quadratic(z: Float64, matrix: Float64) -> Float64:
+    """(N,) zᵀ M z of features (N, D); in single precision, far below the noise."""
+    narrow = z.astype(np.float32)
+    return np.asarray(((narrow @ matrix.astype(np.float32)) * narrow).sum(axis=1), dtype=np.float64)
+
+
 def others_known(part: Part, method: str, epsilon: float, seed: int, releases: int = 1) -> list[Success]:
     """How well somebody does who knows all photos but one, for each of `RELEASES` devices.
 
@@ -104,14 +120,14 @@ def _each(
     """
     targets = len(mine)
     z = on_grid(part.z[np.concatenate([mine, rest])])
-    squared, linear, quadratic = (z**2).sum(axis=1), z @ on_row, 0.0
+    squared, linear, squares = (z**2).sum(axis=1), z @ on_row, np.zeros(len(z))
     if noise.gram_share:
-        quadratic = ((z @ on_gram) * z).sum(axis=1)
+        squares = quadratic(z, on_gram)
     for target in range(targets):
         inner = z @ z[target]
         scores = (inner + linear - squared / 2) / noise.row_deviation**2
         if noise.gram_share:
-            scores = scores + (inner**2 + quadratic - squared**2 / 2) / noise.gram_deviation**2
+            scores = scores + (inner**2 + squares - squared**2 / 2) / noise.gram_deviation**2
         scores = scores[[target, *range(targets, len(z))]]
         yield scores - logsumexp(scores)  # so that those of different releases compare
 

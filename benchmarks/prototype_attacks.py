@@ -35,7 +35,18 @@ import numpy as np
 from attack_gram import Span, recovered
 from attack_grounds import GROUNDS, Ground
 from attack_membership import Population, Success, likelihood_ratio, possible, success
-from attack_noise import KNOWN, MOST, allowed, as_success, columns, exceeded, mechanism_of, noised_gram, others_known
+from attack_noise import (
+    KNOWN,
+    MOST,
+    allowed,
+    as_success,
+    columns,
+    exceeded,
+    mechanism_of,
+    noised_gram,
+    others_known,
+    quadratic,
+)
 from attack_releases import (
     DEFENCES,
     NOISED,
@@ -216,7 +227,7 @@ def _noised_grams(attacker: Attacker, seeds: int) -> Iterator[Row]:
 
 
 def _by_moment(part: Part, excess: NDArray[np.float64]) -> Against:
-    return lambda rows, label: ((part.z[rows] @ excess) * part.z[rows]).sum(axis=1)
+    return lambda rows, label: quadratic(part.z[rows], excess)
 
 
 def _second_moment(public: Part, label: int) -> NDArray[np.float64]:

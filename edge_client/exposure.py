@@ -4,8 +4,8 @@ Of sums without noise, by the numbers of the device itself:
 
     a class of one sample     its row is that sample's feature, in whatever encoding; where sums stand, so is what comes
                               alone between two of them
-    a triangle Σ z zᵀ of      its span is that of its samples: who is in it follows for certain, where features vary in as
-    fewer samples than D      many directions, and of few samples the features themselves. Blinded: of k devices' sum
+    a triangle Σ z zᵀ of      its span is that of its samples: it shows for certain who is in it, where features vary in
+    fewer samples than D      as many directions, and of few samples the features themselves. Blinded: of k devices' sum
 
 How surely, and what hides how much, is measured in docs/security.md. An owner who does not want it has `--policy`.
 """
