@@ -34,7 +34,7 @@ from aggregator.broker import EmbeddedBroker
 from aggregator.helper.ledger import Ledger as HelperLedger
 from aggregator.helper.opening import Helper
 from contract import topics
-from contract.blinding import add_pad, blind, share_digest, words_of
+from contract.blinding import RANDOM_WORDS, add_pad, blind, share_digest, words_of
 from contract.helper_messages import Opening, SealedSeed, set_digest
 from contract.link import Address, Disconnected, Failed, Link, Received
 from contract.messages import Announcement
@@ -212,6 +212,11 @@ def _asked(path: Path, enrolled: list[str], seeds: Mapping[str, bytes], *, least
         return None if answer is None else answer.total
 
 
+def _same(words: Words, others: Words) -> bool:
+    """Whether they are of the same numbers, whatever random words follow."""
+    return bool(np.array_equal(words[:-RANDOM_WORDS], others[:-RANDOM_WORDS]))
+
+
 def _unmasked_by_invention(folder: Path, *, checked: bool) -> bool:
     """k − 1 devices of the aggregator's own beside one true one: it takes off what it knows."""
     names = ["true", *(f"invented-{n}" for n in range(LEAST - 1))]
@@ -221,7 +226,7 @@ def _unmasked_by_invention(folder: Path, *, checked: bool) -> bool:
     if total is None:
         return False
     total = total + sum(each[1] for each in made.values()) - sum(made[name][0] for name in names[1:])
-    return bool(np.array_equal(total, made["true"][0]))
+    return _same(total, made["true"][0])
 
 
 def _unmasked_by_difference(folder: Path, *, checked: bool, again: bool = False) -> bool:
@@ -235,7 +240,7 @@ def _unmasked_by_difference(folder: Path, *, checked: bool, again: bool = False)
         if total is None:
             return False
         sums.append(total + sum(each[1] for each in made.values()))
-    return bool(np.array_equal(sums[0] - sums[1], _device(names[0], bytes(32))[0]))
+    return _same(sums[0] - sums[1], _device(names[0], bytes(32))[0])
 
 
 def _unmasked_by_accomplices(folder: Path) -> bool:
@@ -245,7 +250,7 @@ def _unmasked_by_accomplices(folder: Path) -> bool:
     total = _asked(folder / "a", names, {name: each[2] for name, each in made.items()}, least=LEAST)
     assert total is not None
     total = total + sum(each[1] for each in made.values()) - sum(made[name][0] for name in names[1:])
-    return bool(np.array_equal(total, made[names[0]][0]))
+    return _same(total, made[names[0]][0])
 
 
 def _found(*, blinded: bool, helper: bool = False, trials: int = 300) -> str:
@@ -263,6 +268,19 @@ def _found(*, blinded: bool, helper: bool = False, trials: int = 300) -> str:
     return f"{100 * right / trials:.1f} %"
 
 
+def _guessed(*, random: bool, trials: int = 20) -> str:
+    """How often a helper knows a device's only photo, by trying 1,000 of them against the digest of its share."""
+    rng, right = np.random.default_rng(0), 0
+    for _ in range(trials):
+        photos, seed = unit_rows(rng.random((1_000, WIDTH))), rng.bytes(32)
+        label = np.zeros(1, np.int64)
+        kept = None if random else -RANDOM_WORDS
+        shown = share_digest(blind(words_of(UnitMeans.of(photos[:1], label, CLASSES)), seed)[:kept])
+        each = (words_of(UnitMeans.of(photo[None], label, CLASSES)) for photo in photos)
+        right += any(share_digest(blind(words, seed)[:kept]) == shown for words in each)
+    return f"{100 * right / trials:.1f} %"
+
+
 def blinded(folder: Path) -> Iterator[Row]:
     """Each attack in a folder of its own."""
 
@@ -275,6 +293,8 @@ def blinded(folder: Path) -> Iterator[Row]:
     words = "finds a device's only photo of a class among 1,000 in"
     yield f"the aggregator {words} what that sent", _found(blinded=False), _found(blinded=True), "blinded rounds"
     yield f"the helper {words} what it is sent", "–", _found(blinded=True, helper=True), "the seed follows from no data"
+    bare, held = _guessed(random=False), _guessed(random=True)
+    yield "the helper tries 1,000 photos against the digest of a share", bare, held, "four random words in it"
     bare, held = tried(_unmasked_by_invention)
     yield "the aggregator invents k − 1 devices, and takes them off the sum", bare, held, "the helper's own list"
     bare, held = tried(_unmasked_by_difference)

@@ -5,9 +5,10 @@ Of sums without noise, by the numbers of the device itself:
     a class of one sample     its row is that sample's feature, in whatever encoding; where sums stand, so is what comes
                               alone between two of them
     a triangle Σ z zᵀ of      its span is that of its samples: it shows for certain who is in it, where features vary in
-    fewer samples than D      as many directions, and of few samples the features themselves. Blinded: of k devices' sum
+    fewer samples than D      as many directions, and of few samples the features themselves
 
-How surely, and what hides how much, is measured in docs/security.md. An owner who does not want it has `--policy`.
+Of a share in a blinded round nothing is said here. How surely, and what hides how much, is measured in
+docs/security.md. An owner who does not want it has `--policy`.
 """
 
 from __future__ import annotations
@@ -27,24 +28,21 @@ def exposed(
     """The line; empty where there is nothing to say.
 
     Args:
-        contribution: as made of this device's samples, before it is blinded.
+        contribution: as made of this device's samples.
         announcement: what asks for it.
         found: its method.
         hyper: as the bundle settles it.
         width: D of the bundle's features.
     """
     kind = found.statistic
-    if not len(contribution.counts) or found.mechanism(hyper) is not None:
+    if not len(contribution.counts) or found.mechanism(hyper) is not None or announcement.helper is not None:
         return ""
-    told, samples, least = [], int(contribution.counts.sum()), 1
-    if announcement.helper is not None:
-        least = announcement.helper.least
-    elif kind.COUNTED and (lone := int((contribution.counts == 1).sum())):
+    told, samples = [], int(contribution.counts.sum())
+    if kind.COUNTED and (lone := int((contribution.counts == 1).sum())):
         told.append(f"{counted(lone, 'row')} of one photo alone (min_samples in --policy keeps such classes here)")
     if announcement.phase == "standing" and announcement.min_samples == 1:
         told.append("whatever comes or goes alone between two sums (min_samples here, too)")
     columns = found.row_width(hyper, width)
-    if kind.has_triangle() and least * samples < columns:
-        of = "" if least == 1 else f", {least} devices with as many {least * samples:,}"
-        told.append(f"{counted(samples, 'sample')}{of}: of fewer than {columns:,} FFC's matrix can show who is in it")
+    if kind.has_triangle() and samples < columns:
+        told.append(f"{counted(samples, 'sample')}: of fewer than {columns:,} FFC's matrix can show who is in it")
     return "; ".join(told)
