@@ -32,7 +32,7 @@ from edge_client.health import Health
 from edge_client.journal import Journal
 from edge_client.ledger import FILE, Cost, Entry, Ledger, Terms, digest_of, read_ledger
 from edge_client.outbox import Outbox
-from edge_client.policy import Policy, read_policy
+from edge_client.policy import FIGURES, Policy, read_policy
 from edge_client.probation import ProbationWatch
 from edge_client.releases import Releases
 from edge_client.rollout import Seat
@@ -276,6 +276,8 @@ def test_with_an_epsilon_a_status_says_nothing_that_follows_from_samples() -> No
         health.step_ms = 5.0
     assert set(open_.birth().metrics) == {"profile_ms", "peak_rss_bytes", "rss_bytes", "train_step_ms"}
     assert dict(private.birth().metrics) == {"profile_ms": 1.0}
+    held, asked = Policy(epsilon=1.0, delta=1e-6), Policy()
+    assert [(held.allows_figure(figure), asked.allows_figure(figure)) for figure in FIGURES] == [(False, True)] * 3
 
 
 # ── a round ─────────────────────────────────────────────────────────────────────────────────────────────────────────
