@@ -29,6 +29,8 @@ from edge_client.standing import choose, sample_keys
 
 __all__ = [
     "DEFENCES",
+    "EPSILONS",
+    "NOISED",
     "ROUNDING",
     "Defence",
     "Part",
@@ -87,8 +89,11 @@ DEFENCES = (
     Defence("sum of 30", devices=30),
     Defence("FedHKD σ = 0.1", noise=0.1),
     Defence("FedHKD σ = 1", noise=1.0),
-    Defence("ncm-dp ε = 8", epsilon=8.0),
-    Defence("ncm-dp ε = 1", epsilon=1.0),
+)
+EPSILONS = (8.0, 4.0, 2.0, 1.0, 0.5)
+NOISED = (
+    Defence("no noise"),
+    *(Defence(f"ε = {epsilon:g}", epsilon=epsilon) for epsilon in EPSILONS),
     Defence("ε = 8, ten times", epsilon=8.0, releases=10),
 )
 

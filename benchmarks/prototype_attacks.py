@@ -12,6 +12,9 @@ the same kind, and sees what the aggregator sees, or less where a defence says s
     standing   the same of the difference of two standing sums, by --min-samples
     groups     the same of FedCOF's groups, by --min-samples
     gram       the same of FFC's Gram matrix, by leverage (attack_gram.py)
+    ncm-dp     the same of NCM-DP's sums by ε, beside what ε allows at most (attack_noise.py); ffc-dp: of FFC-DP's
+    fleet      30 devices of 100 samples: what each mode shows, and how right the fleet is (attack_fleet.py)
+    cost       what `--min-samples` costs small fleets
     recovery   features found from the Gram matrix of a device with one class, without any candidate
     inversion  a picture of the photo, by a decoder trained on public images (attack_inversion.py)
     trained    the same as `means` of FedProto and FedHP, whose network the device has trained (attack_trained.py)
@@ -25,23 +28,46 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 from attack_gram import Span, recovered
 from attack_grounds import GROUNDS, Ground
 from attack_membership import Population, Success, likelihood_ratio, possible, success
-from attack_releases import DEFENCES, ROUNDING, Part, difference, draw, groups, noise_for, over_the_wire, released
+from attack_noise import (
+    KNOWN,
+    MOST,
+    allowed,
+    as_success,
+    columns,
+    exceeded,
+    mechanism_of,
+    noised_gram,
+    others_known,
+    quadratic,
+)
+from attack_releases import (
+    DEFENCES,
+    NOISED,
+    ROUNDING,
+    Defence,
+    Part,
+    difference,
+    draw,
+    groups,
+    over_the_wire,
+    released,
+)
 from numpy.typing import NDArray
 
-from contract.methods import METHODS
-from contract.noised_sums import on_grid
-from contract.statistics import FeatureGram, Statistic, pack_triangle, unpack_triangle
+from contract.statistics import FeatureGram, Statistic
 
 SAMPLES = (1, 5, 20, 100)
 LEAST = (1, 5, 20)
 GROUP_LEAST = (1, 4, 20)
+GRAMS = (Defence("FFC, f64", "f64"), Defence("f16", "f16"), Defence("sum of 10", "f64", devices=10))
+_BARE = (Defence("no noise", "f64"),)
 MEMBERS, OTHERS = 40, 999  # scored of each class
 LP_TRIES = 30  # of each Gram matrix
 Rows = NDArray[np.intp]
@@ -69,17 +95,17 @@ class Attacker:
         return np.where(possible(count * mean, self.ground.targets.z[rows], slack), found, found - 1e9)
 
 
-def means(attacker: Attacker, seeds: int) -> Iterator[Row]:
+def means(attacker: Attacker, seeds: int, defences: Sequence[Defence] = DEFENCES) -> Iterator[Row]:
     """Membership in class means, by samples of each class and defence."""
     part = attacker.ground.targets
     fewest = int(np.bincount(part.y).min())
     for samples in SAMPLES:
-        for defence in DEFENCES:
+        for defence in defences:
             count, found = samples * defence.devices, []
             if count + 100 > fewest:
                 continue
             for seed in range(seeds):
-                rng, scored = np.random.default_rng(seed), _Scored()
+                rng, scored = np.random.default_rng(seed), Scored()
                 for _ in range(_repeats(count)):
                     members, others = draw(part, count, rng)
                     sent, noise = released(defence, part, members, rng)
@@ -91,7 +117,7 @@ def means(attacker: Attacker, seeds: int) -> Iterator[Row]:
 
                     scored.add(members, others, against)
                 found.append(scored.success())
-            yield {"samples": samples, "column": defence.name, **_figures(found)}
+            yield {"samples": samples, "column": defence.name, **figures(found)}
 
 
 def standing(attacker: Attacker, seeds: int) -> Iterator[Row]:
@@ -103,7 +129,7 @@ def standing(attacker: Attacker, seeds: int) -> Iterator[Row]:
                 continue
             found = []
             for seed in range(seeds):
-                rng, scored = np.random.default_rng(seed), _Scored()
+                rng, scored = np.random.default_rng(seed), Scored()
                 for _ in range(_repeats(least)):
                     members, others = draw(part, samples + least, rng)
                     seen = [difference(part, rows[:samples], rows[samples:], least, "f32") for rows in members]
@@ -114,7 +140,7 @@ def standing(attacker: Attacker, seeds: int) -> Iterator[Row]:
 
                     scored.add([new for _, new, _ in seen], others, against)
                 found.append(scored.success())
-            yield {"samples": samples, "column": f"min-samples {least}", **_figures(found)}
+            yield {"samples": samples, "column": f"min-samples {least}", **figures(found)}
 
 
 def group_means(attacker: Attacker, seeds: int) -> Iterator[Row]:
@@ -126,7 +152,7 @@ def group_means(attacker: Attacker, seeds: int) -> Iterator[Row]:
                 continue
             found = []
             for seed in range(seeds):
-                rng, scored = np.random.default_rng(seed), _Scored()
+                rng, scored = np.random.default_rng(seed), Scored()
                 for _ in range(_repeats(samples)):
                     members, others = draw(part, samples, rng)
                     sent = groups(part, members, least, rng)
@@ -139,57 +165,74 @@ def group_means(attacker: Attacker, seeds: int) -> Iterator[Row]:
 
                     scored.add(members, others, against)
                 found.append(scored.success())
-            yield {"samples": samples, "column": f"min-samples {least}", **_figures(found)}
+            yield {"samples": samples, "column": f"min-samples {least}", **figures(found)}
 
 
-def gram(attacker: Attacker, seeds: int) -> Iterator[Row]:
-    """Membership in the Gram matrix of a device with all classes: by leverage, and of a noised one by zᵀ A z."""
+def gram(
+    attacker: Attacker, seeds: int, sizes: Sequence[int] = SAMPLES, seen: Sequence[Defence] = GRAMS
+) -> Iterator[Row]:
+    """Membership in the Gram matrix of a device with all classes, by leverage."""
     part = attacker.ground.targets
-    expected = sum(_second_moment(attacker.ground.public, label) for label in range(attacker.ground.classes))
-    columns = (("FFC, f64", "f64", 1, 0.0), ("f16", "f16", 1, 0.0), ("sum of 10", "f64", 10, 0.0))
     fewest = int(np.bincount(part.y).min())
-    for samples in SAMPLES:
-        for name, encoding, devices, epsilon in (*columns, ("ffc-dp ε = 8", "f32", 1, 8.0)):
+    for samples in sizes:
+        for name, encoding, devices in ((each.name, each.encoding, each.devices) for each in seen):
             if samples * devices + 100 > fewest:
                 continue
             found = []
             for seed in range(seeds):
-                rng, scored = np.random.default_rng(seed), _Scored()
+                rng, scored = np.random.default_rng(seed), Scored()
                 for _ in range(min(_repeats(samples), 2)):
                     members, others = draw(part, samples * devices, rng)
                     rows = np.concatenate(members)
-                    if epsilon:
-                        against = _by_moment(part, _noised_gram(part.z[rows], epsilon, rng) - samples * expected)
-                    else:
-                        sums = FeatureGram.of(part.z[rows], part.y[rows], attacker.ground.classes)
-                        against = _by_leverage(part, over_the_wire(sums, "ffc", encoding), ROUNDING[encoding])
-                    scored.add(members, others, against)
+                    sums = FeatureGram.of(part.z[rows], part.y[rows], attacker.ground.classes)
+                    scored.add(members, others, _by_leverage(part, over_the_wire(sums, "ffc", encoding), encoding))
                 found.append(scored.success())
-            yield {"samples": samples, "column": name, **_figures(found)}
+            yield {"samples": samples, "column": name, **figures(found)}
 
 
-def _by_leverage(part: Part, seen: Statistic, rounding: float) -> Against:
+def _by_leverage(part: Part, seen: Statistic, encoding: str) -> Against:
     assert isinstance(seen, FeatureGram)
-    span = Span(seen.matrix, rounding)
+    span = Span(seen.matrix, ROUNDING[encoding])
     return lambda rows, label: -span.leverage(part.z[rows])
 
 
+def noised(attacker: Attacker, seeds: int, method: str) -> Iterator[Row]:
+    """Membership in what NCM-DP or FFC-DP sends, by ε, and the most that any test finds."""
+    part = attacker.ground.targets
+    yield from means(attacker, seeds, NOISED) if method == "ncm-dp" else _noised_grams(attacker, seeds)
+    for name, epsilon, releases in columns():
+        found = [each for seed in range(seeds) for each in others_known(part, method, epsilon, seed, releases)]
+        most = allowed(mechanism_of(method, epsilon), releases)
+        yield {"samples": KNOWN, "column": name, **figures(found), "exceeds": exceeded(found, most)}
+        yield {"samples": MOST, "column": name, **figures([as_success(most)]), "spread": None}
+
+
+def _noised_grams(attacker: Attacker, seeds: int) -> Iterator[Row]:
+    """By zᵀ (A − what public images let expect) z; without noise by leverage."""
+    part, classes = attacker.ground.targets, attacker.ground.classes
+    expected = sum(_second_moment(attacker.ground.public, label) for label in range(classes))
+    for samples in SAMPLES:
+        yield from (row for row in gram(attacker, seeds, (samples,), _BARE))
+        for name, epsilon, releases in columns():
+            found, noise = [], mechanism_of("ffc-dp", epsilon)
+            for seed in range(seeds):
+                rng, scored = np.random.default_rng(seed), Scored()
+                for _ in range(min(_repeats(samples), 2)):
+                    members, others = draw(part, samples, rng)
+                    z = part.z[np.concatenate(members)]
+                    seen = np.mean([noised_gram(noise, z, rng) for _ in range(releases)], axis=0)
+                    scored.add(members, others, _by_moment(part, seen - samples * expected))
+                found.append(scored.success())
+            yield {"samples": samples, "column": name, **figures(found)}
+
+
 def _by_moment(part: Part, excess: NDArray[np.float64]) -> Against:
-    return lambda rows, label: ((part.z[rows] @ excess) * part.z[rows]).sum(axis=1)
+    return lambda rows, label: quadratic(part.z[rows], excess)
 
 
 def _second_moment(public: Part, label: int) -> NDArray[np.float64]:
     z = public.z[public.y == label]
     return np.asarray(z.T @ z / len(z))
-
-
-def _noised_gram(z: NDArray[np.float64], epsilon: float, rng: np.random.Generator) -> NDArray[np.float64]:
-    """FFC-DP's Gram matrix (D, D)."""
-    hyper = METHODS["ffc-dp"].hyper
-    shares = (float(hyper[name].default) for name in ("count_share", "gram_share"))
-    exact, width = on_grid(z), z.shape[1]
-    noised = noise_for(epsilon, *shares).noised_triangle(pack_triangle(exact.T @ exact), width, rng)
-    return unpack_triangle(noised, width)
 
 
 def recovery(attacker: Attacker) -> Iterator[Row]:
@@ -207,7 +250,7 @@ def recovery(attacker: Attacker) -> Iterator[Row]:
         yield {"samples": samples, "recovered": float(np.mean(share)), "worst": worst}
 
 
-class _Scored:
+class Scored:
     """Scores of members and others, gathered over releases."""
 
     def __init__(self) -> None:
@@ -231,7 +274,7 @@ def _repeats(count: int) -> int:
     return max(1, 10 // count)
 
 
-def _figures(found: list[Success]) -> Row:
+def figures(found: list[Success]) -> Row:
     """Means over seeds, and the deviation of the first."""
     aucs = [each.auc for each in found]
     return {
@@ -255,8 +298,9 @@ def table(rows: list[Row]) -> str:
 
 def _cell(row: Row) -> str:
     among = "" if row["among"] == OTHERS + 1 else f" of {row['among']:,}"
+    spread = "" if row["spread"] is None else f" ± {100 * float(row['spread']):.1f}"  # type: ignore[arg-type]
     return (
-        f"{100 * float(row['auc']):.1f} ± {100 * float(row['spread']):.1f}, "  # type: ignore[arg-type]
+        f"{100 * float(row['auc']):.1f}{spread}, "  # type: ignore[arg-type]
         f"{100 * row['found'][1]:.1f}, {100 * float(row['first']):.1f}{among}"  # type: ignore[index, arg-type]
     )
 
@@ -264,7 +308,19 @@ def _cell(row: Row) -> str:
 def main() -> None:
     """Print the tables, each as soon as it is done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    tables = ("means", "standing", "groups", "gram", "recovery", "inversion", "trained")
+    tables = (
+        "means",
+        "standing",
+        "groups",
+        "gram",
+        "ncm-dp",
+        "ffc-dp",
+        "recovery",
+        "inversion",
+        "trained",
+        "fleet",
+        "cost",
+    )
     parser.add_argument("--data", type=Path, required=True, help="a folder with fashion_mnist and cifar10")
     parser.add_argument("--cache", type=Path, required=True, help="where features are kept")
     parser.add_argument("--grounds", nargs="+", choices=sorted(GROUNDS), default=["fashion", "cifar"])
@@ -293,9 +349,18 @@ def _run(title: str, ground: str, attacker: Attacker, seeds: int) -> list[Row]:
         from attack_trained import trained
 
         each = trained(attacker.ground, SAMPLES, seeds) if ground == "fashion" else []
-        return [{"samples": count, "column": name, **_figures(found)} for count, name, found in each]
+        return [{"samples": count, "column": name, **figures(found)} for count, name, found in each]
     if title == "recovery":
         return list(recovery(attacker))
+    if title in ("ncm-dp", "ffc-dp"):
+        rows = list(noised(attacker, seeds, title))
+        above = [f"{row['column']}: {told}" for row in rows for told in row.get("exceeds", ())]  # type: ignore[attr-defined]
+        print(f"\n{title}, above what is allowed: {'; '.join(above) or 'nothing'}", flush=True)
+        return rows
+    if title in ("fleet", "cost"):
+        import attack_fleet
+
+        return list({"fleet": attack_fleet.fleet, "cost": attack_fleet.cost}[title](attacker, seeds))
     parts = {"means": means, "standing": standing, "groups": group_means, "gram": gram}
     return list(parts[title](attacker, seeds))
 

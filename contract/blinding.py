@@ -12,7 +12,9 @@ the sum of the words, exactly: nothing rounds after a device's own rounding of a
 
 The words of a statistic are all of it, for all classes whether the device has them or not: each field in the order that
 the method declares, as sums, and then the count of each class. So neither counts nor which classes a device has can be
-read in a share, and a share has exactly as many words as the method declares numbers.
+read in a share, and a share has exactly as many words as the method declares numbers, and four more: these are random,
+and of no use to a sum. The helper has the pad and is shown the share's digest, so that without them it could try what a
+device may have, one guess after the other, until a digest fits.
 
 A sum must stay below 2²⁷ to be told from a negative one. `LARGEST` bounds one device's numbers so that those of
 `MOST_DEVICES` stay below it: a device with larger ones refuses to be summed.
@@ -21,6 +23,7 @@ A sum must stay below 2²⁷ to be told from a negative one. `LARGEST` bounds on
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -32,6 +35,7 @@ from contract.statistics import Rows, Statistic
 __all__ = [
     "LARGEST",
     "MOST_DEVICES",
+    "RANDOM_WORDS",
     "SCALE_BITS",
     "SEED_BYTES",
     "add_pad",
@@ -47,6 +51,8 @@ MOST_DEVICES = 1_024
 LARGEST = 2.0 ** (63 - SCALE_BITS) / MOST_DEVICES
 """2¹⁷: below that is each number of one device."""
 SEED_BYTES = 32
+RANDOM_WORDS = 4
+"""At the end of a share: 256 bits that make its digest say nothing of the others."""
 
 Words = NDArray[np.uint64]
 
@@ -56,17 +62,17 @@ _LITTLE = np.dtype("<u8")
 
 def share_words(kind: type[Statistic], classes: int, width: int) -> int:
     """W: how many words a share of this kind of statistic has, for a fleet of C classes and width D."""
-    return kind.numbers(classes, width) + classes * kind.GROUPS
+    return kind.numbers(classes, width) + classes * kind.GROUPS + RANDOM_WORDS
 
 
 def words_of(statistic: Statistic) -> Words:
-    """(W,) the words of a statistic.
+    """(W,) the words of a statistic, the last of them random.
 
     Raises:
         StatisticError: on a number of `LARGEST` or more.
     """
     arrays = [*statistic.arrays(), statistic.counts]
-    words, at = np.empty(sum(array.size for array in arrays), np.uint64), 0
+    words, at = np.empty(sum(array.size for array in arrays) + RANDOM_WORDS, np.uint64), 0
     for array in arrays:
         flat = array.reshape(-1)
         for start in range(0, flat.size, _BLOCK):
@@ -81,6 +87,7 @@ def words_of(statistic: Statistic) -> Words:
             whole = np.rint(np.ldexp(values, SCALE_BITS)).astype(np.int64)
             words[at : at + len(values)] = whole.view(np.uint64)
             at += len(values)
+    words[at:] = np.frombuffer(os.urandom(8 * RANDOM_WORDS), _LITTLE)
     return words
 
 
@@ -118,7 +125,7 @@ def statistic_of(kind: type[Statistic], classes: int, width: int, words: Words) 
         whole = words[at : at + size].view(np.int64)
         arrays.append(np.ldexp(whole.astype(np.float64), -SCALE_BITS).reshape(shape))
         at += size
-    counts = words[at:].view(np.int64)
+    counts = words[at : at + rows].view(np.int64)
     if (counts & ((1 << SCALE_BITS) - 1)).any():
         raise StatisticError("the sum of the blinded counts", expected="whole numbers", got="others: some device lied")
     return kind.build(arrays, counts >> SCALE_BITS)

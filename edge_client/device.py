@@ -52,6 +52,7 @@ from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
 from edge_client.evaluate import Evaluation, measured, score, summary
+from edge_client.exposure import exposed
 from edge_client.extractor import Extractor
 from edge_client.global_state_check import Caution, Judged
 from edge_client.local import LocalSamples, OwnMeans, own_means
@@ -432,6 +433,11 @@ class Device:
                 got=got if type(made) is not found.statistic else f"{made.classes} classes, width {made.width}",
             )
         return made
+
+    def exposed(self, contribution: Contribution, announcement: Announcement) -> str:
+        """What a contribution of this device shows of single photos, for its owner; empty for nothing."""
+        m, found = self._manifest, method(announcement.method)
+        return exposed(contribution, announcement, found, found.settled_in(m.hyper), m.features)
 
     def _untrained(self, found: Method, announcement: Announcement) -> RoundResult:
         """What the samples come to under the present weights."""

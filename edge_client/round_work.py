@@ -84,7 +84,7 @@ class RoundWork:
         self._unreported = journal.unreported()
         self._standing = StandingSums(device, journal, device_id, releases, seal)
         self._seal, self.refused = seal, ""
-        self._note = ""  # what was said last where sums stand
+        self._note = self._exposed = ""  # what was said last where sums stand, and of what is shown
 
     @property
     def unreported(self) -> Report | None:
@@ -145,6 +145,7 @@ class RoundWork:
         sent = f"{len(payload):,} bytes to send{f', {cost}' if cost else ''}"
         if refusal is None:
             self._log(f"{what}: {loss}{counted(result.samples, 'sample')}, {seconds:.1f} s, {sent}")
+            self._tell_exposure(self._device.exposed(result.contribution, a))
         return clock.step_ms
 
     def _refusal(self, a: Announcement) -> Refusal | None:
@@ -210,6 +211,7 @@ class RoundWork:
             self._samples.sent()
         process_metrics.release_memory()
         self._log(made.words)
+        self._tell_exposure(made.exposed)
         return True
 
     def waits_for(self) -> str:
@@ -221,6 +223,12 @@ class RoundWork:
         self._standing.told(receipt, time.monotonic())
         if self._probation is not None:
             self._probation.settled(receipt)
+
+    def _tell_exposure(self, line: str) -> None:
+        """Once for each change."""
+        if line and line != self._exposed:
+            self._log(f"what is sent shows single photos: {line}")
+        self._exposed = line
 
     def _log_once(self, line: str) -> None:
         if line != self._note:

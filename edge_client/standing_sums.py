@@ -39,12 +39,14 @@ class Made:
     Attributes:
         words: what was done, for a person.
         older: what it takes the place of, and had no receipt.
+        exposed: what it shows of single photos, for its owner (`exposure.py`).
     """
 
     report: Report
     payload: bytes
     words: str
     older: list[Key]
+    exposed: str
 
 
 class StandingSums:
@@ -180,7 +182,7 @@ class StandingSums:
         self._journal.standing.commit(key, samples=samples, payload=payload, limit_bytes=a.limit_bytes, metrics=metrics)
         wait = f", {waiting:,} wait until there are {a.min_samples} of a class" if waiting else ""
         words = f"sums {generation} ({a.method}): {result.samples:,} samples, {len(payload):,} bytes to send{wait}"
-        return Made(Report(key, metrics), payload, words, older)
+        return Made(Report(key, metrics), payload, words, older, self._device.exposed(result.contribution, a))
 
 
 def is_complete(report: Report, outcome: tuple[str, int] | None, state: GlobalState | None) -> bool:

@@ -113,10 +113,10 @@ def test_an_answer_that_is_cut_anew_is_put_together_of_one_cut(world):
     answer = world.ask()
     total = answer.total
     count = -(-len(total) // 10)
-    assert -(-len(total) // 9) == count  # as many parts, of other sizes
+    assert -(-len(total) // 11) == count  # as many parts, of other sizes
     world.core.hear_helper(HelperOpened(*_key(answer), 0, count, "opened", total[:10]))
     for _ in range(2):  # what the old cut spoils is asked for again
-        world.answered(answer, each=9)
+        world.answered(answer, each=11)
         world.steps()
     np.testing.assert_allclose(world.head(), pooled(world, *DEVICES), atol=1e-9, rtol=0)
 

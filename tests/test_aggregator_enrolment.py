@@ -13,6 +13,7 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.enrolment import Gate, Intrusion
 from aggregator.enrolment_store import MAX_INTRUDERS
 from aggregator.orders import give
+from aggregator.standing_store import Order
 from aggregator.standing_store import orders
 from aggregator.store import SqliteStore
 from aggregator.store_schema import KIND
@@ -89,6 +90,11 @@ def test_a_revoked_key_speaks_for_nobody_and_another_takes_its_place(store: Sqli
     assert isinstance(opened(store, "a", OTHER.sign(UP, said)), Contribution)
     with pytest.raises(Intrusion):
         opened(store, "a", KEY.sign(UP, said))
+    gate = Gate(FLEET, store.enrolment)  # an aggregator that runs
+    order = Order(1, "revoke", "a", "me", WALL)
+    assert gate.obey(order, WALL) == "done"
+    with pytest.raises(Intrusion, match="was revoked"):
+        gate.opened("a", UP, OTHER.sign(UP, said))
 
 
 # ── enrolment with a token ──────────────────────────────────────────────────────────────────────────────────────────

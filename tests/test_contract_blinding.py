@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from contract.blinding import (
     LARGEST,
     MOST_DEVICES,
+    RANDOM_WORDS,
     SCALE_BITS,
     add_pad,
     blind,
@@ -98,6 +99,17 @@ def test_a_share_says_nothing_of_its_words(seed):
         assert len(np.unique(side)) == 4096
 
 
+def test_who_knows_the_seed_and_the_digest_cannot_try_what_a_device_has():
+    """The helper knows both: a digest of nothing but the numbers would be that of the right guess alone."""
+    seed, sent = bytes(range(32)), gram(1)
+    one, other = (blind(words_of(sent), seed) for _ in range(2))
+    assert share_digest(one) != share_digest(other)
+    assert np.array_equal(one[:-RANDOM_WORDS], other[:-RANDOM_WORDS])
+    for share in (one, other):
+        add_pad(share, seed)
+        assert statistic_of(FeatureGram, CLASSES, WIDTH, share).counts.tolist() == sent.counts.tolist()
+
+
 @given(
     devices=st.lists(
         st.lists(st.floats(-LARGEST, LARGEST, exclude_min=True, exclude_max=True), min_size=6, max_size=6), max_size=5
@@ -148,7 +160,7 @@ def test_a_number_too_large_to_be_summed_is_refused_in_one_line(value):
 
 def test_counts_that_are_no_whole_numbers_show_that_some_device_lied():
     total = words_of(gram(1))
-    total[-1] += np.uint64(1)
+    total[-1 - RANDOM_WORDS] += np.uint64(1)
     with pytest.raises(StatisticError, match="some device lied"):
         statistic_of(FeatureGram, CLASSES, WIDTH, total)
     with pytest.raises(StatisticError, match="words"):

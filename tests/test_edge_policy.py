@@ -32,7 +32,7 @@ from edge_client.health import Health
 from edge_client.journal import Journal
 from edge_client.ledger import FILE, Cost, Entry, Ledger, Terms, digest_of, read_ledger
 from edge_client.outbox import Outbox
-from edge_client.policy import Policy, read_policy
+from edge_client.policy import FIGURES, Policy, read_policy
 from edge_client.probation import ProbationWatch
 from edge_client.releases import Releases
 from edge_client.rollout import Seat
@@ -276,6 +276,8 @@ def test_with_an_epsilon_a_status_says_nothing_that_follows_from_samples() -> No
         health.step_ms = 5.0
     assert set(open_.birth().metrics) == {"profile_ms", "peak_rss_bytes", "rss_bytes", "train_step_ms"}
     assert dict(private.birth().metrics) == {"profile_ms": 1.0}
+    held, asked = Policy(epsilon=1.0, delta=1e-6), Policy()
+    assert [(held.allows_figure(figure), asked.allows_figure(figure)) for figure in FIGURES] == [(False, True)] * 3
 
 
 # ── a round ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -464,3 +466,13 @@ def test_the_operator_sees_the_newest_word_of_each_device_until_it_says_none(tmp
     words.hear("kitchen", {"python": "3.11"})
     assert (words.settle(3.0), dict(policy_words_in(store.connection))) == ([], {})
     store.close()
+
+
+def test_what_shows_single_photos_is_said_to_the_owner_once(bundle: Bundle, tmp_path: Path) -> None:
+    said = list[str]()
+    with journal_in(tmp_path / "state", bundle) as journal:
+        done = work(bundle, journal, releases(tmp_path, bundle), said)
+        for number in (1, 2):
+            done.take_part(task(bundle, number, method="ffc"))
+    (line,) = (line for line in said if "single photos" in line)
+    assert line.startswith("what is sent shows single photos: 12 samples: of fewer than")
