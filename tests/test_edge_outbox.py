@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aggregator.server import GRACE_S, LATECOMERS_S
+from aggregator.ending import GRACE_S, LATECOMERS_S
 from contract.chunks import Assembler, bitmap
 from contract.errors import WireError
 from contract.messages import Chunk, Receipt
