@@ -54,7 +54,7 @@ class Presence:
     ) -> None:
         self._device_id, self._instance, self._is_own = device_id, instance, is_own
         self._boot, self._is_signed = boot, is_signed
-        self._mended_s, self._mends = float("-inf"), False
+        self._mended_s, self._mends, self._answered_s = float("-inf"), False, float("-inf")
         self._issued = 0  # of our newest birth
         self._seen_self = False
         self._eviction = Eviction()
@@ -107,15 +107,24 @@ class Presence:
                 self.overwritten(now_s)
             elif status.online and self._mends:  # it came after what had taken its place
                 self._birth_due_s, self._mends = None, False
-            elif not status.online or self._birth_due_s is not None:
-                # our own last will, what is retained of us, or the aggregator that asks whether we are still there
+            elif not status.online:  # our own last will, or the aggregator that asks whether we are still there
+                self._answer(now_s)
+            elif self._birth_due_s is not None:  # what is retained of us
                 self._birth_due_s = now_s
         elif self._seen_self and not status.online:
-            self._birth_due_s = now_s
+            self._answer(now_s)
         elif self._is_signed and (status.boot <= self._boot - _REMEMBERED or self._is_own(status.instance)):
             self.overwritten(now_s)
         elif self._seen_self and strange:
             raise self._another("a second one")
+
+    def _answer(self, now_s: float) -> None:
+        """Say that we are here: at once, but not for each of many that ask: a birth that is signed is a write on the
+        disk."""
+        due_s = max(now_s, self._answered_s + _MEND_EACH_S)
+        if self._birth_due_s is None or due_s < self._birth_due_s:
+            self._birth_due_s, self._answered_s = due_s, due_s
+            self._mends = False
 
     def _another(self, got: str) -> LinkError:
         return LinkError(

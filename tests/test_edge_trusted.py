@@ -153,6 +153,23 @@ def test_an_older_birth_of_this_process_is_said_anew_unless_the_newest_comes_aft
     assert presence.birth_due(120.0)
 
 
+def test_many_who_ask_are_answered_now_and_then() -> None:
+    """Whether a device is there was asked once, and is sent again without end: each answer is a write on the disk."""
+    presence = Presence(DEVICE, b"instance", 1, is_own=lambda instance: False, is_signed=True)
+    presence.connected(0.0)
+    births, now_s = 0, 0.0
+    while now_s < 100.0:
+        if presence.birth_due(now_s):
+            presence.born(births + 1)
+            births += 1
+            presence.heard(Status(True, b"instance", 1, issued=births), now_s)
+        presence.heard(Status(False, b"instance", 0), now_s)
+        now_s += 0.05
+    assert 10 <= births <= 13
+    presence.heard(Status(False, b"instance", 0), 200.0)
+    assert presence.birth_due(200.0)  # and at once who asks for once
+
+
 def test_a_client_that_ends_with_its_run_waits_for_no_aggregator_without_a_signature() -> None:
     patience = Patience("mqtt://x", 60.0, until_finished=True, now_s=0.0)
     patience.check_trust(59.0, refused=3)
