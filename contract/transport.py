@@ -25,6 +25,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from contract.address import Address
 from contract.connection import Connection
+from contract.errors import LinkError
 from contract.link_actions import Send, Terms
 from contract.wire import CONTENT_TYPE, WIRE_VERSION
 
@@ -34,6 +35,10 @@ _CONNECT_S, _FAREWELL_S = 5.0, 1.0
 _UNSPECIFIED, _NOT_AUTHORIZED, _KEEPALIVE = 128, 135, 141
 
 
+_IN_TIME = {  # OpenSSL's codes of what time may mend
+    9: "this machine's clock, which may be behind",
+    10: "protofleet pki renew broker, or this machine's clock, which may be ahead",
+}
 _NEW_LIST = "protofleet pki renew --crl"
 _UNSURE = f", as a broker does that refuses this certificate, or whose revocation list has expired: {_NEW_LIST}"
 
@@ -125,13 +130,22 @@ class Transport:
     # ── what the core wants ─────────────────────────────────────────────────────────────────────────────────────────
 
     def dial(self) -> None:
-        """Connect and send CONNECT: a session that ends with the connection. Blocks for seconds at most."""
+        """Connect and send CONNECT: a session that ends with the connection. Blocks for seconds at most.
+
+        Raises:
+            LinkError: the broker's certificate is not to be believed.
+            OSError: nobody is there.
+        """
         properties = Properties(PacketTypes.CONNECT)
         properties.ReceiveMaximum = self._receive_maximum
         if self._packet_bytes is not None:
             properties.MaximumPacketSize = self._packet_bytes
         address = self._address
-        self._client.connect(address.host, address.port, self.keepalive_s, clean_start=True, properties=properties)
+        try:
+            self._client.connect(address.host, address.port, self.keepalive_s, clean_start=True, properties=properties)
+        except ssl.SSLCertVerificationError as error:
+            hint = _IN_TIME.get(error.verify_code)
+            raise LinkError("the broker's certificate", got=error.verify_message, hint=hint) from None
 
     def subscribe(self, topics: tuple[str, ...]) -> None:
         """Subscribe at QoS 1."""

@@ -288,6 +288,18 @@ def test_a_certificate_that_has_expired_is_of_no_use(
     link.close()
 
 
+def test_a_clock_that_is_wrong_is_named(tmp_path: Path) -> None:
+    """A board without a clock of its own starts in 1970, until the network has told it."""
+    for ahead, said in ((2 * 86_400, "not yet valid, try this machine's clock"), (-400 * 86_400, "has expired, try")):
+        made = Authority(tmp_path / f"pki{ahead}", {"kitchen": ("fleet",)}, now=int(time.time()) + ahead)
+        broker = GuardedMosquitto(made)
+        link = Link(made.address("kitchen"), "x", subscriptions=[]).open()
+        with pytest.raises(LinkError, match=f"broker's certificate, got certificate.*{said}"):
+            link.wait_connected(0.3)
+        link.close()
+        broker.close()
+
+
 def test_a_devices_certificate_does_not_make_a_broker(authority: Authority) -> None:
     """A device that sits between another and the broker shows the only certificate that it has."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
