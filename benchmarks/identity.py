@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -141,6 +142,28 @@ def forged_receipt(w: World) -> bool:
     return robbed and not happens(got, 8.0)
 
 
+def replayed_receipt(w: World) -> bool:
+    """A board takes another's place under its name, and what the one before was told is sent again: it forgets what it
+    has to say."""
+    first = w.aggregator(standing=True, every="0s")
+    w.enrol("a")
+    board = w.device("a", until_finished=False)
+    down, up = topics.down(FLEET, "a"), topics.up(FLEET, "a")
+    until(lambda: (record := w.held("a")) is not None and record.present)
+    recorded, _ = until(lambda: w.attacker.all_of(down, Receipt))[-1]
+    before = len(w.attacker.all_of(up, Contribution))
+    for part in (board, first):
+        part.stop()
+    shutil.rmtree(w.folder / "a")
+    board = w.device("a", photos=1, until_finished=False)
+    payload, sent = until(lambda: w.attacker.all_of(up, Contribution)[before:])[-1]
+    forged = Receipt(sent.run, sent.round, sent.method, "committed", digest=digest_of(payload))
+    w.attacker.publish(down, recorded if w.defended else forged)
+    robbed = happens(lambda: board.heard("committed"), 3.0)
+    w.aggregator(standing=True, every="0s")
+    return robbed and not happens(lambda: w.held("a").generation > 1, 8.0)
+
+
 def forged_birth(w: World) -> bool:
     """A second process of the device's name seems to run: the device ends."""
     _, device, _ = _standing(w)
@@ -201,8 +224,8 @@ ATTACKS: dict[str, Callable[[World], bool]] = {
     each.__name__.replace("_", "-"): each
     for each in (
         forged_finished, forged_round, other_fleets_round, replayed_announcement, forged_global,
-        global_of_the_last_version, global_of_another_width, forged_receipt, forged_birth, stolen_name, replaced_sums,
-        forged_withdrawal, forged_aggregator,
+        global_of_the_last_version, global_of_another_width, forged_receipt, replayed_receipt, forged_birth,
+        stolen_name, replaced_sums, forged_withdrawal, forged_aggregator,
     )
 }  # fmt: skip
 

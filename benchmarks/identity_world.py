@@ -171,11 +171,12 @@ class World:
         until(lambda: self.attacker.all_of(topics.round_(FLEET), Announcement) or part.ended)
         return part
 
-    def device(self, name: str = "a", **options: Any) -> Part:
+    def device(self, name: str = "a", *, photos: int = 0, **options: Any) -> Part:
+        """One with photos of its own; of another number it has others."""
         told: dict[str, Any] = {}
         if self.defended:
             told = {"trust": (str(self.exporter), str(self.public)), **self.own(name)}
-        rng = np.random.default_rng(sum(name.encode()))
+        rng = np.random.default_rng(sum(name.encode()) + 1000 * photos)
         data = rng.integers(0, 256, (30, 28, 28, 1), dtype=np.uint8), np.arange(30) % 3
         state = self.folder / name
         made = Device(self.bundle, broker=self.url, id=name, data=data, state=state, fleet=FLEET, **told, **options)
