@@ -68,17 +68,19 @@ class Inbox:
         self._stays, self._on_settled, self._on_news, self._told = stays, on_settled, on_news, on_announcement
         self._log, self._say, self._detail = log, say, detail
         self._trust, self._enrolling = trust, enrolling
+        self._status = topics.status(fleet, device_id)
         self.malformed = 0
         self._handlers: dict[type[Message], tuple[str, Callable[[Any], None]]] = {
             Announcement: (topics.round_(fleet), self._on_announcement),
             GlobalPart: (topics.global_all(fleet)[:-1], self._on_global_part),
             Receipt: (topics.down(fleet, device_id), self._on_receipt),
             Piece: (topics.down(fleet, device_id), on_piece),
-            Status: (topics.status(fleet, device_id), lambda status: presence.heard(status, time.monotonic())),
+            Status: (self._status, lambda status: presence.heard(status, time.monotonic())),
         }
 
     def take(self, received: Received) -> bool:
-        """A message; what follows from it is durable on return. False for one that is not believed.
+        """A message; what follows from it is durable on return. False for one that is not believed, and where our own
+        status was cleared.
 
         Raises:
             LinkError: another process runs under this device's id.
@@ -86,7 +88,7 @@ class Inbox:
             UsageError: the fleet runs another bundle, and the client ends with its run.
         """
         if not received.payload:
-            return True  # a retained message that its publisher has cleared
+            return received.topic != self._status  # a retained message that its publisher, or somebody, has cleared
         try:
             message = self._trust.opened(received)
             if message is None:

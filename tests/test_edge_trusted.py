@@ -153,6 +153,13 @@ def test_an_older_birth_of_this_process_is_said_anew_unless_the_newest_comes_aft
     assert presence.birth_due(120.0)
 
 
+def test_a_birth_that_somebody_clears_from_the_broker_is_said_again(journal: Journal) -> None:
+    """An aggregator that starts later would not know that the device is here."""
+    scene = Scene(journal)
+    assert not scene.hear(STATUS, b"")  # of which the client says that it was overwritten
+    assert scene.hear(ROUND, b"")
+
+
 def test_many_who_ask_are_answered_now_and_then() -> None:
     """Whether a device is there was asked once, and is sent again without end: each answer is a write on the disk."""
     presence = Presence(DEVICE, b"instance", 1, is_own=lambda instance: False, is_signed=True)

@@ -147,9 +147,9 @@ class Scene:
         if state is not None:
             state.below(CLASSES)
 
-    def hear(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
-        """A message came."""
-        self.inbox.take(Received(topic, payload, retained, 1, 1))
+    def hear(self, topic: str, payload: bytes, *, retained: bool = False) -> bool:
+        """A message came; whether it is believed."""
+        return self.inbox.take(Received(topic, payload, retained, 1, 1))
 
     def _note(self, topic: str, payload: bytes) -> None:
         """Only a final receipt, on its own topic and of our own bytes, may settle anything."""
