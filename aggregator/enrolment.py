@@ -241,12 +241,17 @@ class Gate:
         noted.intruder = replace(before, reason=reason[:200], messages=count, last_at=wall)
         self._noted[key] = noted
         while len(self._noted) > MAX_INTRUDERS:
-            gone, _ = self._noted.popitem(last=False)
+            gone = next((key for key in self._noted if not self._is_known(key[0])), next(iter(self._noted)))
+            del self._noted[gone]
             self._unkept.discard(gone)
         self._unkept.add(key)
         if abs(wall - noted.told_at) >= _TELL_S:
             noted.told_at = wall
             self._news.append(noted.intruder)
+
+    def _is_known(self, device: str) -> bool:
+        """Whether it is a name that nobody invented: those must not push out what is known of the others."""
+        return device in self._keys or device == topics.AGGREGATOR
 
     def take_news(self, wall: float) -> list[Intruder]:
         """Who is to be told of now; what was noted is durable now and then.

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from contract.sqlite import Database
+from contract.topics import AGGREGATOR
 
 __all__ = ["EnrolmentTables", "Intruder", "intruders_in", "keys_in"]
 
 _BIRTH = "birth "  # and a topic, in `meta`
-MAX_INTRUDERS = 512  # rows, the newest: anyone may invent names
+MAX_INTRUDERS = 512  # rows, the newest, of known names before others: anyone may invent some
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,9 @@ class EnrolmentTables:
         with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO intruder VALUES (?, ?, ?, ?, ?, ?)", rows)
             db.execute(
-                "DELETE FROM intruder WHERE rowid NOT IN (SELECT rowid FROM intruder ORDER BY last_at DESC LIMIT ?)",
-                (MAX_INTRUDERS,),
+                "DELETE FROM intruder WHERE rowid NOT IN (SELECT rowid FROM intruder ORDER BY"
+                " device = ? OR device IN (SELECT device FROM device_key) DESC, last_at DESC LIMIT ?)",
+                (AGGREGATOR, MAX_INTRUDERS),
             )
             numbers = [(_BIRTH + topic, str(number).encode()) for topic, number in marks.items()]
             db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", numbers)

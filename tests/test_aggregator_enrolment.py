@@ -252,11 +252,16 @@ def test_orders_enrol_invite_and_revoke(store: SqliteStore, tmp_path: Path) -> N
 
 
 def test_invented_names_fill_nothing(store: SqliteStore) -> None:
+    store.enrolment.enrol("a", KEY.public_key, WALL)
     gate = Gate(FLEET, store.enrolment, only=True)
+    gate.note("a", "forged", "no", WALL)
     for number in range(MAX_INTRUDERS + 100):
         gate.note(f"x{number}", "not-enrolled", "no", WALL + number)
-    gate.take_news(WALL)
+        if number % 200 == 0:
+            gate.take_news(WALL + 10 * number)
+    gate.take_news(WALL + 1e6)
     assert len(store.enrolment.intruders()) == MAX_INTRUDERS
+    assert "a" in {each.device for each in store.enrolment.intruders()}  # who poses as a known device is not hidden
     gate.note("x600", "not-enrolled", "no", WALL + 700)  # of one that is still known, and was told of just now
     assert gate.take_news(WALL + 700) == []
 
