@@ -311,9 +311,10 @@ class Progress:
 
     @_show.register
     def _(self, event: events.IntruderTold) -> None:
-        if self._often(events.IntruderTold) and (event.device, event.cause) in self._intruders:
+        first = (event.device, event.cause) not in self._intruders and len(self._intruders) < _INTRUDERS
+        if self._often(events.IntruderTold) and not first:  # anyone may invent names
             return
-        if len(self._intruders) < _INTRUDERS:
+        if first:
             self._intruders.add((event.device, event.cause))
         told = f"{counted(event.messages, 'message')}: {escape(event.reason)}"
         if event.cause == "refuses":

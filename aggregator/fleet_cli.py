@@ -9,30 +9,32 @@ from __future__ import annotations
 
 import getpass
 import os
-import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from aggregator.backup import WRITTEN_TO, back_up, restore
-from aggregator.class_drift import class_drift_of
-from aggregator.drift import drift_of
-from aggregator.enrolment_store import Intruder, intruders_in, keys_in
-from aggregator.findings import found_in_short, found_in_words, newest_findings
+from aggregator.findings import found_in_short, found_in_words
+from aggregator.fleet_words import (
+    beside_record,
+    drift_in_short,
+    drift_in_words,
+    intruder_in_words,
+    key_name,
+    order_in_words,
+    read_known,
+    standing_in_words,
+    when,
+)
 from aggregator.orders import await_done, give
-from aggregator.policy_words import policy_words_in
-from aggregator.rollout_store import said_in
-from aggregator.standing_store import Order, Record, classes_forgotten, fleet_records, orders
+from aggregator.standing_store import Order, Record, orders
 from aggregator.standing_suspects import standing_suspects
 from aggregator.store import as_written
 from aggregator.store_schema import KIND
-from contract.drift import WORDS
 from contract.errors import UsageError, near_names
 from contract.json_output import JSON_HELP, beside, check_target, write_json
-from contract.signed import key_id
 from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted, printable
@@ -73,34 +75,6 @@ WAIT_S = 15.0
 _INTRUDERS = 20  # lines
 
 
-class _Known(NamedTuple):
-    """What a store knows of its fleet, at one moment.
-
-    Attributes:
-        records: of each device.
-        orders: all that was asked, in order.
-        drift: what devices said of their newest photos.
-        said: what devices said of a roll-out.
-        policies: what they said last that their owners' policies refuse.
-        classes_forgotten: by name.
-        classes_drifting: by name, and why.
-        findings: what spoke last against devices.
-        keys: of devices that are enrolled; None where it was revoked.
-        intruders: who was turned away.
-    """
-
-    records: dict[str, Record]
-    orders: list[Order]
-    drift: dict[str, dict[str, Any]]
-    said: Mapping[str, str]
-    policies: Mapping[str, str]
-    classes_forgotten: Sequence[str]
-    classes_drifting: Mapping[str, Mapping[str, Any]]
-    findings: Mapping[str, Mapping[str, Any]]
-    keys: Mapping[str, bytes | None]
-    intruders: Sequence[Intruder]
-
-
 def forget_command(
     store: StoreFile, device: _ADevice = None, name: _Class = None, wait: WaitSeconds = WAIT_S, json: JsonFile = None
 ) -> int:
@@ -111,18 +85,18 @@ def forget_command(
 @fleet_app.command("list")
 def list_command(store: StoreFile, json: JsonFile = None) -> int:
     """The devices that a store knows."""
-    known = _read(store)
+    known = read_known(store)
     found, drift, said, policies = known.records, known.drift, known.said, known.policies
-    devices = [asdict(record) | _beside(known, record.device) for record in found.values()]
+    devices = [asdict(record) | beside_record(known, record.device) for record in found.values()]
     intruders = [asdict(each) for each in known.intruders]
     gone, drifting = known.classes_forgotten, known.classes_drifting
     content = {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone, "classes_drifting": drifting}
     write_json(json, content | {"intruders": intruders})
     columns = {
         "device": list(found),
-        "standing": [_standing(r) for r in found.values()],
+        "standing": [standing_in_words(r) for r in found.values()],
         "rounds": [str(r.rounds) for r in found.values()],
-        "drift": [_suspected(drift, device) for device in found],
+        "drift": [drift_in_short(drift, device) for device in found],
         "rollout": [printable(said.get(device, "")) for device in found],
         "found": [found_in_short(known.findings.get(device)) for device in found],
         "policy": [printable(policies.get(device, "")) for device in found],
@@ -136,7 +110,7 @@ def list_command(store: StoreFile, json: JsonFile = None) -> int:
     for name, why in drifting.items():
         _say(json, f"drift suspected of class {name}: {why['now']:.1f} times as far, usually {why['usual']:.1f}")
     for each in known.intruders[:_INTRUDERS]:
-        _say(json, _intruder(each))
+        _say(json, intruder_in_words(each))
     if gone:
         _say(json, f"forgotten classes: {', '.join(gone)}; protofleet fleet admit --class NAME takes one in again")
     return 0
@@ -145,7 +119,7 @@ def list_command(store: StoreFile, json: JsonFile = None) -> int:
 @fleet_app.command("show")
 def show_command(device: DeviceName, store: StoreFile, json: JsonFile = None) -> int:
     """What a store knows of one device, and what was asked about it."""
-    known = _read(store)
+    known = read_known(store)
     drift, said = known.drift, known.said
     intruders = [each for each in known.intruders if each.device == device]
     record = known.records.get(device)
@@ -158,22 +132,22 @@ def show_command(device: DeviceName, store: StoreFile, json: JsonFile = None) ->
         {
             "schema": SCHEMA,
             **asdict(record),
-            **_beside(known, device),
+            **beside_record(known, device),
             "orders": [asdict(order) for order in log],
             "key": key_name(known.keys, device),
             "intruders": [asdict(each) for each in intruders],
         },
     )
-    lines = [f"{device}: {_standing(record)}, {record.rounds} rounds"]
-    lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
+    lines = [f"{device}: {standing_in_words(record)}, {record.rounds} rounds"]
+    lines += [f"received {when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
-    lines += [_drift(drift[device])] if device in drift else []
+    lines += [drift_in_words(drift[device])] if device in drift else []
     lines += [found_in_words(known.findings[device])] if device in known.findings else []
     lines += [f"key {key}" for key in [key_name(known.keys, device)] if key]
-    lines += [_intruder(each) for each in intruders]
+    lines += [intruder_in_words(each) for each in intruders]
     lines += [f"rollout: version {printable(said[device])}"] if said.get(device) else []
     lines += [f"refused by its policy, {printable(known.policies[device])}"] if device in known.policies else []
-    for line in (*lines, *map(_line, log)):
+    for line in (*lines, *map(order_in_words, log)):
         _say(json, line)
     return 0
 
@@ -181,10 +155,10 @@ def show_command(device: DeviceName, store: StoreFile, json: JsonFile = None) ->
 @fleet_app.command("log")
 def log_command(store: StoreFile, json: JsonFile = None) -> int:
     """Who asked for what, when, and between which global versions it took effect."""
-    asked = _read(store).orders
+    asked = read_known(store).orders
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
     for order in asked:
-        _say(json, _line(order))
+        _say(json, order_in_words(order))
     return 0
 
 
@@ -289,7 +263,7 @@ def restore_command(
     again = "what was forgotten since is not known here: forget it again"
     if made.again is not None and made.replaced:
         again = f"{counted(made.again, 'order')} of the store before to be done again"
-    _say(json, f"{store} restored as of {_when(made.made_at, 'an unknown time')}, run {made.run}; {again}")
+    _say(json, f"{store} restored as of {when(made.made_at, 'an unknown time')}, run {made.run}; {again}")
     return 0
 
 
@@ -317,7 +291,7 @@ def ask(
     check_telling(wait_s, json)
     if known:
         bring_up(store, KIND)
-        found = _read(store).records
+        found = read_known(store).records
         if device not in found:
             raise _unknown(store, device, found)
     order, running = give(store, what, device, operator(), detail=detail)
@@ -351,7 +325,7 @@ def tell(order: Order, running: bool, store: Path, wait_s: float, json: Path | N
 
 def told_of(order: Order, running: bool) -> str:
     """What became of an order, for a person."""
-    line = _line(order)
+    line = order_in_words(order)
     return line if running else f"{line}: no aggregator runs on this store, its next start takes it up"
 
 
@@ -370,83 +344,10 @@ def operator() -> str:
         return f"user {os.getuid()}"
 
 
-def _read(store: Path) -> _Known:
-    with read_only(store, KIND) as db, as_written(store):
-        return _Known(
-            dict(fleet_records(db)),
-            orders(db),
-            drift_of(db),
-            said_in(db),
-            policy_words_in(db),
-            classes_forgotten(db),
-            class_drift_of(db),
-            newest_findings(db),
-            keys_in(db),
-            intruders_in(db),
-        )
-
-
-def _beside(known: _Known, device: str) -> dict[str, Any]:
-    """What is known of a device beside its record, for JSON."""
-    found = {"drift": known.drift, "rollout": known.said, "finding": known.findings, "policy": known.policies}
-    return {name: of.get(device) for name, of in found.items()}
-
-
 def _unknown(store: Path, device: str, found: dict[str, Any]) -> UsageError:
     hint = near_names(device, found) if found else "protofleet fleet list"
     return UsageError(f"DEVICE in {store}", expected="a device that the store knows", got=device, hint=hint)
 
 
-def _standing(record: Record) -> str:
-    if record.present:
-        return f"sums {record.generation}"
-    return f"none since sums {record.generation}" if record.generation else "none"
-
-
-def _suspected(drift: Mapping[str, Mapping[str, Any]], device: str) -> str:
-    why = drift.get(device, {}).get("suspected")
-    return "" if why is None else f"{WORDS[why['figure']]} {why['now']:.2f}, usually {why['usual']:.2f}"
-
-
-def _drift(told: Mapping[str, Any]) -> str:
-    """What a device said last of its newest photos, for a person."""
-    line = f"newest {told['samples']} photos: {WORDS['distance']} {told['distance']:.2f}, "
-    line += f"{WORDS['unlike']} {told['unlike']:.2f}, {counted(told['reports'], 'report')} kept"
-    why = told["suspected"]
-    return line if why is None else f"{line}; drift suspected: {WORDS[why['figure']]} was usually {why['usual']:.2f}"
-
-
-def key_name(keys: Mapping[str, bytes | None], device: str) -> str | None:
-    """The first digits of what a device's key is called, or that it was revoked; None where it was never enrolled."""
-    if device not in keys:
-        return None
-    key = keys[device]
-    return "revoked" if key is None else key_id(key).hex()
-
-
-def _intruder(each: Intruder) -> str:
-    who = f"intruder as {each.device}" if each.cause != "refuses" else each.device
-    return f"{who}: {counted(each.messages, 'message')}, last at {_when(each.last_at)}: {printable(each.reason)}"
-
-
-def _line(order: Order) -> str:
-    of = "".join(f" {word}" for word in (order.device, order.shown) if word)
-    asked = f"{order.what}{of}, asked by {order.who} at {_when(order.given_at)}"
-    if order.done_at is None:
-        return f"{asked}: recorded"
-    between = f", global version {order.version_before}"
-    between += f" → {order.version_after}" if order.version_after != order.version_before else ""
-    return f"{asked}: {order.outcome}{between}"
-
-
 def _say(json: Path | None, line: str) -> None:
     beside(json).print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _when(at: float | None, otherwise: str = "never") -> str:
-    if at is None:
-        return otherwise
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    except (OverflowError, ValueError, OSError):  # no clock has ever said that
-        return "an unknown time"

@@ -24,26 +24,27 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from aggregator import events
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator
+from aggregator.ending import Ending
 from aggregator.enrolment import Intrusion
 from aggregator.handout import Handout
 from aggregator.helper_line import HelperLine
 from aggregator.orders import Obeyed
 from aggregator.receipts import Receipts
-from aggregator.retained import Retained
+from aggregator.retained import RetainedState
 from aggregator.rounds import Closed, Finished
 from aggregator.run_events import Teller
-from aggregator.sole_aggregator import Seat
+from aggregator.sole_aggregator import Seat, check_age
 from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.standing_events import StandingTeller
 from aggregator.voice import Voice
 from contract import topics
+from contract.certificates import Expiry
 from contract.envelopes import ENVELOPE_BYTES
-from contract.errors import LinkError, StoreError, WireError
+from contract.errors import LinkError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
 from contract.messages import Announcement, Message, Status
 from contract.service_manager import ServiceManager
@@ -55,29 +56,9 @@ __all__ = ["BATCH", "Server"]
 BATCH = 256
 RECEIVE_MAXIMUM = 1_024
 TURN_S = 1.0
-GRACE_S = 40.0  # after the last round: a device without a receipt asks at once, then after 5 to 10 s, then 10 to 20
-QUIET_S = 1.0
 PATIENCE_S = 60.0
-LATECOMERS_S = 60.0  # a store that was finished before: as long as the client's --patience
 _ASKED_EACH_TURN = 100
 _HANGS_S = 120.0  # a network thread that has not gone round for so long, not even in vain
-
-
-@dataclass
-class _Ending:
-    """How the run ends.
-
-    Attributes:
-        since: when it finished, or we started and it had.
-        least_s: stay that long at least.
-        heard_at: when the last message came.
-        missing: contributors of the last round that were offline when it ended: they may come back for a receipt.
-    """
-
-    since: float
-    least_s: float
-    heard_at: float
-    missing: set[str] = field(default_factory=set)
 
 
 class Server:
@@ -138,20 +119,18 @@ class Server:
         )
         self._receipts = Receipts(fleet, self._link, self._voice, listener)
         self._handout = Handout(coordinator, self._link, address, fleet, listener, self._voice)
-        self._helper = (
-            None
-            if blinded is None
-            else HelperLine(blinded, self._link, fleet, seal=self._voice.sealed, waits=self._tell_helper_away)
-        )
+        away = lambda round, devices: listener(events.HelperAwaited(round, devices))  # noqa: E731
+        line = None if blinded is None else HelperLine(blinded, self._link, fleet, seal=self._voice.sealed, waits=away)
+        self._helper = line
         self._limit_bytes = coordinator.limit_bytes
-        self._retained = Retained()
+        self._retained = RetainedState(fleet, self._link, self._voice)
         self._connections = 0
         self._echoed_on = 0  # the connection on which our own announcement has come back
         self._held: list[Received] = []  # what came before the seat was taken
         self._ask: deque[tuple[str, bytes]] = deque()
         self._asked: dict[str, bytes] = {}  # deaths that we published in a device's name
         self._was_finished = coordinator.is_finished
-        self._ending: _Ending | None = None
+        self._ending: Ending | None = None
 
     def run(self) -> None:
         """Serve until the plan is done and the devices have gone, or the grace is over; where there is no end of the
@@ -180,6 +159,10 @@ class Server:
             self._handout.close()
             self._link.close()
             self._listener(events.Ended(self._connections, self._link.dropped))
+
+    def broker_certificate(self) -> Expiry | None:
+        """Until when the certificate is good that the broker has shown; from any thread."""
+        return self._link.broker_certificate
 
     # ── one turn ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -228,7 +211,7 @@ class Server:
             if isinstance(event, Received):
                 received.append(event)
                 if self._ending is not None:
-                    self._ending.heard_at = time.monotonic()
+                    self._ending.heard(time.monotonic())
                 if len(received) >= BATCH:
                     break
             elif isinstance(event, Connected):
@@ -253,8 +236,9 @@ class Server:
             if self._helper is not None and not self._helper.hear(message.payload):
                 self._core.malformed()
         elif kind == "global":
-            if self._seat.taken:
-                self._clear_stale_part(message)
+            state, now = self._core.state, time.monotonic()
+            if self._seat.taken and not self._retained.hear(message, state, self._limit_bytes, now):
+                self._core.malformed()
         elif message.payload:
             try:
                 device = topics.device_of(message.topic)
@@ -269,14 +253,11 @@ class Server:
                 self._hear_status(device, message)
         return False
 
-    def _tell_helper_away(self, round: int, devices: int) -> None:
-        self._listener(events.HelperAwaited(round, devices))
-
     def _hear_status(self, device: str, message: Received) -> None:
         is_ours = self._asked.get(device) == message.payload or self._voice.is_ours(message.topic, message.payload)
         self._core.status(device, message.payload, time.monotonic(), is_ours=is_ours, is_news=not message.retained)
         if self._ending is not None and self._core.rounds.is_online(device):
-            self._ending.missing.discard(device)
+            self._ending.came(device)
 
     def _enrol(self, device: str, payload: bytes, now: float) -> bool:
         """Whether a message asks for a device to be enrolled; then it is answered, and durable."""
@@ -341,23 +322,13 @@ class Server:
                 self._core.malformed()
         elif announcement.run == self._core.run:
             if message.retained and not self._seat.was_taken:
-                self._check_age(announcement)
+                check_age(announcement, self._core.rounds.number, self._core.state.version)
             elif not message.retained and self._echoed_on != message.connection:  # what is retained has come before it
                 self._echoed_on = message.connection
                 self._publish_state()
         elif self._seat.taken and not message.retained:
             self._seat.rival_spoke(time.monotonic())
             self._announce()
-
-    def _check_age(self, announcement: Announcement) -> None:
-        known, version = self._core.rounds.number, self._core.state.version
-        if announcement.round > known or announcement.global_version > version:
-            raise StoreError(
-                f"the store is older than what run {self._core.run.hex()} has announced",
-                expected=f"round {announcement.round} and global version {announcement.global_version}",
-                got=f"round {known} and version {version}, as of a backup",
-                hint="the newest copy of the store, or --new-run to go on from this one",
-            )
 
     # ── what is retained ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -383,22 +354,7 @@ class Server:
 
     def _publish_state(self) -> None:
         """Publish what the broker is not known to retain of the global state."""
-        parts = self._voice.parts(self._core.state, self._limit_bytes)
-        for part in self._retained.missing(self._echoed_on, parts):
-            self._link.publish(topics.global_part(self._fleet, part), parts[part], retain=True)
-
-    def _clear_stale_part(self, message: Received) -> None:
-        """A part beyond those of the state we publish, left by a larger state or another run, must not stay."""
-        index = message.topic.rsplit("/", 1)[1]
-        parts = self._voice.parts(self._core.state, self._limit_bytes)
-        if message.payload and not (index.isascii() and index.isdigit() and str(int(index)) == index):
-            self._core.malformed()
-        elif message.payload and int(index) >= len(parts):
-            self._link.publish(message.topic, b"", retain=True)
-        elif index.isdigit() and int(index) < len(parts):
-            self._retained.heard(message.connection, int(index), message.payload)
-            if message.payload != parts[int(index)]:
-                self._voice.overwritten(time.monotonic())
+        self._retained.publish(self._core.state, self._limit_bytes, self._echoed_on)
 
     def _mend(self, now: float) -> None:
         """Publish again what somebody may have overwritten; of the global state what is not as it was."""
@@ -425,19 +381,15 @@ class Server:
 
     def _finish(self) -> None:
         """The plan is done; whoever lacks a receipt is waited for."""
-        now, rounds = time.monotonic(), self._core.rounds
-        missing = {device for device in rounds.contributions if not rounds.is_online(device)}
-        self._ending = _Ending(now, LATECOMERS_S if self._was_finished else 0.0, now, missing)
+        rounds = self._core.rounds
+        missing = [device for device in rounds.contributions if not rounds.is_online(device)]
+        self._ending = Ending(missing, was_finished=self._was_finished, now=time.monotonic())
         if self._was_finished:
-            self._listener(events.Answering(LATECOMERS_S))
+            self._listener(events.Answering(self._ending.least_s))
 
     def _over(self) -> bool:
         """Whether everybody has gone, or has had time enough."""
-        ending, now = self._ending, time.monotonic()
-        if ending is None or now - ending.since < ending.least_s:
-            return False
-        gone = not ending.missing and self._core.rounds.online == 0 and now - ending.heard_at >= QUIET_S
-        return gone or now - ending.since >= ending.least_s + GRACE_S
+        return self._ending is not None and self._ending.is_over(self._core.rounds.online, time.monotonic())
 
 
 def _kind(message: Received) -> str:

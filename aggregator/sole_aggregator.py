@@ -24,12 +24,12 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from contract.errors import LinkError
+from contract.errors import LinkError, StoreError
 from contract.eviction import Eviction
-from contract.messages import MAX_ROUND, Status
+from contract.messages import MAX_ROUND, Announcement, Status
 from contract.topics import AGGREGATOR
 
-__all__ = ["Seat"]
+__all__ = ["Seat", "check_age"]
 
 LISTEN_S = 0.5
 ANSWER_S = 8.0  # an aggregator may be in the middle of a merge
@@ -166,4 +166,22 @@ class Seat:
             expected=f"only run {self.instance[:4].hex()}",
             got=f"run {other.instance[:4].hex()}, of another store",
             hint="the --store of that run, another --fleet, or --take-over to end that one",
+        )
+
+
+def check_age(announcement: Announcement, round: int, version: int) -> None:
+    """That a store is as new as what its run has announced before.
+
+    Args:
+        round, version: of the store, the newest ones.
+
+    Raises:
+        StoreError: it is an older copy.
+    """
+    if announcement.round > round or announcement.global_version > version:
+        raise StoreError(
+            f"the store is older than what run {announcement.run.hex()} has announced",
+            expected=f"round {announcement.round} and global version {announcement.global_version}",
+            got=f"round {round} and version {version}, as of a backup",
+            hint="the newest copy of the store, or --new-run to go on from this one",
         )

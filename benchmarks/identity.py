@@ -15,241 +15,27 @@ features of one photo. Processor time of this machine; the ratios are what carri
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import threading
+import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from identity_world import FLEET, RUN, NotYet, Part, World, happens, small_bundle, until, world
 
-from aggregator.broker import EmbeddedBroker
-from aggregator.enrolment_store import intruders_in, keys_in
-from aggregator.orders import await_done, give
-from aggregator.standing_store import fleet_records
-from aggregator.store_schema import KIND
+from aggregator.broken_message import digest_of
 from contract import topics
-from contract.bundle import Bundle, read_bundle
-from contract.errors import ProtofleetError, WireError
-from contract.link import Address, Link, Received
-from contract.messages import Announcement, ClassRows, Contribution, GlobalPart, Message, Receipt, Status
+from contract.bundle import read_bundle
+from contract.messages import Announcement, ClassRows, Contribution, GlobalPart, Receipt, Status
 from contract.methods import method
-from contract.signed import Keyring, Signer, inside, invitation_key
-from contract.sqlite import read_only
-from contract.tokens import draw_token, token_text
+from contract.signed import Keyring, Signer
 from contract.wire import decode, encode
 from edge_client.journal import FILE, read_kept
-from export.build import build_bundle
-from protofleet import Aggregator, Device
-
-FLEET, LABELS = "pets", ("cat", "dog", "bird")
-PATIENCE_S = 40.0
-RUN = b"evil"
-EXPORTER = bytes(range(32))  # signs the bundle; the aggregator has a key of its own
-
-
-class NotYet(AssertionError):
-    """What was waited for did not happen."""
-
-
-def until(what: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
-    """What it gives once it is true."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := what()):
-        if time.monotonic() >= deadline:
-            raise NotYet("it did not come to pass")
-        time.sleep(0.02)
-    return found
-
-
-def happens(what: Callable[[], Any], within_s: float, again: Callable[[], None] = lambda: None) -> bool:
-    """Whether it becomes true in time; `again` is done meanwhile, over and over."""
-
-    def tried() -> Any:
-        again()
-        return what()
-
-    with contextlib.suppress(NotYet):
-        until(tried, within_s)
-        return True
-    return False
-
-
-@dataclass
-class Part:
-    """An aggregator or a device on a thread of its own."""
-
-    thing: Any
-    said: list[str] = field(default_factory=list)
-    error: ProtofleetError | None = None
-
-    def start(self) -> Part:
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        return self
-
-    def _run(self) -> None:
-        try:
-            self.thing.run(lambda said: self.said.append(str(said)))
-        except ProtofleetError as error:
-            self.error = error
-
-    @property
-    def ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def heard(self, words: str) -> bool:
-        return any(words in line for line in self.said)
-
-    def stop(self) -> None:
-        self.thing.stop()
-        self._thread.join(30.0)
-
-
-@dataclass
-class Attacker:
-    """A client of the broker that hears all of a fleet, and publishes what it likes."""
-
-    url: str
-    heard: list[tuple[str, bytes]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        kinds = ("round", "global/+", "up/+", "down/+", "status/+")
-        self._link = Link(
-            Address.parse(self.url), "hostile", subscriptions=[f"{topics.PREFIX}/+/{kind}" for kind in kinds]
-        ).open()
-        self._link.wait_connected(20)
-
-    def close(self) -> None:
-        self._link.close()
-
-    def listen(self) -> None:
-        while (event := self._link.receive(0.0)) is not None:
-            if isinstance(event, Received):
-                self._link.acknowledge(event)
-                self.heard.append((event.topic, event.payload))
-
-    def all_of(self, topic: str, kind: type) -> list[tuple[bytes, Any]]:
-        """The messages of this kind that were heard on a topic, and their bytes."""
-        self.listen()
-        found: list[tuple[bytes, Message]] = []
-        for where, payload in self.heard:
-            with contextlib.suppress(WireError):
-                if where == topic and payload:
-                    found.append((payload, inside(payload)))
-        return [(payload, message) for payload, message in found if isinstance(message, kind)]
-
-    def announcement(self, where: Callable[[Announcement], bool] = lambda a: True) -> tuple[bytes, Announcement]:
-        """The newest that is such a one."""
-        known = lambda: [each for each in self.all_of(topics.round_(FLEET), Announcement) if where(each[1])]  # noqa: E731
-        return until(known)[-1]  # type: ignore[no-any-return]
-
-    def publish(self, topic: str, message: Message | bytes, *, retain: bool = False) -> None:
-        payload = message if isinstance(message, bytes) else encode(message)
-        until(lambda: self._link.publish(topic, payload, retain=retain))
-
-
-@dataclass
-class World:
-    """One fleet of real parts, with or without defence."""
-
-    folder: Path
-    url: str
-    bundle: Path
-    defended: bool
-    parts: list[Part] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.key, self.public = self.folder / "fleet.key", self.folder / "fleet.pub"
-        seed = os.urandom(32)
-        self.key.write_bytes(seed)
-        self.signer = Signer(seed)
-        self.exporter = self.folder / "exporter.pub"
-        self.exporter.write_bytes(Signer(EXPORTER).public_key)
-        self.public.write_bytes(self.signer.public_key)
-        self.store = self.folder / "store.sqlite"
-        self.attacker = Attacker(self.url)
-
-    def aggregator(self, **options: Any) -> Part:
-        told = {"rounds": 1, "calibrate": False} if not options.get("standing") else {}
-        told |= {"sign": str(self.key), "enrolled": True} if self.defended else {}
-        made = Aggregator(self.bundle, broker=self.url, store=self.store, fleet=FLEET, **told, **options)
-        part = Part(made).start()
-        self.parts.append(part)
-        until(lambda: self.attacker.all_of(topics.round_(FLEET), Announcement) or part.ended)
-        return part
-
-    def device(self, name: str = "a", **options: Any) -> Part:
-        told: dict[str, Any] = {}
-        if self.defended:
-            told = {"trust": (str(self.exporter), str(self.public)), **self.own(name)}
-        rng = np.random.default_rng(sum(name.encode()))
-        data = rng.integers(0, 256, (30, 28, 28, 1), dtype=np.uint8), np.arange(30) % 3
-        state = self.folder / name
-        made = Device(self.bundle, broker=self.url, id=name, data=data, state=state, fleet=FLEET, **told, **options)
-        part = Part(made).start()
-        self.parts.append(part)
-        return part
-
-    def own(self, name: str) -> dict[str, str]:
-        """How a device comes to its key: one that an operator has enrolled, or its own, by a token."""
-        key = self.folder / f"{name}.key"
-        if key.exists():
-            return {"identity": str(key)}
-        token = draw_token()
-        self.order("invite", name, f"{invitation_key(token).hex()} {2**33}")
-        return {"token": token_text(token)}
-
-    def enrol(self, name: str) -> None:
-        """A device whose key an operator has."""
-        if self.defended:
-            key = self.folder / f"{name}.key"
-            key.write_bytes(os.urandom(32))
-            self.order("enrol", name, Signer(key.read_bytes()).public_key.hex())
-
-    def order(self, what: str, device: str, detail: str) -> None:
-        """What an operator asks for, done."""
-        order, running = give(self.store, what, device, "operator", detail=detail)
-        done = await_done(self.store, order, PATIENCE_S if running else 0.0)
-        assert not running or (done.outcome or "").startswith("done"), done
-
-    def read(self) -> Bundle:
-        return read_bundle(self.bundle)
-
-    def held(self, name: str) -> Any:
-        """What the store knows of a device."""
-        with read_only(self.store, KIND) as db:
-            return fleet_records(db).get(name)
-
-    def is_enrolled(self, name: str = "a") -> bool:
-        with read_only(self.store, KIND) as db:
-            return not self.defended or name in keys_in(db)
-
-    def intruders(self) -> list[str]:
-        with read_only(self.store, KIND) as db:
-            return [f"{each.device}: {each.cause}" for each in intruders_in(db)]
-
-    def lie(self, announcement: Announcement, **fields: Any) -> Contribution:
-        """A contribution of an attacker's own: three rows of its choice."""
-        found, bundle = method("ncm"), self.read()
-        width = bundle.manifest.features
-        rows = np.eye(3, width)
-        body, counts = ClassRows(np.arange(3, dtype=np.uint16), rows), np.full(3, 7, np.uint64)
-        return Contribution(
-            announcement.run, fields.pop("round", announcement.round), found.name, bundle.sha256[:4], body, counts,
-            extractor=bundle.extractor(found)[:4], **fields,
-        )  # fmt: skip
-
-    def close(self) -> None:
-        for part in self.parts:
-            part.stop()
-        self.attacker.close()
-
 
 # ── the attacks: each gives whether it succeeded ────────────────────────────────────────────────────────────────────
 
@@ -347,12 +133,35 @@ def forged_receipt(w: World) -> bool:
     w.enrol("a")  # while the aggregator is there
     first.stop()
     device = w.device("a")
-    _, sent = until(lambda: w.attacker.all_of(topics.up(FLEET, "a"), Contribution))[-1]
-    w.attacker.publish(topics.down(FLEET, "a"), Receipt(sent.run, sent.round, sent.method, "committed"))
+    payload, sent = until(lambda: w.attacker.all_of(topics.up(FLEET, "a"), Contribution))[-1]
+    forged = Receipt(sent.run, sent.round, sent.method, "committed", digest=digest_of(payload))
+    w.attacker.publish(topics.down(FLEET, "a"), forged)
     robbed = happens(lambda: device.heard("committed"), 3.0)
     w.aggregator(min_clients=2, open_clients=1)
     got = lambda: (record := w.held("a")) is not None and record.rounds  # noqa: E731
     return robbed and not happens(got, 8.0)
+
+
+def replayed_receipt(w: World) -> bool:
+    """A board takes another's place under its name, and what the one before was told is sent again: it forgets what it
+    has to say."""
+    first = w.aggregator(standing=True, every="0s")
+    w.enrol("a")
+    board = w.device("a", until_finished=False)
+    down, up = topics.down(FLEET, "a"), topics.up(FLEET, "a")
+    until(lambda: (record := w.held("a")) is not None and record.present)
+    recorded, _ = until(lambda: w.attacker.all_of(down, Receipt))[-1]
+    before = len(w.attacker.all_of(up, Contribution))
+    for part in (board, first):
+        part.stop()
+    shutil.rmtree(w.folder / "a")
+    board = w.device("a", photos=1, until_finished=False)
+    payload, sent = until(lambda: w.attacker.all_of(up, Contribution)[before:])[-1]
+    forged = Receipt(sent.run, sent.round, sent.method, "committed", digest=digest_of(payload))
+    w.attacker.publish(down, recorded if w.defended else forged)
+    robbed = happens(lambda: board.heard("committed"), 3.0)
+    w.aggregator(standing=True, every="0s")
+    return robbed and not happens(lambda: w.held("a").generation > 1, 8.0)
 
 
 def forged_birth(w: World) -> bool:
@@ -415,29 +224,10 @@ ATTACKS: dict[str, Callable[[World], bool]] = {
     each.__name__.replace("_", "-"): each
     for each in (
         forged_finished, forged_round, other_fleets_round, replayed_announcement, forged_global,
-        global_of_the_last_version, global_of_another_width, forged_receipt, forged_birth, stolen_name, replaced_sums,
-        forged_withdrawal, forged_aggregator,
+        global_of_the_last_version, global_of_another_width, forged_receipt, replayed_receipt, forged_birth,
+        stolen_name, replaced_sums, forged_withdrawal, forged_aggregator,
     )
 }  # fmt: skip
-
-
-@contextlib.contextmanager
-def world(bundle: Path, *, defended: bool) -> Iterator[World]:
-    """A broker of its own, and what runs over it."""
-    with TemporaryDirectory() as name, EmbeddedBroker() as broker:
-        made = World(Path(name), broker.url, bundle, defended)
-        try:
-            yield made
-        finally:
-            made.close()
-
-
-def small_bundle(path: Path) -> Path:
-    """Of an untrained network with three classes, for nearest class means."""
-    build_bundle(
-        method_name="ncm", out=path, backbone="small_cnn", labels=LABELS, input_shape=(28, 28, 1), private_key=EXPORTER
-    )
-    return path
 
 
 def attack(name: str, bundle: Path) -> dict[str, Any]:
@@ -455,8 +245,8 @@ def attack(name: str, bundle: Path) -> dict[str, Any]:
     return found
 
 
-def cost(bundle: Path, repeats: int) -> dict[str, float]:
-    """Processor milliseconds of each step of a device."""
+def cost(bundle: Path, repeats: int) -> tuple[dict[str, float], tuple[int, int]]:
+    """Processor milliseconds of each step of a device; and the bytes of a contribution, plain and signed."""
     found, read = method("ncm"), read_bundle(bundle)
     signer, ring = Signer(os.urandom(32)), None
     ring = Keyring([signer.public_key])
@@ -482,7 +272,7 @@ def cost(bundle: Path, repeats: int) -> dict[str, float]:
         for _ in range(repeats):
             step()
         took[name] = (time.process_time() - began) / repeats * 1e3
-    return took
+    return took, (len(plain), len(signer.sign(topic, plain)))
 
 
 def main() -> None:
@@ -495,9 +285,10 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         bundle = small_bundle(Path(folder) / "identity.bundle")
         if options.cost:
-            took = cost(bundle, options.repeats)
+            took, (plain, signed) = cost(bundle, options.repeats)
             for name, ms in took.items():
                 print(f"{name:24} {ms:8.3f} ms  {ms / took['encode']:6.1f} × encoding a contribution of three classes")
+            print(f"{'bytes':24} {plain:8,} plain, {signed - plain} more signed")
             return
         rows = []
         print(f"{'attack':30} {'as it was':10} {'signed':8} named")

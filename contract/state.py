@@ -105,19 +105,18 @@ class GlobalCollector:
         return self._version
 
     def add(self, part: GlobalPart) -> GlobalState | None:
-        """The state when `part` completes its version, else None.
+        """The state when `part` completes its version, else None. A part of another count or round than those before it
+        begins anew: an aggregator that was started with another limit cuts the same version otherwise, and what is left
+        of the old cut, on its way or recorded, must not keep the true one out.
 
         Raises:
             WireError: when parts of one version contradict each other, or are too many.
         """
-        if (part.run, part.version) != (self._run, self._version):
+        is_other = self._parts and (self._first.parts, self._first.round) != (part.parts, part.round)
+        if is_other or (part.run, part.version) != (self._run, self._version):
             if part.run == self._run and part.version < self._version:
                 return None
             self._run, self._version, self._parts, self._held_bytes = part.run, part.version, {}, 0
-        elif self._parts and (self._first.parts, self._first.round) != (part.parts, part.round):
-            raise WireError(
-                "global state", expected="parts of one count and round", got=f"{part.parts} and {part.round}"
-            )
         self._hold(part)
         if len(self._parts) < part.parts:
             return None

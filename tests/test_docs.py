@@ -242,7 +242,7 @@ def test_the_bytes_decoded_by_hand_are_the_golden_ones():
 
 
 def test_the_limits_and_waits_of_the_wire_page_are_those_of_the_code():
-    from aggregator import ingest, refusal_rate, server
+    from aggregator import ending, ingest, refusal_rate
     from contract.chunks import Assembler
     from contract.plausible import LARGEST_NORM
     from edge_client import global_state_check
@@ -266,7 +266,7 @@ def test_the_limits_and_waits_of_the_wire_page_are_those_of_the_code():
     assert "four at once for a device, then one a second" in text
     assert (global_state_check.FOREIGN, LARGEST_NORM) == (100.0, 1e6)
     assert "more than 100 times its own longest class mean, of norm above 10⁶" in text
-    assert server.GRACE_S == 40.0
+    assert ending.GRACE_S == 40.0
     assert "up to 40 s" in text
 
 
