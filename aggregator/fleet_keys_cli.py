@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from aggregator.orders import await_done, give
 from contract.durations import in_words, seconds
 from contract.envelopes import KEY_BYTES
 from contract.errors import UsageError
+from contract.files import read_toml
 from contract.signed import invitation_key
 from contract.signing_keys import read_public_key
 from contract.tokens import draw_token, token_text
@@ -92,12 +92,7 @@ def read_devices(path: Path) -> dict[str, bytes]:
         UsageError: it is none, or one of its entries is no device or no key.
     """
     what = f"--from {path}"
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(what, expected="a TOML file", got=error.strerror) from None
-    except ValueError as error:
-        raise UsageError(what, expected="TOML", got=error) from None
+    content = read_toml(path, what)
     devices = content.get("devices")
     if not isinstance(devices, dict) or not devices:
         raise UsageError(what, expected="[devices] with id = 'hex of its key'", got="none")

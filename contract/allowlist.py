@@ -7,10 +7,9 @@ cam-1 = "64 hex digits"
 from __future__ import annotations
 
 import os
-import tomllib
-from pathlib import Path
 
 from contract.errors import UsageError
+from contract.files import read_toml
 from contract.topics import check_device
 
 __all__ = ["read_allowlist"]
@@ -23,12 +22,7 @@ def read_allowlist(path: str | os.PathLike[str], option: str = "--devices") -> d
         UsageError: the file cannot be read, or is none.
     """
     what = f"{option} {os.fspath(path)}"
-    try:
-        told = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(what, expected="a TOML file", got=error.strerror) from None
-    except ValueError as error:
-        raise UsageError(what, expected="TOML", got=error) from None
+    told = read_toml(path, what)
     rows = told.get("devices")
     if not isinstance(rows, dict) or set(told) != {"devices"}:
         raise UsageError(what, expected="a table [devices]", got=", ".join(told) or "nothing")

@@ -9,6 +9,8 @@ writes it: a second one is refused, and neither puts half of the other's in its 
 name (a symbolic link, a hard link) leads to the same lock.
 
 `own_directory` makes a directory that its owner alone may enter.
+
+`read_toml` reads what a person wrote, or says in one line why it is none.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import errno
 import fcntl
 import os
 import stat
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from contract.errors import StoreError
+from contract.errors import StoreError, UsageError
 
-__all__ = ["lock", "own_directory", "whole_file"]
+__all__ = ["lock", "own_directory", "read_toml", "whole_file"]
 
 
 @contextlib.contextmanager
@@ -143,3 +146,20 @@ def _sync_directory(directory: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
+    """The table of a TOML file.
+
+    Args:
+        what: names the file in an error.
+
+    Raises:
+        UsageError: it cannot be read, or is none.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(what, expected="a TOML file", got=error.strerror) from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, no TOML, nested without end
+        raise UsageError(what, expected="TOML", got=error) from None

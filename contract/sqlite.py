@@ -31,7 +31,9 @@ from urllib.parse import quote
 from contract.errors import InUseError, StoreError, UsageError
 from contract.files import lock
 
-__all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "bring_up", "is_taken", "read_only", "typed"]
+__all__ = [
+    "FIRST_VERSION", "Database", "Kind", "Watch", "as_written", "beside", "bring_up", "is_taken", "read_only", "typed",
+]  # fmt: skip
 
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
 _HEADER = b"SQLite format 3\x00"
@@ -103,6 +105,20 @@ def typed(row: tuple[Any, ...], *kinds: type) -> tuple[Any, ...]:
         if type(value) is not kind:
             raise TypeError(f"{type(value).__name__} where {kind.__name__} belongs")
     return row
+
+
+@contextlib.contextmanager
+def as_written(path: str | os.PathLike[str], kind: Kind) -> Iterator[None]:
+    """Values that no program of ours has written become a `StoreError`."""
+    try:
+        yield
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise _strange(path, kind, error) from None
+
+
+def _strange(path: str | os.PathLike[str], kind: Kind, error: Exception) -> StoreError:
+    what, expected = f"{kind.name} {os.fspath(path)}", f"a {kind.name} as it was written"
+    return StoreError(what, expected=expected, got=error, hint=f"another {kind.option}")
 
 
 def _of_another_version(what: str, kind: Kind, application: int, version: int) -> UsageError:
@@ -278,6 +294,12 @@ class Database:
             raise self._refused(error) from None
 
     @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """As `guard`; and values that no program of ours has written become a `StoreError`, too."""
+        with self.guard(), as_written(self.path, self._kind):
+            yield
+
+    @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """All of the block is on the disk when it ends, or none of it.
 
@@ -376,8 +398,7 @@ class Database:
 
     def _refused(self, error: Exception) -> StoreError:
         if _is_strange(error):
-            what, expected = f"{self._kind.name} {self.path}", f"a {self._kind.name} as it was written"
-            return StoreError(what, expected=expected, got=error, hint=f"another {self._kind.option}")
+            return _strange(self.path, self._kind, error)
         return StoreError(
             f"{self._kind.name} {self.path}",
             expected="a disk that takes it",

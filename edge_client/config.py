@@ -14,14 +14,13 @@ device that does something else than its owner thinks.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from contract.errors import UsageError, near_names
+from contract.files import read_toml
 from contract.tokens import read_token
 from contract.topics import check_device, check_id
 from contract.verbosity import check_loudness
@@ -105,12 +104,7 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
 
 
 def _read_toml(file: str) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config {file}", expected="a TOML file", got=error.strerror) from None
-    except ValueError as error:
-        raise UsageError(f"--config {file}", expected="TOML", got=error) from None
+    values = read_toml(file, f"--config {file}")
     known = ClientConfig.__struct_fields__
     for name in values:
         if name not in known:

@@ -18,14 +18,13 @@ by what stands in the file, and cannot change it. What has left so far is in the
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
 
 from contract.errors import UsageError, near_names
+from contract.files import read_toml
 from contract.messages import MAX_ROUND, Announcement, Encoding
 from contract.methods import METHODS
 from contract.statistics import Statistic
@@ -111,12 +110,7 @@ def read_policy(file: str) -> Policy:
         UsageError: it cannot be read, a key or a name in it is unknown, a value is of the wrong kind or out of range.
     """
     where = f"--policy {file}"
-    try:
-        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(where, expected="a TOML file", got=error.strerror) from None
-    except ValueError as error:
-        raise UsageError(where, expected="TOML", got=error) from None
+    values = read_toml(file, where)
     known = Policy.__struct_fields__
     for name in values:
         if name not in known:

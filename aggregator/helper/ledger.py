@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from contract.batches import breach, refined
 from contract.errors import UsageError, WireError
-from contract.sqlite import Database, Kind
+from contract.sqlite import Database, Kind, typed
 
 __all__ = ["KEPT_SUMS", "KIND", "Ledger", "Share"]
 
@@ -79,15 +79,15 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str], *, fleet: str, key: bytes) -> None:
         self._file = Database(path, KIND)
-        self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
+        self._db, self._disk, self._transaction = self._file.connection, self._file.reading, self._file.transaction
         try:
             self._claim({"fleet": fleet.encode(), "key": key})
             with self._disk():
-                rows = self._db.execute("SELECT device, block FROM block").fetchall()
+                rows = [typed(row, str, int) for row in self._db.execute("SELECT device, block FROM block")]
         except BaseException:
             self._file.close()
             raise
-        self._blocks = {str(device): int(block) for device, block in rows}
+        self._blocks = dict(rows)
 
     def __enter__(self) -> Ledger:
         return self
@@ -113,7 +113,7 @@ class Ledger:
         """What was told of a set; None where that is kept no longer, or it was not opened."""
         with self._disk():
             row = self._db.execute("SELECT sum FROM opened WHERE digest = ?", (digest,)).fetchone()
-        return None if row is None or row[0] is None else np.frombuffer(bytes(row[0]), "<u8")
+            return None if row is None or row[0] is None else np.frombuffer(*typed(row, bytes), "<u8")
 
     def why_used(self, share: Share) -> str:
         """Why a share may not be opened; empty where it may."""
@@ -123,9 +123,10 @@ class Ledger:
                 "SELECT digest FROM share WHERE (run = ? AND round = ? AND method = ? AND device = ?) OR digest = ?",
                 (*key, share.digest),
             ).fetchone()
+            (found,) = (b"",) if row is None else typed(row, bytes)
         if row is None:
             return ""
-        if bytes(row[0]) == share.digest:
+        if found == share.digest:
             return "this share was opened before, in another set"
         return f"another share of it was opened for round {share.round} of this run"
 
@@ -167,7 +168,8 @@ class Ledger:
 
     def _claim(self, owner: Mapping[str, bytes]) -> None:
         with self._disk():
-            found = {str(n): bytes(v) for n, v in self._db.execute("SELECT name, value FROM meta").fetchall()}
+            rows = self._db.execute("SELECT name, value FROM meta").fetchall()
+            found = dict(typed(row, str, bytes) for row in rows)
         if not found:
             with self._transaction() as db:
                 db.executemany("INSERT INTO meta VALUES (?, ?)", list(owner.items()))
