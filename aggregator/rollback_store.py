@@ -70,6 +70,7 @@ class RollbackTables:
 
 def keep_former(db: sqlite3.Connection, round: int) -> None:
     """Part of the transaction that closes a round, before its result is written: the state that it began with."""
+    db.execute("DELETE FROM former WHERE round >= ?", (round,))  # which nothing but damage leaves there
     db.execute(
         "INSERT INTO former SELECT ?, part, payload FROM global WHERE version = (SELECT max(version) FROM global)",
         (round,),

@@ -42,8 +42,9 @@ from aggregator.rollback_store import RollbackTables, keep_former
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
+from contract import sqlite
 from contract.accuracy import SHARES, Accuracy
-from contract.errors import StoreError, UsageError
+from contract.errors import UsageError
 from contract.messages import MAX_ROUND, Contribution, GlobalPart
 from contract.sqlite import Database
 from contract.state import GlobalCollector, GlobalState
@@ -469,13 +470,8 @@ class SqliteStore:
 @contextmanager
 def as_written(path: str | os.PathLike[str]) -> Iterator[None]:
     """What no aggregator has written into a store's tables becomes a `StoreError`."""
-    try:
+    with sqlite.as_written(path, KIND):
         yield
-    except (KeyError, TypeError, ValueError, ArithmeticError, AssertionError) as error:  # one of these is `WireError`
-        raise StoreError(
-            f"store {os.fspath(path)}", expected="what an aggregator writes", got=f"{type(error).__name__}: {error}",
-            hint="another --store",
-        ) from None  # fmt: skip
 
 
 def contributions(db: sqlite3.Connection, round: int, method: str) -> Iterator[tuple[str, bytes]]:

@@ -52,6 +52,7 @@ class Kind:
         application_id: 4 letters as a number.
         steps: SQL scripts; see this file's beginning. None of them is ever changed once released.
         pragmas: SQLite's settings of a connection, or, like the page size, of a new file.
+        writer: who writes it, in words.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Kind:
     application_id: int
     steps: tuple[str, ...]
     pragmas: Mapping[str, int] = field(default_factory=dict)
+    writer: str = "a device"
 
     @property
     def version(self) -> int:
@@ -112,13 +114,11 @@ def as_written(path: str | os.PathLike[str], kind: Kind) -> Iterator[None]:
     """Values that no program of ours has written become a `StoreError`."""
     try:
         yield
-    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
-        raise _strange(path, kind, error) from None
-
-
-def _strange(path: str | os.PathLike[str], kind: Kind, error: Exception) -> StoreError:
-    what, expected = f"{kind.name} {os.fspath(path)}", f"a {kind.name} as it was written"
-    return StoreError(what, expected=expected, got=error, hint=f"another {kind.option}")
+    except (KeyError, TypeError, ValueError, ArithmeticError, AssertionError) as error:  # one of these is `WireError`
+        raise StoreError(
+            f"{kind.name} {os.fspath(path)}", expected=f"what {kind.writer} writes",
+            got=f"{type(error).__name__}: {error}", hint=f"another {kind.option}",
+        ) from None  # fmt: skip
 
 
 def _of_another_version(what: str, kind: Kind, application: int, version: int) -> UsageError:
@@ -398,7 +398,8 @@ class Database:
 
     def _refused(self, error: Exception) -> StoreError:
         if _is_strange(error):
-            return _strange(self.path, self._kind, error)
+            what, expected = f"{self._kind.name} {self.path}", f"a {self._kind.name} as it was written"
+            return StoreError(what, expected=expected, got=error, hint=f"another {self._kind.option}")
         return StoreError(
             f"{self._kind.name} {self.path}",
             expected="a disk that takes it",

@@ -44,6 +44,7 @@ KIND = Kind(
     application_id=0x5046484C,  # "PFHL"
     steps=(_VERSION_2,),
     pragmas={"secure_delete": 1},
+    writer="a helper",
 )
 
 Words = NDArray[np.uint64]
@@ -113,7 +114,7 @@ class Ledger:
         """What was told of a set; None where that is kept no longer, or it was not opened."""
         with self._disk():
             row = self._db.execute("SELECT sum FROM opened WHERE digest = ?", (digest,)).fetchone()
-            return None if row is None or row[0] is None else np.frombuffer(*typed(row, bytes), "<u8")
+            return None if row is None or row[0] is None else np.frombuffer(bytes(typed(row, bytes)[0]), "<u8")
 
     def why_used(self, share: Share) -> str:
         """Why a share may not be opened; empty where it may."""
