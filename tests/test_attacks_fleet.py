@@ -188,6 +188,7 @@ class Faults(RuleBasedStateMachine):
         """A round that is done is never done again: without its contribution it would be lost."""
         for device in self.devices.values():
             waits = {pending.key for pending in device.journal.pending()}
+            assert len(device.outbox) == len(waits), "something is sent for ever, or never"
             for key in device.done - waits:
                 assert device.journal.outcome(key) is not None, "done, and nothing was kept to send"
 
@@ -253,6 +254,20 @@ class Faults(RuleBasedStateMachine):
         for device in self.devices.values():
             outcomes = device.journal.outcomes()
             assert outcomes["sent"] == sum(outcomes[name] for name in FINAL)
+        self._everyone_knows_after_a_restart()
+
+    def _everyone_knows_after_a_restart(self) -> None:
+        """What is retained tells a device that took part that the run is over; one that did not waits for another."""
+        assert self.server is not None
+        for name in DEVICES:
+            self.kill_device(name, True)
+            self.start_device(name)
+        self.everyone_is_connected()
+        for _ in range(3):
+            self.a_good_moment()
+        for device in self.devices.values():
+            took_part = any(run == self.server.core.run for run, _, _ in device.done)
+            assert (device.follower.finished, device.follower.stale) == (took_part, not took_part)
 
     def a_good_moment(self) -> None:
         """Everyone who runs does one thing, all messages arrive, and a second passes."""

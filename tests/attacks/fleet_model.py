@@ -46,7 +46,7 @@ from edge_client.trusted import Trust
 
 __all__ = ["FLEET", "MANIFEST", "ROUNDS", "Clock", "DeviceProcess", "ServerProcess", "statistic_of"]
 
-FLEET, CLASSES, WIDTH = "fleet", 3, 20  # sums of this width take several chunks
+FLEET, CLASSES, WIDTH = "fleet", 6, 44  # class means take three chunks, sums nine, a global state two parts
 ROUNDS = 5
 SETTINGS = Settings(
     rounds=ROUNDS - 1,
@@ -56,7 +56,7 @@ SETTINGS = Settings(
     max_share=1.0,
     policy=Policy(min_clients=2, deadline_s=30),
 )
-MANIFEST = manifest(width=WIDTH)
+MANIFEST = manifest(classes=CLASSES, width=WIDTH)
 
 
 class Clock:

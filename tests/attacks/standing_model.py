@@ -42,7 +42,7 @@ from edge_client.standing_sums import StandingSums
 __all__ = ["STANDING", "PhotoDevice", "StandingServer", "Withdrawal", "give_order", "photos", "sums_of"]
 
 WIDTH = 4
-STANDING = manifest(width=WIDTH, name="ncm")
+STANDING = manifest(classes=CLASSES, width=WIDTH, name="ncm")
 _ALL = np.random.default_rng(1).integers(1, 255, (8, 2, 2, 1), np.uint8)
 
 
