@@ -33,7 +33,7 @@ from aggregator.shares import ShareTerms
 from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
-from aggregator.store import Store
+from aggregator.store import Store, as_written
 from aggregator.validation import Terms, check_content
 from contract.blinding import SCALE_BITS, share_words, statistic_of
 from contract.bundle import Manifest
@@ -80,7 +80,19 @@ class BlindedCoordinator(Coordinator):
         self._set, self._by_order = BlindedSet(store.blinded, store.run), False
         self._left_out: dict[str, str] = {}
         if self._set.asked is not None:
+            with as_written(self._tables.path):
+                self._check_asked(self._set.asked)
             self.rounds.hold()
+
+    def _check_asked(self, asked: AskedSet) -> None:
+        """That the set is of the round that is open.
+
+        Raises:
+            ValueError: somebody has changed one of both.
+        """
+        rounds = self.rounds
+        if rounds.phase != "open" or (asked.round, asked.method) != (rounds.number, rounds.method):
+            raise ValueError(f"a set of round {asked.round} ({asked.method}), which is not open")
 
     # ── the helper ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -196,11 +208,12 @@ class BlindedCoordinator(Coordinator):
         if len(total) != expected:
             raise WireError("the helper's sum", expected=f"{expected} words", got=len(total))
         inside, names = set(asked.devices), self._store.record(asked.round).uplink_bytes
-        for device, payload in zip(names, self._store.contributions(asked.round, asked.method), strict=True):
-            if device in inside:
-                share = held_by(payload).share
-                assert share is not None
-                np.add(total, share, out=total)
+        with as_written(self._tables.path):
+            for device, payload in zip(names, self._store.contributions(asked.round, asked.method), strict=True):
+                if device in inside:
+                    share = held_by(payload).share
+                    assert share is not None
+                    np.add(total, share, out=total)
         statistic = statistic_of(found.statistic, classes, width, total)
         message = Contribution.of(
             statistic,

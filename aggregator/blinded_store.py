@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from aggregator.forgotten_classes import held_by
 from aggregator.rounds import Rounds
 from contract.errors import UsageError
-from contract.sqlite import Database
+from contract.sqlite import Database, typed
 
 __all__ = ["AskedSet", "BlindedTables"]
 
@@ -42,7 +42,7 @@ class BlindedTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
-        self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
+        self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
 
     def keep_seeds(self, seeds: Iterable[tuple[int, str, bytes]]) -> None:
         """Part of the transaction that commits contributions: round, device and signed seed of each."""
@@ -56,8 +56,8 @@ class BlindedTables:
                 " AND c.device = s.device WHERE s.round = ? ORDER BY s.device",
                 (round,),
             ).fetchall()
-        wanted = set(devices)
-        return {str(device): bytes(seed) for device, seed in rows if device in wanted}
+            found = dict(typed(row, str, bytes) for row in rows)
+        return {device: found[device] for device in sorted(found.keys() & set(devices))}
 
     def holds_shares(self, round: int) -> bool:
         """Whether a contribution to a round that is held is a share."""
@@ -78,10 +78,11 @@ class BlindedTables:
         """The set that the helper was asked for and has not answered."""
         with self._disk():
             row = self._db.execute("SELECT round, method, digest, devices, since FROM blinded_set").fetchone()
-        if row is None:
-            return None
-        round, method, digest, devices, since = row
-        return AskedSet(int(round), str(method), bytes(digest), tuple(json.loads(devices)), float(since))
+            if row is None:
+                return None
+            round, method, digest, devices, since = typed(row, int, str, bytes, str, float)
+            named = json.loads(devices)
+            return AskedSet(round, method, digest, typed(tuple(named), *[str] * len(named)), since)
 
     def ask(self, asked: AskedSet) -> None:
         """From now on the helper is asked for this set, and for no other."""

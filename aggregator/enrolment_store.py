@@ -10,7 +10,8 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from contract.sqlite import Database
+from contract.envelopes import KEY_BYTES
+from contract.sqlite import Database, typed
 from contract.topics import AGGREGATOR
 
 __all__ = ["EnrolmentTables", "Intruder", "intruders_in", "keys_in"]
@@ -42,7 +43,7 @@ class EnrolmentTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
-        self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
+        self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
 
     def keys(self) -> dict[str, bytes | None]:
         """The public key of each device that was ever enrolled; None where it was revoked."""
@@ -53,7 +54,7 @@ class EnrolmentTables:
         """The key of a device's invitation, and until when it holds; None where none is out."""
         with self._disk():
             row = self._db.execute("SELECT key, expires FROM invitation WHERE device = ?", (device,)).fetchone()
-        return None if row is None else (memoryview(row[0]).tobytes(), float(row[1]))
+            return None if row is None else (_key(row[0]), float(row[1]))
 
     def invite(self, device: str, key: bytes, expires: float) -> None:
         """An invitation is out, in place of an earlier one of this device."""
@@ -119,7 +120,19 @@ def _unmark(db: sqlite3.Connection, device: str) -> None:
 def keys_in(db: sqlite3.Connection) -> dict[str, bytes | None]:
     """By device, from an open store; None for a key that was revoked."""
     rows = db.execute("SELECT device, key FROM device_key").fetchall()
-    return {str(device): None if key is None else memoryview(key).tobytes() for device, key in rows}
+    return {str(device): None if key is None else _key(key) for device, key in rows}
+
+
+def _key(value: object) -> bytes:
+    """A public key.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    (key,) = typed((value,), bytes)
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{len(key)} bytes where a key of {KEY_BYTES} belongs")
+    return bytes(key)
 
 
 def intruders_in(db: sqlite3.Connection) -> list[Intruder]:

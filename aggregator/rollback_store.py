@@ -21,23 +21,23 @@ class RollbackTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
-        self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
+        self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
 
     def kept(self) -> list[int]:
         """The rounds whose state before is kept, rising."""
         with self._disk():
             rows = self._db.execute("SELECT DISTINCT round FROM former ORDER BY round").fetchall()
-        return [int(round) for (round,) in rows]
+            return [int(round) for (round,) in rows]
 
     def before(self, round: int, run: bytes) -> GlobalState:
         """The state that a round began with, of those that are kept."""
         with self._disk():
             rows = self._db.execute("SELECT payload FROM former WHERE round = ? ORDER BY part", (round,)).fetchall()
-        collector, state = GlobalCollector(), GlobalState(run, 0, 0)
-        for (payload,) in rows:
-            part = decode(payload) if payload else None
-            found = collector.add(part) if isinstance(part, GlobalPart) else None
-            state = state if found is None else replace(found, run=run)
+            collector, state = GlobalCollector(), GlobalState(run, 0, 0)
+            for (payload,) in rows:
+                part = decode(payload) if payload else None
+                found = collector.add(part) if isinstance(part, GlobalPart) else None
+                state = state if found is None else replace(found, run=run)
         return state
 
     def take_back(
@@ -70,6 +70,7 @@ class RollbackTables:
 
 def keep_former(db: sqlite3.Connection, round: int) -> None:
     """Part of the transaction that closes a round, before its result is written: the state that it began with."""
+    db.execute("DELETE FROM former WHERE round >= ?", (round,))  # which nothing but damage leaves there
     db.execute(
         "INSERT INTO former SELECT ?, part, payload FROM global WHERE version = (SELECT max(version) FROM global)",
         (round,),

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from contract.sqlite import Database
+from contract.sqlite import Database, typed
 
 if TYPE_CHECKING:
     from aggregator.store import Tally
@@ -118,7 +118,7 @@ class StandingTables:
 
     def __init__(self, file: Database) -> None:
         self.path = file.path
-        self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
+        self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
         self._to_erase = False
         self.taken_out = 0  # how often a device or a class was, since this was opened
 
@@ -126,7 +126,7 @@ class StandingTables:
         """A setting that is kept; None where it was never set."""
         with self._disk():
             row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-        return None if row is None else row[0] if isinstance(row[0], str) else memoryview(row[0]).tobytes().decode()
+            return None if row is None else row[0] if isinstance(row[0], str) else memoryview(row[0]).tobytes().decode()
 
     def set_meta(self, name: str, value: str) -> None:
         with self._transaction() as db:
@@ -136,7 +136,7 @@ class StandingTables:
         """By device, also of those that were taken out."""
         with self._disk():
             rows = self._db.execute("SELECT device, generation FROM standing").fetchall()
-        return {device: int(generation) for device, generation in rows}
+            return dict(typed(row, str, int) for row in rows)
 
     def payloads(self) -> Iterator[tuple[str, bytes]]:
         """What stands, ordered by device, one at a time."""
@@ -154,7 +154,7 @@ class StandingTables:
         """What stands of a device."""
         with self._disk():
             row = self._db.execute("SELECT payload FROM standing WHERE device = ?", (device,)).fetchone()
-        return None if row is None or row[0] is None else bytes(row[0])
+            return None if row is None or row[0] is None else bytes(typed(row, bytes)[0])
 
     def commit(self, newer: Sequence[Stands], tally: Tally, at: float, taken: Taken | None = None) -> None:
         """Make a batch durable: what takes the place of what, and counters; or none of it. A device that is withdrawn

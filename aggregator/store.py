@@ -42,8 +42,9 @@ from aggregator.rollback_store import RollbackTables, keep_former
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
+from contract import sqlite
 from contract.accuracy import SHARES, Accuracy
-from contract.errors import StoreError, UsageError
+from contract.errors import UsageError
 from contract.messages import MAX_ROUND, Contribution, GlobalPart
 from contract.sqlite import Database
 from contract.state import GlobalCollector, GlobalState
@@ -194,7 +195,7 @@ class SqliteStore:
         self.rollouts, self.blinded = RolloutTables(self._file), BlindedTables(self._file)
         self.enrolment, self.fleet = EnrolmentTables(self._file), fleet
         self.rollback = RollbackTables(self._file)
-        self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
+        self._db, self._disk, self._transaction = self._file.connection, self._file.reading, self._file.transaction
         try:
             with as_written(self._file.path):
                 self._claim({"bundle": bundle, "fleet": fleet.encode()}, extends)
@@ -361,7 +362,7 @@ class SqliteStore:
             count, received = self._db.execute(
                 "SELECT count(*), coalesce(sum(received_bytes), 0) FROM contribution WHERE round <= ?", (up_to,)
             ).fetchone()
-        return int(count), int(received)
+            return int(count), int(received)
 
     def rounds(self, *, after: int = 0) -> list[RoundRecord]:
         """Every round that was opened, in order; of those with a number above `after`."""
@@ -398,18 +399,19 @@ class SqliteStore:
         """The devices whose contribution to `round` was rejected."""
         with self._disk():
             rows = self._db.execute("SELECT device FROM refusal WHERE round = ? ORDER BY device", (round,)).fetchall()
-        return [device for (device,) in rows]
+        return [str(device) for (device,) in rows]
 
     def tallies(self) -> dict[tuple[int, str], int]:
         """Messages by round and outcome; round 0 where they belong to none."""
         with self._disk():
             rows = self._db.execute("SELECT round, outcome, messages FROM tally").fetchall()
-        return {(round, outcome): messages for round, outcome, messages in rows}
+            return {(int(round), str(outcome)): int(messages) for round, outcome, messages in rows}
 
     def unassigned(self) -> dict[str, int]:
         """Messages by outcome that belong to no round of this run."""
         with self._disk():
-            return dict(self._db.execute("SELECT outcome, messages FROM tally WHERE round = 0").fetchall())
+            rows = self._db.execute("SELECT outcome, messages FROM tally WHERE round = 0").fetchall()
+            return {str(outcome): int(messages) for outcome, messages in rows}
 
     def _drop_old(self, closed: int) -> None:
         """Part of the transaction that closes a round."""
@@ -468,13 +470,8 @@ class SqliteStore:
 @contextmanager
 def as_written(path: str | os.PathLike[str]) -> Iterator[None]:
     """What no aggregator has written into a store's tables becomes a `StoreError`."""
-    try:
+    with sqlite.as_written(path, KIND):
         yield
-    except (KeyError, TypeError, ValueError, ArithmeticError, AssertionError) as error:  # one of these is `WireError`
-        raise StoreError(
-            f"store {os.fspath(path)}", expected="what an aggregator writes", got=f"{type(error).__name__}: {error}",
-            hint="another --store",
-        ) from None  # fmt: skip
 
 
 def contributions(db: sqlite3.Connection, round: int, method: str) -> Iterator[tuple[str, bytes]]:

@@ -92,6 +92,7 @@ KIND = Kind(
     application_id=0x50464147,  # "PFAG"
     steps=(_VERSION_2, _VERSION_3),
     pragmas={"page_size": PAGE_BYTES, "journal_size_limit": 64 << 20, "secure_delete": 1},  # see docs/decisions/118
+    writer="an aggregator",
 )
 
 

@@ -1,10 +1,11 @@
 """Coverage-guided fuzzing of what others can send or leave on a disk: `tests/attacks`, under atheris (extra `fuzz`).
 
-    python benchmarks/fuzz.py [--target wire] [--runs 100000] [--seconds 60] [--seed 1] [--work DIR]
+    python benchmarks/fuzz.py [--target wire] [--runs 100000] [--seconds 60] [--total 10000000] [--seed 1] [--work DIR]
 
 Each target begins with its seeds and with what is kept in `tests/attacks/corpus`, and goes on for `--runs` executions,
-or `--seconds`, in a process of its own. Prints a line for each: executions, how many edges of our own code were
-reached, inputs that reached something new, crashes. An input that breaks a promise is left in `--work`; mend what it
+or `--seconds`, in processes of its own. Where these are fewer than `--total` in all, the quickest goes on for the rest.
+Prints a line for each: executions, how many edges of our own code were reached, inputs that reached something new,
+crashes. An input that breaks a promise is left in `--work`; mend what it
 shows, and keep it as `tests/attacks/corpus/TARGET/crash-WHAT`. `--keep` adds to that folder the smallest inputs that
 reached something new. Exit code 1 when anything crashed.
 """
@@ -32,7 +33,8 @@ from attacks.registry import CORPUS, TARGETS, load  # noqa: E402
 RUNNER = ROOT / "tests" / "attacks" / "run_target.py"
 RSS_MB, EACH_S = 2048, 10  # of the process; of one input
 KEPT = 30  # inputs that `--keep` takes of a target
-PROCESS_RUNS = 150_000  # atheris 3.0 itself loses memory, 10 kB an input where it traces comparisons of arrays
+PROCESS_RUNS = 150_000  # then another one goes on: atheris 3.0 loses up to 10 kB an input where arrays are compared
+LATER = 10_000  # further seeds: those of the processes that go on for the rest
 _STATUS = re.compile(r"#(\d+)\s+\w+\s+(?:cov: (\d+) )?.*?corp: (\d+)/")
 _DONE = re.compile(r"stat::number_of_executed_units:\s+(\d+)")
 
@@ -137,6 +139,7 @@ def main() -> int:
     parser.add_argument("--target", choices=TARGETS, action="append", help="one of them; all when none is named")
     parser.add_argument("--runs", type=int, default=0, help="executions of each target; 100,000 without --seconds")
     parser.add_argument("--seconds", type=int, default=0, help="for each target")
+    parser.add_argument("--total", type=int, default=0, help="executions of all targets together, at least")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, help="keeps what was found and each crash; a folder of /tmp otherwise")
     parser.add_argument("--keep", action="store_true", help="take the smallest of what was found into tests/attacks")
@@ -146,18 +149,27 @@ def main() -> int:
         return 2
     work = given.work or Path(tempfile.mkdtemp(prefix="pf-fuzz-"))
     runs = given.runs or (0 if given.seconds else 100_000)
-    crashes = 0
-    for name in given.target or TARGETS:
+    total, crashes, rates = 0, 0, dict[str, float]()
+
+    def one(name: str, *, runs: int, seconds: int, seed: int) -> None:
+        nonlocal total, crashes
         began_s = time.monotonic()
-        told = fuzz(name, work, runs=runs, seconds=given.seconds, seed=given.seed)
-        crashes += told.crashes
+        told = fuzz(name, work, runs=runs, seconds=seconds, seed=seed)
+        took_s = time.monotonic() - began_s
+        total, crashes, rates[name] = total + told.runs, crashes + told.crashes, told.runs / took_s
         print(
             f"{name}: {told.runs:,} executions, {told.edges:,} edges, {told.inputs:,} inputs, {told.crashes} crashes, "
-            f"seed {given.seed}, {time.monotonic() - began_s:.0f} s",
+            f"seed {seed}, {took_s:.0f} s",
             flush=True,
         )
+
+    for name in given.target or TARGETS:
+        one(name, runs=runs, seconds=given.seconds, seed=given.seed)
         if given.keep:
             print(f"{name}: {keep(name, work)} inputs kept in tests/attacks/corpus/{name}", flush=True)
+    if total < given.total:
+        one(max(rates, key=lambda name: rates[name]), runs=given.total - total, seconds=0, seed=given.seed + LATER)
+    print(f"{total:,} executions in all")
     if crashes:
         print(f"crashes, with what each raised in TARGET/log: {work}")
     return 1 if crashes else 0

@@ -10,7 +10,7 @@ name (a symbolic link, a hard link) leads to the same lock.
 
 `own_directory` makes a directory that its owner alone may enter.
 
-`read_toml` reads what a user wrote.
+`read_toml` reads what a person wrote, or says in one line why it is none.
 """
 
 from __future__ import annotations
@@ -161,5 +161,5 @@ def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(what, expected="a TOML file", got=error.strerror) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, no TOML, nested without end
         raise UsageError(what, expected="TOML", got=error) from None

@@ -78,6 +78,7 @@ MAX_ROUND = 2**32 - 1
 MAX_CHUNKS = 65_535
 MAX_TEXT = 200
 MAX_ENTRIES = 32
+MAX_NAME = 64  # characters of an entry's
 MAX_VERSION = 64  # characters of an entry among the versions of a status
 MAX_KIND = 32
 MAX_BUNDLES = 256
@@ -585,4 +586,4 @@ def _text(value: str, what: str, limit: int) -> None:
 def _entries(entries: Mapping[str, object], what: str, valid: Callable[[object], bool]) -> None:
     _require(len(entries) <= MAX_ENTRIES, what, f"at most {MAX_ENTRIES} entries", len(entries))
     for name, value in entries.items():
-        _require(1 <= len(name) <= 64 and valid(value), what, "short names and plain values", name[:64])
+        _require(1 <= len(name) <= MAX_NAME and valid(value), what, "short names and plain values", name[:MAX_NAME])

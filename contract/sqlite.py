@@ -31,7 +31,9 @@ from urllib.parse import quote
 from contract.errors import InUseError, StoreError, UsageError
 from contract.files import lock
 
-__all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "bring_up", "is_taken", "read_only", "typed"]
+__all__ = [
+    "FIRST_VERSION", "Database", "Kind", "Watch", "as_written", "beside", "bring_up", "is_taken", "read_only", "typed",
+]  # fmt: skip
 
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
 _HEADER = b"SQLite format 3\x00"
@@ -50,6 +52,7 @@ class Kind:
         application_id: 4 letters as a number.
         steps: SQL scripts; see this file's beginning. None of them is ever changed once released.
         pragmas: SQLite's settings of a connection, or, like the page size, of a new file.
+        writer: who writes it, in words.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Kind:
     application_id: int
     steps: tuple[str, ...]
     pragmas: Mapping[str, int] = field(default_factory=dict)
+    writer: str = "a device"
 
     @property
     def version(self) -> int:
@@ -103,6 +107,18 @@ def typed(row: tuple[Any, ...], *kinds: type) -> tuple[Any, ...]:
         if type(value) is not kind:
             raise TypeError(f"{type(value).__name__} where {kind.__name__} belongs")
     return row
+
+
+@contextlib.contextmanager
+def as_written(path: str | os.PathLike[str], kind: Kind) -> Iterator[None]:
+    """Values that no program of ours has written become a `StoreError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, ArithmeticError, AssertionError) as error:  # one of these is `WireError`
+        raise StoreError(
+            f"{kind.name} {os.fspath(path)}", expected=f"what {kind.writer} writes",
+            got=f"{type(error).__name__}: {error}", hint=f"another {kind.option}",
+        ) from None  # fmt: skip
 
 
 def _of_another_version(what: str, kind: Kind, application: int, version: int) -> UsageError:
@@ -276,6 +292,12 @@ class Database:
             if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
                 raise
             raise self._refused(error) from None
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """As `guard`; and values that no program of ours has written become a `StoreError`, too."""
+        with self.guard(), as_written(self.path, self._kind):
+            yield
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

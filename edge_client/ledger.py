@@ -14,6 +14,7 @@ that is restored from an older copy does not take the ledger back with it. What 
 from __future__ import annotations
 
 import hashlib
+import math
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from contract.files import own_directory
-from contract.sqlite import Database, Kind, read_only
+from contract.sqlite import Database, Kind, as_written, read_only, typed
 from edge_client.elapsed import Moment, passed_s
 
 __all__ = ["FILE", "KIND", "Cost", "Entry", "Ledger", "Spent", "Terms", "What", "digest_of", "read_ledger"]
@@ -49,6 +50,7 @@ KIND = Kind(
 What = Literal["round", "standing", "sat-out", "figures", "unknown"]
 _Key = tuple[bytes, int, str]
 _COUNTED: tuple[What, ...] = ("round", "standing")  # that a rate is of
+_KINDS = (str, str, bytes, int, str, str, str, int, int, bytes)  # of an entry before its costs
 _COLUMNS = (
     "what, fleet, run, round, method, statistic, encoding, min_samples, payload_bytes, digest, add_remove, replace"
 )
@@ -155,7 +157,7 @@ class Ledger:
         Raises:
             StoreError: the disk refused; then nothing may be sent.
         """
-        with self._file.transaction() as db:
+        with self._file.reading(), self._file.transaction() as db:
             counted_s, latest_s = self._counted(now)
             new = _insert(db, entry, now.wall_s, counted_s)
             mark = (counted_s, now.boot, now.uptime_s, max(now.wall_s, latest_s))
@@ -168,7 +170,9 @@ class Ledger:
         Raises:
             StoreError: the disk refused.
         """
-        if _terms(self._db) != terms:
+        with self._file.reading():
+            known = _terms(self._db)
+        if known != terms:
             row = (terms.epsilon, terms.delta, terms.neighbours)
             with self._file.transaction() as db:
                 db.execute("INSERT OR REPLACE INTO terms VALUES (1, ?, ?, ?)", row)
@@ -180,7 +184,7 @@ class Ledger:
             StoreError: the disk refused.
         """
         found = 0
-        with self._file.transaction() as db:
+        with self._file.reading(), self._file.transaction() as db:
             counted_s, _ = self._counted(now)
             for run, number, method in keys:
                 query = "SELECT 1 FROM release WHERE fleet = ? AND run = ? AND round = ? AND method = ?"
@@ -192,37 +196,37 @@ class Ledger:
 
     def newest(self, fleet: str, run: bytes, round: int, method: str) -> Entry | None:
         """The newest release for this round of a fleet; None where there is none."""
-        with self._file.guard():
+        with self._file.reading():
             row = self._db.execute(
                 f"SELECT {_COLUMNS}, at FROM release WHERE fleet = ? AND run = ? AND round = ? AND method = ?"
                 " ORDER BY id DESC LIMIT 1",
                 (fleet, run, round, method),
             ).fetchone()
-        return None if row is None else _entry(row)
+            return None if row is None else _entry(row)
 
     def spent(self) -> Spent:
         """What all releases so far come to."""
-        with self._file.guard():
+        with self._file.reading():
             return _spent(self._db)
 
     def free_in_s(self, most: int, window_s: float, now: Moment) -> float:
         """Seconds until another contribution may be made where a window holds so many; 0 where it may be now."""
-        with self._file.guard():
+        with self._file.reading():
             counted_s, _ = self._counted(now)
             names = ", ".join("?" for _ in _COUNTED)
             row = self._db.execute(
                 f"SELECT counted_s FROM release WHERE what IN ({names}) ORDER BY counted_s DESC LIMIT 1 OFFSET ?",
                 (*_COUNTED, most - 1),
             ).fetchone()
-        return 0.0 if row is None else max(0.0, float(row[0]) + window_s - counted_s)
+            return 0.0 if row is None else max(0.0, _finite(row[0]) + window_s - counted_s)
 
     def _counted(self, now: Moment) -> tuple[float, float]:
         """Seconds that have passed since the ledger was made, and the latest wall clock that was seen."""
         row = self._db.execute("SELECT counted_s, boot, uptime_s, wall_s FROM clock").fetchone()
         if row is None:
             return 0.0, now.wall_s
-        counted_s, boot, uptime_s, latest_s = row
-        return float(counted_s) + passed_s(Moment(boot, uptime_s, latest_s), now), float(latest_s)
+        (boot,), (counted_s, uptime_s, latest_s) = typed(row[1:2], str), map(_finite, (row[0], *row[2:]))
+        return counted_s + passed_s(Moment(boot, uptime_s, latest_s), now), latest_s
 
 
 def read_ledger(path: Path) -> tuple[list[Entry], Spent, Terms]:
@@ -233,7 +237,7 @@ def read_ledger(path: Path) -> tuple[list[Entry], Spent, Terms]:
         StoreError: there is no such file, or it cannot be read.
         UsageError: it is another kind of file.
     """
-    with read_only(path, KIND) as db:
+    with read_only(path, KIND) as db, as_written(path, KIND):
         rows = db.execute(f"SELECT {_COLUMNS}, at FROM release ORDER BY id").fetchall()
         return [_entry(row) for row in rows], _spent(db), _terms(db)
 
@@ -250,15 +254,41 @@ def _insert(db: sqlite3.Connection, entry: Entry, at: float, counted_s: float) -
 
 def _terms(db: sqlite3.Connection) -> Terms:
     row = db.execute("SELECT epsilon, delta, neighbours FROM terms").fetchone()
-    return Terms() if row is None else Terms(*row)
+    if row is None:
+        return Terms()
+    epsilon, delta = (None if value is None else _finite(value) for value in row[:2])
+    return Terms(epsilon, delta, *typed(row[2:], str))
 
 
 def _entry(row: tuple[Any, ...]) -> Entry:
-    fields, (add_remove, replaced, at) = row[:10], row[10:]
-    return Entry(*fields, Cost(add_remove, replaced), at)  # type: ignore[call-arg]
+    fields, costs, at = typed(row[:10], *_KINDS), row[10:12], row[12]
+    return Entry(*fields, Cost(*(None if cost is None else _finite(cost) for cost in costs)), _finite(at))  # type: ignore[call-arg]
+
+
+def _finite(value: object) -> float:
+    """A number of a column of such.
+
+    Raises:
+        TypeError, ValueError: it is none, or below zero.
+    """
+    (number,) = typed((value,), float)
+    if not 0.0 <= number < math.inf:
+        raise ValueError(f"{number} where a finite number belongs")
+    return float(number)
 
 
 def _spent(db: sqlite3.Connection) -> Spent:
+    """What the costs come to.
+
+    Raises:
+        ValueError: one is none that was ever written: SQLite counts words as 0, and the sum would be too small.
+    """
+    (wrong,) = db.execute(
+        "SELECT count(*) FROM release WHERE typeof(add_remove) NOT IN ('real', 'null') OR add_remove < 0"
+        " OR typeof(replace) NOT IN ('real', 'null') OR replace < 0"
+    ).fetchone()
+    if wrong:
+        raise ValueError(f"{wrong} costs that are none")
     row = db.execute(
         "SELECT count(*), total(add_remove), total(replace), count(*) - count(add_remove), count(*) - count(replace)"
         " FROM release"

@@ -12,7 +12,9 @@ import random
 import shutil
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,30 +138,7 @@ class Faults(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 2**16), faulty=st.booleans())
     def a_while(self, seed: int, faulty: bool) -> None:
-        """Whoever runs does what there is to do, and messages move one by one, in an order that a number stands for;
-        where it is faulty some come twice, and some of those that may never come do not."""
-        rng = random.Random(seed)
-        for _ in range(30):
-            what = rng.random()
-            if what < 0.7:
-                self._move(rng, rng.choice(("once", "once", "twice", "never")) if faulty else "once")
-            elif what < 0.85:
-                self.step_device(rng.choice(DEVICES), None)
-            elif what < 0.95 and self.server is not None:
-                self.step_server(None)
-            else:
-                self.clock.now += 1.0
-
-    def _move(self, rng: random.Random, how: str) -> None:
-        both = [(link, up) for link in self.broker.links for up in (True, False)]
-        ways = [(link, topic, up) for link, up in both for topic in _topics(link, up)]
-        if not ways:
-            return
-        link, topic, up = rng.choice(ways)
-        if up:
-            self.broker.take(link, topic, drop=how == "never")
-        else:
-            self.broker.deliver(link, topic, twice=how == "twice", drop=how == "never")
+        moved_about(self, seed, faulty, DEVICES)
 
     @rule()
     def all_messages_move(self) -> None:
@@ -203,6 +182,15 @@ class Faults(RuleBasedStateMachine):
             if record.closed and (run, record.number) not in self.closed:
                 assert len(counted) >= 2
                 self.closed.add((run, record.number))
+
+    @invariant()
+    def what_a_device_has_done_waits_or_was_answered(self) -> None:
+        """A round that is done is never done again: without its contribution it would be lost."""
+        for device in self.devices.values():
+            waits = {pending.key for pending in device.journal.pending()}
+            assert len(device.outbox) == len(waits), "something is sent for ever, or never"
+            for key in device.done - waits:
+                assert device.journal.outcome(key) is not None, "done, and nothing was kept to send"
 
     @invariant()
     def what_a_device_believes_to_be_counted_is(self) -> None:
@@ -266,6 +254,20 @@ class Faults(RuleBasedStateMachine):
         for device in self.devices.values():
             outcomes = device.journal.outcomes()
             assert outcomes["sent"] == sum(outcomes[name] for name in FINAL)
+        self._everyone_knows_after_a_restart()
+
+    def _everyone_knows_after_a_restart(self) -> None:
+        """What is retained tells a device that took part that the run is over; one that did not waits for another."""
+        assert self.server is not None
+        for name in DEVICES:
+            self.kill_device(name, True)
+            self.start_device(name)
+        self.everyone_is_connected()
+        for _ in range(3):
+            self.a_good_moment()
+        for device in self.devices.values():
+            took_part = any(run == self.server.core.run for run, _, _ in device.done)
+            assert (device.follower.finished, device.follower.stale) == (took_part, not took_part)
 
     def a_good_moment(self) -> None:
         """Everyone who runs does one thing, all messages arrive, and a second passes."""
@@ -280,6 +282,34 @@ class Faults(RuleBasedStateMachine):
         server = self.server
         settled = all(not device.journal.pending() for device in self.devices.values())
         return settled and server is not None and server.core.rounds.phase == "finished"
+
+
+def moved_about(fleet: Any, seed: int, faulty: bool, devices: Sequence[str]) -> None:
+    """Whoever runs does what there is to do, and messages move one by one, in an order that a number stands for; where
+    it is faulty some come twice, and some of those that may never come do not."""
+    rng = random.Random(seed)
+    for _ in range(30):
+        what = rng.random()
+        if what < 0.7:
+            _move(fleet.broker, rng, rng.choice(("once", "once", "twice", "never")) if faulty else "once")
+        elif what < 0.85:
+            fleet.step_device(rng.choice(devices), None)
+        elif what < 0.95 and fleet.server is not None:
+            fleet.step_server(None)
+        else:
+            fleet.clock.now += 1.0
+
+
+def _move(broker: LossyBroker, rng: random.Random, how: str) -> None:
+    both = [(link, up) for link in broker.links for up in (True, False)]
+    ways = [(link, topic, up) for link, up in both for topic in _topics(link, up)]
+    if not ways:
+        return
+    link, topic, up = rng.choice(ways)
+    if up:
+        broker.take(link, topic, drop=how == "never")
+    else:
+        broker.deliver(link, topic, twice=how == "twice", drop=how == "never")
 
 
 def _topics(link: ModelLink, up: bool) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import struct
@@ -274,6 +275,37 @@ def test_messages_that_came_in_one_tls_record_are_all_heard_at_once(fake, tmp_pa
     try:
         link.wait_connected(60)
         assert [until(link, Received).payload for _ in range(40)] == [b"%d" % mid for mid in range(1, 41)]
+    finally:
+        link.close(timeout_s=0.5)
+
+
+def test_a_broker_that_ends_tls_and_keeps_the_connection_is_left(fake, tmp_path):
+    """Half of a connection is none: what is handed over would wait for the keepalive, twice over."""
+    issue(tmp_path, "broker")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "broker.pem", tmp_path / "broker.key")
+
+    def half(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secure:
+            accept(secure)
+            secure.settimeout(0.0)
+            with contextlib.suppress(OSError):
+                secure.unwrap()  # says goodbye, and waits for no answer
+            secure.setblocking(True)
+            while os.read(secure.fileno(), 4096):  # until the other side goes
+                pass
+
+    def whole(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secure:
+            good(secure)
+
+    url = fake(half, whole).url.replace("mqtt:", "mqtts:")
+    link = Link(Address.parse(url, ca_file=str(tmp_path / "broker.pem")), "device", subscriptions=["to/device"]).open()
+    try:
+        until(link, Connected)
+        until(link, Disconnected, 10.0)
+        until(link, Connected)
+        assert until(link, Received).payload == b"hello"
     finally:
         link.close(timeout_s=0.5)
 

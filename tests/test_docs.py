@@ -96,6 +96,7 @@ def test_ci_runs_the_test_command_of_the_readme_and_its_tests_come_last():
         "bin/mypy",
         "lint-imports",
         "protofleet demo",
+        "benchmarks/fuzz.py --seconds",
         'bash -c "$install"',
     ):
         assert step in script

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from aggregator.helper.witness import Witness
 from contract.batches import breach, refined
 from contract.errors import UsageError, WireError
-from contract.sqlite import Database, Kind
+from contract.sqlite import Database, Kind, typed
 
 __all__ = ["KEPT_SUMS", "KIND", "Ledger", "Share"]
 
@@ -46,6 +46,7 @@ KIND = Kind(
     application_id=0x5046484C,  # "PFHL"
     steps=(_VERSION_2,),
     pragmas={"secure_delete": 1},
+    writer="a helper",
 )
 
 Words = NDArray[np.uint64]
@@ -82,16 +83,16 @@ class Ledger:
 
     def __init__(self, path: str | os.PathLike[str], *, fleet: str, key: bytes, witness: Witness) -> None:
         self._file, self._witness = Database(path, KIND), witness
-        self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
+        self._db, self._disk, self._transaction = self._file.connection, self._file.reading, self._file.transaction
         try:
             self._id = self._claim({"fleet": fleet.encode(), "key": key})
             self._witness.write(self._id, self._opened())  # of one that was killed before it could
             with self._disk():
-                rows = self._db.execute("SELECT device, block FROM block").fetchall()
+                rows = [typed(row, str, int) for row in self._db.execute("SELECT device, block FROM block")]
         except BaseException:
             self._file.close()
             raise
-        self._blocks = {str(device): int(block) for device, block in rows}
+        self._blocks = dict(rows)
 
     def __enter__(self) -> Ledger:
         return self
@@ -117,7 +118,7 @@ class Ledger:
         """What was told of a set; None where that is kept no longer, or it was not opened."""
         with self._disk():
             row = self._db.execute("SELECT sum FROM opened WHERE digest = ?", (digest,)).fetchone()
-        return None if row is None or row[0] is None else np.frombuffer(bytes(row[0]), "<u8")
+            return None if row is None or row[0] is None else np.frombuffer(bytes(typed(row, bytes)[0]), "<u8")
 
     def why_used(self, share: Share) -> str:
         """Why a share may not be opened; empty where it may."""
@@ -127,9 +128,10 @@ class Ledger:
                 "SELECT digest FROM share WHERE (run = ? AND round = ? AND method = ? AND device = ?) OR digest = ?",
                 (*key, share.digest),
             ).fetchone()
+            (found,) = (b"",) if row is None else typed(row, bytes)
         if row is None:
             return ""
-        if bytes(row[0]) == share.digest:
+        if found == share.digest:
             return "this share was opened before, in another set"
         return f"another share of it was opened for round {share.round} of this run"
 
@@ -184,7 +186,8 @@ class Ledger:
     def _claim(self, owner: Mapping[str, bytes]) -> bytes:
         """Its id, 16 bytes; drawn where the file is new."""
         with self._disk():
-            found = {str(n): bytes(v) for n, v in self._db.execute("SELECT name, value FROM meta").fetchall()}
+            rows = self._db.execute("SELECT name, value FROM meta").fetchall()
+            found = dict(typed(row, str, bytes) for row in rows)
         what = self._what
         if not found:
             self._witness.check(b"", 0, what)

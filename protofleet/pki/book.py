@@ -117,7 +117,7 @@ def read_book(directory: Path) -> Book:
         book = msgspec.json.decode(raw, type=Book)
         if book.schema != SCHEMA or not 1 <= len(book.authorities) <= 2 or not book.fleets:
             raise ValueError(f"{book.schema}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(
             f"{directory / BOOK}", expected=SCHEMA, got=error, hint="a release that knows it, or your copy"
         ) from None

@@ -20,16 +20,17 @@ from contract_samples import empty_graph
 
 from aggregator import server as server_module
 from aggregator.coordinator import Coordinator, Settings
+from aggregator.core import Core
 from aggregator.rounds import Policy
 from aggregator.server import Server
 from aggregator.store import SqliteStore
 from attacks.lossy_broker import LossyBroker, ModelLink
 from contract import topics
-from contract.bundle import Bundle
+from contract.bundle import Bundle, Manifest
 from contract.errors import LinkError
 from contract.link import Address, Link
 from contract.link_actions import Connected, Disconnected, Received
-from contract.messages import Announcement, Contribution, Status
+from contract.messages import Announcement, Contribution, Receipt, Status
 from contract.sphere import unit_rows
 from contract.statistics import ClassMeans, FeatureGram, Statistic
 from contract.wire import encode
@@ -45,7 +46,7 @@ from edge_client.trusted import Trust
 
 __all__ = ["FLEET", "MANIFEST", "ROUNDS", "Clock", "DeviceProcess", "ServerProcess", "statistic_of"]
 
-FLEET, CLASSES, WIDTH = "fleet", 3, 20  # sums of this width take several chunks
+FLEET, CLASSES, WIDTH = "fleet", 6, 44  # class means take three chunks, sums nine, a global state two parts
 ROUNDS = 5
 SETTINGS = Settings(
     rounds=ROUNDS - 1,
@@ -55,7 +56,7 @@ SETTINGS = Settings(
     max_share=1.0,
     policy=Policy(min_clients=2, deadline_s=30),
 )
-MANIFEST = manifest(width=WIDTH)
+MANIFEST = manifest(classes=CLASSES, width=WIDTH)
 
 
 class Clock:
@@ -96,6 +97,7 @@ class DeviceProcess:
         instance: bytes,
         *,
         url: str = "",
+        manifest: Manifest = MANIFEST,
     ) -> None:
         self.name, self._clock = name, clock
         self.journal = Journal(folder / name, fleet=FLEET, device=name, bundle=BUNDLE)
@@ -105,7 +107,7 @@ class DeviceProcess:
         will = self._topic, encode(Status(False, instance, self._boot))
         self.link: Link | ModelLink
         if broker is None:
-            largest = largest_message_bytes(MANIFEST)
+            largest = largest_message_bytes(manifest)
             self.link = Link(
                 Address.parse(url),
                 name,
@@ -116,7 +118,7 @@ class DeviceProcess:
             )
         else:
             self.link = ModelLink(broker, name, listens, will)
-        bundle = Bundle(MANIFEST, BUNDLE, empty_graph(), empty_graph(), {"backbone.weight": np.ones((2, 2), "<f4")})
+        bundle = Bundle(manifest, BUNDLE, empty_graph(), empty_graph(), {"backbone.weight": np.ones((2, 2), "<f4")})
         self.outbox = Outbox(random.Random(name))
         for pending in self.journal.pending():
             self.outbox.add(pending)
@@ -135,12 +137,18 @@ class DeviceProcess:
             stays=False,
             on_announcement=lambda announcement: None,
             on_piece=lambda piece: None,
-            on_settled=lambda receipt: None,
+            on_settled=self._settled,
             on_news=lambda receipt: None,
             log=lambda line: None,
             say=lambda line: None,
             detail=lambda line: None,
         )
+
+    @property
+    def done(self) -> set[Key]:
+        """The rounds that are, as the journal says."""
+        rows = self.journal._db.execute("SELECT run, round, method FROM rounds").fetchall()
+        return {(bytes(run), number, method) for run, number, method in rows}
 
     def step(self) -> None:
         """Send what is due, take in what has come, and do a round if one is to be done: once round the client's loop.
@@ -156,6 +164,13 @@ class DeviceProcess:
         with mock.patch.object(inbox_module, "time", self._clock):
             while (event := self.link.receive(0.0)) is not None:
                 self._handle(event, now)
+        self._work()
+
+    def _settled(self, receipt: Receipt) -> None:
+        """A contribution is over."""
+
+    def _work(self) -> None:
+        """What there is to do beside sending and hearing."""
         task = self.follower.task()
         if task is not None:
             self._do_round(task.announcement)
@@ -208,7 +223,7 @@ class ServerProcess:
     ) -> None:
         self.store = SqliteStore(path, BUNDLE, FLEET)
         self._clock, self.over = clock, None
-        self.core = Coordinator(self.store, MANIFEST, BUNDLE, SETTINGS, now=clock.monotonic(), wall=clock.time())
+        self.core = self._made(self.store)
 
         def link(address: Address, client: str, *, subscriptions: Any, will: Any, **options: Any) -> Link | ModelLink:
             if broker is None:
@@ -220,6 +235,11 @@ class ServerProcess:
                 self.core, Address.parse(url), FLEET, listener=lambda event: None, on_round=lambda finished: None
             )
         self.link: Link | ModelLink = self._server._link
+
+    def _made(self, store: SqliteStore) -> Core:
+        """What decides."""
+        clock = self._clock
+        return Coordinator(store, MANIFEST, BUNDLE, SETTINGS, now=clock.monotonic(), wall=clock.time())
 
     def step(self) -> None:
         """Once round the server's loop.

@@ -86,12 +86,18 @@ def accept(connection: socket.socket, connack: bytes = CONNACK) -> list[str]:
 def subscribed(connection: socket.socket) -> list[str]:
     """SUBSCRIBE, answered well; the filters."""
     _, body = packet(connection)
+    filters = filters_of(body)
+    connection.sendall(bytes([0x90, 3 + len(filters)]) + body[:2] + b"\x00" + b"\x01" * len(filters))
+    return filters
+
+
+def filters_of(body: bytes) -> list[str]:
+    """Of a SUBSCRIBE."""
     at, filters = 3, list[str]()
     while at < len(body):
         end = at + 2 + int.from_bytes(body[at : at + 2])
         filters.append(body[at + 2 : end].decode())
         at = end + 1  # a byte of options
-    connection.sendall(bytes([0x90, 3 + len(filters)]) + body[:2] + b"\x00" + b"\x01" * len(filters))
     return filters
 
 
@@ -174,6 +180,59 @@ def _repeat(connection: socket.socket) -> None:
     time.sleep(0.2)
 
 
+def _storm(connection: socket.socket) -> None:
+    """One message, marked as a repetition, five hundred times under the same packet id."""
+    topic = _concrete(accept(connection)[0])
+    connection.sendall(publish(topic, b"\xa1\x00\x03", 7, 0x3A) * 500)
+    time.sleep(0.1)
+
+
+def _session(connection: socket.socket) -> None:
+    """It says that it has our session, which we asked for none of, and goes on with what never was."""
+    topic = _concrete(accept(connection, bytes.fromhex("2003010000"))[0])
+    connection.sendall(b"\x62\x02\x00\x07" + publish(topic, b"\xa1\x00\x03", 9, 0x3A) + b"\x40\x02\x00\x07")
+    time.sleep(0.1)
+
+
+def _alias(connection: socket.socket) -> None:
+    """Topic aliases, of which we allowed none: one is given, then used."""
+    topic = _concrete(accept(connection)[0])
+    given = struct.pack(">H", len(topic)) + topic + b"\x00\x01\x03\x23\x00\x01x"
+    connection.sendall(b"\x32" + _length(len(given)) + given + b"\x32\x09\x00\x00\x00\x02\x03\x23\x00\x01x")
+    time.sleep(0.1)
+
+
+def _properties(connection: socket.socket) -> None:
+    """A message of nothing but two thousand user properties."""
+    topic = _concrete(accept(connection)[0])
+    told = b"\x26\x00\x01a\x00\x01b" * 2_000
+    body = struct.pack(">H", len(topic)) + topic + b"\x00\x01" + _length(len(told)) + told
+    connection.sendall(b"\x32" + _length(len(body)) + body)
+    time.sleep(0.1)
+
+
+def _half_closed(connection: socket.socket) -> None:
+    """It ends what it sends, and goes on reading."""
+    accept(connection)
+    connection.shutdown(socket.SHUT_WR)
+    connection.settimeout(2.0)
+    while connection.recv(4096):
+        pass
+
+
+def _grants_less(connection: socket.socket) -> None:
+    """Subscriptions at QoS 0, and a thousand messages that nothing holds back."""
+    packet(connection)
+    connection.sendall(CONNACK)
+    _, body = packet(connection)
+    filters = filters_of(body)
+    connection.sendall(bytes([0x90, 3 + len(filters)]) + body[:2] + b"\x00" + bytes(len(filters)))
+    topic = _concrete(filters[0])
+    loose = struct.pack(">H", len(topic)) + topic + b"\x00" + b"\xa1\x00\x03"
+    connection.sendall((b"\x30" + _length(len(loose)) + loose) * 1_000)
+    time.sleep(0.1)
+
+
 def _concrete(topic: str) -> bytes:
     return topic.replace("+", "x").encode()
 
@@ -201,6 +260,17 @@ HOSTILE: dict[str, Callable[[socket.socket], None]] = {
     "no window for us": _first(bytes.fromhex("2006000003") + b"\x21\x00\x00"),
     "pings that nobody sent": _then(b"\xd0\x00" * 1_000),
     "text that is none": _then(publish(b"\xff\xfe", b"y")),
+    "a message for another device": _then(publish(b"pf/v2/fleet/down/other", b"y")),
+    "too busy": _first(bytes.fromhex("2003008900")),
+    "quota exceeded": _first(bytes.fromhex("2003009700")),
+    "use another server": _then(b"\xe0\x02\x9c\x00"),
+    "authentication that nobody began": _then(b"\xf0\x02\x18\x00"),
+    "a storm of repetitions": _storm,
+    "a session that we have not": _session,
+    "aliases for topics": _alias,
+    "two thousand properties": _properties,
+    "half-closed": _half_closed,
+    "subscriptions at less than we asked for": _grants_less,
 }
 
 

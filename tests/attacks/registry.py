@@ -17,7 +17,10 @@ from pathlib import Path
 __all__ = ["CORPUS", "TARGETS", "Target", "load"]
 
 CORPUS = Path(__file__).parent / "corpus"
-TARGETS = ("wire", "chunks", "state", "connection", "ingest", "inbox", "bundle", "journal", "rollout", "store", "data")
+TARGETS = (
+    "wire", "chunks", "state", "connection", "signed", "ingest", "inbox", "helper", "pieces", "settings", "bundle",
+    "journal", "rollout", "store", "standing", "ledgers", "data",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
