@@ -190,6 +190,7 @@ def settle(
     max_samples: int = MAX_SAMPLES,
     max_share: float = 0.5,
     suspects: str = "leave-out",
+    vouch: Sequence[str] = (),
     ridge: float | str | None = None,
     form: str | None = None,
     rule: str = "mean",
@@ -214,7 +215,7 @@ def settle(
     if standing:
         of_rounds = {"--rounds": rounds is not None, "--rule": rule != "mean", "--fraction": fraction != 1.0}
         of_rounds |= {"--max-share": max_share != 0.5, "--min-clients": min_clients != 1}
-        of_rounds |= {"--suspects": suspects != "leave-out"}
+        of_rounds |= {"--suspects": suspects != "leave-out", "--vouch": bool(vouch)}
         of_rounds |= {"--when-new": when_new != 0, "--window": window is not None}
         of_rounds |= {"--deadline": deadline != DEADLINE_S, "--seed": seed != 0, "--no-calibrate": not calibrate}
         of_rounds |= {"--helper": helper is not None}
@@ -227,7 +228,12 @@ def settle(
         least = _at_least("--least", LEAST if least is None else least, 2)
         min_clients = max(min_clients, least)
         _check_blinded(
-            {"--rule": rule != "mean", "--max-share": max_share != 0.5, "--min-samples": min_samples != 1},
+            {
+                "--rule": rule != "mean",
+                "--max-share": max_share != 0.5,
+                "--min-samples": min_samples != 1,
+                "--vouch": bool(vouch),
+            },
             when_new,
         )
     return Settings(
@@ -252,6 +258,7 @@ def settle(
         max_samples=_at_least("--max-samples", max_samples, 1),
         max_share=_between("--max-share", max_share, 0.01, 1.0),
         suspects=_suspects(suspects),
+        vouched=_vouched(vouch, suspects),
         hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
         enrolled=enrolled,
@@ -351,6 +358,12 @@ def _suspects(given: str) -> Suspects:
         if given == known:
             return known
     raise UsageError("--suspects", expected=" or ".join(SUSPECTS), got=given, hint=near_names(given, SUSPECTS))
+
+
+def _vouched(given: Sequence[str], suspects: str) -> tuple[str, ...]:
+    if given and suspects == "ignore":
+        raise UsageError("--vouch with --suspects ignore", expected="one of them", got="both", hint="--suspects name")
+    return tuple(dict.fromkeys(check_id(name, "--vouch") for name in given))
 
 
 def _encoding(option: str, given: str, allowed: tuple[Encoding, ...]) -> Encoding:
