@@ -21,12 +21,14 @@ liar.
 
 Features of any length and any statistic with rows of features will do; FFC's sums have them, their squares are not
 looked at. Memory: at most `REFERENCES` devices are compared with, chosen by the hash of their names, and their means
-take `_REFERENCE_BYTES` at most; everybody else is read once, one at a time.
+take `_REFERENCE_BYTES` at most; everybody else is read once, one at a time. As many more of them than a third must then
+contradict, up to half, as chance may draw too many liars.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -44,6 +46,7 @@ LIARS = 3  # one device of so many may lie, rounded
 ALARMS = 1_000  # honest rounds, of which one accuses somebody by chance if means are normally distributed
 REFERENCES = 256
 _REFERENCE_BYTES = 64 << 20
+_DRAWN = 4.0  # deviations of how many of the liars are among the references
 _MEDIAN = 0.6745  # of the absolute value of a standard normal variable
 
 Float32 = NDArray[np.float32]
@@ -168,11 +171,15 @@ def contradicted(source: Source, devices: Sequence[str], vouched: Collection[str
 
 
 def _chosen(devices: Sequence[str], classes: int, width: int, vouched: Collection[str]) -> set[int]:
-    """The places of those to compare with: who is vouched for, and others by name, so that order plays no part."""
+    """The places of those to compare with: who is vouched for, and others by name, so that order plays no part.
+
+    All names together decide, so that liars who name themselves cannot take the places of all others.
+    """
     most = max(16, min(REFERENCES, _REFERENCE_BYTES // (4 * classes * max(classes, width))))
+    names = hashlib.sha256(" ".join(sorted(devices)).encode()).hexdigest()
 
     def rank(at: int) -> tuple[bool, bytes]:
-        return devices[at] not in vouched, hashlib.sha256(devices[at].encode()).digest()
+        return devices[at] not in vouched, hashlib.sha256(f"{names} {devices[at]}".encode()).digest()
 
     return set(sorted(range(len(devices)), key=rank)[:most])
 
@@ -321,7 +328,7 @@ class _Verdicts:
         """Accused and suspected devices."""
         here = np.ones(len(self.places), bool)  # references that are not accused
         at_reference = {place: at for at, place in enumerate(self.places)}
-        may_lie, most = _may_lie(len(self.places)), _may_lie(len(devices))
+        may_lie, most = _may_lie(len(self.places), len(devices)), _may_lie(len(devices), len(devices))
         left, found = np.ones(len(devices), bool), list[Contradicted]()
         left[np.array(self.places)[self.sure]] = False
         liars = np.flatnonzero((self.against & self.sure).any(axis=1) & left)
@@ -350,9 +357,14 @@ class _Verdicts:
         return Contradicted(devices[at], accused, by, of, int(self.worst[at, 0]), int(self.worst[at, 1]), vouched)
 
 
-def _may_lie(devices: int) -> int:
-    """How many of so many devices may lie: the nearest to a third, one at least."""
-    return max(1, round(devices / LIARS))
+def _may_lie(compared: int, devices: int) -> int:
+    """How many may lie of those that are compared with: the nearest to a third of all devices, one at least.
+
+    Where not all are compared with, chance may have drawn more: `_DRAWN` deviations more, and no more than half.
+    """
+    share = 1.0 / LIARS
+    drawn = _DRAWN * math.sqrt(compared * share * (1.0 - share) * (1.0 - compared / devices))
+    return max(1, round(min(compared * share + drawn, max(compared * share, compared / 2))))
 
 
 def _median(values: Float64) -> float:

@@ -112,7 +112,7 @@ def test_a_store_of_an_earlier_release_vouches_for_nobody() -> None:
     assert Screening.read(b"0.25 name") == Screening(0.25, "name")
     for made in (Screening(), Screening(0.1, "name", ("a", "b-2"))):
         assert Screening.read(made.written()) == made
-    with pytest.raises(ValueError, match="is not in tuple|index"):
+    with pytest.raises(ValueError, match="not in tuple"):
         Screening.read(b"0.5 leave-in")
 
 
