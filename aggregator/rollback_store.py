@@ -61,7 +61,7 @@ class RollbackTables:
             db.executemany("INSERT INTO global VALUES (?, ?, ?)", parts)
             db.execute("DELETE FROM global WHERE version < ?", (after,))
             for round in rounds:
-                for table in ("payload", "contribution", "former", "accuracy", "refusal"):
+                for table in ("payload", "contribution", "blinded_sum", "former", "accuracy", "refusal"):
                     db.execute(f"DELETE FROM {table} WHERE round = ?", (round,))
                 db.execute("UPDATE round SET kept_bytes = 0 WHERE number = ?", (round,))
                 db.execute("INSERT INTO taken_back VALUES (?)", (round,))
