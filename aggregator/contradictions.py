@@ -162,11 +162,11 @@ def contradicted(source: Source, devices: Sequence[str], vouched: Collection[str
     known = {at: each for at, each in enumerate(map(_Means.of, source())) if at in chosen}
     places = sorted(known)
     references = _References.of([known[at] for at in places], classes)
-    spread = _spread([known[at] for at in places], references)
+    sure = np.array([devices[place] in vouched for place in places])
+    spread = _spread([known[at] for at in places], references, sure)
     if spread is None:
         return []
     everyone = iter(known.values()) if len(known) == len(devices) else map(_Means.of, source())
-    sure = np.array([devices[place] in vouched for place in places])
     return _Verdicts.of(everyone, references, places, sure, spread, len(devices)).told(devices)
 
 
@@ -197,11 +197,18 @@ class _Spread:
     along: Float64
 
 
-def _spread(means: Sequence[_Means], references: _References) -> _Spread | None:
-    """From the references among themselves; None where no two share a class."""
-    total = _median(np.array([_median(_distances(each, references, at)) for at, each in enumerate(means)]))
+def _spread(means: Sequence[_Means], references: _References, sure: NDArray[np.bool_]) -> _Spread | None:
+    """From the references among themselves; None where no two share a class.
+
+    No more than chance goes in all directions together, which those that are vouched for say alone where two share a
+    class: so liars who are the most of a class's holders, or of all devices, are not the measure of their lie.
+    """
+    apart = [_distances(each, references, at) for at, each in enumerate(means)]  # (K, R) each
+    total = _median(np.array([_median(each) for each in apart]))
     if not np.isfinite(total):
         return None
+    among = [each[:, sure].ravel() for each, vouched in zip(apart, sure, strict=True) if vouched]
+    total = float(np.fmin(total, _median(np.concatenate([np.zeros(0), *among]))))
     count, nearest = references.inverse.shape[1], []
     by_pair = np.full((len(means), count, count), np.nan)
     for at, each in enumerate(means):
@@ -214,7 +221,8 @@ def _spread(means: Sequence[_Means], references: _References) -> _Spread | None:
     if not np.isfinite(usual):
         return None
     by_pair[:, np.isfinite(by_pair).sum(axis=0) < 3] = np.nan  # of one or two, a liar would be its own measure
-    return _Spread(total, np.fmax(_median_along(by_pair, axis=0), usual) / _MEDIAN)
+    along = np.minimum(np.fmax(_median_along(by_pair, axis=0), usual), math.sqrt(total))
+    return _Spread(total, along / _MEDIAN)
 
 
 def _cross(mine: _Means, references: _References) -> Float64:
