@@ -97,6 +97,12 @@ def aggregate_command(
             help="Devices whose class means contradict those of too many others: " + ", ".join(SUSPECTS) + "."
         ),
     ] = "leave-out",
+    vouch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A device that does not lie: who contradicts it does. With photos of all classes, best. Repeatable."
+        ),
+    ] = None,
     ridge: Annotated[
         str | None,
         typer.Option(help="Of a head made of sums, in units of trace/D, or auto: chosen from them.  [default: auto]"),
@@ -179,6 +185,7 @@ def aggregate_command(
         max_samples=max_samples,
         max_share=max_share,
         suspects=suspects,
+        vouch=vouch or (),
         ridge=ridge,
         form=form,
         rule=rule,

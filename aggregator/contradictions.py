@@ -11,20 +11,25 @@ class than to what h calls j, or the other way round, and by more than chance ex
 4. accused is who is contradicted by more devices than may lie at all, a third of them (`LIARS`), and by two at least;
    then the next, with those that are accused taken off. While no more than that lie, and honest devices do not
    contradict each other, no honest device is accused, whatever it holds and whatever liars say together;
-5. suspected, and nothing more, is who is contradicted by most of those that share classes with it.
+5. suspected, and nothing more, is who is contradicted by most of those that share classes with it;
+6. a device that the operator vouches for, one with photos of its own of every class, say, is never accused, and one
+   that contradicts it is, whatever all others say together.
 
-So a class that one device alone holds accuses nobody, and where few devices share classes liars go unnamed: a wrong
-accusation costs a fleet its rare classes, a missed one what `--max-share` leaves to a liar.
+So a class that one device alone holds accuses nobody, and where few devices share classes liars go unnamed unless a
+device is vouched for: a wrong accusation costs a fleet its rare classes, a missed one what `--max-share` leaves to a
+liar.
 
 Features of any length and any statistic with rows of features will do; FFC's sums have them, their squares are not
 looked at. Memory: at most `REFERENCES` devices are compared with, chosen by the hash of their names, and their means
-take `_REFERENCE_BYTES` at most; everybody else is read once, one at a time.
+take `_REFERENCE_BYTES` at most; everybody else is read once, one at a time. As many more of them than a third must then
+contradict, up to half, as chance may draw too many liars.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -41,6 +46,7 @@ LIARS = 3  # one device of so many may lie, rounded
 ALARMS = 1_000  # honest rounds, of which one accuses somebody by chance if means are normally distributed
 REFERENCES = 256
 _REFERENCE_BYTES = 64 << 20
+_DRAWN = 4.0  # deviations of how many of the liars are among the references
 _MEDIAN = 0.6745  # of the absolute value of a standard normal variable
 
 Float32 = NDArray[np.float32]
@@ -52,9 +58,11 @@ class Contradicted:
     """A device that others contradict.
 
     Attributes:
-        accused: whether by more than may lie; otherwise by most of those that could tell.
+        accused: whether by more than may lie, or by one that is vouched for; otherwise by most of those that could
+            tell.
         by: how many devices contradict it, of `of` that it was compared with in classes that both hold.
         label, looks_like: the class that it is contradicted in most, and which of the others' classes that looks like.
+        vouched: whether `by` and `of` are of those alone that are vouched for.
     """
 
     device: str
@@ -63,11 +71,12 @@ class Contradicted:
     of: int
     label: int
     looks_like: int
+    vouched: bool = False
 
     def words(self, labels: Sequence[str] = ()) -> str:
         """Why, with the names of the classes, or their numbers where there are none."""
         label, other = (labels[at] if at < len(labels) else str(at) for at in (self.label, self.looks_like))
-        by = f"contradicted by {self.by} of {self.of} devices"
+        by = f"contradicted by {self.by} of {self.of} devices" + (" that are vouched for" if self.vouched else "")
         return f"its mean of class {label} lies where others have class {other}: {by}"
 
 
@@ -138,32 +147,41 @@ def has_means(kind: type[Statistic]) -> bool:
     return any(field.width == "features" for field in kind.row_fields())
 
 
-def contradicted(source: Source, devices: Sequence[str]) -> list[Contradicted]:
+def contradicted(source: Source, devices: Sequence[str], vouched: Collection[str] = ()) -> list[Contradicted]:
     """Who is contradicted, accused ones first, most contradicted first.
 
     Args:
         source: yields one statistic for each device, in that order, every time; one that `has_means`.
         devices: fewer than three contradict nobody.
+        vouched: the names of those that do not lie; some of them may be no devices here.
     """
     if len(devices) < 3:
         return []
     classes, width = next((statistic.classes, statistic.width) for statistic in source())
-    chosen = _chosen(devices, classes, width)
+    chosen = _chosen(devices, classes, width, vouched)
     known = {at: each for at, each in enumerate(map(_Means.of, source())) if at in chosen}
     places = sorted(known)
     references = _References.of([known[at] for at in places], classes)
-    spread = _spread([known[at] for at in places], references)
+    sure = np.array([devices[place] in vouched for place in places])
+    spread = _spread([known[at] for at in places], references, sure)
     if spread is None:
         return []
     everyone = iter(known.values()) if len(known) == len(devices) else map(_Means.of, source())
-    return _Verdicts.of(everyone, references, places, spread, len(devices)).told(devices)
+    return _Verdicts.of(everyone, references, places, sure, spread, len(devices)).told(devices)
 
 
-def _chosen(devices: Sequence[str], classes: int, width: int) -> set[int]:
-    """The places of those to compare with: by name, so that the order and who else is there play no part."""
+def _chosen(devices: Sequence[str], classes: int, width: int, vouched: Collection[str]) -> set[int]:
+    """The places of those to compare with: who is vouched for, and others by name, so that order plays no part.
+
+    All names together decide, so that liars who name themselves cannot take the places of all others.
+    """
     most = max(16, min(REFERENCES, _REFERENCE_BYTES // (4 * classes * max(classes, width))))
-    ranked = sorted(range(len(devices)), key=lambda at: hashlib.sha256(devices[at].encode()).digest())
-    return set(ranked[:most])
+    names = hashlib.sha256(" ".join(sorted(devices)).encode()).hexdigest()
+
+    def rank(at: int) -> tuple[bool, bytes]:
+        return devices[at] not in vouched, hashlib.sha256(f"{names} {devices[at]}".encode()).digest()
+
+    return set(sorted(range(len(devices)), key=rank)[:most])
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,11 +197,18 @@ class _Spread:
     along: Float64
 
 
-def _spread(means: Sequence[_Means], references: _References) -> _Spread | None:
-    """From the references among themselves; None where no two share a class."""
-    total = _median(np.array([_median(_distances(each, references, at)) for at, each in enumerate(means)]))
+def _spread(means: Sequence[_Means], references: _References, sure: NDArray[np.bool_]) -> _Spread | None:
+    """From the references among themselves; None where no two share a class.
+
+    No more than chance goes in all directions together, which those that are vouched for say alone where two share a
+    class: so liars who are the most of a class's holders, or of all devices, are not the measure of their lie.
+    """
+    apart = [_distances(each, references, at) for at, each in enumerate(means)]  # (K, R) each
+    total = _median(np.array([_median(each) for each in apart]))
     if not np.isfinite(total):
         return None
+    among = [each[:, sure].ravel() for each, vouched in zip(apart, sure, strict=True) if vouched]
+    total = float(np.fmin(total, _median(np.concatenate([np.zeros(0), *among]))))
     count, nearest = references.inverse.shape[1], []
     by_pair = np.full((len(means), count, count), np.nan)
     for at, each in enumerate(means):
@@ -195,7 +220,9 @@ def _spread(means: Sequence[_Means], references: _References) -> _Spread | None:
     usual = _median(np.array(nearest))
     if not np.isfinite(usual):
         return None
-    return _Spread(total, np.fmax(_median_along(by_pair, axis=0), usual) / _MEDIAN)
+    by_pair[:, np.isfinite(by_pair).sum(axis=0) < 3] = np.nan  # of one or two, a liar would be its own measure
+    along = np.minimum(np.fmax(_median_along(by_pair, axis=0), usual), math.sqrt(total))
+    return _Spread(total, along / _MEDIAN)
 
 
 def _cross(mine: _Means, references: _References) -> Float64:
@@ -257,24 +284,33 @@ class _Verdicts:
 
     Attributes:
         places: (R,) of the references among the devices.
+        sure: (R,) whether a reference is vouched for.
         against: (N, R) whether that reference and the device contradict each other.
-        told: (N, R) whether they could.
+        could: (N, R) whether they could.
         worst: (N, 2) the class that speaks most against a device, and which it looks like.
     """
 
     places: Sequence[int]
+    sure: NDArray[np.bool_]
     against: NDArray[np.bool_]
     could: NDArray[np.bool_]
     worst: NDArray[np.int64]
 
     @classmethod
     def of(
-        cls, everyone: Iterator[_Means], references: _References, places: Sequence[int], spread: _Spread, devices: int
+        cls,
+        everyone: Iterator[_Means],
+        references: _References,
+        places: Sequence[int],
+        sure: NDArray[np.bool_],
+        spread: _Spread,
+        devices: int,
     ) -> _Verdicts:
         held = np.isfinite(references.inverse).sum(axis=1)
         limit = NormalDist().inv_cdf(1.0 - 1.0 / (ALARMS * devices * max(1.0, float(held.mean()))))
         against, could = np.zeros((devices, len(places)), bool), np.zeros((devices, len(places)), bool)
         worst, at_reference = np.full((devices, 2), -1), {place: at for at, place in enumerate(places)}
+        weight = 1 + len(places) * devices * sure  # who is vouched for says what is told, if it says anything
         for at, mine in enumerate(everyone):
             if not len(mine.classes):
                 continue
@@ -287,21 +323,28 @@ class _Verdicts:
                 found = ((way.beyond > 0) & (way.chance > limit * along[:, None, :])).any(axis=2)  # (K, R)
                 against[at] |= found.any(axis=0)
                 could[at] |= np.isfinite(way.chance).any(axis=(0, 2))
-                label, _ = np.nonzero(found)
+                label, by = np.nonzero(found)
                 nearest = way.beyond.argmax(axis=2)[found]
-                np.add.at(votes, (nearest, mine.classes[label]) if is_back else (label, nearest), 1)
+                np.add.at(votes, (nearest, mine.classes[label]) if is_back else (label, nearest), weight[by])
             if at in at_reference:
                 against[at, at_reference[at]] = could[at, at_reference[at]] = False
             row, column = np.unravel_index(int(votes.argmax()), votes.shape)
             worst[at] = mine.classes[row], column
-        return cls(places, against, could, worst)
+        return cls(places, sure, against, could, worst)
 
     def told(self, devices: Sequence[str]) -> list[Contradicted]:
         """Accused and suspected devices."""
         here = np.ones(len(self.places), bool)  # references that are not accused
         at_reference = {place: at for at, place in enumerate(self.places)}
-        may_lie, most = _may_lie(len(self.places)), _may_lie(len(devices))
+        may_lie, most = _may_lie(len(self.places), len(devices)), _may_lie(len(devices), len(devices))
         left, found = np.ones(len(devices), bool), list[Contradicted]()
+        left[np.array(self.places)[self.sure]] = False
+        liars = np.flatnonzero((self.against & self.sure).any(axis=1) & left)
+        for at in sorted(map(int, liars), key=lambda at: devices[at]):
+            found.append(self._of(at, devices, True, self.sure, vouched=True))
+            left[at] = False
+            if at in at_reference:
+                here[at_reference[at]] = False
         while len(found) < most:
             by = (self.against & here).sum(axis=1) * left
             worst = min((int(at) for at in np.flatnonzero(by == by.max())), key=lambda at: devices[at])
@@ -315,14 +358,21 @@ class _Verdicts:
         doubted = [int(at) for at in np.flatnonzero(left & (by > 1) & (2 * by > of))]
         return found + [self._of(at, devices, False, here) for at in sorted(doubted, key=lambda at: -by[at])]
 
-    def _of(self, at: int, devices: Sequence[str], accused: bool, here: NDArray[np.bool_]) -> Contradicted:
+    def _of(
+        self, at: int, devices: Sequence[str], accused: bool, here: NDArray[np.bool_], vouched: bool = False
+    ) -> Contradicted:
         by, of = int((self.against[at] & here).sum()), int((self.could[at] & here).sum())
-        return Contradicted(devices[at], accused, by, of, int(self.worst[at, 0]), int(self.worst[at, 1]))
+        return Contradicted(devices[at], accused, by, of, int(self.worst[at, 0]), int(self.worst[at, 1]), vouched)
 
 
-def _may_lie(devices: int) -> int:
-    """How many of so many devices may lie: the nearest to a third, one at least."""
-    return max(1, round(devices / LIARS))
+def _may_lie(compared: int, devices: int) -> int:
+    """How many may lie of those that are compared with: the nearest to a third of all devices, one at least.
+
+    Where not all are compared with, chance may have drawn more: `_DRAWN` deviations more, and no more than half.
+    """
+    share = 1.0 / LIARS
+    drawn = _DRAWN * math.sqrt(compared * share * (1.0 - share) * (1.0 - compared / devices))
+    return max(1, round(min(compared * share + drawn, max(compared * share, compared / 2))))
 
 
 def _median(values: Float64) -> float:

@@ -245,13 +245,12 @@ class Coordinator(Core):
             merged = self._merged(step)
             found = method_of(step.method)
             state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
-            how = Screening(self._settings.max_share, self._suspects(found))
             self._store.close_round(
                 step.round,
                 wall,
                 int(merged.present.sum()),
                 state,
-                how,
+                self._screening(found),
                 self.findings,
                 also=lambda db: self._store.blinded.replaced(db, step.method),
             )
@@ -312,9 +311,8 @@ class Coordinator(Core):
 
     @property
     def _remaking(self) -> Remaking:
-        settings = self._settings
-        screening = lambda found: Screening(settings.max_share, self._suspects(found))  # noqa: E731
-        return Remaking(self._hyper, self._manifest.classes, self._width, settings.rule, screening)
+        rule = self._settings.rule
+        return Remaking(self._hyper, self._manifest.classes, self._width, rule, self._screening)
 
     def _unfit(self, order: Order) -> str:
         if order.what != "forget class":
@@ -377,6 +375,7 @@ class Coordinator(Core):
 
         if not self._traits.keys() >= set(devices):  # some were taken before a restart
             self._traits = traits_of(found, messages, hyper)
+        how = self._screening(found)
         result = merge_round(
             found,
             messages,
@@ -385,12 +384,16 @@ class Coordinator(Core):
             classes=self._manifest.classes,
             width=self._width(found),
             rule=self._settings.rule,
-            max_share=self._settings.max_share,
-            suspects=self._suspects(found),
+            max_share=how.max_share,
+            suspects=how.suspects,
+            vouched=how.vouched,
             labels=self._manifest.labels,
         )
         self.findings, self.doubt, self.told = result.findings, result.doubt, result.told
         return result.merged
+
+    def _screening(self, found: Method) -> Screening:
+        return Screening(self._settings.max_share, self._suspects(found), self._settings.vouched)
 
     def _suspects(self, found: Method) -> Suspects:
         """What becomes of devices that contradict others: means of different backbones' own features always do."""

@@ -38,6 +38,7 @@ from contract.json_output import JSON_HELP, beside, check_target, write_json
 from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted, printable
+from contract.topics import check_id
 
 __all__ = [
     "DeviceName",
@@ -163,10 +164,17 @@ def log_command(store: StoreFile, json: JsonFile = None) -> int:
 
 
 @fleet_app.command("suspects")
-def suspects_command(store: StoreFile, json: JsonFile = None) -> int:
+def suspects_command(
+    store: StoreFile,
+    vouch: Annotated[
+        list[str] | None, typer.Option(help="A device that does not lie: who contradicts it does. Repeatable.")
+    ] = None,
+    json: JsonFile = None,
+) -> int:
     """Where sums stand: the devices whose class means contradict those of others."""
+    sure = [check_id(name, "--vouch") for name in vouch or ()]
     with read_only(store, KIND) as db, as_written(store):
-        devices, found = standing_suspects(db)
+        devices, found = standing_suspects(db, sure)
     write_json(json, {"schema": SCHEMA, "devices": devices, "suspects": [asdict(each) for each in found]})
     for each in found:
         few = "" if each.accused else ", fewer than may lie"

@@ -64,6 +64,7 @@ class Remaking:
             rule=self.rule,
             max_share=screening.max_share,
             suspects=screening.suspects,
+            vouched=screening.vouched,
         ).merged
         return dict(next_global(before, found, merged, round=before.round, hyper=settled).rows)
 

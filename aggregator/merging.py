@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aggregator.contradictions import has_means
@@ -60,6 +60,7 @@ def merge_round(
     rule: Rule = "mean",
     max_share: float = 0.5,
     suspects: Suspects = "leave-out",
+    vouched: Collection[str] = (),
     labels: Sequence[str] = (),
 ) -> Result:
     """The result of a round of a method.
@@ -69,7 +70,7 @@ def merge_round(
         hyper: the method's, settled.
         classes, width: C, and the width of the round's rows.
         rule: how class means merge; other sums always add up.
-        max_share, suspects, labels: see `screen`.
+        max_share, suspects, vouched, labels: see `screen`.
 
     Raises:
         StatisticError: when there is no contribution.
@@ -81,7 +82,7 @@ def merge_round(
 
     comparable = has_means(found.statistic) and found.mechanism(hyper) is None
     judged: Suspects = suspects if comparable else "ignore"
-    screened = screen(statistics, traits, max_share=max_share, suspects=judged, labels=labels)
+    screened = screen(statistics, traits, max_share=max_share, suspects=judged, vouched=vouched, labels=labels)
     merged = found.merge(screened.source, rule, hyper)
     doubt = found.doubt(merged, hyper) if merged.present.any() else _NOTHING
     return Result(merged, screened.findings, doubt, found.told(merged, hyper))

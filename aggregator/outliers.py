@@ -4,7 +4,8 @@
   usual is the middle device of this round, so less than half of the devices, lying together, cannot shift it. What the
   bundle's noise may have added is taken off first: of a class with one sample that is most of the mean.
 - **Left out**, or only named: a device whose class means contradict those of more others than may lie
-  (`aggregator/contradictions.py`). Who is contradicted by most of those that can tell, but by fewer, is named.
+  (`aggregator/contradictions.py`), or those of one that the operator vouches for. Who is contradicted by most of those
+  that can tell, but by fewer, is named. Devices that are vouched for are never left out, and say what length is usual.
 - **Counted as less**: a device that says it has more samples than `max_share` of all. Its counts, and with them the
   weight of its rows or sums, are scaled as a whole, so that nobody can buy more than that share of a round with a
   number that costs nothing; of one class it can, by claiming no other. From a half up that can be one device only.
@@ -19,7 +20,7 @@ What is compared first is three numbers of each contribution, its `Traits`, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -105,20 +106,22 @@ class Screening:
 
     max_share: float = 0.5
     suspects: Suspects = "leave-out"
+    vouched: tuple[str, ...] = ()
 
     def written(self) -> bytes:
         """As the store keeps it."""
-        return f"{self.max_share!r} {self.suspects}".encode()
+        return " ".join((repr(self.max_share), self.suspects, *self.vouched)).encode()
 
     @classmethod
     def read(cls, written: bytes) -> Screening:
-        """What `written` gave; a store of an earlier release has the share alone, and ignored suspects.
+        """What `written` gave; stores of earlier releases have nobody vouched for, or the share alone, and ignored
+        suspects.
 
         Raises:
             ValueError, TypeError: something else.
         """
-        share, _, said = bytes(written).decode().partition(" ")
-        return cls(float(share), SUSPECTS[SUSPECTS.index(said or "ignore")])
+        share, *said = bytes(written).decode().split(" ")
+        return cls(float(share), SUSPECTS[SUSPECTS.index(said[0] if said else "ignore")], tuple(said[1:]))
 
 
 def screen(
@@ -127,6 +130,7 @@ def screen(
     *,
     max_share: float = 0.5,
     suspects: Suspects = "ignore",
+    vouched: Collection[str] = (),
     labels: Sequence[str] = (),
 ) -> Screened:
     """What of `source` may merge.
@@ -135,13 +139,14 @@ def screen(
         source: yields one statistic for each of the devices in `traits`, in that order.
         max_share: the largest share of the round's samples that one device counts for, above 0, up to 1.
         suspects: what becomes of devices whose class means contradict the others'.
+        vouched: the names of devices that do not lie.
         labels: the names of the classes, for the reasons; their numbers where there are none.
     """
-    findings = _outliers(traits)
+    findings = _outliers(traits, vouched)
     out = {finding.device for finding in findings}
     if suspects != "ignore":
         here = [device for device in traits if device not in out]
-        told = contradicted(lambda: _without(source, traits, out), here)
+        told = contradicted(lambda: _without(source, traits, out), here, vouched)
         findings += [_of_contradicted(each, suspects, labels) for each in told]
         out |= {finding.device for finding in findings if finding.left_out}
     samples = {device: found.samples for device, found in traits.items() if device not in out}
@@ -165,14 +170,15 @@ def _without(source: Source, devices: Iterable[str], out: Set[str]) -> Iterator[
             yield statistic
 
 
-def _outliers(traits: Mapping[str, Traits]) -> list[Finding]:
+def _outliers(traits: Mapping[str, Traits], vouched: Collection[str]) -> list[Finding]:
     """Devices whose longest class mean is out of all proportion."""
-    usual = usual_norm([found.longest for found in traits.values()])
+    sure = [found.longest for device, found in traits.items() if device in vouched and found.longest > 0]
+    usual = usual_norm(sure or [found.longest for found in traits.values()])
     words = f"at most {OUTLIER:g} times the usual {usual:.3g}"
     return [
         Finding(device, "left out", f"a class mean of norm {found.certain:.3g}, {words}")
         for device, found in traits.items()
-        if found.certain > OUTLIER * usual
+        if found.certain > OUTLIER * usual and device not in vouched
     ]
 
 

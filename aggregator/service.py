@@ -191,6 +191,7 @@ def settle(
     max_samples: int = MAX_SAMPLES,
     max_share: float = 0.5,
     suspects: str = "leave-out",
+    vouch: Sequence[str] = (),
     ridge: float | str | None = None,
     form: str | None = None,
     rule: str = "mean",
@@ -215,7 +216,7 @@ def settle(
     if standing:
         of_rounds = {"--rounds": rounds is not None, "--rule": rule != "mean", "--fraction": fraction != 1.0}
         of_rounds |= {"--max-share": max_share != 0.5, "--min-clients": min_clients != 1}
-        of_rounds |= {"--suspects": suspects != "leave-out"}
+        of_rounds |= {"--suspects": suspects != "leave-out", "--vouch": bool(vouch)}
         of_rounds |= {"--when-new": when_new != 0, "--window": window is not None}
         of_rounds |= {"--deadline": deadline != DEADLINE_S, "--seed": seed != 0, "--no-calibrate": not calibrate}
         of_rounds |= {"--helper": helper is not None}
@@ -228,7 +229,7 @@ def settle(
         least = check_least(LEAST if least is None else least)
         min_clients = max(min_clients, least)
         of_single = {"--rule": rule != "mean", "--max-share": max_share != 0.5, "--suspects": suspects != "leave-out"}
-        _check_blinded(of_single | {"--min-samples": min_samples != 1}, when_new)
+        _check_blinded(of_single | {"--min-samples": min_samples != 1, "--vouch": bool(vouch)}, when_new)
     return Settings(
         method=None if method is None else find_method(method).name,
         rounds=rounds,
@@ -251,6 +252,7 @@ def settle(
         max_samples=_at_least("--max-samples", max_samples, 1),
         max_share=_between("--max-share", max_share, 0.01, 1.0),
         suspects=_suspects(suspects),
+        vouched=_vouched(vouch, suspects),
         hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
         enrolled=enrolled,
@@ -350,6 +352,12 @@ def _suspects(given: str) -> Suspects:
         if given == known:
             return known
     raise UsageError("--suspects", expected=" or ".join(SUSPECTS), got=given, hint=near_names(given, SUSPECTS))
+
+
+def _vouched(given: Sequence[str], suspects: str) -> tuple[str, ...]:
+    if given and suspects == "ignore":
+        raise UsageError("--vouch with --suspects ignore", expected="one of them", got="both", hint="--suspects name")
+    return tuple(dict.fromkeys(check_id(name, "--vouch") for name in given))
 
 
 def _encoding(option: str, given: str, allowed: tuple[Encoding, ...]) -> Encoding:

@@ -31,7 +31,7 @@ class Settings:
         encoding, sums_encoding: how tensors travel up, and how where the method asks for float64.
         min_samples: classes with fewer local examples are withheld by the devices, and refused.
         max_samples: the most that one device may say it has.
-        max_share, suspects: see `outliers.screen`.
+        max_share, suspects, vouched: see `outliers.screen`.
         hyper: hyper-parameters of the rounds' methods that are taken instead of the bundle's: FFC's `ridge`, say.
         limit_bytes: the largest message taken and sent.
         enrolled: whether only devices that are enrolled are heard.
@@ -51,6 +51,7 @@ class Settings:
     max_samples: int = MAX_SAMPLES
     max_share: float = 0.5
     suspects: Suspects = "leave-out"
+    vouched: tuple[str, ...] = ()
     hyper: Mapping[str, Value] = field(default_factory=dict)
     limit_bytes: int = 65_536
     enrolled: bool = False

@@ -72,6 +72,7 @@ def solve_again(path: str | os.PathLike[str], manifest: Manifest, given: Mapping
             width=width,
             max_share=how.max_share,
             suspects=how.suspects,
+            vouched=how.vouched,
         )
         before = run.state()
         state = next_global(before, found, result.merged, round=before.round, hyper=hyper)

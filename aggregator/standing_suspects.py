@@ -8,7 +8,7 @@ few times, and nothing is written.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from aggregator.contradictions import Contradicted, contradicted
 from aggregator.forgotten_classes import held_by
@@ -20,8 +20,11 @@ from contract.statistics import Statistic
 __all__ = ["standing_suspects"]
 
 
-def standing_suspects(db: sqlite3.Connection) -> tuple[int, list[Contradicted]]:
+def standing_suspects(db: sqlite3.Connection, vouched: Collection[str] = ()) -> tuple[int, list[Contradicted]]:
     """How many devices' sums stand, and who is contradicted, of a store that is read beside its aggregator.
+
+    Args:
+        vouched: the names of devices that do not lie.
 
     Raises:
         UsageError: no sums stand there.
@@ -43,7 +46,7 @@ def standing_suspects(db: sqlite3.Connection) -> tuple[int, list[Contradicted]]:
         for _, message in _messages(db):
             yield message.statistic(kind, classes, width)
 
-    return len(devices), contradicted(source, devices)
+    return len(devices), contradicted(source, devices, vouched)
 
 
 def _messages(db: sqlite3.Connection) -> Iterator[tuple[str, Contribution]]:

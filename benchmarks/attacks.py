@@ -1,7 +1,6 @@
 """What one lying device does to a fleet of five: accuracy without it, with its lie merged as it is, and as we merge it.
 
     python benchmarks/attacks.py [--rounds 5] [--samples 1500] [--json FILE]
-    python benchmarks/attacks.py --rules [--rounds 5] [--samples 1500]    FedProto by rule, as it is and as we merge it
 
 FedProto: five devices train a `small_cnn` on the shipped Fashion-MNIST subset, through the cores that devices and
 aggregator run. From round 2 on the fifth one lies: its means times a factor, or a count. Printed is the mean accuracy
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -168,16 +167,16 @@ def run(
     return accuracy, refused + (f"; {died} rounds of honest devices diverged" if died else "")
 
 
-def by_rule(fleet: Fleet, rounds: int) -> None:
-    """A row for each of the lies of `BY_RULE` to FedProto: accuracy by rule, merged as it is and as we merge it."""
-    rules: tuple[Rule, ...] = RULES
-    columns = [(rule, guarded) for guarded in (False, True) for rule in rules]
-    heads = [f"{rule}{', ours' if guarded else ''}" for rule, guarded in columns]
-    print(f"| one of five | {' | '.join(heads)} | what stopped it |\n| --- |" + " ---: |" * len(columns) + " --- |")
+def by_rule(fleet: Fleet, rounds: int) -> Iterator[tuple[str, dict[str, float], str]]:
+    """Lies of `BY_RULE` to FedProto: accuracy by rule, merged as it is and as we merge it, and what stopped it."""
     for name in ("nobody lies", *BY_RULE):
-        lie = PROTOTYPE_LIES.get(name)
-        found = [run(fleet, "fedproto", rounds, lie, guarded=guarded, rule=rule) for rule, guarded in columns]
-        print(f"| {name} | {' | '.join(f'{right:.1%}' for right, _ in found)} | {found[-1][1]} |", flush=True)
+        found, stopped = dict[str, float](), ""
+        for guarded in (False, True):
+            for rule in RULES:
+                lie = PROTOTYPE_LIES.get(name)
+                right, stopped = run(fleet, "fedproto", rounds, lie, guarded=guarded, rule=rule)
+                found[f"{rule}, {'ours' if guarded else 'as it is'}"] = right
+        yield name, found, stopped
 
 
 def main() -> None:
@@ -185,14 +184,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=1_500)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--rules", action="store_true")
     options = parser.parse_args()
     rows = []
     with TemporaryDirectory() as folder:
         fleet = prepare(options.samples, Path(folder))
-        if options.rules:
-            by_rule(fleet, options.rounds)
-            return
         for method, lies, rounds in (("fedproto", PROTOTYPE_LIES, options.rounds), ("ffc", SUM_LIES, 1)):
             honest, _ = run(fleet, method, rounds, None, guarded=True)
             without, _ = run(fleet, method, rounds, None, guarded=True, liar=False)

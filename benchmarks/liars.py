@@ -1,10 +1,11 @@
-"""What liars do to class means and to FFC's sums, by rule, and who is named: frozen features, one round, real messages.
+"""Liars in a round over frozen features: fleets, lies, and what a round of real messages comes to. For other files.
 
-    python benchmarks/liars.py [--seeds 3] [--json FILE] [--markdown FILE]
-    python benchmarks/liars.py --honest [--seeds 10]     who is accused where nobody lies, and what rules cost there
-    python benchmarks/liars.py --large 1000              seconds and memory of judging so many devices, D = 1,280
+    python benchmarks/liars.py --honest [--seeds 10]     who is accused where nobody lies
+    python benchmarks/liars.py --large 1000 [--classes 100]    seconds and memory of judging so many, D = 1,280
 
-Ten devices share 3,000 photos of the Fashion-MNIST subset, class by class as Dir(0.5) draws it, as features of a
+`benchmarks/liars_table.py` has accuracy by lie and rule, and who was named.
+
+Ten devices share 3,000 photos of the Fashion-MNIST subset, class by class as a spread draws it, as features of a
 `small_cnn` that was pretrained on others (D = 128; `benchmarks/frozen_features.py`). None, one, two or three of them
 lie; each lie is told in the words of the wire, checked as on arrival (`aggregator/validation.py`), screened and merged
 as in production (`aggregator/merging.py`). Which devices lie is drawn; the rest is the same with and without them.
@@ -14,10 +15,11 @@ as in production (`aggregator/merging.py`). Which devices lie is drawn; the rest
     random       its photos are random directions, for the classes that it has
     colluding    all its photos are said to be of class 0, by every liar
     informed     as label flip, of photos of all classes: it claims every class, and knows what they look like
+    huge count   as label flip, each photo said to be a thousand
+    squares      FFC: its class means are true, all else of its squares lies along the directions that its head needs
+    heavy squares  the same, each photo said to be a thousand
 
-Accuracy is that of the fleet's answers on the test photos, mean and deviation over seeds; beside it honest fleets with
-and without those devices, and a device alone. "named" counts, over seeds, liars that were refused or left out, and
-honest devices that were. No number in the product was chosen on these photos (docs/decisions/158).
+No number in the product was chosen on these photos (docs/decisions/158).
 """
 
 from __future__ import annotations
@@ -26,31 +28,33 @@ import argparse
 import json
 import resource
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from frozen_features import Frozen, shipped
 from numpy.typing import NDArray
 
 from aggregator.contradictions import contradicted
-from aggregator.merging import merge_round, traits_of
+from aggregator.merging import Messages, Result, merge_round, traits_of
 from aggregator.outliers import Suspects
 from aggregator.state import next_global
 from aggregator.validation import Terms, check_content
 from contract.errors import WireError
 from contract.messages import Contribution
+from contract.methods import Method, Value
 from contract.methods import method as method_of
-from contract.rules import RULES, Rule
+from contract.ridge import solve_head
+from contract.rules import Rule
 from contract.sphere import unit_rows
 from contract.state import GlobalState
-from contract.statistics import Statistic
+from contract.statistics import FeatureGram, Statistic, pack_triangle
 from contract.wire import decode, encode
 from lab.data.partition import Partition, partition
 
-RUN, BUNDLE, DEVICES, SAMPLES = b"run1", bytes(32), 10, 3_000
+RUN, BUNDLE, DEVICES, SAMPLES, OWN = b"run1", bytes(32), 10, 3_000, 100
 SPREADS = {
     "iid": Partition("iid", DEVICES),
     "Dir(0.5)": Partition("dirichlet", DEVICES, 0.5, min_classes=1),
@@ -58,16 +62,19 @@ SPREADS = {
     "one class": Partition("pathological", DEVICES, classes_per_client=1, min_classes=1),
 }
 
+Guard = Literal["as it is", "bounds", "ours"]
 Photos = tuple[NDArray[np.float64], NDArray[np.int64]]
 """Unit features (N, D) of some photos, and labels (N,)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Lie:
-    """One way to lie: which photos, said to be of which classes, and what is done to the sums of them."""
+    """One way to lie: which photos, said to be of which classes and how many, and what is done to the sums of them."""
 
     photos: Callable[[Photos, Photos, np.random.Generator], Photos] = lambda mine, all_classes, rng: mine
     factor: float = 1.0
+    claims: int = 1
+    forged: Callable[[Statistic], Statistic] = lambda made: made
 
 
 def _flipped(photos: Photos) -> Photos:
@@ -79,6 +86,18 @@ def _random(photos: Photos, rng: np.random.Generator) -> Photos:
     return np.asarray(unit_rows(towards + 0.5 * unit_rows(rng.normal(size=photos[0].shape)))), photos[1]
 
 
+def _squares(made: Statistic) -> Statistic:
+    """The sums of photos that leave their class mean only along the directions that a head of them tells apart by."""
+    if not isinstance(made, FeatureGram):
+        return made
+    held, counts = made.counts > 0, made.counts[made.counts > 0, None]
+    head = solve_head(made, 0.01)[held]
+    ways = np.linalg.svd(head - head.mean(axis=0), full_matrices=False)[2][: max(1, len(head) - 1)]
+    between = made.cross[held].T @ (made.cross[held] / counts)
+    rest = float(made.counts.sum() - np.trace(between))
+    return FeatureGram(pack_triangle(between + rest * ways.T @ ways / len(ways)), made.cross, made.counts)
+
+
 LIES: Mapping[str, Lie] = {
     "label flip": Lie(lambda mine, all_classes, rng: _flipped(mine)),
     "times 1000": Lie(factor=1_000.0),
@@ -86,7 +105,9 @@ LIES: Mapping[str, Lie] = {
     "random": Lie(lambda mine, all_classes, rng: _random(mine, rng)),
     "colluding": Lie(lambda mine, all_classes, rng: (mine[0], np.zeros_like(mine[1]))),
     "informed": Lie(lambda mine, all_classes, rng: _flipped(all_classes)),
+    "huge count": Lie(lambda mine, all_classes, rng: _flipped(mine), claims=1_000),
 }
+SQUARES: Mapping[str, Lie] = {"squares": Lie(forged=_squares), "heavy squares": Lie(forged=_squares, claims=1_000)}
 
 
 @dataclass
@@ -115,18 +136,23 @@ def statistic(name: str, photos: Photos, classes: int) -> Statistic:
 
 
 def round_of(
-    name: str, sent: Mapping[str, Statistic], test: Photos, *, rule: Rule = "mean", suspects: Suspects = "leave-out"
+    name: str,
+    sent: Mapping[str, Statistic],
+    test: Photos,
+    *,
+    rule: Rule = "mean",
+    guard: Guard = "ours",
+    vouched: Collection[str] = (),
 ) -> tuple[float, set[str], set[str]]:
     """Accuracy after one round of these statistics, who was refused or left out, and who was suspected."""
     found, shape = method_of(name), next((s.classes, s.width) for s in sent.values())
     hyper, taken = found.settle({}), dict[str, Contribution]()
     for device in sorted(sent):
-        arrived = _arrived(found.name, sent[device], shape)
+        arrived = _arrived(found.name, sent[device], shape, checked=guard != "as it is")
         if arrived is not None:
             taken[device] = arrived
     messages: Callable[[], Iterator[tuple[str, Contribution]]] = lambda: iter(taken.items())  # noqa: E731
-    options: dict[str, Any] = {"classes": shape[0], "width": shape[1], "rule": rule, "suspects": suspects}
-    result = merge_round(found, messages, traits_of(found, messages, hyper), hyper, **options)
+    result = guarded(found, messages, hyper, shape, rule, guard, vouched)
     state = next_global(GlobalState(RUN, 0, 0), found, result.merged, round=1, hyper=hyper)
     answer = found.shared_answers(state, *shape, hyper)[found.way]
     right = float((answer(test[0].astype(np.float32)) == test[1]).mean())
@@ -134,12 +160,32 @@ def round_of(
     return right, out, {each.device for each in result.findings if each.verdict == "suspected"}
 
 
-def _arrived(name: str, sent: Statistic, shape: tuple[int, int]) -> Contribution | None:
+def guarded(
+    found: Method,
+    messages: Messages,
+    hyper: Mapping[str, Value],
+    shape: tuple[int, int],
+    rule: Rule,
+    guard: Guard,
+    vouched: Collection[str] = (),
+) -> Result:
+    """What a round comes to: as it is, within the bounds on length and weight alone, or as production merges it."""
+    if guard == "as it is":
+        merged = found.merge(lambda: (m.statistic(found.statistic, *shape) for _, m in messages()), rule, hyper)
+        return Result(merged, (), "", "")
+    suspects: Suspects = "ignore" if guard == "bounds" else "leave-out"
+    options: dict[str, Any] = {"classes": shape[0], "width": shape[1], "rule": rule, "suspects": suspects}
+    return merge_round(found, messages, traits_of(found, messages, hyper), hyper, vouched=vouched, **options)
+
+
+def _arrived(name: str, sent: Statistic, shape: tuple[int, int], *, checked: bool) -> Contribution | None:
     """A contribution as the aggregator has it; None where it is refused."""
     made = Contribution.of(sent, run=RUN, round=1, method=name, bundle=BUNDLE, extractor=BUNDLE)
     payload = encode(made, method_of(name).encoding)
     message = decode(payload, limit_bytes=max(len(payload), 1 << 16))
     assert isinstance(message, Contribution)
+    if not checked:
+        return message
     try:
         check_content(message, Terms(extractor=BUNDLE), bundles=(BUNDLE,), classes=shape[0], width=shape[1])
     except WireError:
@@ -149,9 +195,10 @@ def _arrived(name: str, sent: Statistic, shape: tuple[int, int]) -> Contribution
 
 @dataclass(frozen=True, eq=False)
 class Fleet:
-    """Devices' photos, those that nobody has, and a draw of who lies: the first `n` of `order`."""
+    """Devices' photos, `OWN` more that an operator may have, and a draw of who lies: the first `n` of `order`."""
 
     shares: Mapping[str, Photos]
+    own: Photos
     test: Photos
     order: Sequence[str]
     seed: int
@@ -159,11 +206,13 @@ class Fleet:
     @classmethod
     def of(cls, frozen: Frozen, spread: Partition, seed: int, samples: int = SAMPLES) -> Fleet:
         rng = np.random.default_rng([seed, spread.clients])
-        drawn = rng.permutation(len(frozen.fit[1]))[: min(samples, len(frozen.fit[1]))]
+        mixed = rng.permutation(len(frozen.fit[1]))
+        drawn, own = mixed[:samples], mixed[samples : samples + OWN]
         z, y = frozen.fit[0][drawn], frozen.fit[1][drawn]
         parts = partition(y, spread, seed=seed)
         shares = {f"device-{at:03}": (z[part], y[part]) for at, part in enumerate(parts)}
-        return cls(shares, frozen.test, list(rng.permutation(sorted(shares))), seed)
+        held = frozen.fit[0][own], frozen.fit[1][own]
+        return cls(shares, held, frozen.test, list(rng.permutation(sorted(shares))), seed)
 
     def sent(self, name: str, lie: Lie, liars: int) -> dict[str, Statistic]:
         """By device, the first `liars` of the order lying."""
@@ -175,7 +224,7 @@ class Fleet:
                 continue
             some = rng.permutation(len(everything[1]))[: len(mine[1])]
             made = statistic(name, lie.photos(mine, (everything[0][some], everything[1][some]), rng), 10)
-            told[device] = _times(made, lie.factor)
+            told[device] = _claimed(_times(lie.forged(made), lie.factor), lie.claims)
         return told
 
 
@@ -186,44 +235,9 @@ def _times(made: Statistic, factor: float) -> Statistic:
     return made.build([value * (factor if each.name in rows else abs(factor)) for each, value in fields], made.counts)
 
 
-def table(fleets: Sequence[Fleet], name: str) -> Iterator[dict[str, Any]]:
-    """A row for each lie and number of liars: accuracy by rule, and who was named."""
-    rules = RULES if method_of(name).statistic.is_class_means() else ("mean",)
-    for label, lie in LIES.items():
-        for liars in (1, 2, 3):
-            row: dict[str, Any] = {"lie": label, "liars": liars, "method": name, "accuracy": {}}
-            for suspects in ("ignore", "leave-out"):
-                for rule in rules:
-                    named, rights = Named(), []
-                    for fleet in fleets:
-                        sent = fleet.sent(name, lie, liars)
-                        right, out, doubted = round_of(name, sent, fleet.test, rule=rule, suspects=suspects)
-                        rights.append(right)
-                        named.add(out, doubted, set(fleet.order[:liars]))
-                    row["accuracy"][f"{rule}, {suspects}"] = rights
-                    row["named"] = named.words()
-            without = [
-                {d: s for d, s in fleet.sent(name, lie, 0).items() if d not in fleet.order[:liars]} for fleet in fleets
-            ]
-            pairs = list(zip(without, fleets, strict=True))
-            row["accuracy"]["without them"] = [
-                round_of(name, sent, fleet.test, suspects="ignore")[0] for sent, fleet in pairs
-            ]
-            yield row
-
-
-def honest(fleets: Sequence[Fleet], name: str) -> dict[str, list[float]]:
-    """Accuracy of fleets in which nobody lies, by rule, and of their devices one by one."""
-    found: dict[str, list[float]] = {}
-    for fleet in fleets:
-        sent = fleet.sent(name, Lie(), 0)
-        for rule in RULES if method_of(name).statistic.is_class_means() else ("mean",):
-            for suspects in ("ignore", "leave-out"):
-                right = round_of(name, sent, fleet.test, rule=rule, suspects=suspects)[0]
-                found.setdefault(f"{rule}, {suspects}", []).append(right)
-        alone = [round_of(name, {device: s}, fleet.test)[0] for device, s in sent.items() if s.counts.any()]
-        found.setdefault("a device alone", []).append(float(np.mean(alone)))
-    return found
+def _claimed(made: Statistic, times: int) -> Statistic:
+    """As if each photo had been there so many times."""
+    return made.build([value * times for value in made.arrays()], made.counts * times) if times > 1 else made
 
 
 def accused(frozen: Sequence[Frozen], seeds: int) -> Iterator[dict[str, Any]]:
@@ -246,9 +260,9 @@ def accused(frozen: Sequence[Frozen], seeds: int) -> Iterator[dict[str, Any]]:
                        "accused": totals[1], "suspected": totals[2]}  # fmt: skip
 
 
-def large(devices: int) -> None:
+def large(devices: int, classes: int) -> None:
     """Seconds and memory of the judgement alone, and of the merge of the same class means beside it."""
-    rng, classes, width = np.random.default_rng(0), 10, 1_280
+    rng, width = np.random.default_rng(0), 1_280
     centres = unit_rows(rng.normal(size=(classes, width)))
     kind, counts = method_of("ncm").statistic, np.full(classes, 20)
 
@@ -277,51 +291,25 @@ def show(values: Sequence[float]) -> str:
     return f"{100 * np.mean(values):.1f} ± {100 * np.std(values):.1f}"
 
 
-def _markdown(rows: Sequence[Mapping[str, Any]], base: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
-    lines = []
-    for name in dict.fromkeys(row["method"] for row in rows):
-        columns = list(next(row for row in rows if row["method"] == name)["accuracy"])
-        lines += [
-            f"| {name}: lie | liars of {DEVICES} | " + " | ".join(columns) + " | named: liars, others (suspected) |"
-        ]
-        lines += ["| --- |" + " ---: |" * (len(columns) + 2)]
-        cells = [show(base[name][column]) if column in base[name] else "" for column in columns]
-        lines += [f"| none; a device alone {show(base[name]['a device alone'])} | 0 | {' | '.join(cells)} | |"]
-        for row in (row for row in rows if row["method"] == name):
-            cells = [show(row["accuracy"][column]) for column in columns]
-            lines += [f"| {row['lie']} | {row['liars']} | {' | '.join(cells)} | {row['named']} |"]
-        lines += [""]
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--spread", choices=list(SPREADS), default="Dir(0.5)")
     parser.add_argument("--honest", action="store_true")
     parser.add_argument("--large", type=int, default=0)
+    parser.add_argument("--classes", type=int, default=10)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     if options.large:
-        large(options.large)
+        large(options.large, options.classes)
         return
-    if options.honest:
-        found = list(accused(shipped(0), options.seeds))
-        for row in found:
-            print(row, flush=True)
-        print("in all", *(sum(row[key] for row in found) for key in ("of", "accused", "suspected")))
-        content: dict[str, Any] = {"schema": "protofleet.benchmark.accused/1", "rows": found}
-    else:
-        fleets = [Fleet.of(shipped(seed)[0], SPREADS[options.spread], seed) for seed in range(options.seeds)]
-        base = {name: honest(fleets, name) for name in ("ncm", "ffc")}
-        rows = [row for name in base for row in table(fleets, name)]
-        words = _markdown(rows, base)
-        print(words)
-        if options.markdown:
-            options.markdown.write_text(words)
-        content = {"schema": "protofleet.benchmark.liars/1", "honest": base, "rows": rows}
+    if not options.honest:
+        parser.error("--honest or --large N; accuracy is in liars_table.py")
+    found = list(accused(shipped(0), options.seeds))
+    for row in found:
+        print(row, flush=True)
+    print("in all", *(sum(row[key] for row in found) for key in ("of", "accused", "suspected")))
     if options.json:
+        content = {"schema": "protofleet.benchmark.accused/1", "rows": found}
         options.json.write_text(json.dumps(content, indent=1) + "\n")
 
 

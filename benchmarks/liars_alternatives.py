@@ -1,6 +1,6 @@
 """Three ways to find liars in FFC's sums, on the same fleets: the choice of docs/decisions/158.
 
-    python benchmarks/liars_alternatives.py [--seeds 3]
+    python benchmarks/liars_alternatives.py [--seeds 3] [--cache DIR]
 
 - contradictions  what the product does (`aggregator/contradictions.py`)
 - left-out error  the squared error, on a device's own sums, of the head of all others' sums, which sums give exactly;
@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-from frozen_features import shipped
+from frozen_features import trained
 from liars import LIES, SPREADS, Fleet, Lie, Photos, show
 from numpy.typing import NDArray
 
@@ -73,8 +74,9 @@ def right(head: NDArray[np.float64], test: Photos) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--cache", type=Path)
     options = parser.parse_args()
-    frozen = [shipped(seed)[0] for seed in range(options.seeds)]
+    frozen = [trained(seed, options.cache) for seed in range(options.seeds)]
     print("| spread | lie | contradictions: liars, others | right | left-out error: liars, others | right "
           "| buckets: right | sum of all: right |\n| --- | --- |" + " ---: |" * 6)  # fmt: skip
     for label, spread in SPREADS.items():

@@ -1,35 +1,29 @@
-"""What liars do to FedProto's prototypes in one round, by rule, and who is named; as `benchmarks/liars.py` for ncm.
+"""What liars do to FedProto's prototypes, by rule, and who is named: for `benchmarks/liars_table.py`.
 
-    python benchmarks/liars_trained.py [--seeds 3] [--rounds 2] [--samples 2000] [--json FILE]
-
-Ten devices train a `small_cnn` on the shipped Fashion-MNIST subset, dealt as Dir(0.5), through the cores that devices
-and aggregator run. All rounds but the last are honest. In the last none, one, two or three of them lie: their means
-times 1000 or −10, in random directions of the usual length, or those of a device that trained all rounds with each
-label moved to the next class, or with every photo said to be of class 0. It is screened and merged as in production.
-Accuracy is the mean over `ASKED` devices that never lie of their nearest prototype on 500 test photos of all classes;
-alone: of their own prototypes. What several rounds of a lie do to training is in `benchmarks/attacks.py`.
+Ten devices train a `small_cnn` on Fashion-MNIST, through the cores that devices and aggregator run. All rounds but the
+last are honest. In the last none, one, two or three of them lie: their means times 1000 or −10, in random directions of
+the usual length, or those of a device that trained all rounds with each label moved to the next class, or with every
+photo said to be of class 0, or the former with each photo said to be a thousand. Accuracy is the mean over `ASKED`
+devices that never lie of their nearest prototype on `TEST` test photos of all classes; alone: of their own prototypes.
+What several rounds of a lie do to training is in `benchmarks/attacks.py`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from liars import Named, show
+from liars import Guard, guarded
 
-from aggregator.merging import merge_round, traits_of
-from aggregator.outliers import Suspects
 from aggregator.state import next_global
+from contract.answers import nearest_answer
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DivergedError
 from contract.messages import Announcement, Contribution
 from contract.methods import method as method_of
-from contract.rules import RULES, Rule
+from contract.rules import Rule
 from contract.sphere import unit_rows
 from contract.state import GlobalState
 from contract.statistics import ClassMeans
@@ -40,7 +34,7 @@ from export.build import build_bundle
 from lab.data.datasets import load_dataset, take
 from lab.data.partition import Partition, partition
 
-RUN, DEVICES, CLASSES, ASKED = b"run1", 10, 10, 7
+RUN, DEVICES, CLASSES, ASKED, TEST = b"run1", 10, 10, 7, 1_000
 Labels = Callable[[np.ndarray[Any, np.dtype[np.int64]]], np.ndarray[Any, np.dtype[np.int64]]]
 FOUND = method_of("fedproto")
 
@@ -88,10 +82,14 @@ class Fleet:
             for lie, devices in others.items():
                 self.lies[lie] = {name: self._round(each, number, self.before) for name, each in devices.items()}
             if number < rounds:
-                self.before = self.merged(self.sent, "mean", "ignore")[0]
+                self.before = self.merged(self.sent, "mean", "bounds")[0]
         self.honest = [made[name] for name in order[3 : 3 + ASKED]]
         for lie, forge in FORGED.items():
             self.lies[lie] = {name: forge(self.sent[name], rng) for name in self.liars}
+        flips = self.lies["label flip"]
+        self.lies["huge count"] = {name: ClassMeans(s.sums * 1_000, s.counts * 1_000) for name, s in flips.items()}
+        self._labels = test.y
+        self._seen = [np.concatenate([z for _, z in d._extractor("local").blocks(test.x)]) for d in self.honest]
 
     def _round(self, device: Device, number: int, state: GlobalState) -> ClassMeans:
         asked, m = Announcement(RUN, number, "open", FOUND.name, self._bundle.sha256), self._bundle.manifest
@@ -104,7 +102,7 @@ class Fleet:
         return found
 
     def merged(
-        self, given: Mapping[str, ClassMeans], rule: Rule, suspects: Suspects
+        self, given: Mapping[str, ClassMeans], rule: Rule, guard: Guard
     ) -> tuple[GlobalState, set[str], set[str]]:
         """The state after a round, who was left out, and who was suspected."""
         m = self._bundle.manifest
@@ -113,64 +111,41 @@ class Fleet:
             name: Contribution.of(given[name], **key, bundle=self._bundle.sha256)  # type: ignore[arg-type]
             for name in sorted(given)
         }
-        messages = lambda: iter(made.items())  # noqa: E731
-        options: dict[str, Any] = {"classes": m.classes, "width": m.features, "rule": rule, "suspects": suspects}
-        result = merge_round(FOUND, messages, traits_of(FOUND, messages, hyper), hyper, **options)
+        result = guarded(FOUND, lambda: iter(made.items()), hyper, (m.classes, m.features), rule, guard)
         state = next_global(self.before, FOUND, result.merged, round=1, hyper=hyper)
         doubted = {each.device for each in result.findings if each.verdict == "suspected"}
         return state, {each.device for each in result.findings if each.left_out}, doubted
 
-    def accuracy(self, state: GlobalState, way: str = "prototype") -> float:
-        found = [device.evaluate(state) for device in self.honest]
-        return float(np.mean([each.all_classes[way] for each in found if each is not None]))
+    def accuracy(self, state: GlobalState) -> float:
+        """Of the honest devices' features, as they are after the last round's training, by these prototypes."""
+        m = self._bundle.manifest
+        answer = nearest_answer(*state.prototypes.dense(m.classes, m.features))
+        return float(np.mean([(answer(seen) == self._labels).mean() for seen in self._seen]))
+
+    def alone(self) -> float:
+        """By each device's own prototypes."""
+        found = [device.evaluate(self.before) for device in self.honest]
+        return float(np.mean([each.all_classes["own_prototype"] for each in found if each is not None]))
 
     def with_liars(self, lie: str, liars: int) -> dict[str, ClassMeans]:
         return self.sent | {name: self.lies[lie][name] for name in self.liars[:liars]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--samples", type=int, default=2_000)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    columns: list[tuple[Rule, Suspects]] = [*((rule, "ignore") for rule in RULES), ("mean", "leave-out")]
-    rows: dict[tuple[str, int], dict[str, Any]] = {}
-    with TemporaryDirectory() as folder:
-        data, path = load_dataset("fashion_mnist_subset"), Path(folder) / "liars.bundle"
-        build_bundle(
-            method_name=FOUND.name, out=path, backbone="small_cnn", labels=data.labels, input_shape=data.input_shape
-        )
-        for seed in range(options.seeds):
-            rng = np.random.default_rng(seed)
-            train = take(data.train, rng.permutation(len(data.train))[: options.samples])
-            test = take(data.test, rng.permutation(len(data.test))[:500])
-            parts = partition(train.y, Partition("dirichlet", DEVICES, 0.5, min_classes=1), seed=seed)
-            fleet = Fleet(read_bundle(path), [take(train, part) for part in parts], test, seed, options.rounds)
-            alone = fleet.accuracy(fleet.before, "own_prototype")
-            print(f"seed {seed}: honest devices alone {alone:.1%}", flush=True)
-            for lie, liars in [("none", 0), *((lie, n) for lie in fleet.lies for n in (1, 2, 3))]:
-                row = rows.setdefault((lie, liars), {"accuracy": {}, "named": Named()})
-                given = fleet.with_liars(lie, liars) if liars else fleet.sent
-                for rule, suspects in columns:
-                    state, out, doubted = fleet.merged(given, rule, suspects)
-                    row["accuracy"].setdefault(f"{rule}, {suspects}", []).append(fleet.accuracy(state))
-                row["named"].add(out, doubted, set(fleet.liars[:liars]))
-                without = {name: sent for name, sent in given.items() if name not in fleet.liars[:liars]}
-                state, _, _ = fleet.merged(without, "mean", "ignore")
-                row["accuracy"].setdefault("without them", []).append(fleet.accuracy(state))
-                row["accuracy"].setdefault("alone", []).append(alone)
-    names = list(next(iter(rows.values()))["accuracy"])
-    print(f"| fedproto: lie | liars of {DEVICES} | {' | '.join(names)} | named: liars, others (suspected) |")
-    print("| --- |" + " ---: |" * (len(names) + 2))
-    for (lie, liars), row in rows.items():
-        print(f"| {lie} | {liars} | {' | '.join(map(show, row['accuracy'].values()))} | {row['named'].words()} |")
-    if options.json:
-        found = [{"lie": lie, "liars": n, **row, "named": row["named"].words()} for (lie, n), row in rows.items()]
-        content = {"schema": "protofleet.benchmark.liars-trained/1", "rows": found}
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+def fleets(spread: Partition, seeds: int, rounds: int, samples: int, directory: str, folder: Path) -> Iterator[Fleet]:
+    """One for each seed, trained.
 
-
-if __name__ == "__main__":
-    main()
+    Args:
+        samples: of the fleet; all that there are for 0.
+        directory: Fashion-MNIST in the Hub's layout; the shipped subset where it is empty.
+        folder: for the bundle.
+    """
+    data, path = load_dataset(directory or "fashion_mnist_subset"), folder / "liars.bundle"
+    build_bundle(
+        method_name=FOUND.name, out=path, backbone="small_cnn", labels=data.labels, input_shape=data.input_shape
+    )
+    for seed in range(seeds):
+        rng = np.random.default_rng(seed)
+        train = take(data.train, rng.permutation(len(data.train))[: samples or None])
+        test = take(data.test, rng.permutation(len(data.test))[:TEST])
+        parts = partition(train.y, spread, seed=seed)
+        yield Fleet(read_bundle(path), [take(train, part) for part in parts], test, seed, rounds)

@@ -32,9 +32,9 @@ class Aggregator:
         sign: file of the Ed25519 private key that signs all that is published.
         take_over, new_run, metrics, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
             `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`,
-            `suspects`, `ridge`, `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `every`, `when_new`,
-            `window`, `open_clients`, `max_clients`, `standing`, `enrolled`; with `every`, `when_new` or `standing` it
-            runs until `stop`.
+            `suspects`, `vouch`, `ridge`, `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `every`,
+            `when_new`, `window`, `open_clients`, `max_clients`, `standing`, `enrolled`; with `every`, `when_new` or
+            `standing` it runs until `stop`.
 
     Raises:
         ProtofleetError: a bundle that cannot be read, an option out of range; one line says what, and what to do.

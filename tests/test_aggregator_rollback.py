@@ -8,14 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, contribution, extractor, gram, manifest, means
+from test_aggregator_blinded import DEVICES as FIVE
+from test_aggregator_blinded import PLAIN, World
 
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.orders import Obeyed, give
 from aggregator.report import Summary
 from aggregator.rollback_store import KEPT
 from aggregator.rounds import Policy, Step
+from aggregator.solve_again import solve_again
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.store import SqliteStore
+from contract.errors import UsageError
 from contract.messages import Status
 from contract.methods.ncm import UnitMeans
 from contract.statistics import ClassMeans, Statistic
@@ -190,6 +194,42 @@ def test_a_few_states_are_kept_and_none_that_a_forgotten_device_or_class_is_in(
     give(tmp_path / "s", "forget", "a", "me")
     steps(core, 23.0)
     assert ordered(core, tmp_path / "s", 24.0).outcome.startswith("refused: no earlier state is kept")
+
+
+def test_a_blinded_round_is_taken_back_with_its_sum(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.round(*FIVE)
+    assert solve_again(tmp_path / "store", PLAIN, {"ridge": 1e-3}).round == 1
+    give(tmp_path / "store", "rollback", "", "me", detail="1")
+    world.now += 1.0
+    assert any(isinstance(step, Obeyed) and step.outcome.startswith("done") for step in world.steps())
+    assert not len(world.core.state.head.classes)
+    with pytest.raises(UsageError, match="contributions were dropped"):
+        solve_again(tmp_path / "store", PLAIN, {"ridge": 1e-3})
+    world.store.close()
+    world.ledger.close()
+
+
+def test_going_back_while_a_round_is_open_leaves_it_open_and_it_can_be_taken_back_in_turn(
+    store: SqliteStore, tmp_path: Path
+) -> None:
+    core = core_of(store)
+    a_round(core, 1.0)
+    first = core.state
+    a_round(core, 2.0)
+    steps(core, 3.0)
+    (decision,) = core.take([("a", encode(contribution(sent("a", 3, "fedproto"), run=core.run, round=3), "f64"))], 3.0)
+    assert (decision.outcome, core.rounds.phase) == ("committed", "open")
+    ordered(core, tmp_path / "s", 3.5)
+    assert (core.rounds.phase, core.rounds.number, core.state.version) == ("open", 3, 3)
+    np.testing.assert_array_equal(core.state.prototypes.rows, first.prototypes.rows)
+    core.take([("b", encode(contribution(sent("b", 3, "fedproto"), run=core.run, round=3), "f64"))], 4.0)
+    while core.rounds.number == 3 and core.rounds.phase == "open":
+        core.advance(4.0, 1004.0)
+    assert core.state.version == 4
+    done = ordered(core, tmp_path / "s", 5.0)
+    assert done.outcome == "done: as before round 3, 1 taken back"
+    np.testing.assert_array_equal(core.state.prototypes.rows, first.prototypes.rows)
 
 
 def test_where_sums_stand_forgetting_does_it(store: SqliteStore, tmp_path: Path) -> None:
