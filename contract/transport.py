@@ -26,6 +26,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from contract.address import Address
 from contract.connection import Connection
 from contract.link_actions import Send, Terms
+from contract.tls_words import tls_words
 from contract.wire import CONTENT_TYPE, WIRE_VERSION
 
 __all__ = ["Transport"]
@@ -36,16 +37,33 @@ _UNSPECIFIED, _NOT_AUTHORIZED, _KEEPALIVE = 128, 135, 141
 
 class _Client(mqtt.Client):
     """Paho's client, but for its trust in lengths: it would collect whatever a packet claims to hold, 256 MB of it, in
-    memory. It has no public place to say otherwise; a test sees to it that this one works.
+    memory. And it keeps what TLS said last, a broker's alert that refuses our certificate among it, which paho drops.
+    It has no public place to say otherwise; tests see to it that these work.
     """
 
     largest_bytes: int | None = None
+    tls_error: ssl.SSLError | None = None
 
     def _sock_recv(self, bufsize: int) -> bytes:
         """The rest of a packet is asked for with its whole length first, before anything of it is read."""
         if self.largest_bytes is not None and bufsize > self.largest_bytes:
             raise ValueError(f"a packet of {bufsize:,} bytes, at most {self.largest_bytes:,} were asked for")
-        return super()._sock_recv(bufsize)
+        try:
+            return super()._sock_recv(bufsize)
+        except ssl.SSLError as error:
+            self.tls_error = error
+            raise
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        """With TLS 1.3 a broker refuses a certificate after the handshake: its alert may lie there, unread."""
+        try:
+            return super()._sock_send(buf)
+        except BlockingIOError:
+            raise
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._sock_recv(1)
+            raise
 
 
 class Transport:
@@ -116,13 +134,20 @@ class Transport:
     # ── what the core wants ─────────────────────────────────────────────────────────────────────────────────────────
 
     def dial(self) -> None:
-        """Connect and send CONNECT: a session that ends with the connection. Blocks for seconds at most."""
+        """Connect and send CONNECT: a session that ends with the connection. Blocks for seconds at most.
+
+        Raises:
+            OSError: there is nobody, or nobody whom we believe.
+        """
         properties = Properties(PacketTypes.CONNECT)
         properties.ReceiveMaximum = self._receive_maximum
         if self._packet_bytes is not None:
             properties.MaximumPacketSize = self._packet_bytes
         address = self._address
-        self._client.connect(address.host, address.port, self.keepalive_s, clean_start=True, properties=properties)
+        try:
+            self._client.connect(address.host, address.port, self.keepalive_s, clean_start=True, properties=properties)
+        except ssl.SSLError as error:
+            raise ConnectionError(tls_words(error)) from None
 
     def subscribe(self, topics: tuple[str, ...]) -> None:
         """Subscribe at QoS 1."""
@@ -211,7 +236,10 @@ class Transport:
     def _ended(self, client: mqtt.Client, _: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
         from_broker = flags.is_disconnect_packet_from_server
         accepted = self._core.phase in ("subscribing", "up")
-        self._tell_ended(_why(reason, from_broker, accepted), code=reason.value if from_broker else None)
+        why = _why(reason, from_broker, accepted)
+        if self._client.tls_error is not None and not (from_broker or accepted):
+            why = tls_words(self._client.tls_error)
+        self._tell_ended(why, code=reason.value if from_broker else None)
 
     def _tell_ended(self, reason: str, code: int | None = None) -> None:
         with self._lock:

@@ -50,7 +50,7 @@ class Patience:
                 f"no broker at {self._address} within {self._limit_s:g} s",
                 expected="an MQTT 5 broker",
                 got=reason or "no answer",
-                hint="protofleet broker",
+                hint="protofleet pki list" if self._address.tls else "protofleet broker",
             )
         raise LinkError(
             f"the run is over, contributions without a receipt: {waiting}",
