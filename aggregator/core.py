@@ -232,6 +232,7 @@ class Core(ABC):
             message = self.gate.opened(device, topic, payload, limit_bytes=self._settings.limit_bytes, is_ours=is_ours)
             if not isinstance(message, Status):
                 raise WireError("message", expected="a status", got=type(message).__name__.lower())
+            self.gate.check_news(device, topic, message)
         except Intrusion as intrusion:
             if is_news:
                 self.gate.note(device, intrusion.cause, str(intrusion), time.time())

@@ -8,6 +8,9 @@ So on a broker that anyone may write to, a device's name is its own. A device is
 public key, or by itself with the one-time token of its invitation (`contract/signed.py`): what it sends proves that it
 has the token, without showing it, and is of use for no other key.
 
+A birth has a number above all that its key has signed before (`check_news`): one that was recorded would say again that
+a bundle failed, how good a device was, that it is here.
+
 Who is turned away is counted by device and cause, told to the operator now and then, and kept (`enrolment_store.py`).
 The answer that goes out speaks of the bytes that came, by their digest, so it ends nothing of the honest device's, and
 is paced apart from the answers to what is signed.
@@ -26,13 +29,13 @@ from aggregator.standing_store import Order
 from contract import topics
 from contract.envelopes import ENROL, KEY_BYTES
 from contract.errors import SignatureError, WireError
-from contract.messages import Enrolment, Message, Receipt, Signed
+from contract.messages import Enrolment, Message, Receipt, Signed, Status
 from contract.signed import Keyring, key_id, token_proves
 from contract.wire import MAX_MESSAGE_BYTES, decode
 
 __all__ = ["INTRUSIONS", "OF_ENROLMENT", "Gate", "Intrusion", "inner_of", "read_enrolment"]
 
-Cause = Literal["unsigned", "other-key", "forged", "not-enrolled", "revoked", "token", "posing", "refuses"]
+Cause = Literal["unsigned", "other-key", "forged", "not-enrolled", "revoked", "token", "posing", "refuses", "replayed"]
 INTRUSIONS: Final = get_args(Cause)
 OF_ENROLMENT = ("invite", "enrol", "revoke")
 _LONGEST_ENROLMENT = 160
@@ -74,6 +77,8 @@ class Gate:
         self._noted: OrderedDict[tuple[str, str], _Noted] = OrderedDict()
         for each in reversed([] if tables is None else tables.intruders()):
             self._noted[each.device, each.cause] = _Noted(each)
+        self._marks = {} if tables is None else tables.marks()
+        self._unmarked: set[str] = set()  # topics
         self._unkept: set[tuple[str, str]] = set()
         self._news: list[Intruder] = []
         self._kept_at = float("-inf")
@@ -133,6 +138,22 @@ class Gate:
             return Intrusion("other-key", f"signed with key {message.key_id.hex()}, not that of {device}", inner)
         return Intrusion("unsigned", what or f"not signed, and {device} is enrolled with a key", inner)
 
+    def check_news(self, device: str, topic: str, status: Status) -> None:
+        """That a birth of an enrolled device is no older than the newest that its key has signed for this topic.
+
+        Raises:
+            Intrusion: it was recorded, and is sent again.
+        """
+        if device not in self._rings or not status.online:
+            return
+        newest = self._marks.get(topic, 0)
+        if status.issued < newest:
+            why = "recorded and sent again, or of a board whose state directory and clock were set back"
+            raise Intrusion("replayed", f"birth {status.issued} after {newest}: {why}, fleet invite {device}", b"")
+        if status.issued > newest:
+            self._marks[topic] = status.issued
+            self._unmarked.add(topic)
+
     # ── enrolment ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def enrol(self, device: str, enrolment: Enrolment, payload: bytes, run: bytes, wall: float) -> Receipt:
@@ -168,9 +189,16 @@ class Gate:
         assert self._tables is not None
         self._tables.enrol(device, key, wall, by_token=by_token)
         self._keys[device], self._rings[device] = key, Keyring([key])
+        self._unmark(device)
         for cause in INTRUSIONS:
             self._noted.pop((device, cause), None)
             self._unkept.discard((device, cause))
+
+    def _unmark(self, device: str) -> None:
+        """Another key has numbers of its own."""
+        for topic in [topic for topic in self._marks if topic.endswith(f"/{device}")]:
+            del self._marks[topic]
+            self._unmarked.discard(topic)
 
     def obey(self, order: Order, wall: float) -> str | None:
         """Do what an order asks for; what became of it, None for an order of something else."""
@@ -181,6 +209,7 @@ class Gate:
             self._tables.revoke(order.device, wall)
             self._keys[order.device] = None
             self._rings.pop(order.device, None)
+            self._unmark(order.device)
             return "done" if known else "done: no key of it was known"
         key, _, expires = order.detail.partition(" ")
         try:
@@ -225,10 +254,12 @@ class Gate:
         Raises:
             StoreError: the disk refused.
         """
-        if self._unkept and self._tables is not None and abs(wall - self._kept_at) >= _KEEP_S:
+        if (self._unkept or self._unmarked) and self._tables is not None and abs(wall - self._kept_at) >= _KEEP_S:
             self._kept_at = wall
-            self._tables.keep(self._noted[key].intruder for key in self._unkept)
+            marks = {topic: self._marks[topic] for topic in self._unmarked}
+            self._tables.keep([self._noted[key].intruder for key in self._unkept], marks)
             self._unkept.clear()
+            self._unmarked.clear()
         news, self._news = self._news, []
         return news
 

@@ -7,13 +7,14 @@ and cannot make one. It is used once, and gone with the transaction that enrols 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from contract.sqlite import Database
 
 __all__ = ["EnrolmentTables", "Intruder", "intruders_in", "keys_in"]
 
+_BIRTH = "birth "  # and a topic, in `meta`
 MAX_INTRUDERS = 512  # rows, the newest: anyone may invent names
 
 
@@ -72,6 +73,7 @@ class EnrolmentTables:
                     (device, at, key.hex(), at),
                 )
             db.execute("INSERT OR REPLACE INTO device_key VALUES (?, ?, ?)", (device, key, at))
+            _unmark(db, device)
             db.execute("DELETE FROM invitation WHERE device = ?", (device,))
             db.execute("DELETE FROM intruder WHERE device = ?", (device,))
 
@@ -79,6 +81,7 @@ class EnrolmentTables:
         """Nothing of this device holds any more, until it is enrolled with another key."""
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO device_key VALUES (?, NULL, ?)", (device, at))
+            _unmark(db, device)
             db.execute("DELETE FROM invitation WHERE device = ?", (device,))
 
     def intruders(self) -> list[Intruder]:
@@ -86,8 +89,14 @@ class EnrolmentTables:
         with self._disk():
             return intruders_in(self._db)
 
-    def keep(self, intruders: Iterable[Intruder]) -> None:
-        """Make durable what was noted, in place of what stood of the same device and cause."""
+    def marks(self) -> dict[str, int]:
+        """The number of the newest birth that came on a status topic, by topic."""
+        with self._disk():
+            rows = self._db.execute("SELECT name, value FROM meta WHERE name LIKE 'birth %'").fetchall()
+        return {str(name).removeprefix(_BIRTH): int(memoryview(value).tobytes()) for name, value in rows}
+
+    def keep(self, intruders: Iterable[Intruder], marks: Mapping[str, int]) -> None:
+        """Make durable what was noted, in place of what stood of the same device and cause, and numbers of births."""
         rows = [(i.device, i.cause, i.reason, i.messages, i.first_at, i.last_at) for i in intruders]
         with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO intruder VALUES (?, ?, ?, ?, ?, ?)", rows)
@@ -95,6 +104,14 @@ class EnrolmentTables:
                 "DELETE FROM intruder WHERE rowid NOT IN (SELECT rowid FROM intruder ORDER BY last_at DESC LIMIT ?)",
                 (MAX_INTRUDERS,),
             )
+            numbers = [(_BIRTH + topic, str(number).encode()) for topic, number in marks.items()]
+            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", numbers)
+
+
+def _unmark(db: sqlite3.Connection, device: str) -> None:
+    """Another key has numbers of its own; ids have no slash."""
+    end = f"/{device}"
+    db.execute("DELETE FROM meta WHERE name LIKE 'birth %' AND substr(name, ?) = ?", (-len(end), end))
 
 
 def keys_in(db: sqlite3.Connection) -> dict[str, bytes | None]:

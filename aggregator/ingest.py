@@ -17,7 +17,7 @@ For each message on an `up` topic, in this order:
    plausible sizes → rejected if wrong, else accepted.
 
 Whatever came on a device's own topic gets an answer, but it must not end another contribution than the one that it
-speaks of: a rejection carries that one's digest, and a device heeds no other. See docs/decisions/081.
+speaks of: each answer carries that one's digest, and a device heeds no other. See docs/decisions/081.
 
 An accepted contribution is not yet committed: the store does that, and only then may its receipt be sent. Within a
 batch `decide` remembers what it has accepted, so a duplicate that follows in the same batch is seen as one.
@@ -196,9 +196,9 @@ class Ingest:
         standing = self._standing(device, message, digest, view)
         if isinstance(message, Chunk):
             taken = standing or self._take_chunk(device, message, len(payload), view, now)
-            return _signed(taken, message.digest)
+            return _named(taken, message.digest)
         decided = standing or self._take(device, message, payload, len(payload), view)
-        return _signed(decided, digest)
+        return _named(decided, digest)
 
     def stalled(self, now: float, view: View, is_online: Callable[[str], bool]) -> list[Decision]:
         """For contributions of which nothing came for a while: what is missing.
@@ -217,7 +217,7 @@ class Ingest:
                 del self._in_progress[(device, method)]
                 continue
             pending.touched_at, pending.questions = now, pending.questions + 1
-            asked.append(_decision(device, pending.chunk, "need-chunks", missing=missing))
+            asked.append(_named(_decision(device, pending.chunk, "need-chunks", missing=missing), pending.chunk.digest))
         return asked
 
     def forget_accepted(self) -> None:
@@ -232,15 +232,13 @@ class Ingest:
         if known is not None:
             known = known if inner is payload else replace(known, digest=digest_of(payload))
             standing = self._standing(device, known, known.digest, view)
-            return _signed(
+            return _named(
                 standing or _decision(device, known, "rejected", reason=reason, cause="unreadable"), known.digest
             )
         if view.round < 1:
             return Decision(device, "malformed", 0, reason=reason, cause="unreadable")
         guess = Tie(view.run, view.round, view.method, digest_of(payload))
-        guessed = _signed(
-            _decision(device, guess, "rejected", reason=reason, round=0, cause="unreadable"), guess.digest
-        )
+        guessed = _named(_decision(device, guess, "rejected", reason=reason, round=0, cause="unreadable"), guess.digest)
         return replace(guessed, outcome="malformed")
 
     def _forget_others(self, view: View) -> None:
@@ -404,12 +402,10 @@ def _to_intruder(device: str, payload: bytes, intrusion: Intrusion, view: View) 
     known = tie(intrusion.inner) or Tie(view.run, max(view.round, 1), view.method, b"")
     named = replace(known, digest=digest_of(payload))
     decided = _decision(device, named, "rejected", reason=str(intrusion), round=0, cause="intruder")
-    return _signed(decided, named.digest)
+    return _named(decided, named.digest)
 
 
-def _signed(decision: Decision, digest: bytes) -> Decision:
-    """A rejection says which contribution it speaks of."""
+def _named(decision: Decision, digest: bytes) -> Decision:
+    """An answer says which contribution it speaks of."""
     receipt = decision.receipt
-    if receipt is None or receipt.status != "rejected":
-        return decision
-    return replace(decision, receipt=replace(receipt, digest=digest))
+    return decision if receipt is None else replace(decision, receipt=replace(receipt, digest=digest))

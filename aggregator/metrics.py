@@ -61,6 +61,9 @@ class Metrics:
         tables: of its store.
         wall: seconds since the epoch.
         address: of the broker, whose certificate files are looked at when somebody asks.
+
+    Attributes:
+        broker_certificate: gives the one that the broker has shown, if it has.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Metrics:
         self._refused = len(tables.refused())
         self._opened: tuple[int, float | None] = 0, None  # the newest round, and when it opened
         self._newest = _Look()
+        self.broker_certificate: Callable[[], Expiry | None] = lambda: None
         self.look()
 
     def __call__(self, event: events.Event) -> None:
@@ -133,7 +137,8 @@ class Metrics:
 
     def text(self) -> str:
         """All of it as Prometheus reads it; from any thread."""
-        families = _families(self._newest, self._wall(), [] if self._address is None else expiries(self._address))
+        shown, files = self.broker_certificate(), [] if self._address is None else expiries(self._address)
+        families = _families(self._newest, self._wall(), files if shown is None else [*files, shown])
         return self._about + "".join(_family(*each) for each in families)
 
 
@@ -158,7 +163,7 @@ def _families(
     yield "broker_up", "gauge", "Whether the broker is connected.", "", {"": seen.is_up}
     yield "broker_connections_total", "counter", "Connections to the broker.", "", {"": seen.connections}
     if expire:
-        until = {expiry.what.replace(" ", "_"): expiry.until for expiry in expire}
+        until = {expiry.what.replace("'s", "").replace(" ", "_"): expiry.until for expiry in expire}
         yield "expiry_timestamp_seconds", "gauge", "When what the connection hangs on expires.", "of", until
     yield "last_turn_timestamp_seconds", "gauge", "When the aggregator's loop last went round.", "", {"": seen.at}
 

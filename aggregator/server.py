@@ -42,6 +42,7 @@ from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.standing_events import StandingTeller
 from aggregator.voice import Voice
 from contract import topics
+from contract.certificates import Expiry
 from contract.envelopes import ENVELOPE_BYTES
 from contract.errors import LinkError, StoreError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
@@ -180,6 +181,10 @@ class Server:
             self._handout.close()
             self._link.close()
             self._listener(events.Ended(self._connections, self._link.dropped))
+
+    def broker_certificate(self) -> Expiry | None:
+        """Until when the certificate is good that the broker has shown; from any thread."""
+        return self._link.broker_certificate
 
     # ── one turn ────────────────────────────────────────────────────────────────────────────────────────────────────
 

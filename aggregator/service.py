@@ -143,6 +143,7 @@ class Service:
                 manager=ServiceManager(),
                 each_turn=metrics.look,
             )
+            metrics.broker_certificate = server.broker_certificate
             try:
                 with self._served(metrics, tell):
                     server.run()

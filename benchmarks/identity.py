@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from aggregator.broken_message import digest_of
 from aggregator.broker import EmbeddedBroker
 from aggregator.enrolment_store import intruders_in, keys_in
 from aggregator.orders import await_done, give
@@ -347,8 +348,9 @@ def forged_receipt(w: World) -> bool:
     w.enrol("a")  # while the aggregator is there
     first.stop()
     device = w.device("a")
-    _, sent = until(lambda: w.attacker.all_of(topics.up(FLEET, "a"), Contribution))[-1]
-    w.attacker.publish(topics.down(FLEET, "a"), Receipt(sent.run, sent.round, sent.method, "committed"))
+    payload, sent = until(lambda: w.attacker.all_of(topics.up(FLEET, "a"), Contribution))[-1]
+    forged = Receipt(sent.run, sent.round, sent.method, "committed", digest=digest_of(payload))
+    w.attacker.publish(topics.down(FLEET, "a"), forged)
     robbed = happens(lambda: device.heard("committed"), 3.0)
     w.aggregator(min_clients=2, open_clients=1)
     got = lambda: (record := w.held("a")) is not None and record.rounds  # noqa: E731

@@ -16,6 +16,7 @@ from living_books import Book
 from living_parts import ENVIRONMENT, StalledError, command
 
 from contract.bundle import read_bundle
+from contract.signed import Signer
 from edge_client.rollout_file import read_rollouts
 
 SHIPPED = Path(__file__).parent.parent / "lab" / "demo" / "shipped" / "fleet.bundle"
@@ -41,8 +42,21 @@ class Signed:
         for before, after, label in zip(paths, paths[1:], NEW_CLASSES, strict=False):
             told = ("--classes", f"+{label}", "--sign", self.secret, "--out", after, "--quiet")
             command("export", "--extend", before, *told)
+        self._keys = folder / "keys"
+        self._keys.mkdir()
         self.old, self.new = paths[1:]
         self.bundles = read_bundle(self.old), read_bundle(self.new)
+
+    def key_of(self, device: str) -> Path:
+        """The file of a device's own private key, made when it is first asked for."""
+        path = self._keys / f"{device}.key"
+        if not path.exists():
+            path.write_bytes(os.urandom(32))
+        return path
+
+    def public_of(self, device: str) -> str:
+        """The key that goes with it, in hex."""
+        return Signer(self.key_of(device).read_bytes()).public_key.hex()
 
     def runs_new(self, book: Book) -> bool:
         """Whether a device has the bundle with a class more, for good."""

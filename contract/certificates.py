@@ -103,10 +103,6 @@ def expiries(address: Address) -> list[Expiry]:
     return found
 
 
-def _of_broker(address: Address, span: tuple[float, float]) -> Expiry:
-    return Expiry("broker's certificate", str(address), *span)
-
-
 def validity(pem: bytes) -> list[tuple[float, float]]:
     """From when until when each certificate or revocation list in a PEM file is good, in seconds since the epoch. What
     cannot be read is left out, a list that does not say until when among it."""
@@ -170,6 +166,9 @@ class CertificateWatch:
 
     Args:
         rng: for the time after which a renewed certificate is taken up.
+
+    Attributes:
+        broker: until when the certificate is good that the broker has shown last; None before it has.
     """
 
     def __init__(self, address: Address, rng: random.Random) -> None:
@@ -181,6 +180,7 @@ class CertificateWatch:
         self._found: list[Expiry] = []  # in the files as they were then
         self._told: dict[str, float] = {}  # what, and when it was last told of
         self._renew_at: float | None = None
+        self.broker: Expiry | None = None
 
     def dialling(self, now: float) -> None:
         """A connection is being made, with the files as they are."""
@@ -203,7 +203,9 @@ class CertificateWatch:
         if stamp != self._seen:
             self._seen = stamp
             lines = self._changed(now)
-        for expiry in self._expiries(broker_validity(peer)):
+        shown = broker_validity(peer)
+        self.broker = self.broker if shown is None else Expiry("broker's certificate", str(self._address), *shown)
+        for expiry in self._expiries():
             if expiry.is_soon(wall) and now - self._told.get(expiry.what, float("-inf")) >= _TOLD_EACH_S:
                 lines.append(expiry.line(wall))
                 self._told[expiry.what] = now
@@ -215,12 +217,12 @@ class CertificateWatch:
         self._renew_at = None if due else self._renew_at
         return due
 
-    def _expiries(self, broker: tuple[float, float] | None) -> list[Expiry]:
+    def _expiries(self) -> list[Expiry]:
         """The files are read when they are others; they may hold every authority of a system."""
         stamp = [*self._seen, None if self._address.crl_file is None else _of_file(self._address.crl_file)]
         if self._read_at != stamp:
             self._read_at, self._found = stamp, expiries(self._address)
-        return self._found if broker is None else [*self._found, _of_broker(self._address, broker)]
+        return self._found if self.broker is None else [*self._found, self.broker]
 
     def _changed(self, now: float) -> list[str]:
         """Other files than before: are they those of the connection again, and if not, can they be used?"""

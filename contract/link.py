@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 
 from contract.address import Address
-from contract.certificates import CertificateWatch
+from contract.certificates import CertificateWatch, Expiry
 from contract.connection import PACKET_OVERHEAD_BYTES, Connection
 from contract.errors import LinkError, ProtofleetError
 from contract.link_actions import (
@@ -176,6 +176,11 @@ class Link:
     def dropped(self) -> int:
         """How many messages came at QoS 0 and found no room; nothing of ours travels so."""
         return self._core.dropped
+
+    @property
+    def broker_certificate(self) -> Expiry | None:
+        """Until when the certificate is good that the broker has shown; None without TLS, and before it has."""
+        return self._certificates.broker
 
     def wait_connected(self, patience_s: float) -> Connected:
         """Wait for the first connection.

@@ -489,6 +489,8 @@ class Status:
         profile: what the board calls itself.
         versions: of the software, by package.
         metrics: measured figures by name, units in the name.
+        issued: of a birth that is signed, higher than in any that the same key signed before, so that an old one that
+            is sent again is known; 0 elsewhere.
     """
 
     online: bool
@@ -497,8 +499,10 @@ class Status:
     profile: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    issued: int = 0
 
     def __post_init__(self) -> None:
+        _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
         _require(len(self.instance) == 8, "instance", "8 bytes", len(self.instance))
         _require(0 <= self.boot <= MAX_ROUND, "boot", f"0 to {MAX_ROUND}", self.boot)
         _require(len(self.profile) <= MAX_TEXT, "profile", f"at most {MAX_TEXT} characters", len(self.profile))

@@ -17,7 +17,8 @@ _THEIRS = {  # X509_V_ERR_…: why the broker's certificate is not believed here
 }
 _OURS = {  # ends of the alerts with which the broker says why ours is not believed there
     "CERTIFICATE_REVOKED": "the broker refuses our certificate: it is revoked",
-    "CERTIFICATE_EXPIRED": "the broker refuses our certificate: it has expired, or the broker's revocation list has",
+    "CERTIFICATE_EXPIRED": "the broker refuses our certificate: it has expired, or the broker's revocation list has: "
+    "protofleet pki renew --crl",
     "UNKNOWN_CA": "the broker refuses our certificate: it is of an authority that the broker does not know",
     "CERTIFICATE_REQUIRED": "the broker asks for a certificate: --cert",
 }

@@ -35,6 +35,10 @@ _CONNECT_S, _FAREWELL_S = 5.0, 1.0
 _UNSPECIFIED, _NOT_AUTHORIZED, _KEEPALIVE = 128, 135, 141
 
 
+_NEW_LIST = "protofleet pki renew --crl"
+_UNSURE = f", as a broker does that refuses this certificate, or whose revocation list has expired: {_NEW_LIST}"
+
+
 class _Client(mqtt.Client):
     """Paho's client, but for its trust in lengths: it would collect whatever a packet claims to hold, 256 MB of it, in
     memory. And it keeps what TLS said last, a broker's alert that refuses our certificate among it, which paho drops.
@@ -237,8 +241,10 @@ class Transport:
         from_broker = flags.is_disconnect_packet_from_server
         accepted = self._core.phase in ("subscribing", "up")
         why = _why(reason, from_broker, accepted)
-        if self._client.tls_error is not None and not (from_broker or accepted):
+        if self._client.tls_error is not None and not from_broker:
             why = tls_words(self._client.tls_error)
+        elif self._address.cert_file is not None and not (from_broker or accepted):
+            why += _UNSURE  # what it had to say is often lost with the connection
         self._tell_ended(why, code=reason.value if from_broker else None)
 
     def _tell_ended(self, reason: str, code: int | None = None) -> None:

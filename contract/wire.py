@@ -162,7 +162,8 @@ def _encode_receipt(m: Receipt, encoding: Encoding) -> dict[int, Any]:
 
 
 def _encode_status(m: Status, encoding: Encoding) -> dict[int, Any]:
-    return {2: m.online, 3: m.instance, 4: m.boot, 5: m.profile, 6: dict(m.versions), 7: dict(m.metrics)}
+    told = {2: m.online, 3: m.instance, 4: m.boot, 5: m.profile, 6: dict(m.versions), 7: dict(m.metrics)}
+    return told | ({8: m.issued} if m.issued else {})
 
 
 def _encode_request(m: Request, encoding: Encoding) -> dict[int, Any]:
@@ -556,6 +557,7 @@ def _decode_status(f: _Fields) -> Status:
         profile=f.text(5),
         versions=f.entries(6, str),
         metrics=f.figures(7),
+        issued=f.integer(8) if f.has(8) else 0,
     )
 
 

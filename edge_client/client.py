@@ -193,6 +193,7 @@ class Client:
             on_announcement=rollout.announced,
             on_piece=lambda piece: rollout.take(piece, time.monotonic()),
             on_settled=self._rounds.settled,
+            on_news=self._rounds.told,
             log=log,
             say=self._say,
             detail=self._detail,
@@ -429,8 +430,9 @@ class Client:
         if self._enrolling.is_open:
             return
         self._releases.figures(self._health.figures)
-        if self._link.publish(self._status, self._said(self._health.birth()), retain=True):
-            self._presence.born()
+        birth = self._identity.numbered(self._health.birth(), self._journal.issued, time.time())
+        if self._link.publish(self._status, self._said(birth), retain=True):
+            self._presence.born(birth.issued)
 
     def _sealed(self, payload: bytes) -> bytes:
         """What goes up, as it is published."""

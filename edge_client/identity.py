@@ -12,11 +12,12 @@ from pathlib import Path
 
 from contract.errors import StoreError
 from contract.files import own_directory, whole_file
-from contract.messages import Signed
+from contract.messages import Signed, Status
 from contract.signed import Signer
 from contract.signing_keys import read_private_key
 from contract.wire import decode
 from edge_client.config import ClientConfig
+from edge_client.issued import IssuedMarks
 from edge_client.journal import Pending
 
 __all__ = ["FILE", "Identity", "identity_of"]
@@ -37,6 +38,17 @@ class Identity:
     def sealed(self, topic: str, payload: bytes) -> bytes:
         """An encoded message as it is published on this topic: the same bytes each time."""
         return payload if self.signer is None else self.signer.sign(topic, payload)
+
+    def numbered(self, birth: Status, marks: IssuedMarks, wall: float) -> Status:
+        """A birth with a number above all that this key has signed before, so that an old one is known for old.
+
+        Args:
+            wall: seconds since the epoch, as far as this device knows.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        return birth if self.signer is None else replace(birth, issued=marks.next(self.signer.key_id, wall))
 
     def signed_anew(self, topic: str, pending: Pending) -> Pending:
         """A contribution that an earlier process left, signed with the present key: it may have had none."""

@@ -34,7 +34,8 @@ class Inbox:
         trust: says whether a message is believed.
         stays: whether a run of another bundle is told of, instead of being an error.
         on_announcement: is told of each announcement, also of one that is of other bundles; `on_piece` of each piece.
-        on_settled: is told of each receipt that ends a contribution.
+        on_settled: is told of each receipt that ends a contribution; `on_news` of one that answers none, by which the
+            aggregator says how it stands with this device.
         log: takes one line for a person; `say` the same, unless it is what was said last.
         detail: takes a line for each message.
 
@@ -58,12 +59,13 @@ class Inbox:
         on_announcement: Callable[[Announcement], None],
         on_piece: Callable[[Piece], None],
         on_settled: Callable[[Receipt], None],
+        on_news: Callable[[Receipt], None],
         log: Callable[[str], None],
         say: Callable[[str], None],
         detail: Callable[[str], None],
     ) -> None:
         self._follower, self._outbox, self._journal, self._bundle = follower, outbox, journal, bundle
-        self._stays, self._on_settled, self._told = stays, on_settled, on_announcement
+        self._stays, self._on_settled, self._on_news, self._told = stays, on_settled, on_news, on_announcement
         self._log, self._say, self._detail = log, say, detail
         self._trust, self._enrolling = trust, enrolling
         self.malformed = 0
@@ -132,8 +134,12 @@ class Inbox:
         if receipt.status not in FINAL:
             self._outbox.need_chunks(receipt)
             return
-        if receipt.status == "rejected" and not self._outbox.is_refused(receipt):
-            self._log(f"round {receipt.round} ({receipt.method}): other bytes than ours were refused: {receipt.reason}")
+        if not self._outbox.is_answered(receipt):
+            if self._outbox.holds(key):
+                said = f"other bytes than ours were answered: {receipt.status} {receipt.reason}".rstrip()
+                self._log(f"round {receipt.round} ({receipt.method}): {said}")
+            elif not receipt.digest:
+                self._on_news(receipt)
             return
         if self._journal.settle(receipt, self._outbox.sent_bytes(key)):
             reason = f" ({receipt.reason})" if receipt.reason else ""

@@ -1,4 +1,4 @@
-"""In the journal: how new the newest announcement was that each trusted key has signed."""
+"""In the journal: how new the newest announcement was that each trusted key has signed, and our own newest birth."""
 
 from __future__ import annotations
 
@@ -27,6 +27,19 @@ class IssuedMarks:
         """
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (_name(key_id), issued))
+
+    def next(self, key_id: bytes, wall: float) -> int:
+        """A number above every earlier one of this key, durable: milliseconds since the epoch, or the last and one.
+
+        Args:
+            wall: seconds since the epoch, as far as this device knows.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        number = max(int(wall * 1000), self.newest(key_id) + 1)
+        self.saw(key_id, number)
+        return number
 
 
 def _name(key_id: bytes) -> str:

@@ -163,7 +163,7 @@ class Outbox:
     def need_chunks(self, receipt: Receipt) -> None:
         """The aggregator lacks some chunks: send those at once. Of no effect for what is not here."""
         item = self._items.get((receipt.run, receipt.round, receipt.method))
-        if item is None or item.queue:
+        if item is None or item.queue or not self.is_answered(receipt):
             return
         missing = [part.index for part in item.parts if in_bitmap(part.index, receipt.missing)]
         item.queue.extend(missing or self._indices(item))
@@ -174,11 +174,15 @@ class Outbox:
         item = self._items.get(key)
         return 0 if item is None else item.sent_bytes
 
-    def is_refused(self, receipt: Receipt) -> bool:
-        """Whether a rejection speaks of the contribution that is here, and not of other bytes under its key."""
+    def holds(self, key: Key) -> bool:
+        """Whether a contribution is here that waits for its receipt."""
+        return key in self._items
+
+    def is_answered(self, receipt: Receipt) -> bool:
+        """Whether a receipt speaks of the contribution that is here, and not of other bytes under its key: somebody
+        else's, or those of a receipt that was recorded and is sent again."""
         item = self._items.get((receipt.run, receipt.round, receipt.method))
-        mine = b"" if item is None else hashlib.sha256(item.pending.payload).digest()[:8]
-        return receipt.digest in (b"", mine)
+        return item is not None and receipt.digest == hashlib.sha256(item.pending.payload).digest()[:8]
 
     def settled(self, key: Key) -> None:
         """A final receipt for `key` is in the journal: forget it."""

@@ -12,9 +12,9 @@ A death of another instance is the last will of a process that is gone, such as 
 broker has only now found missing: we say again that we are here. So we do to a death in our own name: the aggregator,
 which has heard nothing of us through a whole deadline, asks in this way whether we are there.
 
-Where the device signs, only what its own key has signed is a birth of it (`trusted.py`). One of a start long ago was
-recorded by somebody and is sent again: then we say once more that we are here, as we do, now and then, when something
-else took the place of our birth.
+Where the device signs, only what its own key has signed is a birth of it (`trusted.py`). One of a start long ago, or
+with a lower number than our newest, was recorded by somebody and is sent again: then we say once more that we are here,
+as we do, now and then, when something else took the place of our birth; unless our newest comes after it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Presence:
     ) -> None:
         self._device_id, self._instance, self._is_own = device_id, instance, is_own
         self._boot, self._is_signed = boot, is_signed
-        self._mended_s = float("-inf")
+        self._mended_s, self._mends = float("-inf"), False
+        self._issued = 0  # of our newest birth
         self._seen_self = False
         self._eviction = Eviction()
         self._birth_due_s: float | None = None
@@ -66,11 +67,15 @@ class Presence:
 
     def disconnected(self) -> None:
         """The connection is gone."""
-        self._birth_due_s = None
+        self._birth_due_s, self._mends = None, False
 
-    def born(self) -> None:
-        """The birth has been published on this connection."""
-        self._birth_due_s = None
+    def born(self, issued: int = 0) -> None:
+        """The birth has been published on this connection.
+
+        Args:
+            issued: its number, where the device signs.
+        """
+        self._birth_due_s, self._mends, self._issued = None, False, issued
 
     def birth_due(self, now_s: float) -> bool:
         """Whether to publish a birth now."""
@@ -84,7 +89,7 @@ class Presence:
         """Something else stands where our birth stood: say again that we are here, now and then."""
         if self._seen_self and self._birth_due_s is None:
             self._birth_due_s = max(now_s + _LISTEN_S, self._mended_s + _MEND_EACH_S)
-            self._mended_s = self._birth_due_s
+            self._mended_s, self._mends = self._birth_due_s, True
 
     def heard(self, status: Status, now_s: float) -> None:
         """A status on this device's own topic.
@@ -98,7 +103,11 @@ class Presence:
             raise self._another("one that takes this one's session at the broker, with the same certificate")
         if status.instance == self._instance:
             self._seen_self = True
-            if not status.online or self._birth_due_s is not None:
+            if status.online and status.issued < self._issued:
+                self.overwritten(now_s)
+            elif status.online and self._mends:  # it came after what had taken its place
+                self._birth_due_s, self._mends = None, False
+            elif not status.online or self._birth_due_s is not None:
                 # our own last will, what is retained of us, or the aggregator that asks whether we are still there
                 self._birth_due_s = now_s
         elif self._seen_self and not status.online:

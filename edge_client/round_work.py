@@ -205,6 +205,10 @@ class RoundWork:
         """What is waited for where sums stand, for a person; empty where there are rounds."""
         return self._standing.waits_for()
 
+    def told(self, receipt: Receipt) -> None:
+        """Where sums stand, a receipt came that answers nothing: how it stands with what was sent before."""
+        self._standing.told(receipt, time.monotonic())
+
     def settled(self, receipt: Receipt) -> None:
         """A receipt that ends a contribution came."""
         self._standing.told(receipt, time.monotonic())

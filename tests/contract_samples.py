@@ -138,6 +138,7 @@ statuses = st.builds(
     profile=st.text(max_size=200),
     versions=st.dictionaries(st.text(min_size=1, max_size=64), st.text(max_size=64), max_size=8),
     metrics=st.dictionaries(st.text(min_size=1, max_size=64), floats(1e12), max_size=8),
+    issued=st.just(0) | st.integers(1, 2**63 - 1),
 )
 requests = st.builds(
     Request, run=RUN, bundle=st.binary(min_size=8, max_size=8), offset=st.integers(0, 2**32 - 1), wanted_bytes=U32
@@ -294,6 +295,7 @@ def readable_messages() -> dict[str, Message]:
         "status": Status(
             True, bytes(range(8)), 3, "Raspberry Pi Zero 2 W", {"protofleet": "0.1.0"}, {"peak_rss_bytes": 98e6}
         ),
+        "status-issued": Status(True, bytes(range(8)), 3, issued=1_795_000_000_000),
         "request": Request(run, bundle[::-1][:8], 65_536, 1_000_000),
         "piece": Piece(run, bundle[::-1][:8], 65_536, b"bytes of a bundle"),
         "signed": Signed(SIGNER.key_id, receipt, SIGNER.signature("pf/v2/pets/down/cam-3", receipt)),

@@ -142,7 +142,7 @@ def test_a_token_expires_and_a_new_one_takes_its_place(store: SqliteStore) -> No
 
 def coordinator(store: SqliteStore, **settings: object) -> Coordinator:
     core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False, **settings), now=0.0)  # type: ignore[arg-type]
-    core.status("a", KEY.sign(topics.status(FLEET, "a"), encode(Status(True, bytes(8), 1))), 0.0)
+    core.status("a", KEY.sign(topics.status(FLEET, "a"), encode(Status(True, bytes(8), 1, issued=1))), 0.0)
     core.advance(10.0, WALL)
     assert core.rounds.phase == "open"
     return core
@@ -201,6 +201,27 @@ def test_a_forged_status_moves_nobody(store: SqliteStore) -> None:
     assert core.rounds.is_online("a")
     core.status("a", death, 11.0, is_ours=True)  # our own question whether it is there
     assert not core.rounds.is_online("a")
+
+
+def test_a_recorded_birth_says_nothing_again_also_after_a_restart(store: SqliteStore) -> None:
+    """It is signed, for this topic: a device that failed a roll-out, or measured itself, weeks ago."""
+    topic = topics.status(FLEET, "a")
+    store.enrolment.enrol("a", KEY.public_key, WALL)
+    first, newest = (KEY.sign(topic, encode(Status(True, bytes(8), 1, issued=number))) for number in (5, 9))
+    for wall in (WALL, WALL + 100):
+        core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False), now=0.0)
+        for birth in (first, newest) if wall == WALL else (newest,):  # which the broker retains
+            core.status("a", birth, 11.0)
+        assert core.rounds.death("a", bytes(8))
+        assert not core.status("a", first, 12.0)
+        assert not core.rounds.is_online("a")
+        (told,) = core.gate.take_news(wall)
+        assert (told.device, told.cause) == ("a", "replayed")
+        assert "birth 5 after 9" in told.reason
+    store.enrolment.enrol("a", OTHER.public_key, WALL)  # another key has numbers of its own
+    core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False), now=0.0)
+    core.status("a", OTHER.sign(topic, encode(Status(True, b"another!", 1, issued=1))), 14.0)
+    assert not core.gate.take_news(WALL + 200)
 
 
 def test_a_device_that_gets_forged_messages_says_so(store: SqliteStore) -> None:

@@ -28,6 +28,7 @@ from aggregator.metrics import Metrics
 from aggregator.metrics_server import MetricsServer, parse_metrics
 from aggregator.store import SqliteStore
 from contract import topics
+from contract.certificates import Expiry
 from contract.errors import UsageError
 from contract.link import Address, Link
 from contract.messages import Status
@@ -118,6 +119,8 @@ def test_when_certificates_expire_is_told_and_read_anew_each_time(tmp_path: Path
         until = issue(tmp_path, "d1", issue(tmp_path, "ca"))[0].not_valid_after_utc.timestamp()
         for of in ("certificate", "authority"):
             assert f'protofleet_expiry_timestamp_seconds{{of="{of}"}} {until:.17g}\n' in metrics.text()
+        metrics.broker_certificate = lambda: Expiry("broker's certificate", "b", 0.0, until)
+        assert f'protofleet_expiry_timestamp_seconds{{of="broker_certificate"}} {until:.17g}\n' in metrics.text()
 
 
 def test_what_happens_between_two_looks_is_in_the_next(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from aggregator_samples import BUNDLE
 from attacks.fleet_model import FLEET, MANIFEST, DeviceProcess, ServerProcess, statistic_of
 from attacks.hostile_broker import HOSTILE, FakeBroker, Route, accept, publish, say
 
+from aggregator.broken_message import digest_of
 from contract import connection as connection_rules
 from contract import topics
 from contract.chunks import Assembler
@@ -191,7 +192,12 @@ class _Aggregator:
         if topic != topics.up(FLEET, self._device) or whole is None:
             return []
         self.came.append(whole)
-        return [(topics.down(FLEET, self._device), encode(Receipt(RUN, 1, "fedproto", "committed")))]
+        return [
+            (
+                topics.down(FLEET, self._device),
+                encode(Receipt(RUN, 1, "fedproto", "committed", digest=digest_of(whole))),
+            )
+        ]
 
 
 def _device_among(names: tuple[str, ...], fake: Callable[..., FakeBroker], folder: Path) -> None:

@@ -91,6 +91,7 @@ OPTIONAL = {
     ("contribution-noised", 13),
     ("announcement-offer", 17),
     ("announcement-offer-fleet", 17),
+    ("status-issued", 8),
 }
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from attacks.target_inbox import KEYS, Scene
 
 from contract import topics
 from contract.envelopes import ENROL
@@ -21,7 +24,7 @@ from contract.wire import decode, encode
 from edge_client.config import settle_config
 from edge_client.enrolling import Enrolling
 from edge_client.identity import FILE, Identity, identity_of
-from edge_client.journal import Journal, Pending
+from edge_client.journal import FINAL, Journal, Pending
 from edge_client.outbox import Outbox
 from edge_client.patience import Patience
 from edge_client.presence import Presence
@@ -127,6 +130,29 @@ def test_a_recorded_birth_ends_no_process() -> None:
         presence.heard(Status(True, b"another!", 200), 3.0)
 
 
+def test_each_birth_has_a_higher_number_whatever_the_clock(tmp_path: Path) -> None:
+    said = []
+    for wall in (1.8e9, 0.0, 1.8e9, 1.9e9):
+        with Journal(tmp_path / "state", fleet=FLEET, device=DEVICE, bundle=bytes(32)) as journal:
+            said.append(Identity(OWN).numbered(Status(True, b"instance", 1), journal.issued, wall).issued)
+            assert Identity().numbered(Status(True, b"instance", 1), journal.issued, wall).issued == 0
+    assert said == [1_800_000_000_000, 1_800_000_000_001, 1_800_000_000_002, 1_900_000_000_000]
+
+
+def test_an_older_birth_of_this_process_is_said_anew_unless_the_newest_comes_after_it() -> None:
+    """What was said first, of an accuracy or a roll-out, would else stand for what was said last."""
+    presence = Presence(DEVICE, b"instance", 1, is_own=lambda instance: False, is_signed=True)
+    presence.connected(0.0)
+    old, newest = (Status(True, b"instance", 1, issued=number) for number in (7, 8))
+    for birth in (old, newest):
+        presence.born(birth.issued)
+    for birth in (old, newest):  # as the broker gives them back
+        presence.heard(birth, 1.0)
+    assert not presence.birth_due(60.0)
+    presence.heard(old, 61.0)
+    assert presence.birth_due(120.0)
+
+
 def test_a_client_that_ends_with_its_run_waits_for_no_aggregator_without_a_signature() -> None:
     patience = Patience("mqtt://x", 60.0, until_finished=True, now_s=0.0)
     patience.check_trust(59.0, refused=3)
@@ -188,8 +214,6 @@ def test_what_an_earlier_process_left_is_signed_the_same_each_time() -> None:
 
 
 def test_chunks_are_signed_and_so_is_the_whole() -> None:
-    import random
-
     outbox = Outbox(random.Random(0), seal=lambda payload: OWN.sign(UP, payload))
     whole = OWN.sign(UP, encode(Receipt(b"run1", 1, "ncm", "rejected", missing=bytes(3000))))  # of some length
     outbox.add(Pending((b"run1", 1, "ncm"), whole, 1024))
@@ -204,18 +228,35 @@ def test_chunks_are_signed_and_so_is_the_whole() -> None:
     assert data == whole
 
 
-def test_a_rejection_of_other_bytes_ends_nothing() -> None:
-    """An intruder's bytes are answered on the device's topic, with their digest."""
-    import random
-
+@pytest.mark.parametrize("status", [*FINAL, "need-chunks"])
+def test_a_receipt_of_other_bytes_ends_nothing(status: str) -> None:
+    """An intruder's bytes are answered on the device's topic, with their digest; and the receipt of a board that was
+    there before, under the same key, may have been recorded."""
     outbox = Outbox(random.Random(0))
     outbox.add(Pending((b"run1", 1, "ncm"), b"mine", 1024))
     digest = hashlib.sha256(b"mine").digest()[:8]
-    answer = lambda round, digest: Receipt(b"run1", round, "ncm", "rejected", digest=digest)  # noqa: E731
-    assert outbox.is_refused(answer(1, digest))
-    assert outbox.is_refused(answer(2, b""))
-    assert not outbox.is_refused(answer(1, b"intruder"))
-    assert not outbox.is_refused(answer(2, b"intruder"))  # of what has its receipt already
+    answer = lambda round, digest: Receipt(b"run1", round, "ncm", status, digest=digest)  # noqa: E731
+    assert outbox.is_answered(answer(1, digest))
+    assert not outbox.is_answered(answer(1, b""))
+    assert not outbox.is_answered(answer(1, b"recorded"))
+    assert not outbox.is_answered(answer(2, b"recorded"))  # of what has its receipt already
+
+
+def test_a_recorded_receipt_sent_again_robs_a_device_of_nothing(journal: Journal) -> None:
+    """It is signed, for this topic, run, round and method: a board that was replaced under its name forgot what nobody
+    had. Nor does one of long ago say that the bundle on probation is good."""
+    own = encode(Contribution.withdrawal(run=KEYS[0][0], round=1, method=KEYS[0][2], bundle=bytes(32)))
+    journal.commit_round(KEYS[0], weights={}, payload=own, limit_bytes=1024, metrics={})
+    scene = Scene(journal, trusted=(AGGREGATOR.public_key,))
+    recorded = [Receipt(*KEYS[0], status, digest=b"recorded") for status in FINAL]  # type: ignore[arg-type]
+    for receipt in (*recorded, replace(recorded[0], digest=b""), *(Receipt(*KEYS[1], "committed", digest=bytes(8)),)):
+        scene.hear(DOWN, AGGREGATOR.sign(DOWN, encode(receipt)))
+    assert [pending.key for pending in journal.pending()] == [KEYS[0]]
+    assert scene.ended == scene.news == []
+    true = replace(recorded[0], digest=hashlib.sha256(own).digest()[:8])
+    scene.hear(DOWN, AGGREGATOR.sign(DOWN, encode(true)))
+    assert not journal.pending()
+    assert scene.ended == [true]
 
 
 # ── enrolment ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,18 +8,20 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import paho.mqtt.client as mqtt
 import pytest
 from certificates import issue
-from pki_samples import Authority, GuardedMosquitto, knock
+from pki_samples import Authority, GuardedMosquitto, certificate, knock
 
 import contract.certificates as certificates_module
 from contract import topics
 from contract.certificates import expiries
 from contract.errors import LinkError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received
+from protofleet.commands import doctor
 from protofleet.pki.book import Member
 from protofleet.pki.office import Office
 from protofleet.pki.x509 import new_member
@@ -71,6 +73,50 @@ def denied(authority: Authority, name: str, topic: str, payload: bytes = b"forge
     told = link.receive(60)
     link.close()
     return isinstance(told, Disconnected) and "publish refused" in told.reason
+
+
+class Stranger:
+    """A client of paho's with a member's certificate, which does what ours never do."""
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        client_id: str = "",
+        protocol: mqtt.MQTTProtocolVersion = mqtt.MQTTv5,
+        will: str = "",
+        filters: Sequence[str] = (),
+    ) -> None:
+        self.heard: list[tuple[str, bytes]] = []
+        self._answers = threading.Semaphore(0)
+        self._client = mqtt.Client(
+            mqtt.CallbackAPIVersion.VERSION2, client_id, protocol=protocol, reconnect_on_failure=False
+        )
+        self._client.tls_set_context(address.tls_context())
+        if will:
+            self._client.will_set(will, b"forged", qos=1, retain=True)
+        self._client.on_message = lambda client, _, message: self.heard.append((message.topic, message.payload))
+        for name in ("on_connect", "on_subscribe", "on_publish"):
+            setattr(self._client, name, lambda *told: self._answers.release())
+        self._client.connect(address.host, address.port)
+        self._client.loop_start()
+        assert self._answers.acquire(timeout=60)
+        for topic in filters:
+            self._client.subscribe(topic, 1)
+            assert self._answers.acquire(timeout=60)
+
+    def publish(self, topic: str, *, retain: bool = True) -> None:
+        """Acknowledged by the broker, whether or not it heeds it."""
+        self._client.publish(topic, b"forged", qos=1, retain=retain)
+        assert self._answers.acquire(timeout=60)
+
+    def vanish(self) -> None:
+        """Without a goodbye."""
+        sock = self._client.socket()
+        assert sock is not None
+        sock.shutdown(socket.SHUT_RDWR)
+        self._client.disconnect()
+        self._client.loop_stop()
 
 
 def test_nobody_takes_anothers_session_by_its_client_id(authority: Authority, broker: GuardedMosquitto) -> None:
@@ -141,6 +187,39 @@ def test_a_wildcard_shows_a_device_nothing_of_its_neighbours(authority: Authorit
     assert denied(authority, "kitchen", f"{PETS}/helper/answer")
     assert denied(authority, "kitchen", f"{PETS}/helper/ask")
     for link in (spy, hall, aggregator):
+        link.close()
+
+
+def test_no_will_older_protocol_or_shared_subscription_is_a_way_around(
+    authority: Authority, broker: GuardedMosquitto
+) -> None:
+    """A client that is not ours: what MQTT has beside what we use."""
+    aggregator, hall = linked(authority, "aggregator", f"{PETS}/up/+", f"{PETS}/status/+"), linked(authority, "hall")
+    aggregator.publish(f"{PETS}/round", b"true", retain=True)
+    while not aggregator.idle:
+        time.sleep(0.01)
+    for topic in ("round", "global/0", "status/hall", "status/aggregator", "up/hall"):
+        Stranger(authority.address("kitchen"), will=f"{PETS}/{topic}").vanish()
+    old = Stranger(authority.address("kitchen"), client_id="hall", protocol=mqtt.MQTTv311)  # is told of no refusal
+    for topic in ("round", "up/hall", "up/kitchen/hall"):
+        old.publish(f"{PETS}/{topic}")
+    old.vanish()
+    shared = [f"$share/g/{PETS}/{each}" for each in ("#", "up/+", "down/+")]
+    spy = Stranger(authority.address("kitchen"), filters=shared)
+    aggregator.publish(f"{PETS}/down/hall", b"a receipt")
+    hall.publish(f"{PETS}/up/hall", b"prototypes")
+    assert b"forged" not in {payload for _, payload in heard(aggregator, f"{PETS}/up/hall")}
+    spy.publish(f"{PETS}/up/kitchen", retain=False)
+    assert heard(aggregator, f"{PETS}/up/kitchen") == []
+    hall.close()
+    late = linked(authority, "hall", f"{PETS}/round", f"{PETS}/global/+", f"{PETS}/status/hall", f"{PETS}/down/hall")
+    aggregator.publish(f"{PETS}/down/hall", b"end")
+    told = heard(late, f"{PETS}/down/hall")
+    assert (f"{PETS}/round", b"true") in told
+    assert b"forged" not in {payload for _, payload in told}
+    assert {topic for topic, _ in spy.heard} <= {f"{PETS}/round", f"{PETS}/global/0"}
+    spy.vanish()
+    for link in (aggregator, late):
         link.close()
 
 
@@ -323,6 +402,10 @@ def test_an_expired_revocation_list_shuts_everyone_out_and_was_warned_of(tmp_pat
     assert "or nobody gets in any more" in ends.line(ends.until - 86_400)
     broker = GuardedMosquitto(forgotten)
     assert knock(forgotten.address("kitchen")) is None
+    out = Link(forgotten.address("kitchen"), "x", subscriptions=[]).open()
+    with pytest.raises(LinkError, match=r"revocation list( has expired)?: protofleet pki renew --crl"):
+        out.wait_connected(1.0)
+    out.close()
     with Office.open(forgotten.folder) as office:
         office.renew_lists()
     broker.reload()
@@ -333,5 +416,11 @@ def test_an_expired_revocation_list_shuts_everyone_out_and_was_warned_of(tmp_pat
         "broker's certificate … expires in 24 days",  # which TLS has shown
         "certificate … expires in 24 days",
     ]
+    assert link.broker_certificate is not None
+    assert link.broker_certificate.until == certificate(forgotten.file("broker")).not_valid_after_utc.timestamp()
     link.close()
+    tls = (address.ca_file, str(forgotten.file("kitchen")), None, None)
+    found = {each.check: each for each in doctor.examine(broker=forgotten.url, device="kitchen", tls=tls)}
+    assert (found["broker"].state, found["broker's certificate"].state) == ("good", "note")
+    assert found["broker's certificate"].advice == "protofleet pki renew broker, or nobody gets in any more"
     broker.close()

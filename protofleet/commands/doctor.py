@@ -17,7 +17,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
@@ -33,6 +33,7 @@ from contract.terminal import counted
 
 if TYPE_CHECKING:
     from contract.address import Address
+    from contract.certificates import Expiry
 
 __all__ = ["Finding", "doctor_command", "examine"]
 
@@ -101,8 +102,9 @@ def examine(
     if state is not None:
         yield _tried("state directory", lambda: _state(state))
     if broker is not None:
-        yield _tried("broker", lambda: _broker(broker, fleet, device, tls))
-        yield from _certificates(broker, tls)
+        shown: list[Expiry] = []
+        yield _tried("broker", lambda: _broker(broker, fleet, device, tls, shown))
+        yield from _certificates(broker, tls, shown)
 
 
 def _tried(check: str, look: Callable[[], Finding]) -> Finding:
@@ -232,8 +234,12 @@ def _state(path: Path) -> Finding:
     return Finding("state directory", "fault" if advice else "good", f"{there}, {free >> 20:,} MB free", advice)
 
 
-def _certificates(url: str, tls: tuple[str | None, ...]) -> Iterator[Finding]:
-    """Until when what the connection hangs on is good. Files that cannot be used are a fault of the broker's check."""
+def _certificates(url: str, tls: tuple[str | None, ...], shown: Iterable[Expiry]) -> Iterator[Finding]:
+    """Until when what the connection hangs on is good. Files that cannot be used are a fault of the broker's check.
+
+    Args:
+        shown: what the broker has shown.
+    """
     from contract.certificates import expiries
 
     try:
@@ -241,7 +247,7 @@ def _certificates(url: str, tls: tuple[str | None, ...]) -> Iterator[Finding]:
     except UsageError:
         return
     now = time.time()
-    for expiry in expiries(address):
+    for expiry in (*expiries(address), *shown):
         state: Literal["good", "note", "fault"] = "note" if expiry.is_soon(now) else "good"
         state = "fault" if expiry.until <= now else state
         found = f"{expiry.name} {expiry.words(now)}"
@@ -255,8 +261,12 @@ def _address(url: str, tls: tuple[str | None, ...]) -> Address:
     return Address.parse(url, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
 
 
-def _broker(url: str, fleet: str, device: str, tls: tuple[str | None, ...]) -> Finding:
-    """Connect as a device does, and see whether what is published on its own status topic comes back."""
+def _broker(url: str, fleet: str, device: str, tls: tuple[str | None, ...], shown: list[Expiry]) -> Finding:
+    """Connect as a device does, and see whether what is published on its own status topic comes back.
+
+    Args:
+        shown: takes the broker's certificate.
+    """
     from contract import topics
     from contract.link import Link, Received, client_id
     from contract.messages import Status
@@ -280,6 +290,7 @@ def _broker(url: str, fleet: str, device: str, tls: tuple[str | None, ...]) -> F
                     found = f"{address}: connected in {connected_ms:.0f} ms, an echo after {seconds:.1f} s"
                     return Finding("broker", "good", found)
     finally:
+        shown += [] if link.broker_certificate is None else [link.broker_certificate]
         link.close()
     advice = f"the broker's access rules: may {device} read and write {topic}?"
     return Finding("broker", "fault", f"{address}: connected, but what was published did not come back", advice)

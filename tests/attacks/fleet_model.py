@@ -136,6 +136,7 @@ class DeviceProcess:
             on_announcement=lambda announcement: None,
             on_piece=lambda piece: None,
             on_settled=lambda receipt: None,
+            on_news=lambda receipt: None,
             log=lambda line: None,
             say=lambda line: None,
             detail=lambda line: None,

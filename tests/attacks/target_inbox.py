@@ -8,13 +8,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import numpy as np
 from aggregator_samples import BUNDLE, CLASSES, RUN, WIDTH, contribution, manifest
 from contract_samples import empty_graph, readable_messages
 
+from aggregator.broken_message import digest_of
 from attacks.choices import Choices
 from attacks.guard import scratch
 from attacks.promises import is_one_line
@@ -49,7 +50,7 @@ OWN, INSTANCE = b"earlier!", b"instance"
 
 def run(data: bytes) -> None:
     with scratch() as folder, _journal(folder) as journal:
-        scene = _Scene(journal)
+        scene = Scene(journal)
         choices = Choices(data)
         while choices:
             try:
@@ -77,9 +78,20 @@ def _journal(folder: Path) -> Journal:
     return Journal(folder, fleet=FLEET, device=DEVICE, bundle=BUNDLE)
 
 
-class _Scene:
-    def __init__(self, journal: Journal) -> None:
+class Scene:
+    """The inbox of a device, and what it is told of.
+
+    Args:
+        trusted: public keys that messages have to be signed with; none where signatures are not looked at.
+
+    Attributes:
+        ended: receipts that ended a contribution; `news` those that answer none.
+    """
+
+    def __init__(self, journal: Journal, trusted: Collection[bytes] = ()) -> None:
         self.journal, self.now, self.settled = journal, 0.0, dict[Key, str]()
+        self.ended: list[Receipt] = []
+        self.news: list[Receipt] = []
         bundle = Bundle(manifest(), BUNDLE, empty_graph(), empty_graph(), {"backbone.weight": np.ones((2, 2), "<f4")})
         self.outbox = Outbox(random.Random(0))
         for pending in journal.pending():
@@ -92,14 +104,15 @@ class _Scene:
             journal,
             self.presence,
             bundle,
-            trust=Trust((), Identity(), journal.issued, fleet=FLEET, device_id=DEVICE),
+            trust=Trust(trusted, Identity(), journal.issued, fleet=FLEET, device_id=DEVICE),
             enrolling=Enrolling(FLEET, DEVICE, None, None, _short),
             fleet=FLEET,
             device_id=DEVICE,
             stays=True,
             on_announcement=lambda announcement: None,
             on_piece=lambda piece: None,
-            on_settled=lambda receipt: None,
+            on_settled=self.ended.append,
+            on_news=self.news.append,
             log=_short,
             say=_short,
             detail=_short,
@@ -129,10 +142,14 @@ class _Scene:
     def _deliver(self, choices: Choices) -> None:
         topic, payload = choices.one_of(TOPICS), _payload(choices)
         self._note(topic, payload)
-        self.inbox.take(Received(topic, payload, choices.chance(), 1, 1))
+        self.hear(topic, payload, retained=choices.chance())
         state = self.follower.newest_state
         if state is not None:
             state.below(CLASSES)
+
+    def hear(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
+        """A message came."""
+        self.inbox.take(Received(topic, payload, retained, 1, 1))
 
     def _note(self, topic: str, payload: bytes) -> None:
         """Only a final receipt, on its own topic and of our own bytes, may settle anything."""
@@ -142,7 +159,7 @@ class _Scene:
             return
         if isinstance(message, Receipt) and message.status in FINAL and topic == topics.down(FLEET, DEVICE):
             key = (message.run, message.round, message.method)
-            if message.status != "rejected" or self.outbox.is_refused(message):
+            if self.outbox.is_answered(message):
                 self.settled.setdefault(key, message.status)
 
     def check(self) -> None:
@@ -175,8 +192,9 @@ def _good() -> tuple[bytes, ...]:
     made += [dataclasses.replace(open_, run=b"run2"), dataclasses.replace(open_, global_version=1, limit_bytes=4096)]
     rows = ClassRows(np.arange(CLASSES, dtype=np.uint16), np.ones((CLASSES, WIDTH), "<f4"))
     made += [GlobalPart(RUN, 1, 1, part, 2, kind, rows) for part, kind in enumerate(("prototypes", "head"))]
-    made += [Receipt(*KEYS[0], status) for status in FINAL]  # type: ignore[arg-type]
-    made += [Receipt(*KEYS[1], "need-chunks", missing=b"\xff"), Receipt(*KEYS[1], "rejected", digest=bytes(8))]
+    first, second = (digest_of(encode(contribution(round=key[1]))) for key in KEYS)
+    made += [Receipt(*KEYS[0], status, digest=first) for status in FINAL]  # type: ignore[arg-type]
+    made += [Receipt(*KEYS[1], "need-chunks", missing=b"\xff", digest=second), Receipt(*KEYS[1], "late", digest=first)]
     made += [Status(online, who, 1) for online in (True, False) for who in (OWN, INSTANCE, b"stranger")]
     return tuple(encode(message) for message in (*made, *readable_messages().values()))  # type: ignore[arg-type]
 
