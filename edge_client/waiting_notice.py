@@ -1,7 +1,7 @@
 """What a device waits for, told to a person: once it has lasted a moment, and once for each change. No clock.
 
-A broker that stays away is told of once, and then once a day, however often it was looked for; a second and a third reason for it
-once each, since a connection may be lost for one and not come back for another.
+A broker that stays away is told of once, and then once a day, however often it was looked for; a second and a third
+reason for it once each, since a connection may be lost for one and not come back for another.
 """
 
 from __future__ import annotations
