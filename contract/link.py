@@ -206,7 +206,7 @@ class Link:
             f"no broker at {self._address} within {patience_s:g} s",
             expected="an MQTT 5 broker",
             got="; ".join([reason, *(each.line for each in noticed)]),
-            hint="protofleet broker",
+            hint="protofleet pki list" if self._address.tls else "protofleet broker",
         )
 
     def close(self, timeout_s: float = 3.0) -> None:

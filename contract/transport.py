@@ -26,8 +26,8 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from contract.address import Address
 from contract.connection import Connection
-from contract.errors import LinkError
 from contract.link_actions import Send, Terms
+from contract.tls_words import tls_words
 from contract.wire import CONTENT_TYPE, WIRE_VERSION
 
 __all__ = ["Transport"]
@@ -36,21 +36,18 @@ _CONNECT_S, _FAREWELL_S = 5.0, 1.0
 _UNSPECIFIED, _NOT_AUTHORIZED, _KEEPALIVE = 128, 135, 141
 
 
-_IN_TIME = {  # OpenSSL's codes of what time may mend
-    9: "this machine's clock, which may be behind",
-    10: "protofleet pki renew broker, or this machine's clock, which may be ahead",
-}
 _NEW_LIST = "protofleet pki renew --crl"
 _UNSURE = f", as a broker does that refuses this certificate, or whose revocation list has expired: {_NEW_LIST}"
 
 
 class _Client(mqtt.Client):
     """Paho's client, but for its trust in lengths: it would collect whatever a packet claims to hold, 256 MB of it, in
-    memory. It has no public place to say otherwise; a test sees to it that this one works.
+    memory. And it keeps what TLS said last, a broker's alert that refuses our certificate among it, which paho drops.
+    It has no public place to say otherwise; tests see to it that these work.
     """
 
     largest_bytes: int | None = None
-    alert: str | None = None  # how TLS ended, where it did: of that paho only says that the connection is gone
+    tls_error: ssl.SSLError | None = None
 
     def _sock_recv(self, bufsize: int) -> bytes:
         """The rest of a packet is asked for with its whole length first, before anything of it is read."""
@@ -59,7 +56,18 @@ class _Client(mqtt.Client):
         try:
             return super()._sock_recv(bufsize)
         except ssl.SSLError as error:
-            self.alert = error.reason
+            self.tls_error = error
+            raise
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        """With TLS 1.3 a broker refuses a certificate after the handshake: its alert may lie there, unread."""
+        try:
+            return super()._sock_send(buf)
+        except BlockingIOError:
+            raise
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._sock_recv(1)
             raise
 
 
@@ -134,8 +142,7 @@ class Transport:
         """Connect and send CONNECT: a session that ends with the connection. Blocks for seconds at most.
 
         Raises:
-            LinkError: the broker's certificate is not to be believed.
-            OSError: nobody is there.
+            OSError: there is nobody, or nobody whom we believe.
         """
         properties = Properties(PacketTypes.CONNECT)
         properties.ReceiveMaximum = self._receive_maximum
@@ -144,9 +151,8 @@ class Transport:
         address = self._address
         try:
             self._client.connect(address.host, address.port, self.keepalive_s, clean_start=True, properties=properties)
-        except ssl.SSLCertVerificationError as error:
-            hint = _IN_TIME.get(error.verify_code)
-            raise LinkError("the broker's certificate", got=error.verify_message, hint=hint) from None
+        except ssl.SSLError as error:
+            raise ConnectionError(tls_words(error)) from None
 
     def subscribe(self, topics: tuple[str, ...]) -> None:
         """Subscribe at QoS 1."""
@@ -232,8 +238,8 @@ class Transport:
         from_broker = flags.is_disconnect_packet_from_server
         accepted = self._core.phase in ("subscribing", "up")
         why = _why(reason, from_broker, accepted)
-        if self._client.alert is not None:
-            why = _of_alert(self._client.alert)
+        if self._client.tls_error is not None and not from_broker:
+            why = tls_words(self._client.tls_error)
         elif self._address.cert_file is not None and not (from_broker or accepted):
             why += _UNSURE  # what it had to say is often lost with the connection
         self._tell_ended(why, code=reason.value if from_broker else None)
@@ -267,15 +273,6 @@ def _terms(properties: Properties | None) -> Terms:
     names = {"ReceiveMaximum": "receive_maximum", "MaximumQoS": "maximum_qos", "MaximumPacketSize": "packet_bytes"}
     given = {ours: getattr(properties, name) for name, ours in names.items() if hasattr(properties, name)}
     return Terms(**given, retains=bool(getattr(properties, "RetainAvailable", 1)))
-
-
-def _of_alert(alert: str) -> str:
-    """Why the broker ended TLS, for a person: it looks at our certificate when we believe to be connected already."""
-    if "CERTIFICATE_REVOKED" in alert:
-        return "the broker says that this certificate is revoked"
-    if "CERTIFICATE_EXPIRED" in alert:  # what OpenSSL says of both
-        return f"the broker says that this certificate has expired, or its own revocation list: {_NEW_LIST}"
-    return f"the broker ended TLS: {alert.replace('_', ' ').lower()}"
 
 
 def _why(reason: ReasonCode, from_broker: bool, accepted: bool) -> str:

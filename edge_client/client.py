@@ -171,9 +171,7 @@ class Client:
             probation=rollout.probation,
             seal=self._sealed,
         )
-        self._tells_new = (
-            not releases.is_private and releases.policy.allows_figure("new-photos") and not self._blinding.is_on
-        )
+        self._tells_new = releases.policy.allows_figure("new-photos") and not self._blinding.is_on
         self._note = ""
         self._waits, self._absence = Waits(), Absence()
         self._kept = KeptState(device, journal, self._follower, anew=rollout.probation.is_on)
@@ -329,7 +327,7 @@ class Client:
         report = self._rounds.unreported
         if report is not None and (task is not None or last or self._rounds.is_complete(report)):
             accuracy = self._rounds.report(report)
-            if accuracy is not None and self._tells_accuracy:
+            if accuracy is not None and self._tells_accuracy and not self._releases.is_private:
                 run, number, _ = report.key
                 self._health.accuracy = accuracy.metrics(run, number)
                 self._publish_birth()
@@ -356,7 +354,7 @@ class Client:
         step_ms, changed = self._rounds.take_part(task), self._count_new_photos() | self._tell_refusal()
         first = step_ms is not None and self._health.step_ms is None
         self._health.step_ms = step_ms if first else self._health.step_ms
-        if first | changed | self._health.measure(self._drift):  # the aggregator's side reads it
+        if first | changed | self._measure_drift():  # the aggregator's side reads it
             self._publish_birth()
 
     def _tell_refusal(self) -> bool:
@@ -368,7 +366,7 @@ class Client:
         sent = self._rounds.stand(a)
         if self._tell_refusal():
             self._publish_birth()
-        if sent and self._count_new_photos() | self._health.measure(self._drift):
+        if sent and self._count_new_photos() | self._measure_drift():
             self._publish_birth()
         return sent
 
@@ -382,9 +380,12 @@ class Client:
         if self._count_new_photos():
             self._publish_birth()
 
+    def _measure_drift(self) -> bool:
+        return not self._releases.is_private and self._health.measure(self._drift)
+
     def _count_new_photos(self) -> bool:
         before = self._health.samples_new
-        if self._samples is not None and self._tells_new:
+        if self._samples is not None and self._tells_new and not self._releases.is_private:
             self._health.samples_new = self._samples.new
         return self._health.samples_new != before
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import PrivacyError, WireError
+from contract.errors import PrivacyError, UsageError, WireError
 from contract.mechanism import Mechanism
 from contract.messages import Announcement, Contribution, Encoding
 from contract.methods import METHODS, Method, Value, method
@@ -72,7 +72,7 @@ class Releases:
         self.policy, self._ledger, self._fleet, self._own, self._hyper = policy, ledger, fleet, own, hyper
         self._now = now
         self._figures: Mapping[str, float] = {}
-        self._last = Cost()
+        self._last, self._noised = Cost(), False
         delta = policy.delta if policy.delta is not None else hyper.get("delta")
         stated = policy.is_private or self._mechanism(own) is not None
         self._accountant = Accountant(float(delta)) if stated and delta is not None else None
@@ -190,8 +190,19 @@ class Releases:
         Raises:
             StoreError: the disk refused.
         """
+        self._note_noise(method(asked.method))
         what: What = "standing" if self.stands(asked) else "round"
         self._record(what, asked, encoding, payload, self._cost(method(asked.method), counts))
+
+    def _note_noise(self, found: Method) -> None:
+        """`aggregate --method` may ask for noise that the bundle's own method does not add: from then on nothing is
+        told beside it, and its ε is stated."""
+        if self._mechanism(found) is None:
+            return
+        self._noised = True
+        delta = found.settled_in(self._hyper).get("delta")
+        if self._accountant is None and delta is not None:
+            self._accountant = Accountant(float(delta))
 
     def abstained(self, asked: Announcement, payload: bytes) -> None:
         """A contribution was made that says nothing of the samples. It may be sent on return.
@@ -245,8 +256,9 @@ class Releases:
 
     @property
     def is_private(self) -> bool:
-        """Whether nothing but noised contributions may be told: there is an ε, or the bundle's method adds noise."""
-        return self.policy.is_private or self._mechanism(self._own) is not None
+        """Whether nothing but noised contributions may be told: there is an ε, the bundle's method adds noise, or what
+        was made last had some."""
+        return self.policy.is_private or self._noised or self._mechanism(self._own) is not None
 
     def warning(self) -> str:
         """What its owner should know at the start; empty for nothing."""
@@ -267,8 +279,11 @@ class Releases:
         if relation is None:
             return f"no ε holds: without noise went out {counted(self._bare(spent), 'release')}"
         of = "" if self.policy.epsilon is None else f" of {self.policy.epsilon:g}"
+        try:
+            self._accountant.look_ahead(_both(spent, self._last))
+        except UsageError as error:  # a bundle of another method did not say at the start that it would be needed
+            return f"no ε is stated: {error}"
         after = f"after {counted(spent.releases, 'release')}"
-        self._accountant.look_ahead(_both(spent, self._last))
         epsilon = self._accountant.epsilon(spent.of(relation)[0])
         return f"ε = {epsilon:.3g}{of} at δ = {self._accountant.delta:g} for {_IN_WORDS[relation]} {after}"
 

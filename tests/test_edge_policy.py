@@ -270,6 +270,20 @@ def test_figures_of_a_status_are_releases_before_they_are_told_and_once(bundle: 
     assert (spent.releases, spent.bare_add_remove, spent.bare_replace) == (2, 2, 2)
 
 
+def test_noise_that_only_the_announcement_asks_for_is_stated_and_nothing_is_told_beside_it(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    """With `aggregate --method ncm-dp` on another method's bundle no ε was stated, and accuracy told without noise."""
+    made = releases(tmp_path, bundle)
+    assert not made.is_private
+    assert not made.told()
+    made.made(announcement(bundle, method="ncm-dp"), "f32", b"sums", FEW)
+    assert made.is_private
+    assert made.told().startswith("ε = 1 at δ = 1e-05 for one sample more or fewer after 1 release")
+    made.made(announcement(bundle, number=2, method="ncm"), "f32", b"means", FEW)
+    assert made.told() == "no ε holds: without noise went out 1 release"
+
+
 def test_with_an_epsilon_a_status_says_nothing_that_follows_from_samples() -> None:
     open_, private = (Health(bytes(8), 1, {"profile_ms": 1.0}, is_private=is_private) for is_private in (False, True))
     for health in (open_, private):

@@ -165,12 +165,15 @@ def test_a_history_that_is_large_enough_is_put_aside(tmp_path: Path, monkeypatch
 # ── weeks alone ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_broker_that_stays_away_is_told_of_once_a_day() -> None:
+def test_a_broker_that_stays_away_is_told_of_once_a_day_and_each_of_three_reasons_once() -> None:
+    """A device whose certificate was revoked said that a message was refused, and nothing more for a day."""
     absence, said = Absence(), list[str]()
     for minute in range(3 * 1440):
-        said.append(absence.line("connection lost", f"refused {minute % 2}", 60.0 * minute))
+        said.append(absence.line("connection lost", f"refused {minute % 10}", 60.0 * minute))
     assert [line for line in said if line] == [
         "connection lost (refused 0), trying again",
+        "still no broker (refused 1), trying again",
+        "still no broker (refused 2), trying again",
         "no broker for 1 day (refused 0), trying again",
         "no broker for 2 days (refused 0), trying again",
     ]

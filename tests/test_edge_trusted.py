@@ -14,6 +14,7 @@ import pytest
 from attacks.target_inbox import KEYS, Scene
 
 from contract import topics
+from contract.address import Address
 from contract.envelopes import ENROL
 from contract.errors import LinkError, UsageError, WireError
 from contract.link import Received
@@ -178,7 +179,7 @@ def test_many_who_ask_are_answered_now_and_then() -> None:
 
 
 def test_a_client_that_ends_with_its_run_waits_for_no_aggregator_without_a_signature() -> None:
-    patience = Patience("mqtt://x", 60.0, until_finished=True, now_s=0.0)
+    patience = Patience(Address.parse("mqtt://x"), 60.0, until_finished=True, now_s=0.0)
     patience.check_trust(59.0, refused=3)
     patience.check_trust(61.0, refused=0)
     with pytest.raises(LinkError, match="aggregate --sign KEY"):

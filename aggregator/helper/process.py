@@ -17,7 +17,7 @@ from contract import topics
 from contract.envelopes import Signed
 from contract.errors import LinkError, UsageError, WireError
 from contract.helper_messages import Opened, Opening, parts_of
-from contract.link import Address, Connected, Disconnected, Failed, Link, Received, client_id
+from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
 from contract.service_manager import ServiceManager
 from contract.signed import Keyring, Signer
 from contract.terminal import counted, printable
@@ -97,6 +97,8 @@ class HelperServer:
             self._say(f"connected to {self._address}")
         elif isinstance(event, Disconnected):
             self._say(f"no connection ({event.reason})")
+        elif isinstance(event, Noticed):
+            self._log(event.line)
         elif isinstance(event, Failed):
             raise event.error
 
