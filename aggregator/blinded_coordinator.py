@@ -7,7 +7,8 @@ helper is asked for its sum, and when that is here
 
 is the statistic of all of them together, from which the method makes its result as from any sum. Closing the round, its
 result and the end of its shares are one transaction. Devices that the helper does not sum are left out and named, and
-the rest is asked for; where fewer than k are left the round goes on, since a sum of fewer is never opened.
+the rest is asked for; where fewer than k are left the round goes on, since a sum of fewer is never opened. Who took
+part and said nothing, as a device does whose owner's policy refuses the round, is awaited no more and is in no set.
 
 Nothing can be screened, since nothing is seen: what the sum is asked is whether any data can have it
 (`aggregator/validation.py`). A sum that none can have closes its round without a result.
@@ -132,7 +133,8 @@ class BlindedCoordinator(Coordinator):
             return step
         self.rounds.hold()
         self._by_order, self._left_out = by_order, {}
-        return self._ask(sorted(self.rounds.contributions), "too few came", now, wall)
+        shared = self._store.blinded.seeds(self.rounds.number, self.rounds.contributions)
+        return self._ask(list(shared), "too few came", now, wall)
 
     def _held_step(self, now: float, wall: float) -> Step | None:
         """What the helper's answer makes due."""

@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from aggregator.forgotten_classes import held_by
 from aggregator.rounds import Rounds
 from contract.errors import UsageError
 from contract.sqlite import Database
@@ -58,12 +59,20 @@ class BlindedTables:
         wanted = set(devices)
         return {str(device): bytes(seed) for device, seed in rows if device in wanted}
 
-    def holds(self, round: int) -> tuple[int, int]:
-        """How many contributions to a round are held, and how many of them are shares."""
+    def has_shares(self, round: int) -> bool:
+        """Whether a contribution to a round is held that is a share."""
         with self._disk():
-            (held,) = self._db.execute("SELECT count(*) FROM contribution WHERE round = ?", (round,)).fetchone()
-            (shares,) = self._db.execute("SELECT count(*) FROM blinded_seed WHERE round = ?", (round,)).fetchone()
-        return int(held), int(shares)
+            return self._db.execute("SELECT 1 FROM blinded_seed WHERE round = ?", (round,)).fetchone() is not None
+
+    def has_open_ones(self, round: int) -> bool:
+        """Whether one is held that is none, and says something of its device's samples."""
+        with self._disk():
+            found = self._db.execute(
+                "SELECT p.bytes FROM contribution c JOIN payload p ON p.id = c.payload WHERE c.round = ?"
+                " AND NOT EXISTS (SELECT 1 FROM blinded_seed s WHERE s.round = c.round AND s.device = c.device)",
+                (round,),
+            )
+            return any(not held_by(payload).says_nothing for (payload,) in found)
 
     def asked(self) -> AskedSet | None:
         """The set that the helper was asked for and has not answered."""
@@ -113,10 +122,10 @@ def check_open_round(tables: BlindedTables, rounds: Rounds, *, blinded: bool) ->
     Raises:
         UsageError: it holds shares, and no helper is named now; or the other way round.
     """
-    held, shares = tables.holds(rounds.number) if rounds.phase == "open" else (0, 0)
-    if held and shares != (held if blinded else 0):
-        was, hint = (
-            ("a blinded one", "--helper") if shares else ("an open one", "leaving out --helper until it is closed")
-        )
-        what = "blinded" if blinded else "open"
-        raise UsageError(f"round {rounds.number} of this store", expected=f"an {what} round", got=was, hint=hint)
+    if rounds.phase != "open":
+        return
+    expected, was, hint = "an open round", "a blinded one", "--helper"
+    if blinded:
+        expected, was, hint = "a blinded round", "an open one", "leaving out --helper until it is closed"
+    if tables.has_open_ones(rounds.number) if blinded else tables.has_shares(rounds.number):
+        raise UsageError(f"round {rounds.number} of this store", expected=expected, got=was, hint=hint)

@@ -234,6 +234,40 @@ def test_a_device_that_the_helper_does_not_know_is_left_out_and_named(world):
     np.testing.assert_allclose(world.head(), pooled(world, *DEVICES[1:]), atol=1e-9, rtol=0)
 
 
+def abstention(world: World) -> bytes:
+    """What a device sends whose owner's policy refuses the round."""
+    nothing, extractor = FeatureGram.zero(CLASSES, PLAIN.features), extractor_of(PLAIN, BUNDLE, method("ffc"))
+    said = contribution(nothing, run=world.core.run, round=1, method="ffc", extractor=extractor)
+    return encode(replace(said, triangle=None))
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_device_that_says_nothing_is_not_awaited_and_in_no_set(world, is_killed):
+    world.steps()
+    (decision,) = world.core.take([("d0", abstention(world))], world.now)
+    assert (decision.outcome, decision.reason) == ("committed", "")
+    assert world.send("d1", "d2") == ["committed"] * 2
+    if is_killed:
+        world.kill()
+    assert "d0" not in world.core.rounds.awaited
+    world.send("d3", "d4")
+    world.steps()
+    assert world.core.asked.devices == ("d1", "d2", "d3", "d4")
+    world.answered(world.ask())
+    assert any(isinstance(step, Closed) for step in world.steps())
+    assert world.ledger.blocks
+    assert not world.core.findings
+    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES[1:]), atol=1e-9, rtol=0)
+
+
+def test_devices_that_say_nothing_do_not_make_up_k(world):
+    world.steps()
+    world.core.take([(device, abstention(world)) for device in DEVICES[:3]], world.now)
+    world.send(*DEVICES[3:])
+    assert isinstance(world.steps()[-1], Extended)
+    assert world.core.asked is None
+
+
 def test_too_few_that_can_be_summed_let_the_round_go_on_until_others_come(world):
     world.helper = helper(world.ledger, enrolled(*DEVICES[2:]), LEAST)
     made = world.round(*DEVICES[:4])  # two of four are known
