@@ -316,7 +316,7 @@ class Contribution:
     def says_nothing(self) -> bool:
         """Whether it is of a device that took part and says nothing of its samples: no class and no number of any kind.
         That stands for a statistic of no samples of whatever kind."""
-        return not len(self.body.classes) and self.triangle is None and self.share is None
+        return not (len(self.body.classes) or self.further) and self.triangle is None and self.share is None
 
     @functools.cached_property
     def norms(self) -> NDArray[np.float64]:

@@ -116,8 +116,9 @@ class Releases:
             counts: (C,) samples of each class, for a mechanism to which they are public.
         """
         found = method(asked.method)
-        refused = self.policy.refusal(asked, found.statistic) or self._threshold(found) or self._once(found, asked)
-        return refused or self._over_budget(found, counts) or (None if self.stands(asked) else self._too_often())
+        refused = self.policy.refusal(asked, found.statistic) or self._threshold(found)
+        refused = refused or self._over_budget(found, counts) or self._once(found, asked)
+        return refused or (None if self.stands(asked) else self._too_often())
 
     @staticmethod
     def stands(asked: Announcement) -> bool:

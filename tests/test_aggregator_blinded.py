@@ -24,7 +24,7 @@ from aggregator.store import SqliteStore
 from contract.bundle import extractor_of
 from contract.errors import PrivacyError, UsageError
 from contract.fleet import list_digest
-from contract.messages import Announcement, HelperTerms, Status
+from contract.messages import Announcement, Contribution, HelperTerms, Status
 from contract.messages import Opened as HelperOpened
 from contract.methods import method
 from contract.ridge import solve_head
@@ -409,6 +409,9 @@ def test_an_open_contribution_that_was_left_is_not_sent_once_a_helper_is_asked_f
     assert not blinding("d0").permits(plain)
     assert not blinding("d0").permits(signer("d0").sign("pf/v2/pets/up/d0", plain))
     assert blinding("d0").permits(world.message("d0"))
+    assert blinding("d0").permits(abstention(world))  # or its round would wait for it
+    leaves = Contribution.withdrawal(run=b"run1", round=2, method="ffc", bundle=BUNDLE)
+    assert blinding("d0").permits(encode(leaves))
     assert Blinding(PLAIN, fleet=FLEET, device="d0").permits(plain)
 
 

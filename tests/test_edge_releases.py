@@ -16,7 +16,7 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import StoreError
 from contract.messages import Contribution, HelperTerms
 from contract.methods import method
-from contract.wire import decode
+from contract.wire import decode, encode
 from edge_client.blinded import Blinding
 from edge_client.device import Device
 from edge_client.journal import Journal
@@ -142,3 +142,18 @@ def test_a_noised_round_is_released_once_whatever_became_of_it(bundle: Bundle, t
     refused = found.refusal(announcement(bundle, 2, "ncm-dp", phase="standing"), FEW)
     assert refused is not None
     assert refused.word == "standing"
+
+
+@pytest.mark.parametrize("name", ["ffc", "ffc-dp", "ncm-dp", "fedhkd"])
+def test_what_says_nothing_is_small_and_merges_as_a_statistic_of_no_samples(name: str, bundle: Bundle) -> None:
+    """FFC's triangle of zeros would be megabytes."""
+    found = method(name)
+    width = found.row_width(found.settled_in(bundle.manifest.hyper), bundle.manifest.features)
+    asked = announcement(bundle, method=name)
+    device = Device(bundle, fashion(bundle, 12, (0, 3)), "pi-1")
+    payload = encode(device.abstain(asked).contribution, "f32")
+    sent = decode(payload)
+    assert isinstance(sent, Contribution)
+    assert len(payload) < 100
+    statistic = sent.statistic(found.statistic, 10, width)
+    assert not any(array.any() for array in (*statistic.arrays(), statistic.counts))
