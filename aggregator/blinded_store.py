@@ -72,7 +72,7 @@ class BlindedTables:
                 " (SELECT 1 FROM blinded_seed s WHERE s.round = c.round AND s.device = c.device)",
                 (round,),
             )
-            return any(not held_by(bytes(payload)).abstains for (payload,) in rows)
+            return any(not held_by(bytes(payload)).says_nothing for (payload,) in rows)
 
     def asked(self) -> AskedSet | None:
         """The set that the helper was asked for and has not answered."""

@@ -139,12 +139,12 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         raise WireError("contribution", expected=expected, got=other)
     if message.standing == "withdrawn":
         return
-    abstains = message.abstains  # as a device does whose owner's policy refuses the round: it says nothing
-    if (message.share is not None) != (terms.blinded is not None and not abstains):
+    if (message.share is not None) != (terms.blinded is not None) and not message.says_nothing:
         expected, other = ("a share", "the numbers") if terms.blinded else ("the numbers", "a share of them")
         raise WireError(f"round of {message.method}", expected=expected, got=other)
-    if message.share is not None:
-        assert terms.blinded is not None
+    if message.says_nothing:  # as a device does whose owner's policy refuses the round
+        return
+    if terms.blinded is not None:
         check_share(message, terms.blinded)
         return
     kind = method_of(message.method).statistic
@@ -153,9 +153,8 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
     known = classes if terms.lists is None or not terms.extractor else terms.lists.classes(message)
     message.check(kind, known, width)
     _check_counts(message, terms)
-    if not (kind.COUNTED or abstains) and len(message.counts) != known - sum(
-        number < known for number in terms.withheld
-    ):
+    held = known - sum(number < known for number in terms.withheld)
+    if not kind.COUNTED and len(message.counts) != held:
         raise WireError("class rows", expected="one of every class, whatever there is", got=f"{len(message.counts)}")
     if terms.withheld and message.triangle is not None and message.holds(terms.withheld):
         raise WireError("sums", expected="none of a class that was forgotten", got="its samples, with the others'")

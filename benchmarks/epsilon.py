@@ -8,7 +8,7 @@ The features are EfficientNet-Lite0's (ImageNet, D = 1,280) of CIFAR-10, and tho
 1,000 images of Fashion-MNIST that no device has. 20,000 training images are dealt to 1, 10 or 100 devices; each device
 adds its own noise to what it sends, so that K devices have √K times the noise of one who has all images. One release,
 of (ε, 10⁻⁵) about one image more or fewer; the noise multiplier of an ε comes from `dp-accounting`. All of it is the
-deployed code, with messages encoded and decoded.
+deployed code, with messages encoded and decoded. One run prints a table for each data set that is named.
 
 Beside: `ffc` and `ncm` without noise, the mean of ten devices that answer from their own images alone, chance, and
 AdaSSP as its paper has it (Wang, UAI 2018, algorithm 2), by one who has all images.
@@ -172,7 +172,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--image-px", type=int, default=128)
     parser.add_argument("--project", type=int, default=256, help="columns of FFC's features of CIFAR-10; 0 for all")
     parser.add_argument("--fleets", type=int, nargs="+", default=[1, 10, 100])
-    parser.add_argument("--epsilon", type=float, nargs="+", default=[0.5, 1, 2, 4, 8])
+    parser.add_argument("--epsilon", type=float, nargs="+", default=[0.25, 0.5, 1, 2, 4, 8, 16])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--validate", action="store_true", help="print what the defaults were chosen by, instead")
     return parser.parse_args()

@@ -87,7 +87,7 @@ def _shown(name: str, multiplier: float, trials: int, *, only_counts: bool) -> l
     rng = np.random.default_rng(0)
     z, y = rng.normal(size=(OTHERS, WIDTH)).astype(np.float32), rng.integers(0, CLASSES - 1, OTHERS)
     more = np.concatenate([z, np.eye(WIDTH, dtype=np.float32)[:1]]), np.append(y, CLASSES - 1)
-    quiet = mock.Mock(standard_normal=np.zeros)
+    quiet = mock.Mock(whole_normal=lambda shape, deviation: np.zeros(shape, np.int64))
     with mock.patch.object(Attacked, "secret_noise", return_value=quiet):
         base, with_it = (_numbers(name, hyper, data, b"") for data in ((z, y), more))
     moved = with_it - base

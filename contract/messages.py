@@ -313,6 +313,12 @@ class Contribution:
             _require(rows.ndim == 2 and len(rows) == expected, "class rows", f"{expected} rows", rows.shape)
             _numbers(rows, "class rows")
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it is of a device that took part and says nothing of its samples: no class and no number of any kind.
+        That stands for a statistic of no samples of whatever kind."""
+        return not (len(self.body.classes) or self.further) and self.triangle is None and self.share is None
+
     @functools.cached_property
     def norms(self) -> NDArray[np.float64]:
         """(K,) the norms of the rows of `body`."""
@@ -322,11 +328,6 @@ class Contribution:
     def samples(self) -> int:
         """How many examples it says there are in all."""
         return int(self.counts.sum())
-
-    @property
-    def abstains(self) -> bool:
-        """Whether it says nothing, as a device does whose owner's policy refuses the round: no share, class or sum."""
-        return self.share is None and not len(self.counts) and (self.triangle is None or not self.triangle.any())
 
     @classmethod
     def withdrawal(cls, *, run: bytes, round: int, method: str, bundle: bytes, extractor: bytes = b"") -> Contribution:
@@ -389,6 +390,8 @@ class Contribution:
             WireError: when they are not.
         """
         fields, tables, numbers = kind.row_fields(), self._tables(), self.body.classes
+        if self.says_nothing:
+            return
         if len(tables) != len(fields) or (self.triangle is None) == kind.has_triangle():
             raise WireError(f"round of {self.method}", expected=kind.NAME, got="another statistic")
         for wanted, table in zip(fields, tables, strict=True):
@@ -408,6 +411,8 @@ class Contribution:
             WireError: when the fields are not of that kind, or do not fit that fleet.
         """
         self.check(kind, classes, width)
+        if self.says_nothing:
+            return kind.zero(classes, width)
         places, rows = _places(self.body.classes, kind.GROUPS), classes * kind.GROUPS
         dense = [_spread(places, table, rows) for table in self._tables()]
         counts = np.zeros(rows, dtype=np.int64)

@@ -23,8 +23,10 @@ Both bounds are reached: the first by any unit feature, the second by two orthog
 
 - **Exact sums.** Features are cut towards zero to multiples of 2⁻¹⁶ (`on_grid`), so that products are multiples of 2⁻³²
   and sums of up to two million are exact in float64, in any order. No norm exceeds 1, and no rounding is hidden.
-- **Noise that leaves no trace.** Float64 noise has gaps that show what it was added to (Mironov, CCS 2012). What leaves
-  is rounded to a grid of 2⁻²¹ to 2⁻²⁰ deviations, after which 2³⁰ and more values of the noise lead to each number.
+- **Noise that leaves no trace.** Float64 noise has gaps that show what it was added to (Mironov, CCS 2012). Here it is
+  a whole number of steps of 2⁻³², as the sums are: a discrete Gaussian (Canonne, Kamath, Steinke, NeurIPS 2020), which
+  at 2²⁰ and more steps a deviation is the continuous one rounded. Both are added as whole numbers; decision 145 says by
+  how much ε is off.
 - **Nothing beside.** Every class is sent, whether there are samples or not, and no class is withheld for having few.
 """
 
@@ -32,20 +34,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.errors import MethodError
-from contract.mechanism import DEVIATIONS, Mechanism, Normal, Release
+from contract.mechanism import DEVIATIONS, Mechanism, Release
 
 __all__ = ["SumNoise", "feature_sums", "on_grid"]
 
 Float64 = NDArray[np.float64]
 _STEPS = 2.0**16  # of a feature's coordinate
-_FINER = 20  # the grid of what leaves: a power of two, so many halvings below the deviation
+_FINEST = 2.0**-32  # the grid of products, of which all sums and all noise are multiples
+_DEVIATIONS = 2.0**-12, 2.0**27  # between which a discrete Gaussian on that grid can be told from no other
 _WITHIN = 1.0 - 2.0**-40  # what float64 may have added to a norm of 1
+
+
+class Whole(Protocol):
+    """Gives independent whole numbers with a discrete Gaussian's probabilities: `contract.secret_noise`."""
+
+    def whole_normal(self, shape: tuple[int, ...], deviation: float, /) -> NDArray[np.int64]: ...
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,10 @@ class SumNoise(Mechanism):
         if min(self.gram_share, self.row_share) < 0 or min(self.count_share, self.row_share) <= 0:
             got = f"{self.gram_share:g} and {self.count_share:g}"
             raise MethodError("shares of the noise budget", expected="some for each part, 1 in all", got=got)
+        least, most = _DEVIATIONS
+        if not (least <= min(self._deviations()) / math.sqrt(2.0) and max(self._deviations()) < most):
+            got = ", ".join(f"{deviation:.3g}" for deviation in self._deviations())
+            raise MethodError("noise", expected=f"deviations of {2 * least:.1g} to {most:.1g}", got=got)
 
     @property
     def row_share(self) -> float:
@@ -109,18 +122,19 @@ class SumNoise(Mechanism):
         """Of each part that is sent."""
         return (self.row_deviation, self.count_deviation, *((self.gram_deviation,) if self.gram_share else ()))
 
-    def noised_triangle(self, packed: Float64, width: int, normal: Normal) -> Float64:
+    def noised_triangle(self, packed: Float64, width: int, normal: Whole) -> Float64:
         """A's packed upper triangle (D(D+1)/2,) with noise."""
         diagonal = np.arange(width)
-        deviations = np.full(packed.shape, self.gram_deviation / math.sqrt(2.0))
-        deviations[diagonal * width - diagonal * (diagonal - 1) // 2] = self.gram_deviation
-        return _noised(packed, deviations, normal)
+        diagonal = diagonal * width - diagonal * (diagonal - 1) // 2
+        noised = _noised(packed, self.gram_deviation / math.sqrt(2.0), normal)
+        noised[diagonal] = _noised(packed[diagonal], self.gram_deviation, normal)
+        return noised
 
-    def noised_rows(self, rows: Float64, normal: Normal) -> Float64:
+    def noised_rows(self, rows: Float64, normal: Whole) -> Float64:
         """B (C, D) with noise."""
         return _noised(rows, self.row_deviation, normal)
 
-    def noised_counts(self, counts: NDArray[np.integer], normal: Normal) -> Float64:
+    def noised_counts(self, counts: NDArray[np.integer], normal: Whole) -> Float64:
         """n (C,) with noise: signed fractions, (C, 1)."""
         return _noised(counts.astype(np.float64)[:, None], self.count_deviation, normal)
 
@@ -157,7 +171,7 @@ def feature_sums(z: Float64, labels: NDArray[np.integer], classes: int) -> Float
     return np.asarray((np.arange(classes)[:, None] == labels[None]).astype(np.float64) @ z)
 
 
-def _noised(values: Float64, deviation: Float64 | float, normal: Normal) -> Float64:
-    """With noise, rounded to a grid that follows from the noise alone."""
-    step = 2.0 ** (math.floor(math.log2(float(np.min(deviation)))) - _FINER)
-    return np.asarray(np.rint((values + deviation * normal.standard_normal(values.shape)) / step) * step)
+def _noised(values: Float64, deviation: float, normal: Whole) -> Float64:
+    """Multiples of 2⁻³² with noise that is one: both in whole numbers, so that only their sum is ever rounded."""
+    whole = np.rint(values / _FINEST).astype(np.int64) + normal.whole_normal(values.shape, deviation / _FINEST)
+    return np.asarray(whole.astype(np.float64) * _FINEST)

@@ -56,9 +56,10 @@ class Blinding:
         return self._helper is not None
 
     def permits(self, payload: bytes) -> bool:
-        """Whether a contribution that an earlier process left may be sent: with numbers only in open rounds."""
+        """Whether a contribution that an earlier process left may be sent: an open one that says something of samples
+        only in open rounds."""
         message = inside(payload) if self.is_on else None
-        return not isinstance(message, Contribution) or message.share is not None or message.abstains
+        return not isinstance(message, Contribution) or message.share is not None or message.says_nothing
 
     def check(self, announcement: Announcement) -> None:
         """That the device may take part in an announced round.

@@ -138,7 +138,7 @@ class Client:
         self._blinding = blinding or Blinding(bundle.manifest, fleet=fleet, device=device_id)
         instance = os.urandom(8)
         self._boot = journal.begin(instance)
-        self._health = Health(instance, self._boot, measured or {}, is_private=releases.policy.is_private)
+        self._health = Health(instance, self._boot, measured or {}, is_private=releases.is_private)
         self._health.tell_bundle(rollout.versions())
         self._up, self._status = topics.up(fleet, device_id), topics.status(fleet, device_id)
         self._identity = identity or Identity()

@@ -257,7 +257,7 @@ class Device:
         """What may be sent where its owner's policy refuses the round: no class rows, nothing computed of a sample."""
         m, found = self._manifest, self._method_of(announcement)
         zero = found.statistic.zero(m.classes, found.row_width(found.settled_in(m.hyper), m.features))
-        return RoundResult(self._wrapped(zero, announcement), None, 0, 0)
+        return RoundResult(replace(self._wrapped(zero, announcement), triangle=None, further=()), None, 0, 0)
 
     def evaluate(self, global_state: GlobalState | None) -> Evaluation | None:
         """How well the device answers now, given this global state; None without test samples.

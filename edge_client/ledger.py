@@ -47,9 +47,9 @@ KIND = Kind(
     pragmas={"cache_size": -256},
 )
 
-What = Literal["round", "standing", "sat-out", "figures", "unknown"]
+What = Literal["round", "blinded", "standing", "sat-out", "figures", "unknown"]
 _Key = tuple[bytes, int, str]
-_COUNTED: tuple[What, ...] = ("round", "standing")  # that a rate is of
+_COUNTED: tuple[What, ...] = ("round", "blinded", "standing")  # that a rate is of
 _KINDS = (str, str, bytes, int, str, str, str, int, int, bytes)  # of an entry before its costs
 _COLUMNS = (
     "what, fleet, run, round, method, statistic, encoding, min_samples, payload_bytes, digest, add_remove, replace"
@@ -72,11 +72,13 @@ class Entry:
     """One release.
 
     Attributes:
-        what: `sat-out` says nothing of the samples; `unknown` is one that only the journal knows of.
+        what: `blinded` is a share of a round's sums, and the sealed seed of the other one; `sat-out` says nothing of
+            the samples; `unknown` is one that only the journal knows of.
         fleet, run, round, method: what it was for; empty and 0 for figures.
         statistic: of the contribution; of figures, which they are.
         encoding: as announced; min_samples: as it was held to.
-        digest: SHA-256 of what was sent.
+        digest: SHA-256 of what was sent; of a blinded release, of the sums that were shared, since each share of them
+            is another one.
         at: seconds since the epoch, as the wall clock had it; 0 before it is in the ledger.
     """
 
@@ -112,6 +114,12 @@ class Spent:
     replace: float
     bare_add_remove: int
     bare_replace: int
+
+    @property
+    def is_by_class(self) -> bool:
+        """Whether what holds for one sample replaced holds for one of its class alone: how many of each class there are
+        went out as it is, which is why nothing holds for one more or fewer."""
+        return self.bare_add_remove > self.bare_replace
 
     def of(self, neighbours: str) -> tuple[float, int]:
         """The sum for a relation, and how many releases it leaves out, since no ε holds for them."""
@@ -203,6 +211,15 @@ class Ledger:
                 (fleet, run, round, method),
             ).fetchone()
             return None if row is None else _entry(row)
+
+    def has_made(self, fleet: str, run: bytes, round: int, method: str) -> bool:
+        """Whether anything of the samples was released for this round of a fleet, or was about to be."""
+        with self._file.guard():
+            found = self._db.execute(
+                "SELECT 1 FROM release WHERE fleet = ? AND run = ? AND round = ? AND method = ? AND what != 'sat-out'",
+                (fleet, run, round, method),
+            )
+            return found.fetchone() is not None
 
     def spent(self) -> Spent:
         """What all releases so far come to."""

@@ -5,6 +5,7 @@
     encodings        = ["f32", "f16"]
     min_samples      = 5                # classes with fewer stay here; the larger of this and the announced one holds
     releases_per_day = 4                # 0.25 is one in four days
+    blinded          = true             # no open sum: shares of sums alone, for the helper of client --helper-key
     figures          = ["accuracy"]     # of those in a status that are computed from samples
     epsilon          = 4.0              # over every release of any kind,
     delta            = 1e-6             # with this δ,
@@ -60,6 +61,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     encodings: tuple[Encoding, ...] | None = None
     min_samples: int = 1
     releases_per_day: float | None = None
+    blinded: bool = False
     figures: tuple[Figure, ...] | None = None
     epsilon: float | None = None
     delta: float | None = None
@@ -86,6 +88,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             if allowed is not None and got not in allowed:
                 expected = " or ".join(allowed) or "none at all"
                 return Refusal(f"{what} {got}", f"its {what} is {got}, the policy allows {expected}")
+        if self.blinded and asked.helper is None:
+            return Refusal("not blinded", "its sums are open, the policy allows blinded ones alone")
         return None
 
     def allows_encoding(self, encoding: str) -> bool:
@@ -163,7 +167,7 @@ def _check_ranges(where: str, policy: Policy) -> None:
 
 
 def _check_budget(where: str, policy: Policy) -> None:
-    """ε and δ belong together, and nothing noises what a status says."""
+    """ε and δ belong together, and nothing noises what a status says, or what is blinded."""
     given = [name for name in _KEYS_OF_EPSILON if getattr(policy, name) is not None]
     if len(given) == 1:
         (missing,) = set(_KEYS_OF_EPSILON) - set(given)
@@ -175,3 +179,6 @@ def _check_budget(where: str, policy: Policy) -> None:
             got=", ".join(policy.figures),
             hint="figures = [], or no epsilon",
         )
+    if policy.is_private and policy.blinded:
+        expected = "one of the two, since no noise is added to sums that are blinded, and so there is no ε"
+        raise UsageError(f"{where}: blinded with epsilon", expected=expected, got="both")

@@ -8,7 +8,9 @@ For what an announcement asks for, in order:
    ledger, and from no sample but for what a mechanism takes to be public (FedHKD: how many there are of each class).
    So a refusal can be told.
 3. `made`: what was computed is in the ledger, durable, with its cost; then the journal keeps it, then it is sent. A
-   crash in between leaves a row for bytes that have not left, which the repeated round finds, as it makes the same.
+   crash in between leaves a row for bytes that have not left, which the repeated round finds, as it makes the same; of
+   a noised round, none is made again. Of a blinded round the ledger has the sums, not the share: the next share of
+   them is another one.
 
 A device that refuses a round answers it without any row (`Device.abstain`), so that nobody waits for it. Figures in a
 status go through `figures`, and what an earlier process left in the outbox through `may_send`.
@@ -115,7 +117,8 @@ class Releases:
         """
         found = method(asked.method)
         refused = self.policy.refusal(asked, found.statistic) or self._threshold(found)
-        return refused or self._over_budget(found, counts) or (None if self.stands(asked) else self._too_often())
+        refused = refused or self._over_budget(found, counts) or self._once(found, asked)
+        return refused or (None if self.stands(asked) else self._too_often())
 
     @staticmethod
     def stands(asked: Announcement) -> bool:
@@ -134,6 +137,19 @@ class Releases:
         most = f"{self.policy.releases_per_day:g} in a day"
         return Refusal("releases per day", f"the policy allows {most}, the next in {wait_s / 3600:.1f} h")
 
+    def _once(self, found: Method, asked: Announcement) -> Refusal | None:
+        """A noised round is made once, also by a device that was killed before its journal had it, or whose state
+        directory is an older copy: whether a second one has the same bytes would tell whether the samples have changed.
+        Where sums stand it would be a release for each change.
+        """
+        if self._mechanism(found) is None:
+            return None
+        if self.stands(asked):
+            return Refusal("standing", f"sums of {found.name} do not stand: each change would be a release of its own")
+        if not self._ledger.has_made(self._fleet, asked.run, asked.round, asked.method):
+            return None
+        return Refusal("released already", "the ledger has a release of it, and noise is drawn once for each round")
+
     def _threshold(self, found: Method) -> Refusal | None:
         """Noise that hides how many samples there are cannot keep small classes back, too: an ε has to be there that
         bounds it, or a bundle with hardly any noise would lift the policy's `min_samples`."""
@@ -151,8 +167,7 @@ class Releases:
         cost = self._cost(found, counts)
         more = cost.replace if policy.neighbours == "replace" else cost.add_remove
         if more is None:
-            why = "adds no noise" if self._mechanism(found) is None else f"has none for {_IN_WORDS[policy.neighbours]}"
-            return Refusal("no epsilon", f"the policy asks an ε of every release, {found.name} {why}")
+            return Refusal("no epsilon", f"the policy asks an ε of every release, {self._why_none(found)}")
         known = self._ledger.spent()
         accountant.look_ahead(_both(known, cost))
         spent, _ = known.of(policy.neighbours)
@@ -161,6 +176,14 @@ class Releases:
             so_far = f"ε = {accountant.epsilon(spent):.3g} of {policy.epsilon:g} is spent"
             return Refusal("epsilon is spent", f"{so_far}, and it would be {then:.3g} with this release")
         return None
+
+    def _why_none(self, found: Method) -> str:
+        """Why a method has no ε for the policy's neighbours."""
+        mechanism = self._mechanism(found)
+        if mechanism is None:
+            able = ", as this bundle has it" if "noise" in found.hyper else ""
+            return f"{found.name} adds no noise{able}"
+        return f"{found.name} has none for {_IN_WORDS[self.policy.neighbours]}"
 
     def _mechanism(self, found: Method) -> Mechanism | None:
         return found.mechanism(found.settled_in(self._hyper))
@@ -191,7 +214,7 @@ class Releases:
             StoreError: the disk refused.
         """
         self._note_noise(method(asked.method))
-        what: What = "standing" if self.stands(asked) else "round"
+        what: What = "standing" if self.stands(asked) else "round" if asked.helper is None else "blinded"
         self._record(what, asked, encoding, payload, self._cost(method(asked.method), counts))
 
     def _note_noise(self, found: Method) -> None:
@@ -285,7 +308,8 @@ class Releases:
             return f"no ε is stated: {error}"
         after = f"after {counted(spent.releases, 'release')}"
         epsilon = self._accountant.epsilon(spent.of(relation)[0])
-        return f"ε = {epsilon:.3g}{of} at δ = {self._accountant.delta:g} for {_IN_WORDS[relation]} {after}"
+        its = " by another of its class" if relation == "replace" and spent.is_by_class else ""
+        return f"ε = {epsilon:.3g}{of} at δ = {self._accountant.delta:g} for {_IN_WORDS[relation]}{its} {after}"
 
     def facts(self) -> dict[str, Any] | None:
         """What `--json` says of it; `epsilon` is null where none holds. None where no ε is to be stated."""
@@ -302,6 +326,7 @@ class Releases:
             "delta": known.delta,
             "budget": self.policy.epsilon,
             "neighbours": relation,
+            "of_its_class": spent.is_by_class,
             "releases": spent.releases,
             "releases_without_noise": self._bare(spent),
         }

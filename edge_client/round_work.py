@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from contract.accuracy import Accuracy
 from contract.errors import DataError, DivergedError, PrivacyError, UsageError
-from contract.messages import MAX_VERSION, Announcement, Contribution, Receipt
+from contract.messages import MAX_VERSION, Announcement, Encoding, Receipt
 from contract.service_manager import ServiceManager
 from contract.terminal import counted
 from contract.wire import encode
@@ -160,30 +160,35 @@ class RoundWork:
         self, a: Announcement, result: RoundResult, refusal: Refusal | None
     ) -> tuple[bytes, Refusal | None, RoundResult]:
         """What goes out, in the ledger: the result, or what says nothing where that was refused or may not travel."""
-        found = self._releases.encoded(result.contribution, a) if refusal is None else None
-        if found is not None:
-            payload, encoding = found
-            shared = self._shared(result, a)
-            self._releases.made(a, encoding, payload, self._device.samples.counts(self._device.classes))
-            return payload if a.helper is None else encode(shared, encoding), None, result
         if refusal is None:
-            refusal = Refusal("encoding f32", f"its numbers do not fit {a.encoding}, the policy does not allow f32")
+            found = self._travelling(a, result)
+            if not isinstance(found, Refusal):
+                plain, encoding, payload = found
+                self._releases.made(a, encoding, plain, self._device.samples.counts(self._device.classes))
+                return payload, None, result
+            refusal = found
             self._log(f"round {a.round} ({a.method}) is refused: {refusal.line}")
             result = self._device.abstain(a)
         payload = encode(result.contribution, a.encoding)
         self._releases.abstained(a, payload)
         return payload, refusal, result
 
-    def _shared(self, result: RoundResult, a: Announcement) -> Contribution:
-        """What travels of a result; in a blinded round a share of it, or of nothing where its numbers are too large."""
+    def _travelling(self, a: Announcement, result: RoundResult) -> tuple[bytes, Encoding, bytes] | Refusal:
+        """What is released, in which encoding, and how it travels, which in a blinded round is as a share of it; or why
+        it may not."""
+        found = self._releases.encoded(result.contribution, a)
+        if found is None:
+            return Refusal("encoding f32", f"its numbers do not fit {a.encoding}, the policy does not allow f32")
+        plain, encoding = found
+        if a.helper is None:
+            return plain, encoding, plain
         warning = self._blinding.warning(a, result.samples)
         if warning:
             self._log_once(warning)
         try:
-            return self._blinding.blinded(result.contribution, a)
+            return plain, encoding, encode(self._blinding.blinded(result.contribution, a), encoding)
         except PrivacyError as error:
-            self._log(f"{error}; the round is left out")
-            return self._blinding.blinded(self._device.sit_out(a).contribution, a)
+            return Refusal("too large to be blinded", str(error))
 
     def stand(self, a: Announcement) -> bool:
         """Where sums stand: send those of what is here, if enough has changed; False when nothing is to be sent.
@@ -265,7 +270,7 @@ class RoundWork:
             result = self._device.run_round(a, task.state, on_step=on_step)
         except DivergedError as error:
             self._log(f"{what}: {error}; weights as before the round, which is left out")
-            if self._probation is not None and not self._releases.policy.is_private:
+            if self._probation is not None and not self._releases.is_private:
                 self._probation.fail(str(error))
             result = self._device.sit_out(a)
         if result.refused:
@@ -312,7 +317,7 @@ class RoundWork:
         self._journal.mark_reported(report.key)
         self._unreported.remove(report)
         if self._probation is not None:
-            measured = state is not None and state.version and not self._releases.policy.is_private
+            measured = state is not None and state.version and not self._releases.is_private
             self._probation.reported(told if measured else None)
         if told is not None:
             personal = None if evaluation is None else evaluation.all_classes.get("personal")

@@ -83,6 +83,8 @@ class Service:
         if settings.method is not None:
             load_method(settings.method)
         policy = Policy() if settings.policy is None else read_policy(settings.policy)
+        if policy.blinded and settings.helper_key is None:
+            raise UsageError(f"--policy {settings.policy}: blinded", expected="--helper-key beside it", got="none")
         keys = () if settings.trust is None else read_public_keys(settings.trust)
         with RolloutFile(Path(settings.state), make=bool(keys)) as file:
             identity = identity_of(settings)
@@ -148,7 +150,7 @@ class Service:
                 seated.path,
                 device_id=settings.id,
                 terms=seated.terms,
-                samples=lambda: _none_of(device.samples) if policy.is_private else device.samples,
+                samples=lambda: _none_of(device.samples) if releases.is_private else device.samples,
                 manager=self._manager,
                 stopping=self._stopping,
                 log=log,

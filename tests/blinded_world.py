@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -131,8 +132,9 @@ def pooled(world: World, *devices: str) -> np.ndarray:
     return solve_head(total, 1e-3)
 
 
-def abstention(world: World, **numbers: FeatureGram) -> bytes:
-    """What a device sends whose owner's policy refuses the open round: with these numbers, if any."""
+def abstention(world: World, numbers: FeatureGram | None = None) -> bytes:
+    """What a device sends whose owner's policy refuses the open round; or, in its place, these numbers."""
     nothing = FeatureGram.zero(CLASSES, PLAIN.features)
     told = {"run": world.core.run, "method": "ffc", "extractor": extractor_of(PLAIN, BUNDLE, method("ffc"))}
-    return encode(contribution(numbers.get("numbers", nothing), **told))
+    made = contribution(nothing if numbers is None else numbers, **told)
+    return encode(replace(made, triangle=None) if numbers is None else made)

@@ -21,7 +21,7 @@ from aggregator.solve_again import solve_again
 from aggregator.store import SqliteStore
 from contract.errors import PrivacyError, UsageError
 from contract.fleet import list_digest
-from contract.messages import Announcement, HelperTerms, Status
+from contract.messages import Announcement, Contribution, HelperTerms, Status
 from contract.messages import Opened as HelperOpened
 from contract.statistics import FeatureGram
 from contract.wire import decode, encode
@@ -133,6 +133,33 @@ def test_a_device_that_the_helper_does_not_know_is_left_out_and_named(world):
     assert [(found.device, found.left_out) for found in world.core.findings] == [("d0", True)]
     assert "the helper's own list" in world.core.findings[0].reason
     np.testing.assert_allclose(world.head(), pooled(world, *DEVICES[1:]), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_device_that_says_nothing_is_not_awaited_and_in_no_set(world, is_killed):
+    world.steps()
+    (decision,) = world.core.take([("d0", abstention(world))], world.now)
+    assert (decision.outcome, decision.reason) == ("committed", "")
+    assert world.send("d1", "d2") == ["committed"] * 2
+    if is_killed:
+        world.kill()
+    assert "d0" not in world.core.rounds.awaited
+    world.send("d3", "d4")
+    world.steps()
+    assert world.core.asked.devices == ("d1", "d2", "d3", "d4")
+    world.answered(world.ask())
+    assert any(isinstance(step, Closed) for step in world.steps())
+    assert world.ledger.blocks
+    assert not world.core.findings
+    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES[1:]), atol=1e-9, rtol=0)
+
+
+def test_devices_that_say_nothing_do_not_make_up_k(world):
+    world.steps()
+    world.core.take([(device, abstention(world)) for device in DEVICES[:3]], world.now)
+    world.send(*DEVICES[3:])
+    assert isinstance(world.steps()[-1], Extended)
+    assert world.core.asked is None
 
 
 def test_too_few_that_can_be_summed_let_the_round_go_on_until_others_come(world):
@@ -276,7 +303,9 @@ def test_an_open_contribution_that_was_left_is_not_sent_once_a_helper_is_asked_f
     assert not blinding("d0").permits(plain)
     assert not blinding("d0").permits(signer("d0").sign("pf/v2/pets/up/d0", plain))
     assert blinding("d0").permits(world.message("d0"))
-    assert blinding("d0").permits(abstention(world))
+    assert blinding("d0").permits(abstention(world))  # or its round would wait for it
+    leaves = Contribution.withdrawal(run=b"run1", round=2, method="ffc", bundle=BUNDLE)
+    assert blinding("d0").permits(encode(leaves))
     assert Blinding(PLAIN, fleet=FLEET, device="d0").permits(plain)
 
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import contract.noised_sums
+import contract.secret_noise
 from contract.errors import MethodError
 from contract.methods import method
 from contract.noised_sums import SumNoise, on_grid
@@ -30,8 +31,8 @@ MULTIPLIER = 2.0
 class Nothing:
     """In place of noise: the sums as they are, on their grid."""
 
-    def standard_normal(self, shape: tuple[int, ...], /) -> np.ndarray:
-        return np.zeros(shape)
+    def whole_normal(self, shape: tuple[int, ...], deviation: float, /) -> np.ndarray:
+        return np.zeros(shape, np.int64)
 
 
 class Samples:
@@ -119,7 +120,7 @@ def test_the_bound_for_one_sample_replaced_is_reached(name: str) -> None:
     assert np.linalg.norm(one - other) <= 1 / cost.replace + 1e-4
 
 
-@given(gram=st.floats(0.0, 0.9), count=st.floats(0.01, 0.09))
+@given(gram=st.just(0.0) | st.floats(1e-6, 0.9), count=st.floats(0.01, 0.09))
 def test_what_a_replaced_sample_costs_is_the_largest_over_all_pairs(gram: float, count: float) -> None:
     """A search over the angle between two features, of one class or of two."""
     t, rows = np.linspace(-1, 1, 2001), 1 - gram - count
@@ -168,13 +169,45 @@ def test_on_the_grid_no_norm_exceeds_one(z: list[float]) -> None:
     assert int((steps.astype(object) ** 2).sum()) <= 2**32  # in whole numbers
 
 
-def test_what_leaves_is_on_a_grid_that_the_data_does_not_show_in() -> None:
-    """Steps of 2⁻²¹ to 2⁻²⁰ deviations: far coarser than float64's own, so that its gaps are not seen."""
-    mechanism = SumNoise(MULTIPLIER, 0.0, 0.5)
-    step = 2.0 ** (math.floor(math.log2(mechanism.row_deviation)) - 20)
-    for value in (0.0, 1 / 3, 1e5 + 2.0**-32):
-        rows = mechanism.noised_rows(np.full((C, D), value), SecretNoise(bytes(32)))
-        np.testing.assert_array_equal(rows / step, np.rint(rows / step))
+def test_what_leaves_is_a_whole_number_of_steps_whatever_the_sums_are() -> None:
+    """All numbers of one grid, none of which is out of reach of any sum: their last bits show nothing."""
+    noised = SumNoise(MULTIPLIER, 0.0, 0.5).noised_rows
+    deviations = []
+    for value in (0.0, 2.0**-32, 1e5 + 2.0**-32):
+        steps = np.ldexp(noised(np.full((C, 500), value), SecretNoise(bytes(32))), 32)
+        np.testing.assert_array_equal(steps, np.rint(steps))
+        assert {int(step) % 8 for step in steps.ravel()} == set(range(8))
+        deviations.append(steps - 2.0**32 * value)
+    np.testing.assert_array_equal(deviations[0], deviations[1])
+    np.testing.assert_array_equal(deviations[0], deviations[2])
+
+
+def test_whole_noise_comes_as_often_as_it_should() -> None:
+    """Pearson's χ² over the deviations and over what is left of them, at 1 in 10⁵: 60,000 numbers of 2¹⁴ + 1 steps."""
+    deviation = 2.0**14 + 1.0
+    found = SecretNoise(bytes(32)).whole_normal((60_000,), deviation)
+    edges = np.array([-math.inf, *np.arange(-3.0, 3.1, 0.25), math.inf]) * deviation
+    below = np.array([0.5 * math.erfc(-(edge - 0.5) / deviation / math.sqrt(2)) for edge in edges])
+    for counts, expected in (
+        (np.histogram(found, edges)[0], np.diff(below) * len(found)),
+        (np.bincount(found % 16, minlength=16), np.full(16, len(found) / 16)),
+    ):
+        degrees = len(counts) - 1
+        statistic = float(((counts - expected) ** 2 / expected).sum())
+        assert statistic < degrees * (1 - 2 / (9 * degrees) + 4.3 * math.sqrt(2 / (9 * degrees))) ** 3
+
+
+def test_exact_thresholds_say_how_many_deviations_away_a_number_begins() -> None:
+    weights = [math.exp(-j * j / 2) for j in range(10)]
+    shares = np.cumsum(weights)[:-1] / sum(weights)
+    np.testing.assert_allclose(contract.secret_noise._thresholds() / 2.0**64, shares, rtol=1e-15)
+    assert np.diff(contract.secret_noise._thresholds().astype(object)).min() > 0
+
+
+@pytest.mark.parametrize("multiplier", [1e-5, 1e9])
+def test_noise_that_its_grid_cannot_hold_is_refused(multiplier: float) -> None:
+    with pytest.raises(MethodError, match="noise, expected deviations of"):
+        SumNoise(multiplier, 0.2, 0.05)
 
 
 def test_the_noise_is_normal_and_each_part_has_its_own() -> None:

@@ -94,22 +94,22 @@ def test_a_share_and_its_pad_are_the_devices_sums(bundle: Bundle, tmp_path: Path
     assert found.matrix.trace() == pytest.approx(SAMPLES, abs=width * 2.0 ** -(SCALE_BITS + 1) + 1e-5)
 
 
-def test_numbers_too_large_to_be_summed_leave_a_share_of_nothing_and_one_line(
+def test_numbers_too_large_to_be_summed_are_abstained_from_in_one_line(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("contract.blinding.LARGEST", float(SAMPLES) / 4)  # as 131,072 samples are too many
     said = list[str]()
-    found = made(bundle, tmp_path, said, announced(bundle))
-    assert not found.counts.any()
-    assert not found.gram.any()
-    assert sum("expected numbers below 3" in line and "the round is left out" in line for line in said) == 1
+    message = inside(left_by(bundle, tmp_path, said, announced(bundle)))
+    assert isinstance(message, Contribution)
+    assert message.says_nothing
+    assert sum("is refused: " in line and "expected numbers below 3" in line for line in said) == 1
 
 
 def test_a_round_that_the_policy_refuses_is_abstained_from_and_left_as_it_is(bundle: Bundle, tmp_path: Path) -> None:
     pending = left_by(bundle, tmp_path, [], announced(bundle), Policy(methods=("ncm",)))
     message = inside(pending)
     assert isinstance(message, Contribution)
-    assert message.abstains
+    assert message.says_nothing
     terms = Terms(extractor=announced(bundle).extractor, blinded=ShareTerms(1, LEAST, bytes(32)))
     m = bundle.manifest
     check_content(message, terms, bundles=(bundle.sha256,), classes=m.classes, width=m.features)

@@ -87,6 +87,9 @@ def test_a_whole_policy_is_read_and_an_empty_one_restricts_nothing(tmp_path: Pat
         ("epsilon = 1.0", "epsilon, expected delta beside it, got none"),
         ("delta = 1e-6", "delta, expected epsilon beside it, got none"),
         ('epsilon = 1.0\ndelta = 1e-6\nfigures = ["accuracy"]', "figures with epsilon, expected none of them"),
+        ("blinded = 1", "values of the right kind, got Expected `bool`"),
+        ("blinded = true", "blinded, expected --helper-key beside it, got none"),
+        ("blinded = true\nepsilon = 1.0\ndelta = 1e-6", "blinded with epsilon, expected one of the two"),
         ('neighbours = "both"', "neighbours, expected add-remove or replace, got 'both'"),
     ],
 )
@@ -133,6 +136,7 @@ def bundle(mnist_like_bundle: Callable[..., Path]) -> Bundle:
         (Policy(methods=()), "method ffc"),
         (Policy(statistics=("unit-means",)), "statistic feature-gram"),
         (Policy(encodings=("f32", "int8")), "encoding f64"),
+        (Policy(blinded=True), "not blinded"),
         (Policy(methods=("ffc",), statistics=("feature-gram",), encodings=("f64",), min_samples=7), None),
         (Policy(), None),
     ],
@@ -306,6 +310,7 @@ def work(
     *,
     follower: Follower | None = None,
     probation: ProbationWatch | None = None,
+    blinding: Blinding | None = None,
 ) -> RoundWork:
     own = Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part)
     return RoundWork(
@@ -318,7 +323,7 @@ def work(
         samples=None,
         manager=ServiceManager({}),
         releases=found,
-        blinding=Blinding(bundle.manifest, fleet="fleet", device="pi-1"),
+        blinding=blinding or Blinding(bundle.manifest, fleet="fleet", device="pi-1"),
         photos="photos",
         log=said.append,
         probation=probation,

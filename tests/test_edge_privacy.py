@@ -54,7 +54,10 @@ def _epsilon(deviations: float, delta: float) -> float:
 
 @pytest.fixture(scope="module")
 def noisy(mnist_like_bundle: Callable[..., Path]) -> Bundle:
-    return read_bundle(mnist_like_bundle("fedhkd", hyper={"noise": 0.5, "clip": 0.8, "epochs": 1}))
+    """As other tests have it exported, with noise: no graph depends on that."""
+    made = read_bundle(mnist_like_bundle("fedhkd", hyper={"epochs": 1, "temperature": 0.7}))
+    hyper = {**made.manifest.hyper, "noise": 0.5, "clip": 0.8}
+    return replace(made, manifest=structs.replace(made.manifest, hyper=hyper))
 
 
 def test_a_device_sends_clipped_means_with_its_secrets_noise(noisy: Bundle) -> None:
@@ -173,7 +176,9 @@ def test_releases_are_counted_with_the_samples_that_they_had(here: None, noisy: 
     assert facts["epsilon"] == pytest.approx(_epsilon(500.0 / math.sqrt(2 * (2 * 50**2 + 5**2)), 1e-5), rel=1e-5)
     assert facts["epsilon"] == facts["epsilon_replace"] > before
     assert (facts["epsilon_add_remove"], facts["releases"], facts["releases_without_noise"]) == (None, 3, 0)
-    assert found.told().startswith(f"ε = {facts['epsilon']:.3g} at δ = 1e-05 for one sample replaced after 3 releases")
+    which = "for one sample replaced by another of its class after 3 releases"  # since the counts are told
+    assert found.told() == f"ε = {facts['epsilon']:.3g} at δ = 1e-05 {which}"
+    assert facts["of_its_class"]
     found.made(announcement(strong, 4, "ffc"), "f64", b"sums", few)
     assert found.told() == "no ε holds: without noise went out 1 release"
     assert found.facts()["epsilon"] is None
@@ -356,6 +361,18 @@ def test_with_a_budget_what_has_no_epsilon_is_refused(name: str, relation: str, 
             assert refused is not None
             assert (refused.word, refused.line) == ("no epsilon", why)
         assert found.refusal(_asked(1, "spherefed"), ONE) is None  # it sends nothing of the samples
+
+
+@pytest.mark.parametrize("own", ["fedproto", "fedhkd"])
+def test_with_a_budget_noise_is_what_a_bundle_has_of_it(own: str, tmp_path: Path) -> None:
+    """FedHKD adds none unless its bundle says so; `ffc-dp` and `ncm-dp` add theirs on any."""
+    policy = Policy(epsilon=2.5, delta=1e-5, neighbours="replace")
+    with Ledger(tmp_path / "ledger.sqlite") as ledger:
+        found = Releases(policy, ledger, fleet="fleet", own=method(own), hyper=method(own).settle({}))
+        refused = found.refusal(_asked(1), ONE)
+        assert refused is not None
+        assert refused.line == "the policy asks an ε of every release, fedhkd adds no noise, as this bundle has it"
+        assert found._cost(method("ffc-dp"), ONE).replace is not None
 
 
 def test_a_budget_does_not_hold_over_what_left_before_it_or_beside_the_ledger(here: None, tmp_path: Path) -> None:

@@ -88,7 +88,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     spent, releases = Spent(**facts["spent"]), facts["releases"]
     size = sum(each["payload_bytes"] for each in releases)
     lines = [f"{counted(len(releases), 'release')}, {size:,} bytes, repetitions not counted: {facts['path']}"]
-    for name, words in _RELATIONS.items():
+    for name, of_any in _RELATIONS.items():
+        words = of_any + (" by another of its class" if name == "replace" and spent.is_by_class else "")
         epsilon, bare = facts["spent_epsilon"][name], spent.of(name)[1]
         if bare:
             lines.append(f"for {words}: no ε holds, {counted(bare, 'release')} without")
