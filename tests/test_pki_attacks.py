@@ -290,11 +290,11 @@ def test_a_certificate_that_has_expired_is_of_no_use(
 
 def test_a_clock_that_is_wrong_is_named(tmp_path: Path) -> None:
     """A board without a clock of its own starts in 1970, until the network has told it."""
-    for ahead, said in ((2 * 86_400, "not yet valid, try this machine's clock"), (-400 * 86_400, "has expired, try")):
+    for ahead, said in ((2 * 86_400, "is not valid yet"), (-400 * 86_400, "has expired")):
         made = Authority(tmp_path / f"pki{ahead}", {"kitchen": ("fleet",)}, now=int(time.time()) + ahead)
         broker = GuardedMosquitto(made)
         link = Link(made.address("kitchen"), "x", subscriptions=[]).open()
-        with pytest.raises(LinkError, match=f"broker's certificate, got certificate.*{said}"):
+        with pytest.raises(LinkError, match=f"the broker's certificate.* {said}, or this machine's clock is wrong"):
             link.wait_connected(0.3)
         link.close()
         broker.close()
@@ -415,7 +415,7 @@ def test_an_expired_revocation_list_shuts_everyone_out_and_was_warned_of(tmp_pat
     broker = GuardedMosquitto(forgotten)
     assert knock(forgotten.address("kitchen")) is None
     out = Link(forgotten.address("kitchen"), "x", subscriptions=[]).open()
-    with pytest.raises(LinkError, match=r"revocation list( has expired)?: protofleet pki renew --crl"):
+    with pytest.raises(LinkError, match=r"revocation list has( expired)?: protofleet pki renew --crl"):
         out.wait_connected(1.0)
     out.close()
     with Office.open(forgotten.folder) as office:
