@@ -45,6 +45,7 @@ from contract.rules import check_rule
 
 __all__ = ["Coordinator", "Settings"]
 
+CONTRADICTS_S = 15.0  # after a death of an enrolled device that is awaited: one that lives says so within ten
 SETTLE_S = 2.0  # retained births arrive right after the subscription; devices that must reconnect take longer
 
 
@@ -106,6 +107,7 @@ class Coordinator(Core):
         self.findings: tuple[Finding, ...] = ()
         self.doubt, self.told = "", ""
         self._ingest, self._stand_ins = Ingest(self._holds), StandIns()
+        self._doubted: dict[str, tuple[bytes, float]] = {}  # deaths of who is awaited, and from when on they are true
         self._told_accuracy: dict[tuple[int, str], Told] = {}  # not durable yet
         self.accuracy_batches = 0
         self._paused = self._tables.meta("paused") == "yes"
@@ -170,7 +172,11 @@ class Coordinator(Core):
         news = 0.0 if device in self._refused else message.metrics.get("samples_new", 0.0)
         self.rounds.schedule.heard(device, news)
         if message.online:
+            self._doubted.pop(device, None)
             return self.rounds.birth(device, message.instance, now)
+        if device in self.gate.enrolled and self.rounds.awaits(device):
+            self._doubted.setdefault(device, (message.instance, now + CONTRADICTS_S))
+            return False
         return self.rounds.death(device, message.instance)
 
     def _hear_accuracy(self, device: str, message: Status) -> None:
@@ -224,6 +230,10 @@ class Coordinator(Core):
         Args:
             wall: seconds since the epoch, for the record.
         """
+        for device, (instance, at) in list(self._doubted.items()):
+            if now >= at:
+                del self._doubted[device]
+                self.rounds.death(device, instance)
         order = self._next_order(now)
         if order is not None:
             return self._obey(order, wall)

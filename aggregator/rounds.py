@@ -235,6 +235,10 @@ class Rounds:
     def is_online(self, device: str) -> bool:
         return device in self._online
 
+    def awaits(self, device: str) -> bool:
+        """Whether the open round waits for this device."""
+        return device in self._awaited
+
     @property
     def awaited_count(self) -> int:
         return len(self._awaited)

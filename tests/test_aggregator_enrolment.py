@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from aggregator_samples import BUNDLE, contribution, manifest
 
-from aggregator.coordinator import Coordinator, Settings
+from aggregator.coordinator import CONTRADICTS_S, Coordinator, Settings
 from aggregator.enrolment import Gate, Intrusion
 from aggregator.enrolment_store import MAX_INTRUDERS
 from aggregator.orders import give
+from aggregator.rounds import Closed
 from aggregator.standing_store import Order, orders
 from aggregator.store import SqliteStore
 from aggregator.store_schema import KIND
@@ -204,8 +205,27 @@ def test_a_forged_status_moves_nobody(store: SqliteStore) -> None:
     death = encode(Status(False, bytes(8), 1))
     core.status("a", death, 11.0)
     assert core.rounds.is_online("a")
-    core.status("a", death, 11.0, is_ours=True)  # our own question whether it is there
+    core.status("a", death, 11.0, is_ours=True)  # our own question whether it is there, which it may answer
+    core.advance(11.0 + CONTRADICTS_S, WALL)
     assert not core.rounds.is_online("a")
+
+
+def test_a_recorded_death_does_not_end_a_round_without_its_device(store: SqliteStore) -> None:
+    """It is of the process that still runs: its last will of a connection that it had lost. The device contradicts."""
+    status = topics.status(FLEET, "a")
+    store.enrolment.enrol("a", KEY.public_key, WALL)
+    core = coordinator(store)
+    assert core.take([("b", plain(store))], 11.0)[0].outcome == "committed"
+    death = KEY.sign(status, encode(Status(False, bytes(8), 1)))
+    for now in (20.0, 40.0, 60.0):
+        core.status("a", death, now)
+        core.status("a", death, now + 5.0)
+        assert not isinstance(core.advance(now + 10.0, WALL), Closed)
+        birth = encode(Status(True, bytes(8), 1, issued=int(now)))
+        core.status("a", KEY.sign(status, birth), now + 10.0)
+        assert not isinstance(core.advance(now + 19.0, WALL), Closed)
+    core.status("a", death, 80.0)
+    assert isinstance(core.advance(80.0 + CONTRADICTS_S, WALL), Closed)  # it was true
 
 
 def test_a_recorded_birth_says_nothing_again_also_after_a_restart(store: SqliteStore) -> None:

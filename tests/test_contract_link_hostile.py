@@ -106,6 +106,20 @@ def test_a_port_that_speaks_something_else_is_a_disconnection_not_a_death(fake, 
     until(device, Connected)
 
 
+def test_a_packet_that_claims_256_mb_is_not_waited_for(fake, link):
+    """All of it was collected in memory first."""
+
+    def lies(connection: socket.socket) -> None:
+        accept(connection)
+        connection.sendall(b"\x32\xff\xff\xff\x7f" + bytes(5_000))
+        with contextlib.suppress(OSError):
+            connection.recv(1)  # until we hang up
+
+    device = link(fake(lies, good).url, largest_bytes=65_536)
+    until(device, Connected)
+    assert until(device, Disconnected).reason.startswith("a packet of 268,435,455 bytes, at most")
+
+
 def test_a_broker_that_accepts_and_says_nothing_is_given_up_after_the_keepalive(fake, link):
     def silent(connection: socket.socket) -> None:
         while connection.recv(4096):

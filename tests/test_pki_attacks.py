@@ -320,7 +320,24 @@ def test_a_devices_certificate_does_not_make_a_broker(authority: Authority) -> N
         thread.join(60)
 
 
+def resumes(context: ssl.SSLContext, port: int, session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession | None]:
+    """Whether the broker goes on with an earlier TLS session, and the session that it gives a ticket for now."""
+    connect = b"\x10\x0e\0\4MQTT\5\2\0\x3c\0\0\1x"
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
+        contextlib.suppress(OSError),
+        context.wrap_socket(plain, server_hostname="127.0.0.1", session=session) as sock,
+    ):
+        sock.sendall(connect)
+        if sock.recv(64)[:1] == b"\x20":
+            return bool(sock.session_reused), sock.session
+    return False, None
+
+
 def test_who_is_revoked_is_out_at_once_and_nobody_else_notices(authority: Authority, broker: GuardedMosquitto) -> None:
+    context = authority.address("stolen").tls_context()  # with the certificate as it is now
+    _, session = resumes(context, authority.port, None)
+    assert resumes(context, authority.port, session)[0]
     thief = linked(authority, "stolen", f"{PETS}/round", f"{PETS}/down/stolen")
     bystander, aggregator = linked(authority, "hall", f"{PETS}/down/hall"), linked(authority, "aggregator")
     with Office.open(authority.folder) as office:
@@ -340,6 +357,7 @@ def test_who_is_revoked_is_out_at_once_and_nobody_else_notices(authority: Author
         office.admit("stolen", Member(role="device", fleets=("pets",)))
     broker.reload()
     assert knock(authority.address("stolen")) == 0
+    assert resumes(context, authority.port, session) == (False, None)  # nor by a session of before
     for link in (bystander, aggregator):
         assert link.receive(0) is None
         link.close()
