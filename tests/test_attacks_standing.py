@@ -345,6 +345,36 @@ class Standing(RuleBasedStateMachine):
         return True
 
 
+def test_a_device_whose_state_and_photos_are_those_of_an_older_copy_sends_again() -> None:
+    """As when a card is written anew from an image: nothing has changed since what it sent last, as far as it knows."""
+    fleet = Standing()
+    fleet.everyone_starts()
+    moments = [0]
+
+    def rests() -> None:
+        while not fleet._is_at_rest():
+            moments[0] += 1
+            assert moments[0] < 60, fleet._why_not()
+            fleet.a_good_moment()
+            fleet.clock.now += 10.0
+
+    rests()
+    fleet.kill_device("a", True)
+    fleet.a_copy_is_made("a")
+    fleet.photos_change("a", SETS[2])
+    fleet.start_device("a")
+    fleet.everyone_is_connected()
+    rests()
+    fleet.kill_device("a", True)
+    fleet.the_copy_is_put_back("a")
+    fleet.photos_change("a", SETS[0])
+    fleet.start_device("a")
+    fleet.everyone_is_connected()
+    assert "what stands of a is not what it holds" in fleet._why_not()
+    rests()
+    fleet.teardown()
+
+
 def test_no_order_of_faults_leaves_other_sums_standing_than_devices_hold() -> None:
     run_state_machine_as_test(Standing, settings=settings(max_examples=8, stateful_step_count=25, derandomize=True))
 

@@ -1,7 +1,7 @@
 """One target under atheris, for as long as libFuzzer's options say: `python tests/attacks/run_target.py wire -runs=9`.
 
-A process of its own, since libFuzzer never returns; `benchmarks/fuzz.py` starts it and reads what it says. An input that
-raises is written to the file that `LAST` names: libFuzzer does not always come to write it.
+A process of its own, since libFuzzer never returns; `benchmarks/fuzz.py` starts it and reads what it says. An input
+that raises is written to the file that `LAST` names: libFuzzer does not always come to write it.
 """
 
 from __future__ import annotations
