@@ -36,7 +36,7 @@ from aggregator.validation import Terms
 from contract.bundle import Manifest
 from contract.errors import UsageError
 from contract.fleet import further_bundles
-from contract.messages import Announcement, Contribution, Receipt
+from contract.messages import MAX_ROUND, Announcement, Contribution, Receipt
 from contract.methods import Method
 from contract.state import GlobalState
 from contract.statistics import Statistic
@@ -179,7 +179,16 @@ class StandingCoordinator(Core):
         changed = told(device, message.instance)
         if changed and message.online:
             self._tell(device)
+            self._tell_held(device)
         return changed
+
+    def _tell_held(self, device: str) -> None:
+        """See to it that a device whose state directory is an older copy learns it, also where its samples are those of
+        then. The round is no generation's, so to any other device it says nothing."""
+        held = self._held(device)
+        if held.digest and not self._refusal(device):
+            receipt = Receipt(self.run, MAX_ROUND, self.method.name, "late", held=held.generation)
+            self._untold.append(Decision(device, receipt.status, 0, receipt))
 
     def _tell(self, device: str) -> None:
         """See to it that a device of which nothing stands any more learns it, and whether it may send again: what it

@@ -90,7 +90,7 @@ def _kept(name: str) -> list[Path]:
 def _one_process(name: str, options: dict[str, object], folders: list[Path], told: Told, log: Path) -> None:
     flags = [f"-{key}={value}" for key, value in options.items()]
     command = [sys.executable, str(RUNNER), name, *flags, *map(str, folders)]
-    before, executed = told.runs, 0
+    before, executed, last = told.runs, 0, log.with_name("last")
     with (
         log.open("a") as file,
         tempfile.TemporaryDirectory(
@@ -102,7 +102,7 @@ def _one_process(name: str, options: dict[str, object], folders: list[Path], tol
             stdout=file,
             text=True,
             errors="replace",
-            env=os.environ | {"TMPDIR": scratch},
+            env=os.environ | {"TMPDIR": scratch, "LAST": str(last)},
         ) as process,
     ):
         assert process.stderr is not None
@@ -116,6 +116,8 @@ def _one_process(name: str, options: dict[str, object], folders: list[Path], tol
                 executed = int(found[1])
     told.runs, told.processes = before + executed, told.processes + 1
     told.crashes += process.returncode != 0
+    if last.is_file() and last.stat().st_size:
+        last.rename(log.with_name(f"crash-{hashlib.sha1(last.read_bytes()).hexdigest()}"))  # as libFuzzer names it
 
 
 def keep(name: str, work: Path) -> int:

@@ -109,12 +109,13 @@ def _read(
 
 
 def _private_from_pem(raw: bytes, what: str) -> bytes:
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     try:
         key = serialization.load_pem_private_key(raw, None)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(what, expected="a PEM private key without a password", got=error) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise UsageError(what, expected="an Ed25519 private key", got=type(key).__name__)
@@ -122,12 +123,13 @@ def _private_from_pem(raw: bytes, what: str) -> bytes:
 
 
 def _public_from_pem(raw: bytes, what: str) -> bytes:
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
         key = serialization.load_pem_public_key(raw)
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(what, expected="a PEM public key", got=error) from None
     if not isinstance(key, Ed25519PublicKey):
         raise UsageError(what, expected="an Ed25519 key", got=type(key).__name__)

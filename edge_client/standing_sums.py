@@ -5,7 +5,9 @@ keeps them. What a receipt says:
 
     committed, duplicate    they stand
     late                    the aggregator holds a newer generation of this device, which has lost its state, or
-                            nothing any more: it sends again at once, numbered above that
+                            nothing any more: it sends again at once, numbered above that. At its birth a device is
+                            told which generation is held, so that an older copy of a state directory is noticed
+                            where its photos are those of then, too
     rejected                nothing of this device counts; it tries again after `REFUSED_WAIT_S`, or when it starts anew
 """
 
@@ -138,6 +140,8 @@ class StandingSums:
         if not counts and receipt.status == "late":
             self._journal.standing.unsent(receipt.run, receipt.held)
             self._again_at_s = float("-inf")
+        if counts and receipt.status == "late" and receipt.round == MAX_ROUND and receipt.held > generation:
+            self._journal.standing.unsent(receipt.run, receipt.held)  # this state directory is an older copy
         if not counts or receipt.round != generation:
             return
         if receipt.status == "late":

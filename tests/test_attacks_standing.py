@@ -345,6 +345,74 @@ class Standing(RuleBasedStateMachine):
         return True
 
 
+def rested(fleet: Standing) -> None:
+    """Without a fault, until what stands is what devices hold."""
+    for _ in range(60):
+        fleet.everyone_is_connected()
+        fleet.a_good_moment()
+        fleet.clock.now += 10.0
+        if fleet._is_at_rest():
+            return
+    raise AssertionError(fleet._why_not())
+
+
+def test_a_device_whose_state_and_photos_are_those_of_an_older_copy_sends_again() -> None:
+    """As when a card is written anew from an image: nothing has changed since what it sent last, as far as it knows."""
+    fleet = Standing()
+    fleet.everyone_starts()
+    rested(fleet)
+    fleet.kill_device("a", True)
+    fleet.a_copy_is_made("a")
+    fleet.photos_change("a", SETS[2])
+    fleet.start_device("a")
+    rested(fleet)
+    fleet.kill_device("a", True)
+    fleet.the_copy_is_put_back("a")
+    fleet.photos_change("a", SETS[0])
+    fleet.start_device("a")
+    assert "what stands of a is not what it holds" in fleet._why_not()
+    rested(fleet)
+    fleet.teardown()
+
+
+def test_each_thing_that_happens_to_standing_sums_once() -> None:
+    """What random histories may miss: withdrawn twice, forgotten, admitted, and killed before the head is made."""
+    fleet = Standing()
+    fleet.everyone_starts()
+    rested(fleet)
+    for _ in range(2):  # the second one takes out what is out
+        fleet.withdraw("a")
+        process = fleet.here["a"]
+        assert isinstance(process, Withdrawal)
+        for _ in range(10):
+            fleet.everyone_is_connected()
+            fleet.a_good_moment()
+        assert process.done
+    fleet.start_device("a")
+    for _ in range(10):
+        fleet.everyone_is_connected()
+        fleet.a_good_moment()
+    assert fleet._why_not() == "nothing of a stands: refused by the aggregator: waiting to be admitted again"
+    for what in ("admit", "forget", "admit", "remove", "admit"):
+        fleet.an_order_is_given("a", what)
+        for _ in range(8):
+            fleet.everyone_is_connected()
+            fleet.a_good_moment()
+            fleet.clock.now += 5.0
+        assert fleet.server is not None
+        assert ("a" in fleet.server.core.standing.present) == (what != "forget"), what
+    rested(fleet)
+    for which in SETS[1:3]:  # a head at once, then none for half a minute
+        fleet.photos_change("a", which)
+        for _ in range(5):
+            fleet.a_good_moment()
+    assert fleet._why_not() in ("a has not got the newest head", "the head is not that of what stands")
+    fleet.kill_server(True)
+    fleet.start_server()
+    rested(fleet)
+    fleet.teardown()
+
+
 def test_no_order_of_faults_leaves_other_sums_standing_than_devices_hold() -> None:
     run_state_machine_as_test(Standing, settings=settings(max_examples=8, stateful_step_count=25, derandomize=True))
 

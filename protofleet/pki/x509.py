@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -124,7 +124,7 @@ def read_signer(certificate: bytes, key: bytes, what: str) -> Signer:
         found.certificate.verify_directly_issued_by(found.certificate)
         if found.key.public_key() != found.certificate.public_key():
             raise ValueError("the key of another certificate")
-    except (TypeError, ValueError, InvalidSignature) as error:
+    except (TypeError, ValueError, InvalidSignature, UnsupportedAlgorithm) as error:
         raise UsageError(what, expected="an authority's certificate and its key", got=str(error) or "others") from None
     return found
 
@@ -133,7 +133,7 @@ def serials(pem: bytes) -> list[int]:
     """Serial numbers of the certificates in a PEM file; none where there is none that can be read."""
     try:
         return [each.serial_number for each in x509.load_pem_x509_certificates(pem)]
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         return []
 
 

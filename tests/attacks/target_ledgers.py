@@ -170,6 +170,9 @@ def _good_helper() -> bytes:
 _KINDS = ((_good_ledger, _use_ledger), (_good_learned, _use_learned), (_good_helper, _use_helper))
 
 
+_VALUES = (0, 4, 7, 8, 9, 11)  # NULL, a number, infinity, words, bytes, other bytes
+
+
 def seeds() -> Iterable[bytes]:
     assert len(BUNDLE) == 32
     for kind in range(len(_KINDS)):
@@ -178,6 +181,6 @@ def seeds() -> Iterable[bytes]:
         for table in range(4):
             for what in (0, 1, 2, 4, 8):
                 yield bytes([kind, 1, 0, table, what, table, what + 1, 0, 7, 3, 9, 2, 1])
-            for column in range(12):
-                for value in (0, 4, 7, 8, 9, 11):
+            for column in range(14 if table < 3 and kind == 0 else 6):
+                for value in _VALUES[column % 3 :: 3]:
                     yield bytes([kind, 1, 0, table, 9, column, value, 2, 65, 66, 0, 0, 0, 3, 1, 2, 3])
