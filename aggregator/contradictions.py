@@ -273,7 +273,7 @@ def _compared(gone: Float64, length: Float64, noise: Float64, blur: Float64) -> 
     """A way that was gone times its length; `blur` is what chance adds to the squared length."""
     with np.errstate(divide="ignore", invalid="ignore"):
         chance = gone / np.sqrt(length * noise)
-    chance[~np.isfinite(chance)] = np.nan  # the same class, the same rows, or none
+    chance[~np.isfinite(chance + blur)] = np.nan  # the same class, the same rows, or none
     beyond = np.where(np.isnan(chance), np.nan, gone - np.maximum(length - blur, 0.0) / 2.0)
     return _Way(chance, np.where(np.isnan(beyond), -np.inf, beyond))
 
