@@ -7,7 +7,7 @@
 - vouched  the same where few share classes, or most devices lie, beside two devices of the operator's own with half of
            `OWN` photos each: none, one or both of them are vouched for (`aggregate --vouch`). They send in every case
 - trained  FedProto, five rounds, liars in the last (`benchmarks/liars_trained.py`): iid and Dir(0.5). `--data`: 15,000
-           photos of all of Fashion-MNIST, otherwise the 6,000 of the shipped subset
+           photos of all of Fashion-MNIST, otherwise the 6,000 of the shipped subset; `--samples` for fewer
 - issue    FedProto, one device of five that lies from round 2 on (`benchmarks/attacks.py`)
 
 "as it is" merges whatever comes; "bounds" refuses what cannot be, leaves rows out that are too long, and caps weights;
@@ -147,14 +147,16 @@ def main() -> None:
     parser.add_argument("--part", choices=("frozen", "vouched", "trained", "issue"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=0)
     parser.add_argument("--data", default="")
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/liars.md"))
     options = parser.parse_args()
     told = f"--seeds {options.seeds} --rounds {options.rounds}" + (" --data DIR" if options.data else "")
+    told += f" --samples {options.samples}" if options.samples else ""
     kept = options.out.with_suffix(".json")
     for name in [options.part] if options.part else ["frozen", "vouched", "trained", "issue"]:
-        samples = 15_000 if options.data else 0
+        samples = options.samples or (15_000 if options.data else 0)
         rows = {
             "frozen": lambda: frozen(options.seeds, options.cache),
             "vouched": lambda: vouched(options.seeds, options.cache),

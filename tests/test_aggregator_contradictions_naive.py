@@ -124,6 +124,15 @@ def test_three_photos_of_a_class_are_enough_and_two_are_not() -> None:
         assert len([one for one in told if one.accused]) == found
 
 
+def test_photos_that_look_otherwise_are_no_lie_however_many_there_are() -> None:
+    """A third of the way to the next class is far beyond chance, and still nearest to its own."""
+    rng, centres = np.random.default_rng(0), 3.0 * np.eye(CLASSES, WIDTH)
+    other = centres + (np.roll(centres, 1, axis=0) - centres) / 3
+    means = [each + 0.01 * rng.normal(size=each.shape) for each in (other, *[centres] * 6)]
+    fleet = [ClassMeans.from_means(each, np.full(CLASSES, 10_000)) for each in means]
+    assert not contradicted(lambda: iter(fleet), list("abcdefg"))
+
+
 def test_liars_are_not_the_measure_of_their_own_lie() -> None:
     """Most holders of class 0 lie, each of another class: what they call chance would hide them; then most devices."""
     rng, centres = np.random.default_rng(0), 3.0 * np.eye(CLASSES, WIDTH)
