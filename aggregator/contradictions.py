@@ -13,7 +13,7 @@ class than to what h calls j, or the other way round, and by more than chance ex
    contradict each other, no honest device is accused, whatever it holds and whatever liars say together;
 5. suspected, and nothing more, is who is contradicted by most of those that share classes with it;
 6. a device that the operator vouches for, one with photos of its own of every class, say, is never accused, and one
-   that contradicts it is, whatever all others say together.
+   that contradicts it is. Of classes that such devices hold they alone accuse, whatever all others say together.
 
 So a class that one device alone holds accuses nobody, and where few devices share classes liars go unnamed unless a
 device is vouched for: a wrong accusation costs a fleet its rare classes, a missed one what `--max-share` leaves to a
@@ -45,7 +45,7 @@ LEAST = 3  # samples of a class: a mean over fewer may be one odd photo
 LIARS = 3  # one device of so many may lie, rounded
 ALARMS = 1_000  # honest rounds, of which one accuses somebody by chance if means are normally distributed
 REFERENCES = 256
-_REFERENCE_BYTES = 64 << 20
+_REFERENCE_BYTES = 32 << 20
 _DRAWN = 4.0  # deviations of how many of the liars are among the references
 _MEDIAN = 0.6745  # of the absolute value of a standard normal variable
 
@@ -273,7 +273,7 @@ def _compared(gone: Float64, length: Float64, noise: Float64, blur: Float64) -> 
     """A way that was gone times its length; `blur` is what chance adds to the squared length."""
     with np.errstate(divide="ignore", invalid="ignore"):
         chance = gone / np.sqrt(length * noise)
-    chance[~np.isfinite(chance)] = np.nan  # the same class, the same rows, or none
+    chance[~np.isfinite(chance + blur)] = np.nan  # the same class, the same rows, or none
     beyond = np.where(np.isnan(chance), np.nan, gone - np.maximum(length - blur, 0.0) / 2.0)
     return _Way(chance, np.where(np.isnan(beyond), -np.inf, beyond))
 
@@ -287,6 +287,7 @@ class _Verdicts:
         sure: (R,) whether a reference is vouched for.
         against: (N, R) whether that reference and the device contradict each other.
         could: (N, R) whether they could.
+        judged: (N,) whether those that are vouched for hold every class that a device does.
         worst: (N, 2) the class that speaks most against a device, and which it looks like.
     """
 
@@ -294,6 +295,7 @@ class _Verdicts:
     sure: NDArray[np.bool_]
     against: NDArray[np.bool_]
     could: NDArray[np.bool_]
+    judged: NDArray[np.bool_]
     worst: NDArray[np.int64]
 
     @classmethod
@@ -311,7 +313,9 @@ class _Verdicts:
         against, could = np.zeros((devices, len(places)), bool), np.zeros((devices, len(places)), bool)
         worst, at_reference = np.full((devices, 2), -1), {place: at for at, place in enumerate(places)}
         weight = 1 + len(places) * devices * sure  # who is vouched for says what is told, if it says anything
+        known, judged = np.isfinite(references.inverse[sure]).any(axis=0), np.zeros(devices, bool)
         for at, mine in enumerate(everyone):
+            judged[at] = known[mine.classes].all()
             if not len(mine.classes):
                 continue
             votes = np.zeros((len(mine.classes), references.inverse.shape[1]), np.int64)
@@ -330,7 +334,7 @@ class _Verdicts:
                 against[at, at_reference[at]] = could[at, at_reference[at]] = False
             row, column = np.unravel_index(int(votes.argmax()), votes.shape)
             worst[at] = mine.classes[row], column
-        return cls(places, sure, against, could, worst)
+        return cls(places, sure, against, could, judged, worst)
 
     def told(self, devices: Sequence[str]) -> list[Contradicted]:
         """Accused and suspected devices."""
@@ -346,7 +350,7 @@ class _Verdicts:
             if at in at_reference:
                 here[at_reference[at]] = False
         while len(found) < most:
-            by = (self.against & here).sum(axis=1) * left
+            by = (self.against & here).sum(axis=1) * (left & ~self.judged)
             worst = min((int(at) for at in np.flatnonzero(by == by.max())), key=lambda at: devices[at])
             if by[worst] <= max(1, may_lie - int((~here).sum())):
                 break

@@ -54,7 +54,7 @@ from contract.statistics import FeatureGram, Statistic, pack_triangle
 from contract.wire import decode, encode
 from lab.data.partition import Partition, partition
 
-RUN, BUNDLE, DEVICES, SAMPLES, OWN = b"run1", bytes(32), 10, 3_000, 100
+RUN, BUNDLE, DEVICES, SAMPLES, OWN = b"run1", bytes(32), 10, 3_000, 200
 SPREADS = {
     "iid": Partition("iid", DEVICES),
     "Dir(0.5)": Partition("dirichlet", DEVICES, 0.5, min_classes=1),

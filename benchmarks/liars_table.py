@@ -4,10 +4,10 @@
     python benchmarks/liars_table.py --part frozen      and so on: one of the tables alone; the others stay as they were
 
 - frozen   NCM and FFC over frozen features, one round (`benchmarks/liars.py`): iid, Dir(0.5), Dir(0.1)
-- vouched  the same where few share classes, or most devices lie: with a device of the operator's own that is vouched
-           for (`aggregate --vouch`), of `OWN` photos, and without. It sends them in both cases
+- vouched  the same where few share classes, or most devices lie, beside two devices of the operator's own with half of
+           `OWN` photos each: none, one or both of them are vouched for (`aggregate --vouch`). They send in every case
 - trained  FedProto, five rounds, liars in the last (`benchmarks/liars_trained.py`): iid and Dir(0.5). `--data`: 15,000
-           photos of all of Fashion-MNIST, otherwise the 6,000 of the shipped subset
+           photos of all of Fashion-MNIST, otherwise the 6,000 of the shipped subset; `--samples` for fewer
 - issue    FedProto, one device of five that lies from round 2 on (`benchmarks/attacks.py`)
 
 "as it is" merges whatever comes; "bounds" refuses what cannot be, leaves rows out that are too long, and caps weights;
@@ -27,6 +27,7 @@ from typing import Any
 
 import attacks
 import liars_trained
+import numpy as np
 from frozen_features import trained
 from liars import LIES, SPREADS, SQUARES, Fleet, Guard, Lie, Named, round_of, show, statistic
 
@@ -70,22 +71,24 @@ def vouched(seeds: int, cache: Path | None) -> Iterator[Row]:
         fleets = [Fleet.of(kind, SPREADS[spread], seed) for seed, kind in enumerate(kinds)]
         for name in ("ncm", "ffc"):
             for label, liars in [("none", 0), *((lie, n) for lie in ("label flip", "colluding") for n in numbers)]:
-                row: Row = {"table": "an operator's own device is vouched for", "lie": f"{name}, {spread}, {label}",
+                row: Row = {"table": "two more of the operator's own", "lie": f"{name}, {spread}, {label}",
                             "liars": liars, "accuracy": {}, "named": ""}  # fmt: skip
-                both = (Named(), Named())
+                by_column = {"none vouched for": (), "one": ("own-0",), "two": ("own-0", "own-1")}
+                told = {column: Named() for column in by_column}
                 for fleet in fleets:
-                    own = {"own": statistic(name, fleet.own, 10)}
+                    halves = zip(*(np.array_split(part, 2) for part in fleet.own), strict=True)
+                    own = {f"own-{at}": statistic(name, half, 10) for at, half in enumerate(halves)}
                     sent = fleet.sent(name, LIES.get(label, Lie()), liars) | own
                     guilty = set(fleet.order[:liars])
                     honest = {d: s for d, s in sent.items() if d not in guilty}
-                    for named, column, sure in zip(both, ("not", "vouched for"), ((), ("own",)), strict=True):
+                    for column, sure in by_column.items():
                         right, out, doubted = round_of(name, sent, fleet.test, vouched=sure)
                         row["accuracy"].setdefault(column, []).append(right)
-                        named.add(out, doubted, guilty)
+                        told[column].add(out, doubted, guilty)
                     for column, made in (("without them", honest), ("its own alone", own)):
                         right = round_of(name, made, fleet.test, guard="as it is")[0]
                         row["accuracy"].setdefault(column, []).append(right)
-                yield row | {"named": f"{both[0].words()}; vouched for: {both[1].words()}"}
+                yield row | {"named": "; ".join(f"{column}: {each.words()}" for column, each in told.items())}
 
 
 def fedproto(seeds: int, rounds: int, samples: int, data: str) -> Iterator[Row]:
@@ -144,14 +147,16 @@ def main() -> None:
     parser.add_argument("--part", choices=("frozen", "vouched", "trained", "issue"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--samples", type=int, default=0)
     parser.add_argument("--data", default="")
     parser.add_argument("--cache", type=Path)
     parser.add_argument("--out", type=Path, default=Path("results/liars.md"))
     options = parser.parse_args()
     told = f"--seeds {options.seeds} --rounds {options.rounds}" + (" --data DIR" if options.data else "")
+    told += f" --samples {options.samples}" if options.samples else ""
     kept = options.out.with_suffix(".json")
     for name in [options.part] if options.part else ["frozen", "vouched", "trained", "issue"]:
-        samples = 15_000 if options.data else 0
+        samples = options.samples or (15_000 if options.data else 0)
         rows = {
             "frozen": lambda: frozen(options.seeds, options.cache),
             "vouched": lambda: vouched(options.seeds, options.cache),

@@ -12,7 +12,7 @@ from aggregator_samples import BUNDLE, manifest
 from commands import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_aggregator_contradictions import CLASSES, device
+from test_aggregator_contradictions import CLASSES, device, photos
 from test_aggregator_named import a_round, fleet
 
 from aggregator.contradictions import contradicted
@@ -50,6 +50,20 @@ def test_a_majority_that_lies_together_is_found(liars: int) -> None:
     fleet = [device(at, shift=int(at < liars)) for at in range(10)]
     assert set(accused(fleet)) & set(range(liars, 10)), "otherwise this shows nothing"
     assert accused(fleet, "d009") == list(range(liars))
+
+
+def test_a_majority_has_nobody_accused_of_a_class_that_one_holds_who_is_vouched_for() -> None:
+    """Its own three photos of a class are too few to tell who lies; then nobody's word is taken for it."""
+
+    def blurred(seed: int, held: Sequence[int], each: int, shift: int = 0) -> ClassMeans:
+        z, y = photos(seed, held, each, 4.0)
+        return ClassMeans.of(z, (y + shift) % CLASSES, CLASSES)
+
+    fleet = [blurred(at, range(CLASSES), 200, int(at < 6)) for at in range(9)]
+    whole, half = blurred(9, range(CLASSES), 3), blurred(9, range(3), 3)
+    assert set(accused([*fleet, whole])) & {6, 7, 8}, "otherwise this shows nothing"
+    assert not accused([*fleet, whole], "d009")
+    assert set(accused([*fleet, half], "d009")) & {6, 7, 8}, "of other classes it says nothing"
 
 
 def test_what_is_said_is_what_those_say_that_are_vouched_for() -> None:
