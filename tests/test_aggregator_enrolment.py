@@ -13,8 +13,7 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.enrolment import Gate, Intrusion
 from aggregator.enrolment_store import MAX_INTRUDERS
 from aggregator.orders import give
-from aggregator.standing_store import Order
-from aggregator.standing_store import orders
+from aggregator.standing_store import Order, orders
 from aggregator.store import SqliteStore
 from aggregator.store_schema import KIND
 from contract import topics
