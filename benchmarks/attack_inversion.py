@@ -13,7 +13,7 @@ import math
 import numpy as np
 import torch
 from attack_grounds import Ground
-from attack_releases import Part, draw
+from attack_releases import Defence, Part, draw, released
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
@@ -25,6 +25,8 @@ _WINDOW = 7
 _HIDDEN = 512
 _EPOCHS = 15
 _MEMBERS, _OTHERS = 20, 999
+_BARE = Defence("")
+_NOISED = tuple(Defence(f", ncm-dp ε = {epsilon:g}", epsilon=epsilon) for epsilon in (8.0, 1.0))
 
 
 class Decoder(nn.Module):
@@ -114,11 +116,12 @@ def inversion(ground: Ground, samples: tuple[int, ...], seeds: int) -> list[dict
     """A row for each number of samples, and one for the mean public image of the class."""
     decoder = Decoder.trained(ground.public, _EPOCHS, seed=0)
     known, part, rows = class_pictures(ground.public, ground.classes), ground.targets, []
-    for count in (*samples, 0):
+    for count, defence in (*((n, _BARE) for n in samples), *((1, each) for each in _NOISED), (0, _BARE)):
         photos, made, first = [], [], []
         for seed in range(seeds):
-            members, others = draw(part, max(count, 1), np.random.default_rng(seed))
-            means = np.stack([part.z[mine].mean(axis=0) for mine in members])
+            rng = np.random.default_rng(seed)
+            members, others = draw(part, max(count, 1), rng)
+            means, _ = released(defence, part, members, rng)
             shown = decoder.decoded(means) if count else known
             for label, mine in enumerate(members):
                 rest = part.x[others[label][:_OTHERS]]
@@ -126,7 +129,7 @@ def inversion(ground: Ground, samples: tuple[int, ...], seeds: int) -> list[dict
                 photos += [part.x[row] for row in mine[:_MEMBERS]]
                 made += [shown[label]] * len(mine[:_MEMBERS])
         pair = np.stack(made), pictures(np.stack(photos))
-        name = f"mean of {count}" if count else "no release: the class's mean public image"
+        name = f"mean of {count}{defence.name}" if count else "no release: the class's mean public image"
         rows.append(
             {
                 "picture from": name,

@@ -15,6 +15,7 @@ from contract.statistics import FeatureGram, shareable
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 from attack_gram import Span, recovered
 from attack_membership import Population, likelihood_ratio, possible, success
+from attack_noise import allowed, exceeded, mechanism_of, others_known
 from attack_releases import Defence, Part, difference, draw, groups, over_the_wire, released
 
 CLASSES, WIDTH = 3, 48
@@ -77,6 +78,24 @@ def test_noise_hides_a_member_and_hides_it_less_the_more_often_it_is_drawn():
     assert strong < 0.64
     assert often > weak + 0.1
     assert attacked(Defence("", noise=1.0), 5) < 0.7
+
+
+@pytest.mark.parametrize(("share", "above"), [(1.0, False), (0.5, True)])
+def test_what_is_allowed_at_most_is_reached_by_the_worst_pair_and_exceeded_with_half_the_noise(share, above):
+    """z or −z in a class's sum: no photo replaced moves what NCM-DP sends by more (decision 144)."""
+    noise, rng, z = mechanism_of("ncm-dp", 2.0), np.random.default_rng(0), np.eye(1, 4)
+    drawn = [[share * noise.noised_rows(0 * z, rng)[0, 0] + at for _ in range(2_000)] for at in (1.0, -1.0)]
+    found = [success([np.array(drawn[0][n::4])], [np.array(drawn[1][n::4])]) for n in range(4)]
+    most = allowed(noise)
+    assert any(told.startswith("area") for told in exceeded(found, most)) is above
+    assert above or abs(np.mean([each.auc for each in found]) - most.auc) < 0.02
+
+
+@pytest.mark.parametrize("method", ["ncm-dp", "ffc-dp"])
+def test_who_knows_all_others_finds_no_more_than_is_allowed(method):
+    found = others_known(TARGETS, method, 8.0, 0)
+    assert not exceeded(found, allowed(mechanism_of(method, 8.0)))
+    assert np.mean([each.auc for each in found]) > 0.6
 
 
 def test_what_no_member_can_exceed_rules_out_most_others():
