@@ -164,7 +164,7 @@ def show_command(device: DeviceName, store: StoreFile, json: JsonFile = None) ->
             "intruders": [asdict(each) for each in intruders],
         },
     )
-    lines = [f"{device}: {_standing(record)}, {record.rounds} rounds"]
+    lines = [f"{device}: {_standing(record)}, {counted(record.rounds, 'round')}"]
     lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
     lines += [_drift(drift[device])] if device in drift else []
