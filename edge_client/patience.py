@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contract.address import Address
 from contract.errors import LinkError
 
 __all__ = ["Patience"]
@@ -21,7 +22,7 @@ class Patience:
         progress_s: when a message or a connection came last.
     """
 
-    def __init__(self, address: object, limit_s: float | None, *, until_finished: bool, now_s: float) -> None:
+    def __init__(self, address: Address, limit_s: float | None, *, until_finished: bool, now_s: float) -> None:
         self._address, self._limit_s, self._until_finished = address, limit_s, until_finished
         self.connections, self.progress_s = 0, now_s
 
