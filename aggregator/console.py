@@ -240,7 +240,7 @@ class Progress:
         told = f"; {escape(event.told)}" if event.told else ""
         self._line(
             f"[green]global version {event.global_version}[/green]: {event.samples:,} samples of "
-            f"{event.devices} devices, {event.classes} classes{told}"
+            f"{counted(event.devices, 'device')}, {counted(event.classes, 'class', 'classes')}{told}"
         )
         if event.doubt:
             self._line(f"  [yellow]warning[/yellow]: {escape(event.doubt)}")
@@ -249,7 +249,7 @@ class Progress:
     def _(self, event: events.SumsStand) -> None:
         if event.devices and self._often(events.SumsStand):
             return
-        self._line(f"sums of {event.devices} devices stand, {event.online} online")
+        self._line(f"sums of {counted(event.devices, 'device')} stand, {event.online} online")
 
     @_show.register
     def _(self, event: events.OrderDone) -> None:

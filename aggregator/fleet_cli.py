@@ -139,7 +139,7 @@ def show_command(device: DeviceName, store: StoreFile, json: JsonFile = None) ->
             "intruders": [asdict(each) for each in intruders],
         },
     )
-    lines = [f"{device}: {standing_in_words(record)}, {record.rounds} rounds"]
+    lines = [f"{device}: {standing_in_words(record)}, {counted(record.rounds, 'round')}"]
     lines += [f"received {when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
     lines += [drift_in_words(drift[device])] if device in drift else []

@@ -141,8 +141,7 @@ class Service:
             tells = _tells(releases, "accuracy", _unblinded(settings, settings.report_accuracy), "--report-accuracy")
             drifts = _tells(releases, "drift", _unblinded(settings, settings.tell_drift), "--tell-drift")
             if test is not None and not tells and settings.report_accuracy is None:
-                why = "no noise is added to it" if releases.is_private else "its policy does not name it"
-                log(f"accuracy stays on this device: {why}")
+                log(f"accuracy stays on this device: {_why_untold(releases, settings)}")
             rollout = RolloutWork(
                 file,
                 seated.seat,
@@ -239,6 +238,15 @@ def _none_of(samples: LocalData) -> LocalData:
 def _unblinded(settings: ClientConfig, wanted: bool | None) -> bool | None:
     """Beside a sum that hides it, a figure is told only where it is asked for."""
     return False if wanted is None and settings.helper_key is not None else wanted
+
+
+def _why_untold(releases: Releases, settings: ClientConfig) -> str:
+    """Why accuracy is not told where nobody has asked for it, nor against it."""
+    if releases.is_private:
+        return "no noise is added to it"
+    if settings.helper_key is not None and releases.policy.allows_figure("accuracy"):
+        return "beside sums that are blinded it is told with --report-accuracy alone"
+    return "its policy does not name it"
 
 
 def _tells(releases: Releases, figure: Figure, wanted: bool | None, option: str) -> bool:

@@ -153,10 +153,19 @@ def _packages() -> Iterator[Finding]:
     found = f"protofleet {version('protofleet')}{runtime}"
     yield Finding("packages", "fault" if base else "good", found, advice)
     for extra in sorted({*extras} - {"all", "dev"}):
-        marked = [line for line in wanted if f'extra == "{extra}"' in line.replace("'", '"')]
-        lacks = _missing([line for line in marked if not line.startswith("protofleet")])
+        lacks = _missing(_of_extra(extra, wanted))
         advice = f"pip install 'protofleet[{extra}]'" if lacks else ""
         yield Finding(f"extra {extra}", "note" if lacks else "good", f"no {', '.join(lacks)}" if lacks else "", advice)
+
+
+def _of_extra(extra: str, wanted: list[str]) -> list[str]:
+    """The requirements of an extra, and of those that it names in turn: `demo` is `protofleet[broker,report]`."""
+    marked = [line for line in wanted if f'extra == "{extra}"' in line.replace("'", '"')]
+    own = [line for line in marked if not line.startswith("protofleet")]
+    named = {
+        name.strip() for line in marked if line not in own for name in line.partition("[")[2].split("]")[0].split(",")
+    }
+    return own + [line for name in sorted(named - {extra}) for line in _of_extra(name, wanted)]
 
 
 def _missing(lines: list[str]) -> list[str]:
