@@ -22,6 +22,7 @@ from aggregator.settings import Settings
 from aggregator.solve_again import solve_again
 from aggregator.store import SqliteStore
 from contract.bundle import extractor_of
+from contract.envelopes import ENVELOPE_BYTES
 from contract.errors import PrivacyError, UsageError
 from contract.fleet import list_digest
 from contract.messages import Announcement, HelperTerms, Status
@@ -288,6 +289,57 @@ def test_a_sum_that_no_data_can_have_closes_its_round_without_a_result(world):
     assert world.core.state.version == 0
 
 
+def test_a_helpers_sum_of_another_length_closes_its_round_without_a_result(world):
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    answer = world.ask()
+    world.answered(replace(answer, total=answer.total[:-1]))
+    assert any(isinstance(step, Closed) for step in world.steps())
+    assert "the helper's sum" in world.core.doubt
+    assert world.core.state.version == 0
+
+
+def test_what_comes_while_the_set_stands_is_late_and_in_no_sum(world):
+    world.steps()
+    late = world.message("d4")
+    world.send(*DEVICES[:4])
+    world.core.status("d4", encode(Status(False, b"instance", 1)), world.now)
+    assert isinstance(world.steps()[-1], Held)
+    (decision,) = world.core.take([("d4", late)], world.now)
+    assert decision.outcome == "late"
+    world.answered(world.ask())
+    world.steps()
+    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES[:4]), atol=1e-9, rtol=0)
+
+
+def test_a_sum_may_have_as_many_samples_as_all_its_devices_may(tmp_path):
+    world = World(tmp_path, replace(SETTINGS, max_samples=40))
+    world.round(*DEVICES)
+    assert "150" not in world.core.doubt
+    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES), atol=1e-9, rtol=0)
+    world.store.close()
+    world.ledger.close()
+
+
+def test_what_the_helper_is_asked_fits_in_the_brokers_messages(world):
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    for limit in range(1_000, 3_000, 40):
+        parts = world.core.asks(limit)
+        assert max(len(encode(part)) for part in parts) + ENVELOPE_BYTES <= limit
+        assert sum(len(part.seeds) for part in parts) == len(DEVICES)
+
+
+def test_no_class_is_forgotten_in_blinded_rounds(world):
+    world.steps()
+    give(world.folder / "store", "forget class", "", "op", detail="class-1")
+    world.now += 1.0
+    (obeyed,) = (step for step in world.steps() if isinstance(step, Obeyed))
+    assert "in blinded rounds a class cannot be taken out of a sum" in obeyed.outcome
+
+
 def test_to_forget_a_device_waits_for_the_helper_and_says_what_stays(world):
     world.steps()
     world.send(*DEVICES)
@@ -331,6 +383,13 @@ def test_what_is_no_share_of_this_round_is_refused_when_it_comes(world):
     assert "one of this share" in rejected(world, seed=other.seed)
     assert "one of this share" in rejected(world, share=good.share + np.uint64(1))
     assert "a signed sealed seed" in rejected(world, seed=encode(Status(True, bytes(8), 1)))
+    other = replace(world.core._view().terms.blinded, terms=bytes(32))
+    for changed in ({"least": LEAST - 1}, {"words": 9}, {"terms": bytes(32)}):
+        sealed = replace(decode(decode(good.seed).payload), **changed)
+        seed = signer("d0").sign("topic", encode(sealed))
+        assert "one made as announced now" in rejected(world, seed=seed)
+    late = replace(decode(decode(good.seed).payload), round=2)
+    assert "one of the same round" in rejected(world, seed=signer("d0").sign("topic", encode(late)))
     plain = contribution(gram(1), run=world.core.run, method="ffc", extractor=extractor_bytes("ffc"))
     (decision,) = world.core.take([("d0", encode(replace(plain, extractor=good.extractor)))], world.now)
     assert "expected a share, got the numbers" in decision.reason

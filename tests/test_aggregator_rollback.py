@@ -109,6 +109,11 @@ def test_several_rounds_at_once_or_all_since_a_devices_first(store: SqliteStore,
     assert done.outcome == "done: as before round 1, 1 taken back"
     assert [len(each.classes) for each in core.state.rows.values()] == [0]
     assert core.state.version == 5
+    assert not store.rollback.kept()
+    for number in (6.0, 7.0, 8.0):
+        a_round(core, number)
+    assert ordered(core, tmp_path / "s", 9.0, "", "a").outcome == "done: as before round 4, 3 taken back"
+    assert not store.rollback.kept()
 
 
 def test_what_a_later_round_brought_is_told_to_be_gone(store: SqliteStore, tmp_path: Path) -> None:
