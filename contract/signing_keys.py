@@ -75,9 +75,7 @@ def _public_keys(path: str, option: str) -> list[bytes]:
         raw = b""
     blocks = re.findall(rb"-----BEGIN PUBLIC KEY.*?-----END PUBLIC KEY-----\s*", raw, re.DOTALL)
     if blocks and b"".join(blocks) != raw:
-        raise UsageError(
-            what, expected="public keys one after the other", got="something else beside them"
-        )
+        raise UsageError(what, expected="public keys one after the other", got="something else beside them")
     if len(blocks) > 1:
         return [_from_pem(block, what, _public_from_pem) for block in blocks]
     lines = raw.split()

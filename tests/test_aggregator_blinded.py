@@ -15,20 +15,23 @@ from blinded_samples import ledger as open_ledger
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator
 from aggregator.helper.opening import Answer
+from aggregator.helper_line import HelperLine
 from aggregator.orders import Obeyed, give
 from aggregator.rounds import Closed, Extended, Held, Opened, Policy
 from aggregator.service import settle
 from aggregator.settings import Settings
 from aggregator.solve_again import solve_again
 from aggregator.store import SqliteStore
+from contract import topics
 from contract.bundle import extractor_of
-from contract.envelopes import ENVELOPE_BYTES
+from contract.envelopes import ENVELOPE_BYTES, Signed
 from contract.errors import PrivacyError, UsageError
 from contract.fleet import list_digest
 from contract.messages import Announcement, HelperTerms, Status
 from contract.messages import Opened as HelperOpened
 from contract.methods import method
 from contract.ridge import solve_head
+from contract.signed import Signer
 from contract.statistics import FeatureGram
 from contract.wire import decode, encode
 from edge_client.blinded import Blinding
@@ -330,6 +333,75 @@ def test_what_the_helper_is_asked_fits_in_the_brokers_messages(world):
         parts = world.core.asks(limit)
         assert max(len(encode(part)) for part in parts) + ENVELOPE_BYTES <= limit
         assert sum(len(part.seeds) for part in parts) == len(DEVICES)
+
+
+def test_an_answer_about_another_set_is_left(world):
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    answer = world.ask()
+    run, number, name, digest = _key(answer)
+    for key in ((run, number, name, bytes(32)), (b"run9", number, name, digest), (run, number + 1, name, digest)):
+        world.core.hear_helper(HelperOpened(*key, 0, 1, "opened", np.zeros_like(answer.total)))
+        assert not world.steps()
+    world.answered(answer)
+    world.steps()
+    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES), atol=1e-9, rtol=0)
+    assert world.store.blinded.holds(1) == (5, 0)  # neither shares nor seeds are of use any more
+
+
+def test_an_order_closes_a_round_for_which_the_helper_is_waited_for(world):
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    give(world.folder / "store", "close-round", "", "op")
+    world.now += 1.0
+    assert any(isinstance(step, Closed) for step in world.steps())
+    assert "closed by order before the helper answered" in world.core.doubt
+
+
+class Sent:
+    """In place of a link: what is published on it, as long as there is a connection."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.is_up = True
+
+    def publish(self, topic: str, payload: bytes) -> bool:
+        assert topic == topics.helper_ask(FLEET)
+        self.payloads += [payload] if self.is_up else []
+        return self.is_up
+
+
+def test_the_line_hears_the_helpers_key_alone_and_asks_again_later_and_later(world):
+    link = Sent()
+    line = HelperLine(world.core, link, FLEET)
+    world.steps()
+    world.send(*DEVICES)
+    assert line.wait_s(0.0) is None
+    world.steps()
+    line.turn(0.0, 1_000)
+    asked, link.payloads = link.payloads, []
+    assert max(map(len, asked)) + ENVELOPE_BYTES <= 1_000
+    times = []
+    for now in range(1, 100):
+        line.turn(float(now), 1 << 20)
+        if link.payloads:
+            times.append(now)
+            assert max(map(len, link.payloads)) <= 65_536
+            link.payloads = []
+    assert times == [10, 30, 70]
+    line.connected()
+    assert line.wait_s(100.0) == 0.0
+    a = (answer := world.ask()).asked
+    opened = encode(HelperOpened(a.run, a.round, a.method, a.digest, 0, 1, "opened", answer.total))
+    topic, own, other = topics.helper_answer(FLEET), Signer(KEY.sign), Signer(bytes(32))
+    posing = encode(Signed(own.key_id, opened, other.signature(topic, opened)))
+    for payload in (opened, other.sign(topic, opened), posing, own.sign("elsewhere", opened), b"garbage"):
+        assert not line.hear(payload)
+        assert not world.steps()
+    assert line.hear(own.sign(topic, opened))
+    assert any(isinstance(step, Closed) for step in world.steps())
 
 
 def test_no_class_is_forgotten_in_blinded_rounds(world):

@@ -122,6 +122,7 @@ def test_how_many_samples_a_liar_claims_or_how_long_features_are_plays_no_part()
 
 
 def test_a_class_with_few_samples_speaks_neither_for_nor_against() -> None:
+    assert contradictions.LEAST == 3  # decision 158
     fleet = [device(0, each=contradictions.LEAST - 1, shift=1), *(device(at) for at in range(1, 6))]
     assert not told(fleet)
     assert accused([device(0, each=20, shift=1), *fleet[1:]]) == [0]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, contribution, manifest
 
@@ -21,9 +22,10 @@ from contract import topics
 from contract.chunks import split
 from contract.envelopes import REFUSED
 from contract.errors import StoreError, WireError
-from contract.messages import Contribution, Receipt, Status
+from contract.messages import ClassRows, Contribution, Receipt, Signed, Status
 from contract.signed import Signer, enrolment_of, inside, invitation_key
 from contract.sqlite import read_only
+from contract.state import GlobalState
 from contract.tokens import draw_token
 from contract.wire import encode
 
@@ -288,6 +290,25 @@ def test_a_store_keeps_the_newest_of_many_turned_away(store: SqliteStore) -> Non
     count = MAX_INTRUDERS + 2
     store.enrolment.keep(Intruder(f"x{n}", "unsigned", "no", 1, WALL, WALL + n) for n in range(count))
     assert [each.device for each in store.enrolment.intruders()] == [f"x{n}" for n in range(count - 1, 1, -1)]
+
+
+def test_what_an_aggregator_that_signs_hears_of_itself_is_its_own() -> None:
+    voice, topic, said = Voice(FLEET, KEY, lambda wall: 1), topics.round_(FLEET), encode(Status(True, b"instance", 1))
+    assert voice.heard(topic, voice.sealed(topic, said)) == Status(True, b"instance", 1)
+    posing = encode(Signed(KEY.key_id, said, OTHER.signature(topic, said)))
+    for payload in (said, OTHER.sign(topic, said), posing, KEY.sign("elsewhere", said)):
+        assert not voice.is_ours(topic, payload)
+        with pytest.raises(Intrusion):
+            voice.heard(topic, payload)
+
+
+def test_a_signed_global_state_fits_in_the_brokers_messages() -> None:
+    rows = ClassRows(np.arange(40, dtype=np.uint16), np.ones((40, 30), np.float32))
+    state = GlobalState(b"run1", 1, 1, {"means": rows})
+    for limit in range(1_000, 1_400, 16):
+        parts = Voice(FLEET, KEY, lambda wall: 1).parts(state, limit)
+        assert len(parts) > 4
+        assert max(map(len, parts)) <= limit
 
 
 def test_what_was_overwritten_is_said_again_but_not_all_the_time() -> None:

@@ -37,7 +37,7 @@ from contract.allowlist import read_allowlist
 from contract.batches import allowed, breach, refined
 from contract.envelopes import Signed
 from contract.errors import InUseError, UsageError, WireError
-from contract.helper_messages import set_digest
+from contract.helper_messages import MAX_REFUSED, set_digest
 from contract.link import Address, Received
 from contract.signed import Keyring, Signer
 from contract.wire import decode, encode
@@ -535,6 +535,18 @@ def test_parts_of_a_few_sets_wait_and_words_are_short(tmp_path):
         assert served.take(sets[1][1], 0.0).total is not None
         assert served.take(sets[0][1], 0.0) is None  # its first part has made room for the fifth set's
         assert len(served._refusal(sets[0][0], {"d0": "x" * 300}, 1).refused["d0"]) == 200
+        assert len(served._refusal(sets[0][0], dict.fromkeys(names(100), "no"), 100).refused) == MAX_REFUSED
+
+
+def test_what_was_opened_bounds_what_is_opened_after_a_restart_too(tmp_path):
+    with ledger(tmp_path / "ledger") as kept:
+        assert ask(helper(kept, enrolled(*names(6)), 3), gathered(names(6))[1]).total is not None
+        blocks = dict(kept.blocks)
+    with ledger(tmp_path / "ledger") as kept:
+        assert kept.blocks == blocks
+        assert set(blocks) == set(names(6))
+        answer = ask(helper(kept, enrolled(*names(6)), 3), gathered(names(5), round=2)[1], round=2)
+        assert answer.total is None
 
 
 def test_the_helpers_secrets_are_not_in_its_ledger(tmp_path):

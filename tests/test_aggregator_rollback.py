@@ -16,8 +16,10 @@ from aggregator.rollback_store import KEPT
 from aggregator.rounds import Policy, Step
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.store import SqliteStore
+from aggregator.store_schema import KIND as STORE
 from contract.messages import Status
 from contract.methods.ncm import UnitMeans
+from contract.sqlite import read_only
 from contract.statistics import ClassMeans, Statistic
 from contract.wire import encode
 
@@ -134,6 +136,9 @@ def test_nothing_is_made_again_of_what_was_taken_back(store: SqliteStore, tmp_pa
     a_round(core, 2.0)
     ordered(core, tmp_path / "s", 3.0)
     assert not list(store.contributions(2, "fedproto"))
+    with read_only(tmp_path / "s", STORE) as db:
+        held = "SELECT count(*) FROM payload WHERE round = ?", "SELECT kept_bytes FROM round WHERE number = ?"
+        assert [db.execute(each, (2,)).fetchone() for each in held] == [(0,), (0,)]
     assert len(list(store.contributions(1, "fedproto"))) == 2
     give(tmp_path / "s", "forget", "a", "me")  # made anew of round 1, not of 2
     steps(core, 4.0)

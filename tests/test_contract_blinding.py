@@ -152,8 +152,9 @@ def test_counts_that_are_no_whole_numbers_show_that_some_device_lied():
     total[-1] += np.uint64(1)
     with pytest.raises(StatisticError, match="some device lied"):
         statistic_of(FeatureGram, CLASSES, WIDTH, total)
-    with pytest.raises(StatisticError, match="words"):
-        statistic_of(FeatureGram, CLASSES, WIDTH, total[1:])
+    for other in (total[1:], np.append(total, np.uint64(0))):
+        with pytest.raises(StatisticError, match="words"):
+            statistic_of(FeatureGram, CLASSES, WIDTH, other)
 
 
 # ── sealing ─────────────────────────────────────────────────────────────────────────────────────────────────────────

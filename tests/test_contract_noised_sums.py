@@ -143,7 +143,7 @@ def test_three_equal_parts_are_root_three_and_root_six() -> None:
 
 
 @pytest.mark.parametrize(
-    "given_shares", [(0.0, 0.5, 0.5), (-1.0, 0.5, 0.1), (math.inf, 0.3, 0.1), (1.0, 0.9, 0.1), (1.0, 0.2, 0.0)]
+    "given_shares", [(0.0, 0.2, 0.1), (-1.0, 0.5, 0.1), (math.inf, 0.3, 0.1), (1.0, 0.9, 0.1), (1.0, 0.2, 0.0)]
 )
 def test_no_noise_and_shares_that_leave_nothing_are_refused(given_shares: tuple[float, float, float]) -> None:
     with pytest.raises(MethodError):
@@ -221,6 +221,31 @@ def test_sums_that_differ_in_anything_have_noise_of_their_own(name: str) -> None
     for at, one in enumerate(noises):
         for other in noises[at + 1 :]:
             assert np.abs(one - other).max() > 0.01
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_noise_is_other_noise_and_no_multiple_of_it(name: str) -> None:
+    """The same samples under two multipliers: of x + 2n and x + 3n anybody could compute x."""
+    z, y = np.eye(D)[:3], np.array([0, 1, 1])
+    noises = []
+    for multiplier in (2.0, 3.0):
+        samples = Samples(name, z, y, b"secret")
+        samples.hyper = method(name).settle({"noise_multiplier": multiplier})
+        made = [each.ravel() for each in method(name).summarise(samples).arrays()]
+        samples._secret = None
+        exact = [each.ravel() for each in method(name).summarise(samples).arrays()]
+        noises.append((np.concatenate(made) - np.concatenate(exact)) / multiplier)
+    assert np.abs(noises[0] - noises[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_a_class_that_is_withheld_nothing_is_sent(name: str) -> None:
+    samples = Samples(name, np.eye(D)[:3], np.array([0, 1, 1]), b"secret")
+    samples.asked = np.arange(C) != 1
+    sent = method(name).summarise(samples)
+    assert not sent.rows(sent.row_fields()[0])[1].any()
+    assert not sent.sizes[1].any()
+    assert sent.counts.tolist() == [1, 0, 1, 1]
 
 
 def test_the_noise_is_normal_and_each_part_has_its_own() -> None:

@@ -123,6 +123,10 @@ def test_a_file_of_several_keys_holds_nothing_else(tmp_path):
         path.write_bytes(good)
         assert read_public_keys(str(path)) == keys
     mixed = [b"words\n".join(pems), pems[0] + hexes[1], pems[0] + b"words\n"]
+    for size in (31, 33):
+        path.write_bytes(bytes(size).hex().encode())
+        with pytest.raises(UsageError, match="keys"):
+            read_public_keys(str(path))
     for bad in (*mixed, b"\n".join([*hexes, b"words"]), b"\n".join([hexes[0], hexes[1][2:]])):
         path.write_bytes(bad)
         with pytest.raises(UsageError, match="keys"):

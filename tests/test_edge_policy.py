@@ -89,6 +89,8 @@ def test_a_whole_policy_is_read_and_an_empty_one_restricts_nothing(tmp_path: Pat
         ("releases_per_day = 0", "releases_per_day, expected 0.0001 to 1e+06, got 0.0"),
         ("epsilon = nan\ndelta = 1e-6", "epsilon, expected 1e-06 to 1e+06, got nan"),
         ("epsilon = -1.0\ndelta = 1e-6", "epsilon, expected 1e-06 to 1e+06, got -1"),
+        ("epsilon = 1.0\ndelta = 0.0", "delta, expected 1e-15 to 0.5, got 0"),
+        ("epsilon = 1.0\ndelta = 0.6", "delta, expected 1e-15 to 0.5, got 0.6"),
         ("epsilon = 1.0", "epsilon, expected delta beside it, got none"),
         ("delta = 1e-6", "delta, expected epsilon beside it, got none"),
         ('epsilon = 1.0\ndelta = 1e-6\nfigures = ["accuracy"]', "figures with epsilon, expected none of them"),
@@ -242,6 +244,13 @@ def test_time_adds_up_over_releases(tmp_path: Path) -> None:
             assert ledger.free_in_s(most, 10_000.0, Moment("a", 4000.0, 0.0)) == wait_s
 
 
+def test_the_latest_wall_clock_is_remembered_when_it_is_set_back(tmp_path: Path) -> None:
+    with Ledger(tmp_path / FILE) as ledger:
+        ledger.record(entry(1), Moment("a", 10.0, 50_000.0))
+        ledger.record(entry(2), Moment("b", 10.0, 1_000.0))
+        assert ledger.free_in_s(1, 9_000.0, Moment("c", 10.0, 50_000.0)) == 9_000.0
+
+
 def test_a_ledger_is_for_its_owner_alone_and_for_one_process(tmp_path: Path) -> None:
     with Ledger(tmp_path / "new" / FILE):
         assert (tmp_path / "new").stat().st_mode & 0o077 == 0
@@ -380,6 +389,21 @@ def test_who_is_given_a_helper_sends_shares_alone_and_others_send_none(bundle: B
             assert isinstance(sent, Contribution)
             assert (done.refused, sent.share is None) == (refused, bool(refused))
             assert (len(sent.counts), sent.body.rows.size, sent.triangle) == (0, 0, None)
+
+
+def test_a_round_holds_no_class_with_fewer_than_the_policy_asks_for(bundle: Bundle, tmp_path: Path) -> None:
+    data = fashion(bundle, 12, (0, 3))
+    counts = sorted(int(count) for count in np.bincount(data.y) if count)
+    with journal_in(tmp_path / "state", bundle) as journal:
+        found = releases(tmp_path, bundle, Policy(min_samples=counts[-1]))
+        done = work(bundle, journal, found, [], Device(bundle, data, "pi-1"))
+        done.take_part(task(bundle, 1, method="ncm"))
+        sent = decode(journal.pending()[-1].payload)
+        assert isinstance(sent, Contribution)
+        assert sorted(sent.counts) == [count for count in counts if count == counts[-1]]
+        kept = found._ledger.newest("fleet", RUN, 1, "ncm")
+        assert kept is not None
+        assert kept.min_samples == counts[-1]
 
 
 def test_sums_that_stand_hold_no_class_with_fewer_than_the_policy_asks_for(bundle: Bundle, tmp_path: Path) -> None:

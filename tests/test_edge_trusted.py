@@ -237,6 +237,7 @@ def test_a_device_asks_until_it_is_answered() -> None:
     assert payload is not None
     assert enrolling.due(4.0) is None
     assert enrolling.due(5.0) == payload
+    assert enrolling.wait_s(5.0) == 10.0  # each time twice as long
     assert token_proves(inside(payload), FLEET, DEVICE, invitation_key(token))  # type: ignore[arg-type]
     digest = hashlib.sha256(payload).digest()[:8]
     enrolling.heard(Receipt(b"run1", 1, ENROL, "committed", digest=b"another!"))

@@ -20,7 +20,7 @@ from pki_samples import certificate, revoked
 
 from contract.errors import InUseError, UsageError
 from protofleet.pki import names
-from protofleet.pki.book import Member, held
+from protofleet.pki.book import Member, held, read_book
 from protofleet.pki.office import Office, establish
 from protofleet.pki.x509 import new_authority, read_signer
 
@@ -323,8 +323,26 @@ def test_what_was_deleted_or_changed_for_the_broker_is_there_again(folder: Path)
         assert (rules.read_bytes(), trusted.read_bytes()) == before
 
 
+def test_an_authority_that_has_expired_and_a_book_of_another_kind_issue_nothing(folder: Path) -> None:
+    later = int(time.time()) + 6 * 365 * DAY
+    with (
+        Office.open(folder / "pki", later) as office,
+        pytest.raises(UsageError, match="expected one that is good, got one that has expired"),
+    ):
+        office.renew("d1")
+    book = json.loads((folder / "pki/pki.json").read_text())
+    for changed in ({"schema": "another/1"}, {"authorities": []}, {"authorities": 3 * book["authorities"]}):
+        (folder / "pki/pki.json").write_text(json.dumps(book | changed))
+        with pytest.raises(UsageError, match="a release that knows it"):
+            read_book(folder / "pki")
+
+
 def test_the_aggregator_is_given_the_brokers_revocation_list(folder: Path) -> None:
+    before = x509.load_pem_x509_crl((folder / "pki/broker/crl.pem").read_bytes())
     assert pki(folder, "revoke", "d1").returncode == 0
+    after = x509.load_pem_x509_crl((folder / "pki/broker/crl.pem").read_bytes())
+    number, newer = (each.extensions.get_extension_for_class(x509.CRLNumber).value for each in (before, after))
+    assert newer.crl_number > number.crl_number
     lists = [(folder / "pki" / name / "crl.pem").read_bytes() for name in ("broker", "aggregator")]
     assert lists[0] == lists[1]
     assert len(revoked(folder / "pki")) == 1
