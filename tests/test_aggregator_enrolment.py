@@ -20,7 +20,7 @@ from aggregator.store_schema import KIND
 from aggregator.voice import Voice
 from contract import topics
 from contract.chunks import split
-from contract.envelopes import REFUSED
+from contract.envelopes import ENVELOPE_BYTES, REFUSED
 from contract.errors import StoreError, WireError
 from contract.messages import ClassRows, Contribution, Receipt, Signed, Status
 from contract.signed import Signer, enrolment_of, inside, invitation_key
@@ -254,6 +254,13 @@ def test_who_is_revoked_is_turned_away_at_once_and_its_token_and_old_key_are_of_
     assert store.enrolment.intruders() == []  # of a device that is known again
 
 
+@pytest.mark.parametrize("until", ["nan", "inf", "1e300", "tomorrow"])
+def test_an_invitation_ends(store: SqliteStore, until: str) -> None:
+    order = Order(1, "invite", "a", "me", WALL, detail=f"{invitation_key(draw_token()).hex()} {until}")
+    assert Gate(FLEET, store.enrolment).obey(order, WALL) == "refused: that is no key"
+    assert store.enrolment.invitation("a") is None
+
+
 def test_a_disk_that_refuses_enrols_nobody(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def off(*args: object, **named: object) -> None:
         raise StoreError("the disk is full")
@@ -303,6 +310,7 @@ def test_what_an_aggregator_that_signs_hears_of_itself_is_its_own() -> None:
 
 
 def test_a_signed_global_state_fits_in_the_brokers_messages() -> None:
+    assert [Voice(FLEET, each, lambda wall: 1).room_bytes for each in (KEY, None)] == [ENVELOPE_BYTES, 0]
     rows = ClassRows(np.arange(40, dtype=np.uint16), np.ones((40, 30), np.float32))
     state = GlobalState(b"run1", 1, 1, {"means": rows})
     for limit in range(1_000, 1_400, 16):

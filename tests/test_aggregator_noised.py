@@ -141,6 +141,12 @@ def test_means_without_noise_are_the_means_and_in_noise_move_to_the_mean_of_all(
     assert not drawn[3].any()
 
 
+def test_a_noisy_count_below_one_counts_as_one() -> None:
+    sums, everywhere = np.random.default_rng(0).normal(size=(3, D)), np.ones(3, bool)
+    found = noised_means(sums, np.array([-2.0, 0.0, 9.0]), np.ones(3), everywhere)
+    np.testing.assert_array_equal(found, noised_means(sums, np.array([1.0, 1.0, 9.0]), np.ones(3), everywhere))
+
+
 def test_means_are_drawn_by_the_part_of_their_spread_that_noise_explains() -> None:
     rng = np.random.default_rng(1)
     sums, n, deviation = (
