@@ -412,6 +412,15 @@ def test_no_class_is_forgotten_in_blinded_rounds(world):
     assert "in blinded rounds a class cannot be taken out of a sum" in obeyed.outcome
 
 
+def test_a_store_without_a_class_has_no_blinded_rounds(world):
+    core = Coordinator(world.store, PLAIN, BUNDLE, replace(SETTINGS, helper=None), now=0.0)
+    give(world.folder / "store", "forget class", "", "op", detail="class-1")
+    while core.advance(10.0, 1010.0) is not None:
+        pass
+    with pytest.raises(UsageError, match="a store of all classes"):
+        BlindedCoordinator(world.store, PLAIN, BUNDLE, SETTINGS, now=0.0)
+
+
 def test_to_forget_a_device_waits_for_the_helper_and_says_what_stays(world):
     world.steps()
     world.send(*DEVICES)

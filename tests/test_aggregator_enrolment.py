@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -238,7 +239,8 @@ def test_who_is_revoked_is_turned_away_at_once_and_its_token_and_old_key_are_of_
     said = KEY.sign(UP, plain(store))
     again = enrolment_of(FLEET, "a", KEY.public_key, token)
     store.enrolment.invite("a", invitation_key(token), WALL + 60)
-    assert gate.enrol("a", again, encode(again), store.run, WALL).status == "committed"
+    answer = gate.enrol("a", again, encode(again), store.run, WALL)
+    assert (answer.status, answer.digest) == ("committed", hashlib.sha256(encode(again)).digest()[:8])
     assert isinstance(gate.opened("a", UP, said), Contribution)
     gate.note("a", "forged", "no", WALL)
     gate.take_news(WALL)

@@ -139,6 +139,7 @@ def test_nothing_is_made_again_of_what_was_taken_back(store: SqliteStore, tmp_pa
     with read_only(tmp_path / "s", STORE) as db:
         held = "SELECT count(*) FROM payload WHERE round = ?", "SELECT kept_bytes FROM round WHERE number = ?"
         assert [db.execute(each, (2,)).fetchone() for each in held] == [(0,), (0,)]
+        assert db.execute("SELECT DISTINCT version FROM global").fetchall() == [(3,)]  # what was poisoned is gone
     assert len(list(store.contributions(1, "fedproto"))) == 2
     give(tmp_path / "s", "forget", "a", "me")  # made anew of round 1, not of 2
     steps(core, 4.0)
