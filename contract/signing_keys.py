@@ -74,7 +74,9 @@ def _public_keys(path: str, option: str) -> list[bytes]:
     except OSError:
         raw = b""
     blocks = re.findall(rb"-----BEGIN PUBLIC KEY.*?-----END PUBLIC KEY-----\s*", raw, re.DOTALL)
-    if len(blocks) > 1 and b"".join(blocks) == raw:
+    if blocks and b"".join(blocks) != raw:
+        raise UsageError(what, expected="public keys one after the other", got="something else beside them")
+    if len(blocks) > 1:
         return [_from_pem(block, what, _public_from_pem) for block in blocks]
     lines = raw.split()
     if len(lines) > 1 and all(re.fullmatch(rb"[0-9a-fA-F]{64}", line) for line in lines):

@@ -20,6 +20,7 @@ by what stands in the file, and cannot change it. What has left so far is in the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -128,6 +129,7 @@ def read_policy(file: str) -> Policy:
         raise UsageError(where, expected="values of the right kind", got=error) from None
     _check_ranges(where, policy)
     _check_budget(where, policy)
+    _check_ledger(where, policy)
     return policy
 
 
@@ -164,6 +166,14 @@ def _check_ranges(where: str, policy: Policy) -> None:
     for name, value, low, high in limits:
         if value is not None and not low <= value <= high:
             raise UsageError(f"{where}: {name}", expected=f"{low:g} to {high:g}", got=value)
+
+
+def _check_ledger(where: str, policy: Policy) -> None:
+    """From another folder a relative path would be another file, and its ledger an empty one."""
+    given = policy.ledger
+    if given is not None and not (Path(given).is_absolute() and given.isprintable()):
+        hint = 'ledger = "/var/lib/protofleet-ledger/ledger.sqlite"'
+        raise UsageError(f"{where}: ledger", expected="a path that begins with /", got=repr(given)[:80], hint=hint)
 
 
 def _check_budget(where: str, policy: Policy) -> None:

@@ -14,15 +14,19 @@ from blinded_world import DEVICES, LEAST, PLAIN, SETTINGS, World, abstention, bl
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator
 from aggregator.helper.opening import Answer
+from aggregator.helper_line import HelperLine
 from aggregator.orders import Obeyed, give
 from aggregator.rounds import Closed, Extended, Held, Opened
 from aggregator.service import settle
 from aggregator.solve_again import solve_again
 from aggregator.store import SqliteStore
+from contract import topics
+from contract.envelopes import ENVELOPE_BYTES, Signed
 from contract.errors import PrivacyError, UsageError
 from contract.fleet import list_digest
 from contract.messages import Announcement, Contribution, HelperTerms, Status
 from contract.messages import Opened as HelperOpened
+from contract.signed import Signer
 from contract.statistics import FeatureGram
 from contract.wire import decode, encode
 from edge_client.blinded import Blinding
@@ -216,6 +220,135 @@ def test_a_sum_that_no_data_can_have_closes_its_round_without_a_result(world):
     assert world.core.state.version == 0
 
 
+def test_a_helpers_sum_of_another_length_closes_its_round_without_a_result(world):
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    answer = world.ask()
+    world.answered(replace(answer, total=answer.total[:-1]))
+    assert any(isinstance(step, Closed) for step in world.steps())
+    assert "the helper's sum" in world.core.doubt
+    assert world.core.state.version == 0
+
+
+def test_what_comes_while_the_set_stands_is_late_and_in_no_sum(world):
+    world.steps()
+    late = world.message("d4")
+    world.send(*DEVICES[:4])
+    world.core.status("d4", encode(Status(False, b"instance", 1)), world.now)
+    assert isinstance(world.steps()[-1], Held)
+    (decision,) = world.core.take([("d4", late)], world.now)
+    assert decision.outcome == "late"
+    world.answered(world.ask())
+    world.steps()
+    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES[:4]), atol=1e-9, rtol=0)
+
+
+def test_a_sum_may_have_as_many_samples_as_all_its_devices_may(tmp_path):
+    world = World(tmp_path, replace(SETTINGS, max_samples=40))
+    world.round(*DEVICES)
+    assert "150" not in world.core.doubt
+    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES), atol=1e-9, rtol=0)
+    world.store.close()
+    world.ledger.close()
+
+
+def test_what_the_helper_is_asked_fits_in_the_brokers_messages(world):
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    for limit in range(1_000, 3_000, 40):
+        parts = world.core.asks(limit)
+        assert max(len(encode(part)) for part in parts) + ENVELOPE_BYTES <= limit
+        assert sum(len(part.seeds) for part in parts) == len(DEVICES)
+
+
+def test_an_answer_about_another_set_is_left(world):
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    answer = world.ask()
+    run, number, name, digest = _key(answer)
+    for key in ((run, number, name, bytes(32)), (b"run9", number, name, digest), (run, number + 1, name, digest)):
+        world.core.hear_helper(HelperOpened(*key, 0, 1, "opened", np.zeros_like(answer.total)))
+        assert not world.steps()
+    world.answered(answer)
+    world.steps()
+    np.testing.assert_allclose(world.head(), pooled(world, *DEVICES), atol=1e-9, rtol=0)
+    assert world.store.blinded.holds(1) == (5, 0)  # neither shares nor seeds are of use any more
+
+
+def test_an_order_closes_a_round_for_which_the_helper_is_waited_for(world):
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    give(world.folder / "store", "close-round", "", "op")
+    world.now += 1.0
+    assert any(isinstance(step, Closed) for step in world.steps())
+    assert "closed by order before the helper answered" in world.core.doubt
+
+
+class Sent:
+    """In place of a link: what is published on it, as long as there is a connection."""
+
+    def __init__(self) -> None:
+        self.payloads: list[bytes] = []
+        self.is_up = True
+
+    def publish(self, topic: str, payload: bytes) -> bool:
+        assert topic == topics.helper_ask(FLEET)
+        self.payloads += [payload] if self.is_up else []
+        return self.is_up
+
+
+def test_the_line_hears_the_helpers_key_alone_and_asks_again_later_and_later(world):
+    link = Sent()
+    line = HelperLine(world.core, link, FLEET)
+    world.steps()
+    world.send(*DEVICES)
+    assert line.wait_s(0.0) is None
+    world.steps()
+    line.turn(0.0, 1_000)
+    asked, link.payloads = link.payloads, []
+    assert max(map(len, asked)) + ENVELOPE_BYTES <= 1_000
+    times = []
+    for now in range(1, 100):
+        line.turn(float(now), 1 << 20)
+        if link.payloads:
+            times.append(now)
+            assert max(map(len, link.payloads)) <= 65_536
+            link.payloads = []
+    assert times == [10, 30, 70]
+    line.connected()
+    assert line.wait_s(100.0) == 0.0
+    a = (answer := world.ask()).asked
+    opened = encode(HelperOpened(a.run, a.round, a.method, a.digest, 0, 1, "opened", answer.total))
+    topic, own, other = topics.helper_answer(FLEET), Signer(KEY.sign), Signer(bytes(32))
+    posing = encode(Signed(own.key_id, opened, other.signature(topic, opened)))
+    for payload in (opened, other.sign(topic, opened), posing, own.sign("elsewhere", opened), b"garbage"):
+        assert not line.hear(payload)
+        assert not world.steps()
+    assert line.hear(own.sign(topic, opened))
+    assert any(isinstance(step, Closed) for step in world.steps())
+
+
+def test_no_class_is_forgotten_in_blinded_rounds(world):
+    world.steps()
+    give(world.folder / "store", "forget class", "", "op", detail="class-1")
+    world.now += 1.0
+    (obeyed,) = (step for step in world.steps() if isinstance(step, Obeyed))
+    assert "in blinded rounds a class cannot be taken out of a sum" in obeyed.outcome
+
+
+def test_a_store_without_a_class_has_no_blinded_rounds(world):
+    core = Coordinator(world.store, PLAIN, BUNDLE, replace(SETTINGS, helper=None), now=0.0)
+    give(world.folder / "store", "forget class", "", "op", detail="class-1")
+    while core.advance(10.0, 1010.0) is not None:
+        pass
+    with pytest.raises(UsageError, match="a store of all classes"):
+        BlindedCoordinator(world.store, PLAIN, BUNDLE, SETTINGS, now=0.0)
+
+
 def test_to_forget_a_device_waits_for_the_helper_and_says_what_stays(world):
     world.steps()
     world.send(*DEVICES)
@@ -259,6 +392,13 @@ def test_what_is_no_share_of_this_round_is_refused_when_it_comes(world):
     assert "one of this share" in rejected(world, seed=other.seed)
     assert "one of this share" in rejected(world, share=good.share + np.uint64(1))
     assert "a signed sealed seed" in rejected(world, seed=encode(Status(True, bytes(8), 1)))
+    other = replace(world.core._view().terms.blinded, terms=bytes(32))
+    for changed in ({"least": LEAST - 1}, {"words": 9}, {"terms": bytes(32)}):
+        sealed = replace(decode(decode(good.seed).payload), **changed)
+        seed = signer("d0").sign("topic", encode(sealed))
+        assert "one made as announced now" in rejected(world, seed=seed)
+    late = replace(decode(decode(good.seed).payload), round=2)
+    assert "one of the same round" in rejected(world, seed=signer("d0").sign("topic", encode(late)))
     plain = contribution(gram(1), run=world.core.run, method="ffc", extractor=extractor_bytes("ffc"))
     (decision,) = world.core.take([("d0", encode(replace(plain, extractor=good.extractor)))], world.now)
     assert "expected a share, got the numbers" in decision.reason

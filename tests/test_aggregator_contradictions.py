@@ -122,9 +122,34 @@ def test_how_many_samples_a_liar_claims_or_how_long_features_are_plays_no_part()
 
 
 def test_a_class_with_few_samples_speaks_neither_for_nor_against() -> None:
+    assert contradictions.LEAST == 3  # decision 158
     fleet = [device(0, each=contradictions.LEAST - 1, shift=1), *(device(at) for at in range(1, 6))]
     assert not told(fleet)
     assert accused([device(0, each=20, shift=1), *fleet[1:]]) == [0]
+    many = [device(at, each=300) for at in range(1, 6)]
+    assert accused([device(0, each=contradictions.LEAST, shift=1), *many]) == [0]
+
+
+def test_half_the_way_to_another_class_is_what_a_mean_may_go() -> None:
+    """Of 3,000 samples, so that chance plays no part."""
+    honest = [device(at, each=3_000) for at in range(6)]
+    for way, found in ((0.4, []), (0.6, [0])):
+        rows = (1 - way) * honest[0].means + way * np.roll(honest[0].means, 1, axis=0)
+        assert accused([ClassMeans.from_means(rows, honest[0].counts), *honest[1:]]) == found
+
+
+def test_who_is_compared_with_is_not_chosen_by_the_alphabet_and_bounded_by_memory() -> None:
+    names = [f"d{at:03}" for at in range(300)]
+    assert contradictions._chosen(names, 10, 10) not in (set(range(256)), set(range(44, 300)))
+    assert len(contradictions._chosen(names, 10, 10)) == 256
+    assert len(contradictions._chosen(names, 100, 4_000)) == 41  # of 64 MiB
+    assert len(contradictions._chosen(names, 1_000, 10_000)) == 16
+
+
+def test_one_device_alone_makes_nobody_suspected() -> None:
+    """Two that share classes with nobody else contradict each other; who lies, nobody can say."""
+    fleet = [device(0, [0, 1], shift=1), device(1, [0, 1]), device(2, [3, 4]), device(3, [3, 4]), device(4, [3, 4])]
+    assert not told(fleet)
 
 
 def test_a_class_that_one_alone_holds_accuses_nobody_and_two_devices_neither() -> None:
@@ -202,6 +227,8 @@ def test_what_becomes_of_who_is_accused_is_the_operators_choice() -> None:
     assert _screened(fleet, suspects="name") == [("d000", "suspected")]
     assert _screened(fleet, suspects="ignore") == []
     assert _screened(fleet) == []
+    others = [device(at, [0, 1, 2]) for at in range(1, 5)] + [device(at, [3, 4, 5]) for at in range(5, 12)]
+    assert _screened([device(0, [0, 1], shift=1), *others], suspects="leave-out") == [("d000", "suspected")]
 
 
 def test_an_outlier_is_not_asked_and_a_claim_of_a_liar_left_out_weighs_nothing() -> None:

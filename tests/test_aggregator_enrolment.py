@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, contribution, manifest
 
 from aggregator.coordinator import CONTRADICTS_S, Coordinator, Settings
 from aggregator.enrolment import Gate, Intrusion
-from aggregator.enrolment_store import MAX_INTRUDERS
+from aggregator.enrolment_store import MAX_INTRUDERS, Intruder
 from aggregator.orders import give
 from aggregator.rounds import Closed
 from aggregator.standing_store import Order, orders
 from aggregator.store import SqliteStore
 from aggregator.store_schema import KIND
+from aggregator.voice import Voice
 from contract import topics
 from contract.chunks import split
-from contract.envelopes import REFUSED
-from contract.errors import WireError
-from contract.messages import Contribution, Receipt, Status
+from contract.envelopes import ENVELOPE_BYTES, REFUSED
+from contract.errors import StoreError, WireError
+from contract.messages import ClassRows, Contribution, Receipt, Signed, Status
 from contract.signed import Signer, enrolment_of, inside, invitation_key
 from contract.sqlite import read_only
+from contract.state import GlobalState
 from contract.tokens import draw_token
 from contract.wire import encode
 
@@ -274,6 +278,104 @@ def test_orders_enrol_invite_and_revoke(store: SqliteStore, tmp_path: Path) -> N
     assert answer is not None
     assert answer.status == "committed"
     assert store.enrolment.keys() == {"a": KEY.public_key, "b": OTHER.public_key, "d": None}
+
+
+def test_who_is_revoked_is_turned_away_at_once_and_its_token_and_old_key_are_of_no_use(store: SqliteStore) -> None:
+    gate, token = Gate(FLEET, store.enrolment), draw_token()
+    said = KEY.sign(UP, plain(store))
+    again = enrolment_of(FLEET, "a", KEY.public_key, token)
+    store.enrolment.invite("a", invitation_key(token), WALL + 60)
+    answer = gate.enrol("a", again, encode(again), store.run, WALL)
+    assert (answer.status, answer.digest) == ("committed", hashlib.sha256(encode(again)).digest()[:8])
+    assert isinstance(gate.opened("a", UP, said), Contribution)
+    gate.note("a", "forged", "no", WALL)
+    gate.take_news(WALL)
+    store.enrolment.invite("a", invitation_key(token), WALL + 60)
+    assert gate.obey(Order(1, "revoke", "a", "me", WALL), WALL) == "done"
+    for payload in (said, OTHER.sign(UP, plain(store)), plain(store)):
+        with pytest.raises(Intrusion) as caught:
+            gate.opened("a", UP, payload)
+        assert caught.value.cause == "revoked"
+    assert gate.enrol("a", again, encode(again), store.run, WALL).status == "rejected"
+    assert [each.cause for each in store.enrolment.intruders()] == ["forged"]
+    gate.obey(Order(2, "enrol", "a", "me", WALL, detail=KEY.public_key.hex()), WALL)
+    assert store.enrolment.intruders() == []  # of a device that is known again
+
+
+@pytest.mark.parametrize("until", ["nan", "inf", "1e300", "tomorrow"])
+def test_an_invitation_ends(store: SqliteStore, until: str) -> None:
+    order = Order(1, "invite", "a", "me", WALL, detail=f"{invitation_key(draw_token()).hex()} {until}")
+    assert Gate(FLEET, store.enrolment).obey(order, WALL) == "refused: that is no key"
+    assert store.enrolment.invitation("a") is None
+
+
+def test_a_disk_that_refuses_enrols_nobody(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def off(*args: object, **named: object) -> None:
+        raise StoreError("the disk is full")
+
+    gate, token = Gate(FLEET, store.enrolment, only=True), draw_token()
+    store.enrolment.invite("a", invitation_key(token), WALL + 60)
+    asked = enrolment_of(FLEET, "a", KEY.public_key, token)
+    with monkeypatch.context() as patch:
+        patch.setattr(store.enrolment, "enrol", off)
+        with pytest.raises(StoreError):
+            gate.enrol("a", asked, encode(asked), store.run, WALL)
+    assert gate.key("a") is None
+    assert not gate.enrolled
+
+
+def test_the_newest_of_those_turned_away_are_kept_over_a_restart(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aggregator.enrolment.MAX_INTRUDERS", 3)
+    gate = Gate(FLEET, store.enrolment)
+    for number in range(3):
+        gate.note(f"x{number}", "unsigned", f"reason {number}", WALL + number)
+    gate.note("x0", "unsigned", "another reason", WALL + 5)
+    gate.take_news(WALL)
+    gate = Gate(FLEET, store.enrolment)
+    gate.note("x9", "unsigned", "no", WALL + 9)
+    gate.take_news(WALL + 9)
+    assert [device for device, _ in gate._noted] == ["x2", "x0", "x9"]
+    first = next(each for each in store.enrolment.intruders() if each.device == "x0")
+    assert (first.reason, first.messages) == ("another reason", 2)
+
+
+def test_a_store_keeps_the_newest_of_many_turned_away(store: SqliteStore) -> None:
+    count = MAX_INTRUDERS + 2
+    store.enrolment.keep(Intruder(f"x{n}", "unsigned", "no", 1, WALL, WALL + n) for n in range(count))
+    assert [each.device for each in store.enrolment.intruders()] == [f"x{n}" for n in range(count - 1, 1, -1)]
+
+
+def test_what_an_aggregator_that_signs_hears_of_itself_is_its_own() -> None:
+    voice, topic, said = Voice(FLEET, KEY, lambda wall: 1), topics.round_(FLEET), encode(Status(True, b"instance", 1))
+    assert voice.heard(topic, voice.sealed(topic, said)) == Status(True, b"instance", 1)
+    posing = encode(Signed(KEY.key_id, said, OTHER.signature(topic, said)))
+    for payload in (said, OTHER.sign(topic, said), posing, KEY.sign("elsewhere", said)):
+        assert not voice.is_ours(topic, payload)
+        with pytest.raises(Intrusion):
+            voice.heard(topic, payload)
+
+
+def test_a_signed_global_state_fits_in_the_brokers_messages() -> None:
+    assert [Voice(FLEET, each, lambda wall: 1).room_bytes for each in (KEY, None)] == [ENVELOPE_BYTES, 0]
+    rows = ClassRows(np.arange(40, dtype=np.uint16), np.ones((40, 30), np.float32))
+    state = GlobalState(b"run1", 1, 1, {"means": rows})
+    for limit in range(1_000, 1_400, 16):
+        parts = Voice(FLEET, KEY, lambda wall: 1).parts(state, limit)
+        assert len(parts) > 4
+        assert max(map(len, parts)) <= limit
+
+
+def test_what_was_overwritten_is_said_again_but_not_all_the_time() -> None:
+    voice = Voice(FLEET, KEY, lambda wall: 1)
+    voice.overwritten(100.0)
+    assert not voice.mends(100.4)
+    assert voice.mends(100.5)
+    voice.overwritten(100.6)
+    assert voice.wait_s(100.6) == pytest.approx(4.9)
+    assert not voice.mends(105.4)
+    assert voice.mends(105.5)
 
 
 def test_invented_names_fill_nothing(store: SqliteStore) -> None:

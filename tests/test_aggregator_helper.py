@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +27,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+import aggregator.helper.opening as opening_module
 from aggregator.helper.ledger import KEPT_SUMS, Ledger, Share
-from aggregator.helper.opening import Helper
+from aggregator.helper.opening import Answer, Helper
+from aggregator.helper.process import HelperServer
 from aggregator.helper.witness import Witness
+from contract import topics
+from contract.allowlist import read_allowlist
 from contract.batches import allowed, breach, refined, smaller
-from contract.errors import WireError
-from contract.helper_messages import set_digest
+from contract.envelopes import Signed
+from contract.errors import InUseError, UsageError, WireError
+from contract.helper_messages import MAX_REFUSED, set_digest
+from contract.link import Address, Received
+from contract.signed import Keyring, Signer
+from contract.wire import decode, encode
 
 VALUES = {device: np.arange(WORDS, dtype=np.uint64) + np.uint64(10 * n) for n, device in enumerate(names(40))}
 
@@ -46,6 +55,7 @@ def gathered(devices, *, round=1):
 
 DEVICES = names(12)
 _NUMBERS = itertools.count()
+HEX = "ab" * 32
 
 
 def smallest_shown(opened: list[frozenset[str]]) -> int:
@@ -218,6 +228,14 @@ def _of_another_round(seeds):
     seeds["d1"] = contributed("d1", VALUES["d1"], round=2)[1]
 
 
+def _of_another_run(seeds):
+    seeds["d1"] = contributed("d1", VALUES["d1"], run=b"run2")[1]
+
+
+def _of_another_method(seeds):
+    seeds["d1"] = contributed("d1", VALUES["d1"], method="ffc")[1]
+
+
 def _tampered(seeds):
     changed = bytearray(seeds["d1"])
     changed[-1] ^= 1
@@ -267,6 +285,8 @@ WRONG = {
     _of_another_device: "signature",
     _invented: "the helper's own list",
     _of_another_round: "for this round",
+    _of_another_run: "for this round",
+    _of_another_method: "for this round",
     _tampered: "signature",
     _sealed_for_another_share: "this share",
     _same_share: "the very share of d0",
@@ -369,6 +389,174 @@ def test_a_share_of_more_words_than_any_aggregator_takes_is_refused_before_room_
     with ledger(tmp_path / "ledger") as kept:
         answer = ask(helper(kept, enrolled(*names(4)), 3), seeds)
         assert "expected at most 16,777,216 words" in answer.refused["d0"]
+
+
+def test_a_share_is_opened_once_also_for_another_round(tmp_path):
+    seed = bytes([9]) * 32
+    first = {device: contributed(device, VALUES[device], seed=seed)[1] for device in names(3)}
+    again = {device: contributed(device, VALUES[device], seed=seed, round=2)[1] for device in names(3)}
+    with ledger(tmp_path / "ledger") as kept:
+        served = helper(kept, enrolled(*names(3)), 3)
+        assert ask(served, first).total is not None
+        answer = ask(served, again, round=2)
+        assert answer.total is None
+        assert "this share was opened before" in answer.refused["d0"]
+
+
+def test_a_set_of_more_than_can_be_summed_is_cut_and_one_too_long_refused(tmp_path, monkeypatch):
+    _, seeds = gathered(names(6))
+    with ledger(tmp_path / "ledger") as kept:
+        served = helper(kept, enrolled(*names(6)), 2)
+        monkeypatch.setattr(opening_module, "MOST_DEVICES", 4)
+        answer = ask(served, seeds)
+        assert answer.total is None
+        assert len(answer.refused) == 2
+        monkeypatch.setattr(opening_module, "_LONGEST_SET_BYTES", 3 * len(seeds["d0"]))
+        assert "a set of more than" in ask(served, seeds).reason
+        assert ask(served, {device: seeds[device] for device in names(3)}).total is not None
+
+
+def test_of_a_block_it_is_not_the_names_that_decide_who_is_left_out():
+    fleet = sorted(names(30))
+    assert allowed({}, fleet, 2, 10) not in (set(fleet[:10]), set(fleet[-10:]))
+
+
+# ── what it hears and answers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Sent:
+    """In place of a link: what is published on it."""
+
+    def __init__(self):
+        self.payloads = []
+
+    def publish(self, topic, payload):
+        assert topic == topics.helper_answer(FLEET)
+        self.payloads.append(payload)
+        return True
+
+
+@pytest.fixture
+def serves(tmp_path):
+    """A server of three devices, and what it sends, for whose asking it hears."""
+    with ledger(tmp_path / "ledger") as kept:
+
+        def made(trusted, limit_bytes=65_536):
+            address = Address.parse("mqtt://127.0.0.1:1")
+            options = {"trusted": trusted, "log": lambda line: None, "stopping": threading.Event()}
+            server = HelperServer(helper(kept, enrolled(*names(3)), 3), Signer(KEY.sign), address, FLEET, **options)
+            server._link, server._limit_bytes = Sent(), limit_bytes
+            return server
+
+        yield made
+
+
+def test_only_a_trusted_key_is_heard_where_one_is_named(serves):
+    (part,) = opening(gathered(names(3))[1])
+    asked, trusted, other = encode(part), Signer(b"t" * 32), Signer(b"o" * 32)
+    server = serves(Keyring([trusted.public_key]))
+    topic = topics.helper_ask(FLEET)
+    posing = encode(Signed(trusted.key_id, asked, other.signature(topic, asked)))
+    for payload in (asked, other.sign(topic, asked), posing, trusted.sign("elsewhere", asked), b"garbage"):
+        server._hear(Received(topic, payload, False, 1, 1))
+        assert not server._link.payloads
+    server._hear(Received(topic, trusted.sign(topic, asked), False, 1, 1))
+    assert len(server._link.payloads) == 1
+
+
+def test_an_answer_is_signed_and_no_message_of_it_is_longer_than_the_broker_takes(serves):
+    seeds = gathered(names(3))[1]
+    (part,) = opening(seeds)
+    topic, ring = topics.helper_answer(FLEET), Keyring([PUBLIC.sign])
+    for limit in (520, 528, 544, 1_024):
+        server = serves(None, limit)
+        server._hear(Received(topic, encode(part), False, 1, 1))
+        assert all(len(payload) <= limit for payload in server._link.payloads)
+        told = [decode(ring.payload(decode(payload), topic)) for payload in server._link.payloads]
+        assert [each.status for each in told] == ["opened"] * len(told)
+        assert sum(len(each.words) for each in told) == WORDS
+    refused = dict.fromkeys(names(40), "x" * 200)
+    for limit in (1_024, 4_096):
+        server = serves(None, limit)
+        server._tell(Answer(part, None, "so", refused))
+        (payload,) = server._link.payloads
+        assert len(payload) <= limit
+        assert decode(ring.payload(decode(payload), topic)).refused
+
+
+# ── who is enrolled with it ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f'[devices]\n"a b" = "{HEX}"', "device"),
+        (f'[devices]\na = "{HEX}"\n[more]', r"a table \[devices\]"),
+        (f'a = "{HEX}"', r"a table \[devices\]"),
+        (f'[devices]\na = "{HEX[2:]}"', "64 hex digits"),
+        ("[devices]\na = 5", "64 hex digits"),
+        (f'[devices]\na = "{HEX}"\nb = "{HEX.upper()}"', "a key of its own for each device"),
+        ("[devices", "TOML"),
+    ],
+)
+def test_what_is_wrong_with_a_list_of_devices_is_one_line(text, words, tmp_path):
+    (tmp_path / "devices.toml").write_text(text)
+    with pytest.raises(UsageError, match=words):
+        read_allowlist(tmp_path / "devices.toml")
+    (tmp_path / "devices.toml").write_text(f'[devices]\na = "{HEX}"')
+    assert read_allowlist(tmp_path / "devices.toml") == {"a": b"\xab" * 32}
+
+
+# ── the ledger's file ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_ledger_is_of_one_fleet_one_key_and_one_process(tmp_path):
+    with ledger(tmp_path / "ledger"), pytest.raises(InUseError):
+        ledger(tmp_path / "ledger")
+    with pytest.raises(UsageError, match="of this fleet"):
+        Ledger(tmp_path / "ledger", fleet="cars", key=PUBLIC.seal)
+    with pytest.raises(UsageError, match="of this key"):
+        Ledger(tmp_path / "ledger", fleet=FLEET, key=bytes(32))
+    assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_ledger_opens_no_share_twice_whoever_asks(tmp_path):
+    """Past all checks of who asks: within a set, in another set, in another round."""
+    one, two, other = (Share(RUN, 1, METHOD, name, name.encode() * 32) for name in "abc")
+    later = Share(RUN, 2, METHOD, "b", two.digest)
+    doubled = Share(RUN, 1, METHOD, "b", one.digest)
+    total = np.zeros(WORDS, np.uint64)
+    with ledger(tmp_path / "ledger") as kept:
+        for wrong in ([one, doubled], [one, two, two], [one, Share(RUN, 2, METHOD, "b", bytes(32))]):
+            with pytest.raises(WireError, match="one that may be opened"):
+                kept.open(b"x" * 32, wrong, total, least=2, at=0.0)
+        kept.open(b"1" * 32, [one, two], total, least=2, at=0.0)
+        new = Share(RUN, 2, METHOD, "a", b"new".ljust(32))
+        for wrong in ([one, two], [one, two, other], [new, later]):
+            with pytest.raises(WireError, match="one that may be opened"):
+                kept.open(b"2" * 32, wrong, total, least=2, at=0.0)
+
+
+def test_parts_of_a_few_sets_wait_and_words_are_short(tmp_path):
+    sets = [opening(gathered(names(2), round=number)[1], round=number, parts=2) for number in range(1, 6)]
+    with ledger(tmp_path / "ledger") as kept:
+        served = helper(kept, enrolled(*names(2)), 2)
+        assert [served.take(parts[0], 0.0) for parts in sets] == [None] * 5
+        assert served.take(sets[1][1], 0.0).total is not None
+        assert served.take(sets[0][1], 0.0) is None  # its first part has made room for the fifth set's
+        assert len(served._refusal(sets[0][0], {"d0": "x" * 300}, 1).refused["d0"]) == 200
+        assert len(served._refusal(sets[0][0], dict.fromkeys(names(100), "no"), 100).refused) == MAX_REFUSED
+
+
+def test_what_was_opened_bounds_what_is_opened_after_a_restart_too(tmp_path):
+    with ledger(tmp_path / "ledger") as kept:
+        assert ask(helper(kept, enrolled(*names(6)), 3), gathered(names(6))[1]).total is not None
+        blocks = dict(kept.blocks)
+    with ledger(tmp_path / "ledger") as kept:
+        assert kept.blocks == blocks
+        assert set(blocks) == set(names(6))
+        answer = ask(helper(kept, enrolled(*names(6)), 3), gathered(names(5), round=2)[1], round=2)
+        assert answer.total is None
 
 
 def test_the_helpers_secrets_are_not_in_its_ledger(tmp_path):

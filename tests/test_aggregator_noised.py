@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -138,3 +139,36 @@ def test_means_without_noise_are_the_means_and_in_noise_move_to_the_mean_of_all(
     overall = sums.sum(axis=0) / n.sum()
     np.testing.assert_allclose(drawn[:3] - overall, 0.01 * (means[:3] - overall))
     assert not drawn[3].any()
+
+
+def test_a_noisy_count_below_one_counts_as_one() -> None:
+    sums, everywhere = np.random.default_rng(0).normal(size=(3, D)), np.ones(3, bool)
+    found = noised_means(sums, np.array([-2.0, 0.0, 9.0]), np.ones(3), everywhere)
+    np.testing.assert_array_equal(found, noised_means(sums, np.array([1.0, 1.0, 9.0]), np.ones(3), everywhere))
+
+
+def test_means_are_drawn_by_the_part_of_their_spread_that_noise_explains() -> None:
+    rng = np.random.default_rng(1)
+    sums, n, deviation = (
+        20 * rng.normal(size=(4, D)),
+        np.array([50.0, 40.0, 60.0, 30.0]),
+        np.array([9.0, 8.0, 7.0, 6.0]),
+    )
+    means, overall = sums / n[:, None], sums.sum(axis=0) / n.sum()
+    explained = sum(D * (d / count) ** 2 for d, count in zip(deviation, n, strict=True))
+    drawn = 1 - explained / ((means - overall) ** 2).sum()
+    assert 0.1 < drawn < 0.9
+    found = noised_means(sums, n, deviation, np.ones(4, bool))
+    np.testing.assert_allclose(found, overall + drawn * (means - overall))
+
+
+def test_the_ridge_reckons_with_the_noise_of_all_devices() -> None:
+    found, one = method("ffc-dp"), noised("ffc-dp")
+    hyper = found.settle({"noise_multiplier": 3.731})
+    deviation = found.mechanism(hyper).gram_deviation
+    parts = [*one.arrays()]
+    for devices in (1, 9):
+        merged = found.statistic.build(parts, np.full(C, devices, np.int64))
+        head = found.next_rows({}, merged, hyper)["head"].rows
+        wanted, _ = noised_head(merged.matrix, merged.cross, math.sqrt(devices) * deviation, "auto")
+        np.testing.assert_allclose(head, wanted[found._present(merged, hyper)])

@@ -19,9 +19,11 @@ from aggregator.rounds import Policy, Step
 from aggregator.solve_again import solve_again
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.store import SqliteStore
+from aggregator.store_schema import KIND as STORE
 from contract.errors import UsageError
 from contract.messages import Status
 from contract.methods.ncm import UnitMeans
+from contract.sqlite import read_only
 from contract.statistics import ClassMeans, Statistic
 from contract.wire import encode
 
@@ -113,6 +115,11 @@ def test_several_rounds_at_once_or_all_since_a_devices_first(store: SqliteStore,
     assert done.outcome == "done: as before round 1, 1 taken back"
     assert [len(each.classes) for each in core.state.rows.values()] == [0]
     assert core.state.version == 5
+    assert not store.rollback.kept()
+    for number in (6.0, 7.0, 8.0):
+        a_round(core, number)
+    assert ordered(core, tmp_path / "s", 9.0, "", "a").outcome == "done: as before round 4, 3 taken back"
+    assert not store.rollback.kept()
 
 
 def test_what_a_later_round_brought_is_told_to_be_gone(store: SqliteStore, tmp_path: Path) -> None:
@@ -133,6 +140,10 @@ def test_nothing_is_made_again_of_what_was_taken_back(store: SqliteStore, tmp_pa
     a_round(core, 2.0)
     ordered(core, tmp_path / "s", 3.0)
     assert not list(store.contributions(2, "fedproto"))
+    with read_only(tmp_path / "s", STORE) as db:
+        held = "SELECT count(*) FROM payload WHERE round = ?", "SELECT kept_bytes FROM round WHERE number = ?"
+        assert [db.execute(each, (2,)).fetchone() for each in held] == [(0,), (0,)]
+        assert db.execute("SELECT DISTINCT version FROM global").fetchall() == [(3,)]  # what was poisoned is gone
     assert len(list(store.contributions(1, "fedproto"))) == 2
     give(tmp_path / "s", "forget", "a", "me")  # made anew of round 1, not of 2
     steps(core, 4.0)

@@ -25,6 +25,7 @@ from contract.blinding import (
     words_of,
 )
 from contract.errors import StatisticError, UsageError, WireError
+from contract.helper_messages import Opened, set_digest
 from contract.messages import Announcement, HelperTerms, SealedSeed
 from contract.methods.ncm import UnitMeans
 from contract.sealing import (
@@ -163,8 +164,9 @@ def test_counts_that_are_no_whole_numbers_show_that_some_device_lied():
     total[-1 - RANDOM_WORDS] += np.uint64(1)
     with pytest.raises(StatisticError, match="some device lied"):
         statistic_of(FeatureGram, CLASSES, WIDTH, total)
-    with pytest.raises(StatisticError, match="words"):
-        statistic_of(FeatureGram, CLASSES, WIDTH, total[1:])
+    for other in (total[1:], np.append(total, np.uint64(0))):
+        with pytest.raises(StatisticError, match="words"):
+            statistic_of(FeatureGram, CLASSES, WIDTH, other)
 
 
 # ── sealing ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -210,6 +212,41 @@ def test_a_seed_opens_for_its_helper_and_for_what_it_was_sealed_for_alone(keys):
     for each in wrong:
         with pytest.raises(WireError, match="for this helper and this share"):
             unseal(*each)
+
+
+def test_what_was_sealed_before_still_opens(tmp_path):
+    """Wire 2 fixes what is made of a key file, and what stands beside the seed."""
+    (tmp_path / "key").write_text(bytes(range(32)).hex() + "\n")
+    key = read_helper_key(tmp_path / "key")
+    assert key.public.sign.hex() == "71dbb69f472c3645e4ab71b5008bbfeed7854a8d9e5252beb663e056edab699d"
+    sealed = (
+        "87f9fba38efbf191a16a9a4727c2ce6b58e913c133568c115352f6f4a3778176c5d57f5d09f5a3c9633bfbb5255828a3"
+        "05095406898ff80cd93c48230ca1e910d0e3d3d49d087b9726e528d17caa94cc"
+    )
+    bound = dataclasses.replace(BOUND, sealed=bytes.fromhex(sealed))
+    assert unseal(key, "pets", "cam-1", bound) == bytes(range(32))
+
+
+def test_a_seed_has_32_bytes_and_a_sum_two_devices_or_more():
+    for size in (0, 16, 31, 33):
+        with pytest.raises(StatisticError, match="a seed of 32 bytes"):
+            blind(words(1), bytes(size))
+    with pytest.raises(WireError, match="2 devices or more"):
+        HelperTerms(bytes(32), 1, 36)
+    with pytest.raises(WireError, match="2 devices or more"):
+        dataclasses.replace(BOUND, least=1)
+
+
+def test_an_answer_has_words_where_it_is_open_and_none_where_it_is_not():
+    key = (b"run1", 3, "ffc", bytes(32), 0, 1)
+    for status, told in (("opened", words()), ("refused", words(1))):
+        with pytest.raises(WireError, match="some of a sum that is open"):
+            Opened(*key, status, told)
+
+
+def test_no_two_sets_have_one_digest():
+    assert set_digest({"a": b"bc"}) != set_digest({"ab": b"c"})
+    assert set_digest({"a": b"1", "b": b"2"}) == set_digest({"b": b"2", "a": b"1"})
 
 
 def test_what_a_device_is_told_to_sum_is_in_the_terms_and_nothing_else_is():

@@ -41,6 +41,10 @@ def test_dates_are_those_that_cryptography_reads(tmp_path: Path, year: int) -> N
     assert validity(revocation_list(tmp_path, since, until)) == [(since.timestamp(), until.timestamp())]
     certificate, _ = issue(tmp_path, "d1", issue(tmp_path, "ca"))
     span = certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+    early = revocation_list(tmp_path, since, since + datetime.timedelta(days=1))
+    (tmp_path / "crl.pem").write_bytes(revocation_list(tmp_path, since, until) + early)
+    (found,) = expiries(Address.parse("mqtts://h", crl_file=str(tmp_path / "crl.pem")))
+    assert found.until == (since + datetime.timedelta(days=1)).timestamp()  # the first that ends shuts out
     both = (tmp_path / "d1.pem").read_bytes() + b"words between\n" + (tmp_path / "d1.key").read_bytes()
     assert validity(both * 2) == [span, span]
 

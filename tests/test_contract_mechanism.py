@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.mechanism import RowNoise
+from contract.mechanism import Release, RowNoise
 from contract.methods import METHODS, method
 from contract.methods.fedhkd import HyperKnowledge
 from contract.plausible import improbable
@@ -47,6 +47,15 @@ class _Sums(Statistic):
     FIELDS: ClassVar = (Rows("sums", travels="sums"),)
     sums: np.ndarray
     counts: np.ndarray
+
+
+def test_epsilon_is_stated_for_one_sample_more_or_fewer_and_else_for_one_replaced() -> None:
+    assert [Release(*each).multiplier for each in ((2.0, 1.0), (None, 3.0), (None, None))] == [2.0, 3.0, 0.0]
+
+
+def test_the_least_noise_is_noise_and_none_is_none() -> None:
+    assert RowNoise.of({"noise": 1e-9}) == RowNoise(1.0, 1e-9, True)
+    assert RowNoise.of({"noise": 0.0}) is None
 
 
 def test_sums_get_the_noise_of_a_sum() -> None:

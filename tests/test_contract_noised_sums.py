@@ -6,6 +6,7 @@ may: the likelihood ratio of the two Gaussians is then the best test there is. `
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator
 
@@ -142,7 +143,9 @@ def test_three_equal_parts_are_root_three_and_root_six() -> None:
     assert not cost.public
 
 
-@pytest.mark.parametrize("given_shares", [(0.0, 0.5, 0.5), (-1.0, 0.5, 0.1), (math.inf, 0.3, 0.1), (1.0, 0.9, 0.1)])
+@pytest.mark.parametrize(
+    "given_shares", [(0.0, 0.2, 0.1), (-1.0, 0.5, 0.1), (math.inf, 0.3, 0.1), (1.0, 0.9, 0.1), (1.0, 0.2, 0.0)]
+)
 def test_no_noise_and_shares_that_leave_nothing_are_refused(given_shares: tuple[float, float, float]) -> None:
     with pytest.raises(MethodError):
         SumNoise(*given_shares)
@@ -208,6 +211,74 @@ def test_exact_thresholds_say_how_many_deviations_away_a_number_begins() -> None
 def test_noise_that_its_grid_cannot_hold_is_refused(multiplier: float) -> None:
     with pytest.raises(MethodError, match="noise, expected deviations of"):
         SumNoise(multiplier, 0.2, 0.05)
+
+
+def test_a_feature_that_is_no_number_counts_as_zero() -> None:
+    assert not on_grid(np.array([[np.inf, -np.inf, np.nan]])).any()
+
+
+@pytest.mark.parametrize(("gram", "count"), [(0.0, 0.05), (0.2, 0.05), (0.9, 0.05), (0.05, 0.9)])
+def test_noise_of_any_part_is_within_what_the_server_allows_for(gram: float, count: float) -> None:
+    mechanism = SumNoise(MULTIPLIER, gram, count)
+    largest = MULTIPLIER / math.sqrt(min(share for share in (gram, count, mechanism.row_share) if share))
+    assert mechanism.longest(9) >= largest * 3
+    assert np.isinf(mechanism.largest_norm(np.ones(2, int), D)).all()  # how many samples there are is not told
+
+
+def test_the_noise_is_box_and_mullers_of_the_stream_and_no_number_comes_twice() -> None:
+    """Over more numbers than are made at once, and over two calls: a part with the noise of another would take it
+    out by a subtraction."""
+    key, counts = bytes(range(32)), (2**15 + 3, 5)
+    made = SecretNoise(key)
+    found = np.concatenate([made.standard_normal((count,)) for count in counts])
+    wanted: list[float] = []
+    for block, count in enumerate((2**15, 3, 5)):
+        pairs = (count + 1) // 2
+        bits = hashlib.shake_256(key + block.to_bytes(8, "big")).digest(16 * pairs)
+        numbers = [int.from_bytes(bits[at : at + 8], "little") >> 11 for at in range(0, 16 * pairs, 8)]
+        radius = [math.sqrt(-2 * math.log((n + 1) / 2**53)) for n in numbers[:pairs]]
+        angle = [2 * math.pi * n / 2**53 for n in numbers[pairs:]]
+        both = [[r * side(a) for r, a in zip(radius, angle, strict=True)] for side in (math.cos, math.sin)]
+        wanted += [*both[0], *both[1]][:count]
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+    assert len(np.unique(found)) == len(found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sums_that_differ_in_anything_have_noise_of_their_own(name: str) -> None:
+    """Two pairs of features with one sum, whose products differ; other features of as many samples; other classes."""
+    low, high = ([[0.8, *(side * 0.6 * np.eye(D - 1)[at])] for side in (1, -1)] for at in (0, 1))
+    sets = [(np.array(low), [0, 0]), (np.array(high), [0, 0]), (-np.array(low), [0, 0]), (np.array(low), [1, 1])]
+    sets = sets if name == "ffc-dp" else sets[1:]
+    noises = [released(name, z, np.array(y), b"secret") - released(name, z, np.array(y), blocks=1) for z, y in sets]
+    for at, one in enumerate(noises):
+        for other in noises[at + 1 :]:
+            assert np.abs(one - other).max() > 0.01
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_noise_is_other_noise_and_no_multiple_of_it(name: str) -> None:
+    """The same samples under two multipliers: of x + 2n and x + 3n anybody could compute x."""
+    z, y = np.eye(D)[:3], np.array([0, 1, 1])
+    noises = []
+    for multiplier in (2.0, 3.0):
+        samples = Samples(name, z, y, b"secret")
+        samples.hyper = method(name).settle({"noise_multiplier": multiplier})
+        made = [each.ravel() for each in method(name).summarise(samples).arrays()]
+        samples._secret = None
+        exact = [each.ravel() for each in method(name).summarise(samples).arrays()]
+        noises.append((np.concatenate(made) - np.concatenate(exact)) / multiplier)
+    assert np.abs(noises[0] - noises[1]).max() > 0.1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_a_class_that_is_withheld_nothing_is_sent(name: str) -> None:
+    samples = Samples(name, np.eye(D)[:3], np.array([0, 1, 1]), b"secret")
+    samples.asked = np.arange(C) != 1
+    sent = method(name).summarise(samples)
+    assert not sent.rows(sent.row_fields()[0])[1].any()
+    assert not sent.sizes[1].any()
+    assert sent.counts.tolist() == [1, 0, 1, 1]
 
 
 def test_the_noise_is_normal_and_each_part_has_its_own() -> None:

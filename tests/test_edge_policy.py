@@ -10,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from blinded_samples import PUBLIC, signer
 from commands import one_error_line, run
 from edge_samples import RUN, announcement, fashion, releases, sums_of
 
 from aggregator.policy_words import PolicyWords, policy_words_in
 from aggregator.store_schema import KIND as STORE
+from contract.blinding import SCALE_BITS
 from contract.bundle import Bundle, read_bundle
 from contract.errors import StoreError, UsageError
-from contract.messages import Contribution, Receipt
+from contract.messages import Contribution, HelperTerms, Receipt
 from contract.methods import METHODS
 from contract.service_manager import ServiceManager
 from contract.sqlite import Database
@@ -67,6 +69,9 @@ def test_a_whole_policy_is_read_and_an_empty_one_restricts_nothing(tmp_path: Pat
     assert (found.window_s, found.most) == (2 * 86_400.0, 1)
     path.write_text("")
     assert read_policy(str(path)) == Policy()
+    private, names = Policy(epsilon=1.0, delta=1e-6), ("accuracy", "drift", "new-photos")
+    assert not any(private.allows_figure(name) for name in names)  # type: ignore[arg-type]
+    assert [Policy(figures=("drift",)).allows_figure(name) for name in names] == [False, True, False]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -84,6 +89,8 @@ def test_a_whole_policy_is_read_and_an_empty_one_restricts_nothing(tmp_path: Pat
         ("releases_per_day = 0", "releases_per_day, expected 0.0001 to 1e+06, got 0.0"),
         ("epsilon = nan\ndelta = 1e-6", "epsilon, expected 1e-06 to 1e+06, got nan"),
         ("epsilon = -1.0\ndelta = 1e-6", "epsilon, expected 1e-06 to 1e+06, got -1"),
+        ("epsilon = 1.0\ndelta = 0.0", "delta, expected 1e-15 to 0.5, got 0"),
+        ("epsilon = 1.0\ndelta = 0.6", "delta, expected 1e-15 to 0.5, got 0.6"),
         ("epsilon = 1.0", "epsilon, expected delta beside it, got none"),
         ("delta = 1e-6", "delta, expected epsilon beside it, got none"),
         ('epsilon = 1.0\ndelta = 1e-6\nfigures = ["accuracy"]', "figures with epsilon, expected none of them"),
@@ -91,6 +98,9 @@ def test_a_whole_policy_is_read_and_an_empty_one_restricts_nothing(tmp_path: Pat
         ("blinded = true", "blinded, expected --helper-key beside it, got none"),
         ("blinded = true\nepsilon = 1.0\ndelta = 1e-6", "blinded with epsilon, expected one of the two"),
         ('neighbours = "both"', "neighbours, expected add-remove or replace, got 'both'"),
+        ('ledger = "ledger.sqlite"', "ledger, expected a path that begins with /, got 'ledger.sqlite'"),
+        ('ledger = ""', "ledger, expected a path that begins with /, got ''"),
+        ('ledger = "/a\\u0000b"', "ledger, expected a path that begins with /, got '/a\\x00b'"),
     ],
 )
 def test_what_is_wrong_with_a_policy_is_one_line_and_the_client_does_not_start(
@@ -219,6 +229,32 @@ def test_the_same_bytes_are_one_release_and_what_costs_nothing_adds_nothing(tmp_
             assert [ledger.record(each, moment()) for each in made] == new
             spent = ledger.spent()
             assert (spent.releases, spent.of("add-remove"), spent.of("replace")) == (4, (1.0, 1), (2.0, 1))
+
+
+def test_the_newest_release_of_a_round_is_the_one_that_counts(tmp_path: Path) -> None:
+    with Ledger(tmp_path / FILE) as ledger:
+        for payload in (b"first", b"second"):
+            ledger.record(replace(entry(1), digest=digest_of(payload)), moment())
+        newest = ledger.newest("fleet", RUN, 1, "ncm-dp")
+        assert newest is not None
+        assert newest.digest == digest_of(b"second")
+
+
+def test_time_adds_up_over_releases(tmp_path: Path) -> None:
+    with Ledger(tmp_path / FILE) as ledger:
+        for number in range(4):
+            ledger.record(entry(number), Moment("a", 1000.0 * number, 0.0))
+        for most, wait_s in ((1, 9000.0), (2, 8000.0), (4, 6000.0), (5, 0.0)):
+            assert ledger.free_in_s(most, 10_000.0, Moment("a", 4000.0, 0.0)) == wait_s
+        ledger.record(entry(9, "sat-out", Cost(0.0, 0.0)), Moment("a", 4000.0, 0.0))
+        assert ledger.free_in_s(1, 10_000.0, Moment("a", 4000.0, 0.0)) == 9000.0  # it says nothing of samples
+
+
+def test_the_latest_wall_clock_is_remembered_when_it_is_set_back(tmp_path: Path) -> None:
+    with Ledger(tmp_path / FILE) as ledger:
+        ledger.record(entry(1), Moment("a", 10.0, 50_000.0))
+        ledger.record(entry(2), Moment("b", 10.0, 1_000.0))
+        assert ledger.free_in_s(1, 9_000.0, Moment("c", 10.0, 50_000.0)) == 9_000.0
 
 
 def test_a_ledger_is_for_its_owner_alone_and_for_one_process(tmp_path: Path) -> None:
@@ -357,6 +393,53 @@ def test_a_round_that_is_refused_is_answered_before_anything_is_computed(
     assert (sent.round, len(sent.counts), sent.body.rows.size) == (1, 0, 0)
     assert done.refused == "round 1 (fedproto): encoding int8"
     assert said == ["round 1 (fedproto) is refused: its encoding is int8, the policy allows f32"]
+
+
+def test_who_is_given_a_helper_sends_shares_alone_and_others_send_none(bundle: Bundle, tmp_path: Path) -> None:
+    terms, device = HelperTerms(PUBLIC.seal, 2, SCALE_BITS), Device(bundle, fashion(bundle, 12, (0, 3)), "pi-1")
+    own = Blinding(bundle.manifest, fleet="fleet", device="pi-1", helper=PUBLIC, signer=signer("pi-1"))
+    with journal_in(tmp_path / "state", bundle) as journal:
+        found = releases(tmp_path, bundle)
+        for number, blinding, helper, refused in (
+            (1, own, terms, ""),
+            (2, own, None, "round 2 (ncm): not blinded"),
+            (3, None, terms, "round 3 (ncm): blinded"),
+        ):
+            done = work(bundle, journal, found, [], device, blinding=blinding)
+            done.take_part(task(bundle, number, method="ncm", helper=helper))
+            sent = decode(journal.pending()[-1].payload)
+            assert isinstance(sent, Contribution)
+            assert (done.refused, sent.share is None) == (refused, bool(refused))
+            assert (len(sent.counts), sent.body.rows.size, sent.triangle) == (0, 0, None)
+
+
+def test_a_round_holds_no_class_with_fewer_than_the_policy_asks_for(bundle: Bundle, tmp_path: Path) -> None:
+    data = fashion(bundle, 12, (0, 3))
+    counts = sorted(int(count) for count in np.bincount(data.y) if count)
+    with journal_in(tmp_path / "state", bundle) as journal:
+        found = releases(tmp_path, bundle, Policy(min_samples=counts[-1]))
+        done = work(bundle, journal, found, [], Device(bundle, data, "pi-1"))
+        done.take_part(task(bundle, 1, method="ncm"))
+        sent = decode(journal.pending()[-1].payload)
+        assert isinstance(sent, Contribution)
+        assert sorted(sent.counts) == [count for count in counts if count == counts[-1]]
+        kept = found._ledger.newest("fleet", RUN, 1, "ncm")
+        assert kept is not None
+        assert kept.min_samples == counts[-1]
+
+
+def test_sums_that_stand_hold_no_class_with_fewer_than_the_policy_asks_for(bundle: Bundle, tmp_path: Path) -> None:
+    asked = announcement(bundle, 0, "ncm", phase="standing", extractor=bytes(32))
+    data = fashion(bundle, 12, (0, 3))
+    most = int(np.bincount(data.y).max())
+    for least in (most, most + 1):
+        with journal_in(tmp_path / str(least), bundle) as journal:
+            found = releases(tmp_path, bundle, Policy(min_samples=least))
+            done = work(bundle, journal, found, [], Device(bundle, data, "pi-1"))
+            assert done.stand(asked)
+            sent = decode(journal.pending()[-1].payload)
+            assert isinstance(sent, Contribution)
+            assert sorted(sent.counts) == [count for count in sorted(np.bincount(data.y)) if count >= least]
 
 
 def test_nothing_waits_to_be_sent_that_is_not_in_the_ledger_and_a_repeated_round_counts_once(

@@ -161,6 +161,18 @@ def test_one_sample_moves_every_class_by_way_of_the_weights_and_epsilon_covers_t
     assert Accountant(1e-5).epsilon(cost_of(mechanism, counts).replace) >= _epsilon(1 / in_deviations, 1e-5)
 
 
+def test_epsilon_is_rounded_up_and_never_less_than_it_is(here: None) -> None:
+    for cost in (1e-6, 0.3, 7.0):
+        assert Accountant(1e-5).epsilon(cost) > _epsilon(cost**-0.5, 1e-5)
+
+
+def test_with_an_epsilon_noise_takes_the_place_of_min_samples(here: None, noisy: Bundle, tmp_path: Path) -> None:
+    asked = announcement(noisy, 1, "ncm-dp")
+    gate = releases(tmp_path, noisy, Policy(min_samples=5, epsilon=1e4, delta=1e-5))
+    assert gate.refusal(asked, ONE) is None
+    assert releases(tmp_path, noisy).is_private  # figures beside noised rows would tell what the noise hides
+
+
 def test_releases_are_counted_with_the_samples_that_they_had(here: None, noisy: Bundle, tmp_path: Path) -> None:
     """Two rounds of 30 and 40 samples, then a start with 3 and 4: the first two do not become cheaper by that."""
     few, many = np.array([3, 0, 4]), np.array([30, 0, 40])

@@ -114,6 +114,8 @@ def test_nobody_else_speaks_for_a_device_that_signs(journal: Journal, trusts: bo
     assert device.hears(STATUS, OWN.sign(STATUS, birth)) == decode(birth)
     assert device.hears(STATUS, birth) is None
     assert device.hears(STATUS, HOSTILE.sign(STATUS, birth)) is None
+    posing = encode(Signed(OWN.key_id, birth, HOSTILE.signature(STATUS, birth)))
+    assert device.hears(STATUS, posing) is None
     assert (device.hears(STATUS, death) is None) is trusts  # an aggregator that does not sign asks in this way
     if trusts:
         assert device.hears(STATUS, AGGREGATOR.sign(STATUS, death)) == decode(death)
@@ -201,10 +203,13 @@ def test_a_device_makes_its_key_once_for_itself_alone(tmp_path: Path) -> None:
     path = tmp_path / "state" / FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    again = identity_of(settings(tmp_path)).signer  # type: ignore[arg-type]
+    again = identity_of(settings(tmp_path, token=token)).signer  # type: ignore[arg-type]
     assert made is not None
     assert again is not None
     assert made.public_key == again.public_key
+    other = identity_of(settings(tmp_path / "other", token=token)).signer  # type: ignore[arg-type]
+    assert other is not None
+    assert made.public_key != other.public_key
     given = tmp_path / "given"
     given.write_bytes(b"o" * 32)
     named = identity_of(settings(tmp_path, identity=str(given))).signer  # type: ignore[arg-type]
@@ -217,6 +222,7 @@ def test_a_device_makes_its_key_once_for_itself_alone(tmp_path: Path) -> None:
 
 def test_tokens_are_read_as_people_copy_them() -> None:
     token = draw_token()
+    assert token != draw_token()
     text = token_text(token)
     assert len(text.replace("-", "")) == 32
     for written in (text, text.upper(), text.replace("-", " "), f" {text} "):
@@ -297,6 +303,7 @@ def test_a_device_asks_until_it_is_answered() -> None:
     assert payload is not None
     assert enrolling.due(4.0) is None
     assert enrolling.due(5.0) == payload
+    assert enrolling.wait_s(5.0) == 10.0  # each time twice as long
     assert token_proves(inside(payload), FLEET, DEVICE, invitation_key(token))  # type: ignore[arg-type]
     digest = hashlib.sha256(payload).digest()[:8]
     enrolling.heard(Receipt(b"run1", 1, ENROL, "committed", digest=b"another!"))

@@ -20,8 +20,9 @@ from pki_samples import certificate, revoked
 
 from contract.errors import InUseError, UsageError
 from protofleet.pki import names
-from protofleet.pki.book import Member, held
+from protofleet.pki.book import Member, held, read_book
 from protofleet.pki.office import Office, establish
+from protofleet.pki.x509 import new_authority, read_signer
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 DAY = 86_400
@@ -304,6 +305,57 @@ def test_a_clock_that_went_back_is_noticed(folder: Path) -> None:
         pass
 
 
+def test_an_authority_is_read_with_its_own_key_and_signs_itself(folder: Path) -> None:
+    (pem,), (key,) = ((folder / "pki/authority").glob(f"*.{end}") for end in ("pem", "key"))
+    other, device = new_authority("other", int(time.time()), 10), (folder / "pki/devices/d1/d1.pem").read_bytes()
+    assert read_signer(pem.read_bytes(), key.read_bytes(), "x").pem == pem.read_bytes()
+    for certificates, keys in ((pem.read_bytes(), other.key_pem), (device, device)):
+        with pytest.raises(UsageError, match="expected an authority's certificate and its key"):
+            read_signer(certificates, keys, "x")
+
+
+def test_what_was_deleted_or_changed_for_the_broker_is_there_again(folder: Path) -> None:
+    rules, trusted = folder / "pki/broker/acl", folder / "pki/devices/d1/ca.pem"
+    before = rules.read_bytes(), trusted.read_bytes()
+    rules.write_text("user d2\ntopic readwrite #\n")
+    trusted.unlink()
+    with Office.open(folder / "pki"):
+        assert (rules.read_bytes(), trusted.read_bytes()) == before
+
+
+def test_an_authority_that_has_expired_and_a_book_of_another_kind_issue_nothing(folder: Path) -> None:
+    later = int(time.time()) + 6 * 365 * DAY
+    with (
+        Office.open(folder / "pki", later) as office,
+        pytest.raises(UsageError, match="expected one that is good, got one that has expired"),
+    ):
+        office.renew("d1")
+    book = json.loads((folder / "pki/pki.json").read_text())
+    for changed in ({"schema": "another/1"}, {"authorities": []}, {"authorities": 3 * book["authorities"]}):
+        (folder / "pki/pki.json").write_text(json.dumps(book | changed))
+        with pytest.raises(UsageError, match="a release that knows it"):
+            read_book(folder / "pki")
+
+
+def test_the_aggregator_is_given_the_brokers_revocation_list(folder: Path) -> None:
+    before = x509.load_pem_x509_crl((folder / "pki/broker/crl.pem").read_bytes())
+    assert pki(folder, "revoke", "d1").returncode == 0
+    after = x509.load_pem_x509_crl((folder / "pki/broker/crl.pem").read_bytes())
+    number, newer = (each.extensions.get_extension_for_class(x509.CRLNumber).value for each in (before, after))
+    assert newer.crl_number > number.crl_number
+    lists = [(folder / "pki" / name / "crl.pem").read_bytes() for name in ("broker", "aggregator")]
+    assert lists[0] == lists[1]
+    assert len(revoked(folder / "pki")) == 1
+
+
+def test_whose_certificate_has_expired_is_not_left_behind(folder: Path) -> None:
+    assert pki(folder, "rotate-ca").returncode == 0
+    with Office.open(folder / "pki") as office:
+        assert "d1" in office.left_behind()
+        office.book.newest("d1").until = int(time.time()) - 1  # type: ignore[union-attr]
+        assert "d1" not in office.left_behind()
+
+
 def test_one_command_at_a_time(folder: Path) -> None:
     with held(folder / "pki"), pytest.raises(InUseError, match="one command at a time"), Office.open(folder / "pki"):
         pass
@@ -322,3 +374,10 @@ def test_names_that_a_certificate_can_have() -> None:
     assert names.check_topic("answers/+/#") == "answers/+/#"
     assert names.check_host("Broker.Local") == "broker.local"
     assert str(names.check_host("2001:db8::1")) == "2001:db8::1"
+
+
+def test_names_that_no_certificate_can_have() -> None:
+    assert len(names.of_fleet("aggregator", "f" * 53, "pets")) == 64
+    for wrong in (lambda: names.of_fleet("aggregator", "f" * 54, "pets"), lambda: names.check_topic("$SYS/broker")):
+        with pytest.raises(UsageError):
+            wrong()
