@@ -150,7 +150,7 @@ def test_a_noised_round_is_released_once_whatever_became_of_it(bundle: Bundle, t
     assert refused.word == "standing"
 
 
-@pytest.mark.parametrize("name", ["ffc", "ffc-dp", "ncm-dp", "fedhkd"])
+@pytest.mark.parametrize("name", ["ffc", "ffc-dp", "ncm-dp"])
 def test_what_says_nothing_is_small_and_merges_as_a_statistic_of_no_samples(name: str, bundle: Bundle) -> None:
     """FFC's triangle of zeros would be megabytes."""
     found = method(name)
