@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from blinded_samples import PUBLIC, signer
 from commands import one_error_line, run
-from edge_samples import RUN, announcement, fashion, releases, sums_of
+from edge_samples import RUN, announcement, fashion, graphs_of, releases, sums_of
 
 from aggregator.policy_words import PolicyWords, policy_words_in
 from aggregator.store_schema import KIND as STORE
@@ -196,7 +196,7 @@ def test_an_f32_that_is_not_allowed_does_not_stand_in_for_what_overflows(bundle:
 
 def test_what_waits_since_an_earlier_start_is_held_to_the_policy_of_this_one(bundle: Bundle, tmp_path: Path) -> None:
     data = fashion(bundle, 12, (0, 3))
-    made = Device(bundle, data, "pi-1").run_round(announcement(bundle), None).contribution
+    made = Device(bundle, data, "pi-1", graphs=graphs_of(bundle)).run_round(announcement(bundle), None).contribution
     payload, asked = encode(made, "f32"), announcement(bundle, min_samples=2)
     found = releases(tmp_path, bundle)
     found.made(asked, "f32", payload, FEW)
@@ -350,7 +350,7 @@ def work(
 ) -> RoundWork:
     own = Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part)
     return RoundWork(
-        device or Device(bundle, fashion(bundle, 12, (0, 3)), "pi-1"),
+        device or Device(bundle, fashion(bundle, 12, (0, 3)), "pi-1", graphs=graphs_of(bundle)),
         journal,
         Outbox(random.Random(0)),
         follower or own,
@@ -472,7 +472,7 @@ def test_a_state_directory_that_is_restored_does_not_take_its_ledger_back(bundle
     found, words = releases(tmp_path, bundle, policy), list[str]()
     for copy, count in (("first", 12), ("an older copy", 13), ("an older copy again", 11)):
         with journal_in(tmp_path / copy, bundle) as journal:
-            device = Device(bundle, replace(data, x=data.x[:count], y=data.y[:count]), "pi-1")
+            device = Device(bundle, replace(data, x=data.x[:count], y=data.y[:count]), "pi-1", graphs=graphs_of(bundle))
             done = work(bundle, journal, found, [], device)
             done.take_part(task(bundle, 1))
             words.append(done.refused)
@@ -493,7 +493,7 @@ def test_with_an_epsilon_photos_do_not_decide_whether_a_rolled_out_bundle_stays(
         file.change(rollout.activated, seat, before)
         follower = Follower("pi-1", bundle, is_done=journal.is_done, took_part=journal.took_part)
         follower.restore(GlobalState(RUN, 1, 1))
-        device = Device(bundle, data, "pi-1", test=fashion(bundle, 200, tuple(range(10))))
+        device = Device(bundle, data, "pi-1", test=fashion(bundle, 200, tuple(range(10))), graphs=graphs_of(bundle))
         found, watch = releases(tmp_path, bundle, policy), ProbationWatch(file, lambda line: None)
         done = work(bundle, journal, found, [], device, follower=follower, probation=watch)
         done.take_part(task(bundle, 1))
@@ -512,14 +512,14 @@ def test_sums_that_stand_wait_for_their_time_and_are_in_the_ledger(bundle: Bundl
     first, second = fashion(bundle, 20, (0, 1)), fashion(bundle, 24, (0, 1))
     clock = {"now": Moment("a", 1.0, 1e9)}
     with journal_in(tmp_path / "state", bundle) as journal:
-        sums = sums_of(Device(bundle, first, "pi-1"), journal)
+        sums = sums_of(Device(bundle, first, "pi-1", graphs=graphs_of(bundle)), journal)
         sums._releases = found = releases(tmp_path, bundle, Policy(releases_per_day=1.0), now=lambda: clock["now"])
         made = sums.make(asked, 1, 0.0)
         assert made is not None
         kept = found._ledger.newest("fleet", *made.report.key)
         assert kept is not None
         assert (kept.what, kept.round, kept.method, kept.cost) == ("standing", 1, "ncm", Cost())
-        sums._device = Device(bundle, second, "pi-1")
+        sums._device = Device(bundle, second, "pi-1", graphs=graphs_of(bundle))
         for hours in (0.0, 23.0):
             clock["now"] = Moment("a", 1.0 + 3600 * hours, 0.0)
             assert sums.make(asked, 1, 0.0) is None

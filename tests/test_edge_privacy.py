@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edge_samples import announcement, fashion, releases
+from edge_samples import announcement, fashion, graphs_of, releases
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -62,7 +62,7 @@ def noisy(mnist_like_bundle: Callable[..., Path]) -> Bundle:
 
 def test_a_device_sends_clipped_means_with_its_secrets_noise(noisy: Bundle) -> None:
     data = fashion(noisy, 40, (0, 3))
-    device = Device(noisy, data, "pi-1", secret=SECRET)
+    device = Device(noisy, data, "pi-1", secret=SECRET, graphs=graphs_of(noisy))
     sent = device.run_round(announcement(noisy), None).contribution
     z = Extractor(noisy, {**noisy.params, **device.state()}).features(data.x).astype(np.float64)
     assert np.linalg.norm(z, axis=1).max() > 0.8
@@ -80,7 +80,9 @@ def test_a_repeated_round_has_the_same_noise_and_another_round_or_secret_another
     data = fashion(noisy, 24, (0, 3))
 
     def sent(secret: bytes, number: int) -> bytes:
-        result = Device(noisy, data, "pi-1", secret=secret).run_round(announcement(noisy, number), None)
+        result = Device(noisy, data, "pi-1", secret=secret, graphs=graphs_of(noisy)).run_round(
+            announcement(noisy, number), None
+        )
         return encode(result.contribution, "f64")
 
     assert sent(SECRET, 1) == sent(SECRET, 1)
@@ -103,6 +105,18 @@ def _epsilons(delta: float, costs: Sequence[float]) -> list[float]:
     return list(json.loads(said.getvalue()))
 
 
+def test_the_accountant_agrees_with_the_analytic_gaussian_mechanism(here: None) -> None:
+    """Balle and Wang (ICML 2018), theorem 8: for one round and twenty of noise multiplier 1 on both of its parts."""
+    accountant, each = Accountant(1e-5), cost_of(RowNoise(1.0, 1.0, True), ONE).replace
+    assert each == pytest.approx(2.0)
+    assert accountant.epsilon(0.0) == 0.0
+    for rounds in (1, 20):
+        mu, epsilon = math.sqrt(2.0 * rounds), accountant.epsilon(rounds * each)
+        upper, lower = (0.5 * math.erfc((epsilon / mu + sign * mu / 2) / math.sqrt(2)) for sign in (-1, 1))
+        assert upper - math.exp(epsilon) * lower == pytest.approx(1e-5, rel=1e-3)
+
+
+@pytest.mark.slow
 def test_the_accountant_agrees_with_composed_privacy_loss_distributions() -> None:
     """In a process of its own, as on a device."""
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
@@ -147,7 +161,7 @@ def test_one_sample_moves_every_class_by_way_of_the_weights_and_epsilon_covers_t
     monkeypatch.setattr(RowNoise, "released", watched)
     data = fashion(noisy, 24, (0, 3))
     for x in (data.x, np.concatenate([255 - data.x[:1], data.x[1:]])):
-        device = Device(noisy, replace(data, x=x), "pi-1", secret=SECRET)
+        device = Device(noisy, replace(data, x=x), "pi-1", secret=SECRET, graphs=graphs_of(noisy))
         for number in (1, 2):
             device.run_round(announcement(noisy, number), None)
     mechanism, one, other = RowNoise.of(noisy.manifest.hyper), released[1], released[3]
@@ -200,10 +214,10 @@ def test_a_round_that_diverged_is_not_told_without_noise(noisy: Bundle) -> None:
     """That it diverged follows from the samples, too: noised rows go out, of the weights of before the round."""
     data = fashion(noisy, 24, (0, 3))
     asked = announcement(noisy)
-    sat_out = Device(noisy, data, "pi-1", secret=SECRET).sit_out(asked).contribution
+    sat_out = Device(noisy, data, "pi-1", secret=SECRET, graphs=graphs_of(noisy)).sit_out(asked).contribution
     held = np.flatnonzero(np.bincount(data.y))
     np.testing.assert_array_equal(sat_out.body.classes, held)
-    other = Device(noisy, data, "pi-1", secret=OTHER).sit_out(asked).contribution
+    other = Device(noisy, data, "pi-1", secret=OTHER, graphs=graphs_of(noisy)).sit_out(asked).contribution
     assert np.abs(sat_out.body.rows - other.body.rows).min() > 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from blinded_samples import PUBLIC, signer
-from edge_samples import RUN, announcement, fashion, releases
+from edge_samples import RUN, announcement, fashion, graphs_of, releases
 from test_edge_policy import FEW, journal_in, task, work
 
 from contract import blinding
@@ -130,7 +130,13 @@ def test_a_noised_round_is_released_once_whatever_became_of_it(bundle: Bundle, t
     data, found, sent = fashion(bundle, 12, (0, 3)), releases(tmp_path, bundle), list[bytes]()
     for copy, count in (("first", 12), ("an older copy", 12), ("an older copy again", 11)):
         with journal_in(tmp_path / copy, bundle) as journal:
-            device = Device(bundle, replace(data, x=data.x[:count], y=data.y[:count]), "pi-1", secret=bytes(32))
+            device = Device(
+                bundle,
+                replace(data, x=data.x[:count], y=data.y[:count]),
+                "pi-1",
+                secret=bytes(32),
+                graphs=graphs_of(bundle),
+            )
             done = work(bundle, journal, found, [], device)
             done.take_part(task(bundle, 1, method="ncm-dp"))
             sent.append(journal.pending()[0].payload)
@@ -144,13 +150,13 @@ def test_a_noised_round_is_released_once_whatever_became_of_it(bundle: Bundle, t
     assert refused.word == "standing"
 
 
-@pytest.mark.parametrize("name", ["ffc", "ffc-dp", "ncm-dp", "fedhkd"])
+@pytest.mark.parametrize("name", ["ffc", "ffc-dp", "ncm-dp"])
 def test_what_says_nothing_is_small_and_merges_as_a_statistic_of_no_samples(name: str, bundle: Bundle) -> None:
     """FFC's triangle of zeros would be megabytes."""
     found = method(name)
     width = found.row_width(found.settled_in(bundle.manifest.hyper), bundle.manifest.features)
     asked = announcement(bundle, method=name)
-    device = Device(bundle, fashion(bundle, 12, (0, 3)), "pi-1")
+    device = Device(bundle, fashion(bundle, 12, (0, 3)), "pi-1", graphs=graphs_of(bundle))
     payload = encode(device.abstain(asked).contribution, "f32")
     sent = decode(payload)
     assert isinstance(sent, Contribution)

@@ -51,7 +51,7 @@ def _merged(rounds: list[list[Contribution]], weight: Weight, field: str = "body
     for messages in rounds:
         for j in range(CLASSES):
             total, weights = 0.0, 0.0
-            for message in messages:
+            for message in (each for each in messages if not each.says_nothing):
                 rows = message.body.rows if field == "body" else message.further[0]
                 for number, n, row in zip(message.body.classes, message.counts, rows, strict=True):
                     if number == j:
