@@ -313,7 +313,8 @@ class _Verdicts:
         against, could = np.zeros((devices, len(places)), bool), np.zeros((devices, len(places)), bool)
         worst, at_reference = np.full((devices, 2), -1), {place: at for at, place in enumerate(places)}
         weight = 1 + len(places) * devices * sure  # who is vouched for says what is told, if it says anything
-        known, judged = np.any(np.isfinite(references.inverse[sure]), axis=0, keepdims=True)[0], np.zeros(devices, bool)
+        known: NDArray[np.bool_] = np.isfinite(references.inverse[sure]).max(axis=0, initial=False)
+        judged = np.zeros(devices, bool)
         for at, mine in enumerate(everyone):
             judged[at] = known[mine.classes].all()
             if not len(mine.classes):
