@@ -351,6 +351,7 @@ def rested(fleet: Standing) -> None:
         fleet.everyone_is_connected()
         fleet.a_good_moment()
         fleet.clock.now += 10.0
+        fleet.what_stands_is_what_devices_sent_and_the_total_is_its_sum()
         if fleet._is_at_rest():
             return
     raise AssertionError(fleet._why_not())
@@ -388,6 +389,8 @@ def test_each_thing_that_happens_to_standing_sums_once() -> None:
             fleet.everyone_is_connected()
             fleet.a_good_moment()
         assert process.done
+    fleet.kill_server(True)
+    fleet.start_server()
     fleet.start_device("a")
     for _ in range(10):
         fleet.everyone_is_connected()
@@ -401,6 +404,7 @@ def test_each_thing_that_happens_to_standing_sums_once() -> None:
             fleet.clock.now += 5.0
         assert fleet.server is not None
         assert ("a" in fleet.server.core.standing.present) == (what != "forget"), what
+        fleet.what_stands_is_what_devices_sent_and_the_total_is_its_sum()
     rested(fleet)
     for which in SETS[1:3]:  # a head at once, then none for half a minute
         fleet.photos_change("a", which)
