@@ -30,6 +30,7 @@ from aggregator.store import SqliteStore
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import read_bundle
 from contract.durations import in_words, seconds
+from contract.ed25519 import library
 from contract.errors import UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
@@ -223,6 +224,8 @@ def settle(
         of_rounds |= {"--open-clients": open_clients is not None, "--max-clients": max_clients != 0}
         for option in (name for name, given in of_rounds.items() if given):
             raise UsageError(f"{option} with --standing", expected="one of them", got="both: there are no rounds")
+    if enrolled:
+        library("--enrolled")
     if helper is None and least is not None:
         raise UsageError("--least", expected="--helper beside it", got="none")
     if helper is not None:

@@ -108,7 +108,7 @@ class RoundWork:
         if readable:
             refusal = self._refusal(a)  # once more: a mechanism may cost more with the photos that came
         if refusal is not None:
-            self._log(f"{what} is refused: {refusal.line}")
+            self._log(f"{what} is refused: {refusal.line}; nothing of the photos is sent")
             result = self._device.abstain(a)
         else:
             result = self._result(Task(a, task.state), what, clock) if readable else self._device.sit_out(a)
@@ -167,7 +167,7 @@ class RoundWork:
                 self._releases.made(a, encoding, plain, self._device.samples.counts(self._device.classes))
                 return payload, None, result
             refusal = found
-            self._log(f"round {a.round} ({a.method}) is refused: {refusal.line}")
+            self._log(f"round {a.round} ({a.method}) is refused: {refusal.line}; nothing of the photos is sent")
             result = self._device.abstain(a)
         payload = encode(result.contribution, a.encoding)
         self._releases.abstained(a, payload)

@@ -88,6 +88,9 @@ class Service:
         keys = () if settings.trust is None else read_public_keys(settings.trust)
         with RolloutFile(Path(settings.state), make=bool(keys)) as file:
             identity = identity_of(settings)
+            if settings.helper_key is not None and identity.signer is None:
+                got, hint = "none", "client --identity, or --token"
+                raise UsageError("--helper-key", expected="a key to sign with", got=got, hint=hint)
             while True:
                 self._has_started = False
                 seated = settle(settings, file, keys, log, budget=policy.is_private)

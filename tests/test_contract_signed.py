@@ -11,6 +11,7 @@ from contract_samples import SIGNER, plain_messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aggregator.service import settle
 from contract import ed25519, topics
 from contract.envelopes import ENVELOPE_BYTES, Enrolment, Signed
 from contract.errors import SignatureError, UsageError, WireError
@@ -184,6 +185,6 @@ def test_without_the_library_it_is_one_line(monkeypatch):
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    for use in (lambda: Signer(bytes(32)), lambda: Keyring([bytes(32)])):
+    for use in (lambda: Signer(bytes(32)), lambda: Keyring([bytes(32)]), lambda: settle(enrolled=True)):
         with pytest.raises(UsageError, match=r"pip install 'protofleet\[security\]'"):
             use()

@@ -21,6 +21,7 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import StoreError, UsageError
 from contract.messages import Contribution, HelperTerms, Receipt
 from contract.methods import METHODS
+from contract.sealing import make_helper_key
 from contract.service_manager import ServiceManager
 from contract.sqlite import Database
 from contract.state import GlobalState
@@ -115,6 +116,15 @@ def test_what_is_wrong_with_a_policy_is_one_line_and_the_client_does_not_start(
     assert line.startswith(f"error: --policy {path}")
     assert words in line
     assert not (tmp_path / "state").exists()
+
+
+def test_a_device_that_cannot_sign_is_told_at_once_that_no_helper_will_hear_it(tmp_path: Path) -> None:
+    make_helper_key(tmp_path / "helper.key")
+    named = {"bundle": "b", "broker": "mqtt://h", "id": "d", "data": "d", "state": tmp_path / "state"}
+    named["helper-key"] = tmp_path / "helper.key.pub"
+    done = run("client", *(word for name, value in named.items() for word in (f"--{name}", value)))
+    assert done.returncode == 2
+    assert "--helper-key, expected a key to sign with, got none, try client --identity" in one_error_line(done)
 
 
 def test_the_policy_of_the_page_is_one(tmp_path: Path) -> None:
@@ -392,7 +402,9 @@ def test_a_round_that_is_refused_is_answered_before_anything_is_computed(
     assert isinstance(sent, Contribution)
     assert (sent.round, len(sent.counts), sent.body.rows.size) == (1, 0, 0)
     assert done.refused == "round 1 (fedproto): encoding int8"
-    assert said == ["round 1 (fedproto) is refused: its encoding is int8, the policy allows f32"]
+    assert said == [
+        "round 1 (fedproto) is refused: its encoding is int8, the policy allows f32; nothing of the photos is sent"
+    ]
 
 
 def test_who_is_given_a_helper_sends_shares_alone_and_others_send_none(bundle: Bundle, tmp_path: Path) -> None:

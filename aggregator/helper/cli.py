@@ -68,7 +68,9 @@ def helper_command(
     check_least(least)
     check_id(fleet, "--fleet")
     listed, private = devices, read_helper_key(key)
-    log(f"{len(read_allowlist(listed)):,} devices enrolled, no sum over fewer than {least} of them is opened")
+    count = len(read_allowlist(listed))
+    waits = "" if count >= least else "; nothing is opened before the list has as many"
+    log(f"{counted(count, 'device')} enrolled, no sum over fewer than {least} of them is opened{waits}")
     trusted = None if trust is None else Keyring([read_public_key(trust)])
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=cert_key)
     public = private.public.seal
