@@ -26,6 +26,7 @@ from contract.methods import METHODS
 from contract.methods.ffc import NARROW, prepared
 from contract.methods.ncm import UnitMeans
 from contract.noised_sums import feature_sums, on_grid
+from contract.secret_noise import SecretNoise
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram, Statistic, shareable
 from lab.data.partition import Partition, partition
@@ -107,7 +108,8 @@ def _scores(
         return lambda rows, label: quadratic(part.z[rows], excess)
     if epsilon:
         mechanism = mechanism_of(method, epsilon)
-        sums, noise = mechanism.noised_rows(feature_sums(on_grid(z), y, classes), rng), mechanism.row_deviation
+        sums = mechanism.noised_rows(feature_sums(on_grid(z), y, classes), SecretNoise(rng.bytes(32)))
+        noise = mechanism.row_deviation
     else:
         told: Statistic = over_the_wire(UnitMeans.of(z, y, classes), "ncm", "f32")
         sums, noise = told.sums, 0.0  # type: ignore[attr-defined]

@@ -29,6 +29,7 @@ from scipy.stats import norm
 
 from contract.methods import METHODS
 from contract.noised_sums import SumNoise, feature_sums, on_grid
+from contract.secret_noise import SecretNoise
 from contract.statistics import pack_triangle, unpack_triangle
 
 __all__ = [
@@ -76,7 +77,8 @@ def allowed(noise: SumNoise, releases: int = 1) -> Allowed:
 def noised_gram(noise: SumNoise, z: Float64, rng: np.random.Generator) -> Float64:
     """FFC-DP's matrix A (D, D) of samples (N, D)."""
     exact, width = on_grid(z), z.shape[1]
-    return unpack_triangle(noise.noised_triangle(pack_triangle(exact.T @ exact), width, rng), width)
+    noised = noise.noised_triangle(pack_triangle(exact.T @ exact), width, SecretNoise(rng.bytes(32)))
+    return unpack_triangle(noised, width)
 
 
 def quadratic(z: Float64, matrix: Float64) -> Float64:
@@ -98,7 +100,7 @@ def others_known(part: Part, method: str, epsilon: float, seed: int, releases: i
         members, others = draw(part, TARGETED, rng)
         z, labels = on_grid(part.z[np.concatenate(members)]), np.repeat(np.arange(classes), TARGETED)
         sums, on_gram = feature_sums(z, labels, classes), np.zeros((width, width))
-        on_rows = np.mean([noise.noised_rows(sums, rng) - sums for _ in range(releases)], axis=0)
+        on_rows = np.mean([noise.noised_rows(sums, SecretNoise(rng.bytes(32))) - sums for _ in range(releases)], axis=0)
         if noise.gram_share:
             exact = z.T @ z
             on_gram = np.mean([noised_gram(noise, z, rng) - exact for _ in range(releases)], axis=0)

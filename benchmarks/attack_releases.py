@@ -22,6 +22,7 @@ from contract.methods.fedcof import GroupMeans
 from contract.methods.ncm import UnitMeans
 from contract.methods.ncm_dp import NoisedMeans
 from contract.noised_sums import SumNoise, feature_sums, on_grid
+from contract.secret_noise import SecretNoise
 from contract.statistics import Statistic
 from contract.wire import decode, encode
 from edge_client.data.samples import LocalData
@@ -139,8 +140,9 @@ def _noised(
     mechanism = noise_for(defence.epsilon, float(found.hyper["count_share"].default))
     labels, size, seen = np.repeat(np.arange(exact.classes), exact.counts), int(exact.counts.min()), []
     for _ in range(defence.releases):
-        sums = mechanism.noised_rows(feature_sums(on_grid(z), labels, exact.classes), rng)
-        sizes = mechanism.noised_counts(exact.counts, rng)
+        secret = SecretNoise(rng.bytes(32))
+        sums = mechanism.noised_rows(feature_sums(on_grid(z), labels, exact.classes), secret)
+        sizes = mechanism.noised_counts(exact.counts, secret)
         sent = NoisedMeans(sums, sizes, np.ones(exact.classes, np.int64))
         seen.append(over_the_wire(sent, found.name, "f32").sums)  # type: ignore[attr-defined]
     return np.mean(seen, axis=0) / size, mechanism.row_deviation / size / math.sqrt(defence.releases)

@@ -140,10 +140,10 @@ def test_half_the_way_to_another_class_is_what_a_mean_may_go() -> None:
 
 def test_who_is_compared_with_is_not_chosen_by_the_alphabet_and_bounded_by_memory() -> None:
     names = [f"d{at:03}" for at in range(300)]
-    assert contradictions._chosen(names, 10, 10) not in (set(range(256)), set(range(44, 300)))
-    assert len(contradictions._chosen(names, 10, 10)) == 256
-    assert len(contradictions._chosen(names, 100, 4_000)) == 41  # of 64 MiB
-    assert len(contradictions._chosen(names, 1_000, 10_000)) == 16
+    assert contradictions._chosen(names, 10, 10, ()) not in (set(range(256)), set(range(44, 300)))
+    assert len(contradictions._chosen(names, 10, 10, ())) == 256
+    assert len(contradictions._chosen(names, 100, 4_000, ())) == 20  # of 32 MiB
+    assert len(contradictions._chosen(names, 1_000, 10_000, ())) == 16
 
 
 def test_one_device_alone_makes_nobody_suspected() -> None:

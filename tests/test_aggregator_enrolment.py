@@ -343,7 +343,7 @@ def test_the_newest_of_those_turned_away_are_kept_over_a_restart(
 
 def test_a_store_keeps_the_newest_of_many_turned_away(store: SqliteStore) -> None:
     count = MAX_INTRUDERS + 2
-    store.enrolment.keep(Intruder(f"x{n}", "unsigned", "no", 1, WALL, WALL + n) for n in range(count))
+    store.enrolment.keep((Intruder(f"x{n}", "unsigned", "no", 1, WALL, WALL + n) for n in range(count)), {})
     assert [each.device for each in store.enrolment.intruders()] == [f"x{n}" for n in range(count - 1, 1, -1)]
 
 

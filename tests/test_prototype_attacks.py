@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from contract.methods.ncm import UnitMeans
+from contract.secret_noise import SecretNoise
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram, shareable
 
@@ -84,7 +85,8 @@ def test_noise_hides_a_member_and_hides_it_less_the_more_often_it_is_drawn():
 def test_what_is_allowed_at_most_is_reached_by_the_worst_pair_and_exceeded_with_half_the_noise(share, above):
     """z or −z in a class's sum: no photo replaced moves what NCM-DP sends by more (decision 144)."""
     noise, rng, z = mechanism_of("ncm-dp", 2.0), np.random.default_rng(0), np.eye(1, 4)
-    drawn = [[share * noise.noised_rows(0 * z, rng)[0, 0] + at for _ in range(2_000)] for at in (1.0, -1.0)]
+    secret = SecretNoise(rng.bytes(32))
+    drawn = [[share * noise.noised_rows(0 * z, secret)[0, 0] + at for _ in range(2_000)] for at in (1.0, -1.0)]
     found = [success([np.array(drawn[0][n::4])], [np.array(drawn[1][n::4])]) for n in range(4)]
     most = allowed(noise)
     assert any(told.startswith("area") for told in exceeded(found, most)) is above

@@ -138,7 +138,7 @@ class DeviceProcess:
             on_announcement=lambda announcement: None,
             on_piece=lambda piece: None,
             on_settled=self._settled,
-            on_news=lambda receipt: None,
+            on_news=self._told,
             log=lambda line: None,
             say=lambda line: None,
             detail=lambda line: None,
@@ -168,6 +168,9 @@ class DeviceProcess:
 
     def _settled(self, receipt: Receipt) -> None:
         """A contribution is over."""
+
+    def _told(self, receipt: Receipt) -> None:
+        """What answers no contribution."""
 
     def _work(self) -> None:
         """What there is to do beside sending and hearing."""

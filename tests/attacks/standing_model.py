@@ -71,6 +71,10 @@ class _Core:
         made = Contribution.of(sums_of(self.samples, rows), **key, standing="present")  # type: ignore[arg-type]
         return RoundResult(made, None, int(rows.sum()), 0)
 
+    def exposed(self, contribution: Contribution, announcement: Announcement) -> str:
+        """Nothing that its owner should hear."""
+        return ""
+
 
 class PhotoDevice(DeviceProcess):
     """One process of a device whose sums stand.
@@ -98,6 +102,8 @@ class PhotoDevice(DeviceProcess):
 
     def _settled(self, receipt: Receipt) -> None:
         self.sums.told(receipt, self._clock.monotonic())
+
+    _told = _settled
 
     def _work(self) -> None:
         a = self.follower.standing

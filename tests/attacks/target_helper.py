@@ -66,7 +66,13 @@ class _Scene:
                 self._ask(choices, part)
 
     def _ask(self, choices: Choices, part: Opening | None) -> None:
-        answer = None if part is None else self.helper.take(part, 1.0)
+        if part is None:
+            return
+        try:
+            answer = self.helper.take(part, 1.0)
+        except WireError as error:
+            is_one_line(error)
+            return
         if answer is None:
             return
         if answer.total is not None:

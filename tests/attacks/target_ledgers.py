@@ -17,6 +17,7 @@ from blinded_samples import PUBLIC, RUN
 
 from aggregator.helper import ledger as helper_ledger
 from aggregator.helper.ledger import Share
+from aggregator.helper.witness import Witness
 from attacks.choices import Choices
 from attacks.damaged_sqlite import write_damaged
 from attacks.guard import scratch
@@ -141,7 +142,7 @@ def _share(device: str, round: int) -> Share:
 
 
 def _use_helper(path: Path) -> None:
-    with helper_ledger.Ledger(path, fleet=FLEET, key=PUBLIC.seal) as ledger:
+    with _helpers(path) as ledger:
         for digest in (bytes([1]) * 32, bytes([9]) * 32):
             if ledger.is_open(digest):
                 _refused(lambda digest=digest: ledger.sum(digest))  # type: ignore[misc]
@@ -158,10 +159,15 @@ def _use_helper(path: Path) -> None:
             assert all(ledger.why_used(share) for share in asked)
 
 
+def _helpers(path: Path) -> helper_ledger.Ledger:
+    witness = Witness(path.with_name("key"), FLEET, PUBLIC.seal)
+    return helper_ledger.Ledger(path, fleet=FLEET, key=PUBLIC.seal, witness=witness)
+
+
 @functools.cache
 def _good_helper() -> bytes:
     with scratch() as folder:
-        with helper_ledger.Ledger(folder / "l", fleet=FLEET, key=PUBLIC.seal) as ledger:
+        with _helpers(folder / "l") as ledger:
             asked = [_share(device, 1) for device in "abcd"]
             ledger.open(bytes([1]) * 32, asked, np.arange(3, dtype=np.uint64), least=2, at=1.0)
         return (folder / "l").read_bytes()

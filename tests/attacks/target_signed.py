@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from aggregator_samples import BUNDLE, RUN, contribution
 
@@ -73,7 +73,10 @@ class _Tables:
     def enrol(self, device: str, key: bytes, wall: float, *, by_token: bool) -> None:
         self.found[device] = key
 
-    def keep(self, intruders: Iterable[Intruder]) -> None:
+    def marks(self) -> dict[str, int]:
+        return {}
+
+    def keep(self, intruders: Iterable[Intruder], marks: Mapping[str, int]) -> None:
         assert all(len(each.reason) <= 200 for each in intruders)
 
 
