@@ -26,7 +26,6 @@ from contract.certificates import Expiry, expiries
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_ABOUT = "# HELP protofleet_info Which fleet and run this is.\n# TYPE protofleet_info gauge\n"
 _OUTCOMES = ("committed", "duplicate", "late", "rejected", "malformed")
 _CAUSES = tuple(cause for cause in get_args(Cause) if cause)
 

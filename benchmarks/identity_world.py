@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from aggregator.broker import EmbeddedBroker
-from aggregator.enrolment_store import intruders_in, keys_in
+from aggregator.enrolment_store import intruders_in
 from aggregator.orders import await_done, give
 from aggregator.standing_store import fleet_records
 from aggregator.store_schema import KIND
@@ -213,10 +213,6 @@ class World:
         """What the store knows of a device."""
         with read_only(self.store, KIND) as db:
             return fleet_records(db).get(name)
-
-    def is_enrolled(self, name: str = "a") -> bool:
-        with read_only(self.store, KIND) as db:
-            return not self.defended or name in keys_in(db)
 
     def intruders(self) -> list[str]:
         with read_only(self.store, KIND) as db:

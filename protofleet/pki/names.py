@@ -17,7 +17,7 @@ import re
 from typing import Literal
 
 from contract.errors import UsageError
-from contract.topics import PREFIX, check_id, is_id
+from contract.topics import PREFIX, check_id
 
 __all__ = ["AGGREGATOR", "BROKER", "HELPER", "ROLLOUT", "Role", "check_device", "check_host", "check_other"]
 __all__ += ["check_topic", "of_fleet", "process_of"]
@@ -107,8 +107,3 @@ def check_topic(topic: str) -> str:
     if not fits or own or topic != topic.strip() or not topic.isprintable() or len(topic.encode()) > 1_000:
         raise UsageError("topic", expected="a topic filter outside of pf/, such as answers/+", got=repr(topic)[:80])
     return topic
-
-
-def is_fleet(name: str) -> bool:
-    """Whether a fleet can be called so."""
-    return is_id(name)

@@ -13,7 +13,7 @@ from aggregator_samples import BUNDLE, CLASSES, RUN, WIDTH, contribution
 from attacks.choices import Choices
 from attacks.damaged_sqlite import write_damaged
 from attacks.guard import scratch
-from attacks.promises import is_one_line
+from attacks.promises import may_refuse
 from contract.errors import StoreError, UsageError
 from contract.messages import ClassRows, Receipt
 from contract.state import GlobalState
@@ -31,16 +31,9 @@ KEYS: tuple[Key, ...] = ((RUN, 1, "fedproto"), (RUN, 2, "fedproto"), (b"run2", 1
 def run(data: bytes) -> None:
     with scratch() as folder:
         write_damaged(folder / FILE, good_journal(), Choices(data))
-        _refused(lambda: read_kept(folder))
-        _refused(lambda: _use(folder))
-        _refused(lambda: read_kept(folder))
-
-
-def _refused(act: Callable[[], object]) -> None:
-    try:
-        act()
-    except (StoreError, UsageError) as error:
-        is_one_line(error)
+        may_refuse(lambda: read_kept(folder), StoreError, UsageError)
+        may_refuse(lambda: _use(folder), StoreError, UsageError)
+        may_refuse(lambda: read_kept(folder), StoreError, UsageError)
 
 
 def _use(folder: Path) -> None:
@@ -65,7 +58,7 @@ def _use(folder: Path) -> None:
             lambda: journal.commit_round((RUN, 9, "ncm"), weights={}, payload=b"x", limit_bytes=1024, metrics={}),
         ]
         for step in steps:
-            _refused(step)
+            may_refuse(step, StoreError, UsageError)
 
 
 def _numbers(weights: dict[str, np.ndarray]) -> None:

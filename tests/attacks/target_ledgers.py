@@ -21,7 +21,7 @@ from aggregator.helper.witness import Witness
 from attacks.choices import Choices
 from attacks.damaged_sqlite import write_damaged
 from attacks.guard import scratch
-from attacks.promises import is_one_line
+from attacks.promises import is_one_line, may_refuse
 from contract.errors import DataError, StoreError, UsageError, WireError
 from edge_client import ledger as edge_ledger
 from edge_client.data.learned import FILE as LEARNED
@@ -33,6 +33,7 @@ LONGEST_BYTES = 512
 FLEET, MANIFEST = "fleet", manifest()
 NOW, LATER = Moment("boot", 100.0, 1.8e9), Moment("other", 50.0, 1.8e9 + 1e5)
 IMAGES = np.random.default_rng(1).integers(0, 255, (3, *MANIFEST.input_shape), np.uint8)
+_OURS = (StoreError, UsageError, DataError)
 
 
 def run(data: bytes) -> None:
@@ -40,14 +41,7 @@ def run(data: bytes) -> None:
     good, use = choices.one_of(_KINDS)
     with scratch() as folder:
         write_damaged(folder / LEARNED, good(), choices)
-        _refused(lambda: use(folder / LEARNED))
-
-
-def _refused(act: Callable[[], object]) -> None:
-    try:
-        act()
-    except (StoreError, UsageError, DataError) as error:
-        is_one_line(error)
+        may_refuse(lambda: use(folder / LEARNED), *_OURS)
 
 
 # ── a device's ledger ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -60,8 +54,8 @@ def _entry(number: int, **cost: float) -> Entry:
 
 def _use_ledger(path: Path) -> None:
     """As a device that has it, then as who reads along."""
-    _refused(lambda: _go_on(path))
-    _refused(lambda: _read(path))
+    may_refuse(lambda: _go_on(path), *_OURS)
+    may_refuse(lambda: _read(path), *_OURS)
 
 
 def _go_on(path: Path) -> None:
@@ -75,7 +69,7 @@ def _go_on(path: Path) -> None:
             lambda: ledger.record(_entry(9, add_remove=0.5), LATER),
         )
         for step in steps:
-            _refused(step)
+            may_refuse(step, *_OURS)
         after = ledger.spent()
         assert after.releases >= before.releases, "a release was forgotten"
         assert all(total >= 0 for name in ("add-remove", "replace") for total in ledger.spent().of(name))
@@ -109,13 +103,13 @@ def _use_learned(path: Path) -> None:
     learned = Learned(path.parent)
     try:
         for step in (learned.look, learned.ids, lambda: learned.numbers(MANIFEST), lambda: _decoded(learned)):
-            _refused(step)
+            may_refuse(step, *_OURS)
     finally:
         learned.close()
     taught = LearnedFile(path.parent, MANIFEST.labels)
     example = example_of(IMAGES[0], MANIFEST)
     for act in (lambda: taught.learn(example, "class-1"), lambda: taught.unlearn(example)):
-        _refused(act)
+        may_refuse(act, *_OURS)
 
 
 def _decoded(learned: Learned) -> None:
@@ -145,7 +139,7 @@ def _use_helper(path: Path) -> None:
     with _helpers(path) as ledger:
         for digest in (bytes([1]) * 32, bytes([9]) * 32):
             if ledger.is_open(digest):
-                _refused(lambda digest=digest: ledger.sum(digest))  # type: ignore[misc]
+                may_refuse(lambda digest=digest: ledger.sum(digest), *_OURS)  # type: ignore[misc]
         shares = [_share(device, round) for round in (1, 2) for device in "abcd"]
         used = {share for share in shares if ledger.why_used(share)}
         for round, digest in ((1, b"x" * 32), (2, b"y" * 32)):

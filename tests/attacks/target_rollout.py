@@ -6,7 +6,7 @@ What the record says is removed, looked into and made runs on it; a file beside 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from attacks.choices import Choices
 from attacks.damaged_sqlite import write_damaged
 from attacks.guard import scratch
-from attacks.promises import is_one_line
+from attacks.promises import may_refuse
 from contract.errors import StoreError, UsageError
 from contract.messages import Status
 from contract.sqlite import Database
@@ -37,16 +37,9 @@ def run(data: bytes) -> None:
         else:
             write_damaged(state / FILE, good_record(), choices)
         for act in (lambda: read_rollouts(state), lambda: _inside(answering(state), state), lambda: _use(state)):
-            _refused(act)
+            may_refuse(act, StoreError, UsageError)
         assert (beside / "images").is_dir(), "something outside of the state directory was removed"
         assert sorted(path.name for path in folder.iterdir()) == ["beside", "state"]
-
-
-def _refused(act: Callable[[], object]) -> None:
-    try:
-        act()
-    except (StoreError, UsageError) as error:
-        is_one_line(error)
 
 
 def _inside(path: Path, state: Path) -> None:
@@ -76,7 +69,7 @@ def _use(state: Path) -> None:
                 file.drop_caches(seat)
                 Status(True, bytes(8), 1, versions={"bundle": rollout.tag(seat)})
         file.tidy()
-        _refused(lambda: rollout.instead(known, OLD.hex(), "fleet"))
+        may_refuse(lambda: rollout.instead(known, OLD.hex(), "fleet"), StoreError, UsageError)
         if known.active is not None and known.previous is not None:
             file.change(rollout.started)
             file.change(rollout.got_through)

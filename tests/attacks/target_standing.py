@@ -7,7 +7,7 @@ that the helper is asked for.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from aggregator.stored import stored_run
 from attacks.choices import Choices
 from attacks.damaged_sqlite import write_damaged
 from attacks.guard import scratch
-from attacks.promises import is_one_line
+from attacks.promises import may_refuse
 from contract.bundle import extractor_of
 from contract.errors import ProtofleetError
 from contract.messages import Contribution, Status
@@ -53,14 +53,7 @@ def run(data: bytes) -> None:
         path = folder / "s"
         write_damaged(path, good(), choices)
         for act in (lambda: _read(path), lambda: use(path), lambda: use(path)):
-            _refused(act)
-
-
-def _refused(act: Callable[[], object]) -> None:
-    try:
-        act()
-    except ProtofleetError as error:
-        is_one_line(error)
+            may_refuse(act, ProtofleetError)
 
 
 def _read(path: Path) -> None:

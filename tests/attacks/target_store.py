@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from aggregator_samples import BUNDLE, RUN, contribution, manifest, means
@@ -15,7 +15,7 @@ from aggregator.stored import stored_run
 from attacks.choices import Choices
 from attacks.damaged_sqlite import write_damaged
 from attacks.guard import scratch
-from attacks.promises import is_one_line
+from attacks.promises import may_refuse
 from contract.errors import ProtofleetError
 from contract.messages import Status
 from contract.wire import encode
@@ -29,14 +29,7 @@ def run(data: bytes) -> None:
         path = folder / "s"
         write_damaged(path, good_store(), Choices(data))
         for act in (lambda: _read(path), lambda: _serve(path), lambda: _read(path)):
-            _refused(act)
-
-
-def _refused(act: Callable[[], object]) -> None:
-    try:
-        act()
-    except ProtofleetError as error:
-        is_one_line(error)
+            may_refuse(act, ProtofleetError)
 
 
 def _read(path: Path) -> None:
