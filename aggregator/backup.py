@@ -33,7 +33,7 @@ __all__ = ["WRITTEN_TO", "BackedUp", "Restored", "back_up", "restore"]
 _PAGES = 1024  # between two moments at which Ctrl-C is heard
 _READERS_S = 5.0  # whoever looks at the store is done by then
 WRITTEN_TO = "written to "  # begins the outcome of a backup, before its path
-_GIVEN_AGAIN = ("forget", "withdraw", "remove", "admit", "forget class", "admit class")
+_GIVEN_AGAIN = ("forget", "withdraw", "remove", "admit", "forget class", "admit class", "invite", "enrol", "revoke")
 _UNREADABLE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_READ", "SQLITE_IOERR_SHORT_READ")
 
 

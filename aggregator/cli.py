@@ -13,6 +13,7 @@ from rich.console import Console
 from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
 from aggregator.console import Progress
 from aggregator.metrics_server import LOOPBACK, parse_metrics
+from aggregator.outliers import SUSPECTS
 from aggregator.rounds import DEADLINE_S
 from aggregator.service import Service, settle
 from aggregator.validation import MAX_SAMPLES
@@ -88,8 +89,20 @@ def aggregate_command(
         int, typer.Option(help="Refuse a device that says it has more samples than this.")
     ] = MAX_SAMPLES,
     max_share: Annotated[
-        float, typer.Option(help="Largest share of a round's samples that one device counts for, 0.5 to 1.")
+        float, typer.Option(help="Largest share of a round's samples that one device counts for, 0.01 to 1.")
     ] = 0.5,
+    suspects: Annotated[
+        str,
+        typer.Option(
+            help="Devices whose class means contradict those of too many others: " + ", ".join(SUSPECTS) + "."
+        ),
+    ] = "leave-out",
+    vouch: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A device that does not lie: who contradicts it does. With photos of all classes, best. Repeatable."
+        ),
+    ] = None,
     ridge: Annotated[
         str | None,
         typer.Option(help="Of a head made of sums, in units of trace/D, or auto: chosen from them.  [default: auto]"),
@@ -111,12 +124,30 @@ def aggregate_command(
     ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the broker.")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of our certificate.")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of our key.")] = None,
+    crl: Annotated[
+        str | None, typer.Option(help="PEM file of the broker's revocation list; say before it expires.")
+    ] = None,
     standing: Annotated[
         bool,
         typer.Option(
             "--standing",
             help="No rounds: a device's newest sums stand until it replaces or withdraws them (ncm, ffc).",
         ),
+    ] = False,
+    helper: Annotated[
+        str | None,
+        typer.Option(help="Blinded rounds: public key file of the helper who opens their sums (docs/blinded.md)."),
+    ] = None,
+    least: Annotated[
+        int | None, typer.Option(help="Devices that a blinded sum has at least, as --min-clients.  [default: 10]")
+    ] = None,
+    sign: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Ed25519 private key file that signs all that is published: client --trust."),
+    ] = None,
+    enrolled: Annotated[
+        bool,
+        typer.Option("--enrolled", help="Take only what enrolled devices have signed (protofleet fleet invite)."),
     ] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another aggregator that serves this fleet, instead of refusing.")
@@ -153,6 +184,8 @@ def aggregate_command(
         min_samples=min_samples,
         max_samples=max_samples,
         max_share=max_share,
+        suspects=suspects,
+        vouch=vouch or (),
         ridge=ridge,
         form=form,
         rule=rule,
@@ -165,10 +198,13 @@ def aggregate_command(
         open_clients=open_clients,
         max_clients=max_clients,
         standing=standing,
+        helper=helper,
+        least=least,
+        enrolled=enrolled,
     )
-    address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
+    address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
     served = None if metrics is None else parse_metrics(metrics)
-    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served)
+    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served, sign)
     console = Console(stderr=True, quiet=quiet)
 
     def on_summary(content: dict[str, Any], finished: bool) -> None:

@@ -17,6 +17,7 @@ __all__ = ["Progress"]
 
 _EVERY_S = 1.0  # a flood of contributions in a large fleet, or of refusals, prints one line a second
 _SMALL_FLEET = 20
+_INTRUDERS = 20
 _HELD_OUT = (
     "  where a device lacks classes, its held-out photos lack them, too: naming these is not in that figure "
     "(client --test shows it; docs/accuracy.md)"
@@ -38,6 +39,7 @@ class Progress:
         self._screened_in, self._screened = 0, 0
         self._away = 0  # attempts in a row that found no broker
         self._refused: set[str] = set()  # devices named in this round, the first ones
+        self._intruders: set[tuple[str, str]] = set()  # named, the first ones
         self._failed: set[str] = set()  # devices of which a roll-out failed, the first ones
         self._explained = False  # why a fleet may look worse than a device alone, once
 
@@ -171,15 +173,18 @@ class Progress:
         if self._screened_in != event.round:
             self._screened_in, self._screened = event.round, 0
         self._screened += 1
-        what = "left out" if event.left_out else "counts as less"
         if self._screened <= _SMALL_FLEET:
-            self._line(f"  [yellow]{what}[/yellow] {escape(event.device)}: {escape(event.reason)}")
+            self._line(f"  [yellow]{event.verdict}[/yellow] {escape(event.device)}: {escape(event.reason)}")
         elif self._screened == _SMALL_FLEET + 1:
             self._line("  [yellow]and more devices[/yellow] like these")
 
     @_show.register
     def _(self, event: events.Warned) -> None:
         self._line(f"  [yellow]warning[/yellow]: round {event.round}: {escape(event.words)}")
+
+    @_show.register
+    def _(self, event: events.Noticed) -> None:
+        self._line(f"[yellow]warning[/yellow]: {escape(event.line)}")
 
     @_show.register
     def _(self, event: events.RoundExtended) -> None:
@@ -198,6 +203,17 @@ class Progress:
             f"  [green]round {event.round} closed[/green]: {counted(event.committed, 'contribution')}, "
             f"{counted(event.classes, 'class', 'classes')} merged, {event.uplink_bytes:,} bytes up, "
             f"{event.seconds:.1f} s, global version {event.global_version}{told}"
+        )
+
+    @_show.register
+    def _(self, event: events.SumAsked) -> None:
+        self._line(f"  round {event.round}: the helper is asked for the sum over {event.devices} devices")
+
+    @_show.register
+    def _(self, event: events.HelperAwaited) -> None:
+        self._line(
+            f"  [yellow]round {event.round} waits for the helper[/yellow], who alone can open the sum over "
+            f"{event.devices} devices: protofleet helper"
         )
 
     @_show.register
@@ -224,7 +240,7 @@ class Progress:
         told = f"; {escape(event.told)}" if event.told else ""
         self._line(
             f"[green]global version {event.global_version}[/green]: {event.samples:,} samples of "
-            f"{event.devices} devices, {event.classes} classes{told}"
+            f"{counted(event.devices, 'device')}, {counted(event.classes, 'class', 'classes')}{told}"
         )
         if event.doubt:
             self._line(f"  [yellow]warning[/yellow]: {escape(event.doubt)}")
@@ -233,7 +249,7 @@ class Progress:
     def _(self, event: events.SumsStand) -> None:
         if event.devices and self._often(events.SumsStand):
             return
-        self._line(f"sums of {event.devices} devices stand, {event.online} online")
+        self._line(f"sums of {counted(event.devices, 'device')} stand, {event.online} online")
 
     @_show.register
     def _(self, event: events.OrderDone) -> None:
@@ -285,6 +301,26 @@ class Progress:
             f"[yellow]drift[/yellow]: {escape(event.device)} departs from itself: {WORDS[event.figure]} {shown}, "
             f"usually {usual}; protofleet fleet show {escape(event.device)}"
         )
+
+    @_show.register
+    def _(self, event: events.PolicyRefused) -> None:
+        if not self._often(events.PolicyRefused):
+            self._line(
+                f"  [yellow]refused[/yellow] by the policy of {escape(event.device)}, {escape(printable(event.word))}"
+            )
+
+    @_show.register
+    def _(self, event: events.IntruderTold) -> None:
+        first = (event.device, event.cause) not in self._intruders and len(self._intruders) < _INTRUDERS
+        if self._often(events.IntruderTold) and not first:  # anyone may invent names
+            return
+        if first:
+            self._intruders.add((event.device, event.cause))
+        told = f"{counted(event.messages, 'message')}: {escape(event.reason)}"
+        if event.cause == "refuses":
+            self._line(f"[yellow]warning[/yellow]: {escape(event.device)} refuses what it is sent, {told}")
+        else:
+            self._line(f"[yellow]intruder[/yellow] as {escape(event.device)}, {told}")
 
     @_show.register
     def _(self, event: events.ClassDriftSuspected) -> None:

@@ -16,20 +16,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
+from aggregator.blinded_store import check_open_round
 from aggregator.core import Core
 from aggregator.forgetting import Remaking, state_without, state_without_class
 from aggregator.forgotten_classes import cannot_forget, emptied, had_sent, held_by, kept_of, with_class
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
 from aggregator.merging import merge_round, traits_of
 from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed
-from aggregator.outliers import Finding, Traits
+from aggregator.outliers import Finding, Screening, Suspects, Traits
+from aggregator.rollback import roll_back
 from aggregator.rollout import Moved
 from aggregator.rounds import Closed, Opened, Rounds, Step, plan
 from aggregator.settings import Settings, check_heads, check_limit, own_method
 from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
-from aggregator.store import OUTCOMES, RoundRecord, Store, global_parts
+from aggregator.store import OUTCOMES, RoundRecord, Store, as_written, global_parts
 from aggregator.validation import Terms
 from contract.accuracy import read_accuracy
 from contract.bundle import Manifest
@@ -43,6 +45,7 @@ from contract.rules import check_rule
 
 __all__ = ["Coordinator", "Settings"]
 
+CONTRADICTS_S = 15.0  # after a death of an enrolled device that is awaited: one that lives says so within ten
 SETTLE_S = 2.0  # retained births arrive right after the subscription; devices that must reconnect take longer
 
 
@@ -104,10 +107,13 @@ class Coordinator(Core):
         self.findings: tuple[Finding, ...] = ()
         self.doubt, self.told = "", ""
         self._ingest, self._stand_ins = Ingest(self._holds), StandIns()
+        self._doubted: dict[str, tuple[bytes, float]] = {}  # deaths of who is awaited, and from when on they are true
         self._told_accuracy: dict[tuple[int, str], Told] = {}  # not durable yet
         self.accuracy_batches = 0
         self._paused = self._tables.meta("paused") == "yes"
         self._resume(now, wall)
+        with as_written(self._tables.path):
+            check_open_round(store.blinded, self.rounds, blinded=settings.helper is not None)
 
     @property
     def largest_message_bytes(self) -> int:
@@ -157,16 +163,20 @@ class Coordinator(Core):
             withheld=self._withheld,
         )
 
-    def status(self, device: str, payload: bytes, now: float) -> bool:
+    def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False, is_news: bool = True) -> bool:
         """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
-        message = self._read_status(device, payload)
+        message = self._read_status(device, payload, is_ours=is_ours, is_news=is_news)
         if message is None:
             return False
         self._hear_accuracy(device, message)
         news = 0.0 if device in self._refused else message.metrics.get("samples_new", 0.0)
         self.rounds.schedule.heard(device, news)
         if message.online:
+            self._doubted.pop(device, None)
             return self.rounds.birth(device, message.instance, now)
+        if device in self.gate.enrolled and self.rounds.awaits(device):
+            self._doubted.setdefault(device, (message.instance, now + CONTRADICTS_S))
+            return False
         return self.rounds.death(device, message.instance)
 
     def _hear_accuracy(self, device: str, message: Status) -> None:
@@ -201,7 +211,7 @@ class Coordinator(Core):
             self.accuracy_batches += 1
         self._ingest.forget_accepted()
         for decision in made:
-            if decision.outcome != "malformed":
+            if decision.outcome != "malformed" and decision.cause != "intruder":
                 self.rounds.heard(decision.device, now)
         for contribution in accepted:
             self.rounds.contributed(contribution.device)
@@ -220,6 +230,10 @@ class Coordinator(Core):
         Args:
             wall: seconds since the epoch, for the record.
         """
+        for device, (instance, at) in list(self._doubted.items()):
+            if now >= at:
+                del self._doubted[device]
+                self.rounds.death(device, instance)
         order = self._next_order(now)
         if order is not None:
             return self._obey(order, wall)
@@ -228,6 +242,10 @@ class Coordinator(Core):
             return moved
         if self._paused and self.rounds.phase == "waiting" and not self.is_finished:
             return None
+        return self._step(now, wall)
+
+    def _step(self, now: float, wall: float) -> Step | None:
+        """What rounds themselves make due, done and durable."""
         step = self.rounds.advance(now)
         if isinstance(step, Opened):
             self._store.open_round(step.round, step.method, step.seed, wall)
@@ -237,7 +255,15 @@ class Coordinator(Core):
             merged = self._merged(step)
             found = method_of(step.method)
             state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
-            self._store.close_round(step.round, wall, int(merged.present.sum()), state, self._settings.max_share)
+            self._store.close_round(
+                step.round,
+                wall,
+                int(merged.present.sum()),
+                state,
+                self._screening(found),
+                self.findings,
+                also=lambda db: self._store.blinded.replaced(db, step.method),
+            )
             self.state = state
         return step
 
@@ -246,6 +272,8 @@ class Coordinator(Core):
         wrong = self._unfit(order)
         if order.what == "forget" and not wrong:
             outcome = self._forget(order, wall)
+        elif order.what == "rollback" and not wrong:
+            outcome = self._roll_back(order, wall)
         elif order.what in OF_A_CLASS and not wrong:
             change = self._forget_class if order.what == "forget class" else self._admit_class
             outcome = change(order, wall)
@@ -261,11 +289,15 @@ class Coordinator(Core):
     def _forget(self, order: Order, wall: float) -> str:
         """Remove all that is held of a device, and make anew what it may be in."""
         device, records = order.device, self._store.rounds()
-        state = state_without(device, self.state, records, self._messages, self._remaking)
+        blinded = self._store.blinded.sums()  # whose parts nobody has
+        remade = [record for record in records if record.method not in blinded]
+        state = state_without(device, self.state, remade, self._messages, self._remaking)
         parts = [] if state is self.state else global_parts(state)
         before, after = self.state.version, state.version
         trained = sorted({r.method for r in records if device in r.uplink_bytes and method_of(r.method).trains})
         outcome = f"done, but for what devices trained in rounds of {', '.join(trained)}" if trained else "done"
+        summed = [str(n) for n in blinded.values() if any(n == r.number and device in r.uplink_bytes for r in records)]
+        outcome += f"; the sum of round {', '.join(summed)} has it until one without it is opened" if summed else ""
         self._tables.take_out(
             order, parts, None, at=wall, before=before, after=after, reason=FORGOTTEN, outcome=outcome
         )
@@ -274,20 +306,29 @@ class Coordinator(Core):
         self._traits.pop(device, None)
         self._stand_ins.forget(device)
         self._store.drift.forget(device)
+        self._store.policies.forget(device)
         self.rollouts.forget(device)
         self.rounds.schedule.heard(device, 0.0)
         self.rounds.contributions.discard(device)
         self.rounds.refused(device)
         return outcome
 
+    def _roll_back(self, order: Order, wall: float) -> str:
+        """Make what devices had before the last rounds what they get now."""
+        back = roll_back(self._store, order, self.state, wall)
+        self.state = back.state
+        return back.outcome
+
     @property
     def _remaking(self) -> Remaking:
-        settings = self._settings
-        return Remaking(self._hyper, self._manifest.classes, self._width, settings.rule, settings.max_share)
+        rule = self._settings.rule
+        return Remaking(self._hyper, self._manifest.classes, self._width, rule, self._screening)
 
     def _unfit(self, order: Order) -> str:
         if order.what != "forget class":
             return super()._unfit(order)
+        if self._store.blinded.sums():
+            return "refused: a class cannot be taken out of a blinded round's sum, try a new --store without it"
         methods = {*self.rounds.plan, *(record.method for record in self._store.rounds())}
         return cannot_forget(methods) or super()._unfit(order)
 
@@ -337,9 +378,14 @@ class Coordinator(Core):
         found = method_of(step.method)
         hyper = self._hyper(found)
         devices = list(self._store.record(step.round).uplink_bytes)  # ordered as their contributions are
-        messages = lambda: zip(devices, self._messages(step.round, step.method), strict=True)  # noqa: E731
+
+        def messages() -> Iterator[tuple[str, Contribution]]:
+            with as_written(self._tables.path):  # a contribution that is counted has its bytes
+                yield from zip(devices, self._messages(step.round, step.method), strict=True)
+
         if not self._traits.keys() >= set(devices):  # some were taken before a restart
             self._traits = traits_of(found, messages, hyper)
+        how = self._screening(found)
         result = merge_round(
             found,
             messages,
@@ -348,10 +394,20 @@ class Coordinator(Core):
             classes=self._manifest.classes,
             width=self._width(found),
             rule=self._settings.rule,
-            max_share=self._settings.max_share,
+            max_share=how.max_share,
+            suspects=how.suspects,
+            vouched=how.vouched,
+            labels=self._manifest.labels,
         )
         self.findings, self.doubt, self.told = result.findings, result.doubt, result.told
         return result.merged
+
+    def _screening(self, found: Method) -> Screening:
+        return Screening(self._settings.max_share, self._suspects(found), self._settings.vouched)
+
+    def _suspects(self, found: Method) -> Suspects:
+        """What becomes of devices that contradict others: means of different backbones' own features always do."""
+        return "ignore" if self._others and found.extractor == "local" else self._settings.suspects
 
     def _holds(self, round: int, method: str, device: str) -> bool:
         """Whether a contribution is in the store; for the open round that is known without asking it."""
@@ -404,6 +460,7 @@ class Coordinator(Core):
                 withheld=self._withheld,
             ),
             refusal=self._refusal,
+            opened=self._opened,
         )
 
     def _messages(self, round: int, method: str) -> Iterator[Contribution]:

@@ -6,13 +6,15 @@ devices say of themselves, what operators ask for.
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 
 from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
-from aggregator.events import ClassDriftSuspected, DriftSuspected
+from aggregator.enrolment import Gate, Intrusion, read_enrolment
+from aggregator.events import ClassDriftSuspected, DriftSuspected, PolicyRefused
 from aggregator.forgotten_classes import no_such_class
 from aggregator.orders import LOOK_S, OF_A_CLASS, refusal, settle, unfit
 from aggregator.rollout_desk import RolloutDesk
@@ -20,12 +22,13 @@ from aggregator.settings import Settings, least_limit_of
 from aggregator.standing_store import Order
 from aggregator.store import Store, as_written
 from aggregator.validation import ClassLists
+from contract import topics
 from contract.bundle import Manifest, extractor_of
+from contract.envelopes import REFUSED
 from contract.errors import WireError
-from contract.messages import Encoding, Request, Status
+from contract.messages import Encoding, Message, Receipt, Request, Status
 from contract.methods import Method, Value
 from contract.state import GlobalState
-from contract.wire import decode
 
 __all__ = ["Core"]
 
@@ -40,6 +43,7 @@ class Core(ABC):
 
     Attributes:
         state: what devices are given.
+        gate: says whose message it is.
         rollouts: the bundle that is being rolled out, if one is.
         skipped: messages on other topics that were none of ours.
     """
@@ -65,6 +69,7 @@ class Core(ABC):
         with as_written(self._tables.path):
             self._forgotten = self._tables.classes_forgotten()
             self._taken = self._tables.classes_taken()
+            self.gate = Gate(store.fleet, store.enrolment, only=settings.enrolled)
             self.rollouts = RolloutDesk(store.rollouts, manifest, bundle, tuple(self._shorter))
         self._orders_at = now
 
@@ -87,8 +92,9 @@ class Core(ABC):
         """What sums that stand say of their classes."""
         return self._store.class_drift
 
-    def departures(self, at: float) -> list[DriftSuspected | ClassDriftSuspected]:
-        """Which devices and classes depart from themselves from now on; what was heard of them is durable then.
+    def departures(self, at: float) -> list[DriftSuspected | ClassDriftSuspected | PolicyRefused]:
+        """Which devices and classes depart from themselves from now on, and what policies refuse; what was heard of
+        them is durable then.
 
         Args:
             at: seconds since the epoch.
@@ -96,7 +102,7 @@ class Core(ABC):
         Raises:
             StoreError: when the disk refuses.
         """
-        return [*self.drift.settle(at), *self.class_drift.settle(at)]
+        return [*self.drift.settle(at), *self.class_drift.settle(at), *self._store.policies.settle(at)]
 
     @property
     def limit_bytes(self) -> int:
@@ -116,8 +122,8 @@ class Core(ABC):
     @property
     def _encoding(self) -> Encoding:
         """How tensors of the present method travel."""
-        triangle = self.method.statistic.has_triangle()
-        return self._settings.sums_encoding if triangle else self._settings.encoding
+        exact = self.method.encoding == "f64"
+        return self._settings.sums_encoding if exact else self._settings.encoding
 
     @property
     def _extractor(self) -> bytes:
@@ -132,6 +138,14 @@ class Core(ABC):
     def _width(self, found: Method) -> int:
         """The width of a method's rows: that of the features, or of what the method makes of them."""
         return found.row_width(self._hyper(found), self._manifest.features)
+
+    def _opened(self, device: str, payload: bytes, limit_bytes: int) -> Message:
+        """What came on a device's `up` topic, if it is the device's; who poses as it is noted."""
+        try:
+            return self.gate.opened(device, self.gate.topic(device), payload, limit_bytes=limit_bytes)
+        except Intrusion as intrusion:
+            self.gate.note(device, intrusion.cause, str(intrusion), time.time())
+            raise
 
     def _refusal(self, device: str) -> str:
         """Why nothing of a device is taken; empty where it is."""
@@ -159,23 +173,79 @@ class Core(ABC):
         self._forgotten, self._taken = left, taken
         return outcome
 
-    def _read_status(self, device: str, payload: bytes) -> Status | None:
-        """What a device says of itself, its drift heard unless it is refused. What is no status is counted and left."""
-        try:
-            message = decode(payload, limit_bytes=self._settings.limit_bytes)
-            if not isinstance(message, Status):
-                raise WireError("message", expected="a status", got=type(message).__name__.lower())
-        except WireError:
-            self.malformed()
+    def issue(self, wall: float) -> int:
+        """A number for an announcement that is signed: above every earlier one of this store, and durable.
+
+        Args:
+            wall: seconds since the epoch.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        number = max(int(wall * 1000), int(self._tables.meta("issued") or 0) + 1)
+        self._tables.set_meta("issued", str(number))
+        return number
+
+    def enrol(self, device: str, payload: bytes, wall: float) -> Receipt | None:
+        """What to answer to a device that asks to be enrolled, which is durable on return; None for another message.
+
+        Args:
+            wall: seconds since the epoch.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        enrolment = read_enrolment(payload)
+        if enrolment is None:
             return None
+        receipt = self.gate.enrol(device, enrolment, payload, self.run, wall)
+        if receipt.status == "rejected":
+            self.gate.note(device, "token", receipt.reason, wall)
+        return receipt
+
+    def _read_status(self, device: str, payload: bytes, *, is_ours: bool, is_news: bool) -> Status | None:
+        """What a device says of itself, its drift heard unless it is refused. What is no status, or not the device's,
+        is counted and left.
+
+        Args:
+            is_ours: whether we have published it ourselves.
+            is_news: whether it was published just now, and is not what a broker retained.
+        """
+        topic = topics.status(self._store.fleet, device)
+        message = self._status_in(topic, device, payload, is_ours=is_ours, is_news=is_news)
+        if message is None:
+            return None
+        refuses = message.metrics.get(REFUSED, 0.0)
+        if refuses >= 1:
+            reason = "it gets messages that no key which it trusts has signed"
+            self.gate.note(device, "refuses", reason, time.time(), messages=int(min(refuses, 1e15)))
         if device not in self._refused:
             self._store.drift.hear(device, message.metrics, max_samples=self._settings.max_samples)
+            self._store.policies.hear(device, message.versions)
             self.rollouts.hear(device, message.versions)
         return message
 
-    def hear_elsewhere(self, device: str, message: Status) -> None:
+    def _status_in(
+        self, topic: str, device: str, payload: bytes, *, is_ours: bool = False, is_news: bool = True
+    ) -> Status | None:
+        try:
+            message = self.gate.opened(device, topic, payload, limit_bytes=self._settings.limit_bytes, is_ours=is_ours)
+            if not isinstance(message, Status):
+                raise WireError("message", expected="a status", got=type(message).__name__.lower())
+            self.gate.check_news(device, topic, message)
+        except Intrusion as intrusion:
+            if is_news:
+                self.gate.note(device, intrusion.cause, str(intrusion), time.time())
+            return None
+        except WireError:
+            self.malformed()
+            return None
+        return message
+
+    def hear_elsewhere(self, device: str, topic: str, payload: bytes) -> None:
         """What a device says of itself in the fleet that devices go over to."""
-        if device not in self._refused:
+        message = None if device in self._refused else self._status_in(topic, device, payload)
+        if message is not None:
             self.rollouts.hear(device, message.versions, elsewhere=True)
 
     def gives(self, device: str, request: Request) -> bool:
@@ -184,7 +254,7 @@ class Core(ABC):
 
     def _settle(self, order: Order, wall: float) -> str | None:
         """Do what an order asks for that is the same with and without rounds; what became of it, None for another."""
-        told = self.rollouts.obey(order, wall)
+        told = self.gate.obey(order, wall) or self.rollouts.obey(order, wall)
         outcome = settle(order, self._tables, self._refused, wall) if told is None else told
         if order.device in self._refused:
             self.rollouts.forget(order.device)

@@ -15,13 +15,17 @@ __all__ = [
     "Ended",
     "Event",
     "HeadMade",
+    "HelperAwaited",
+    "IntruderTold",
     "LinkDown",
     "LinkUp",
     "Listener",
     "ListsCounted",
     "MetricsServed",
     "Nobody",
+    "Noticed",
     "OrderDone",
+    "PolicyRefused",
     "Refused",
     "RolloutCompleted",
     "RolloutDeaf",
@@ -35,6 +39,7 @@ __all__ = [
     "Screened",
     "Silent",
     "StillAwaited",
+    "SumAsked",
     "SumsStand",
     "Waiting",
     "Warned",
@@ -190,6 +195,22 @@ class RoundClosed:
 
 
 @dataclass(frozen=True)
+class SumAsked:
+    """A blinded round takes no more: the helper is asked for the sum over so many devices."""
+
+    round: int
+    devices: int
+
+
+@dataclass(frozen=True)
+class HelperAwaited:
+    """The helper has not answered yet, and is asked once more."""
+
+    round: int
+    devices: int
+
+
+@dataclass(frozen=True)
 class AccuracyTold:
     """How good devices said they are after a round, on photos that they did not train on; fractions.
 
@@ -215,11 +236,15 @@ class AccuracyTold:
 
 @dataclass(frozen=True)
 class Screened:
-    """A device's contribution does not count in the round that has just closed, or not in full."""
+    """Something speaks against a device's contribution to the round that has just closed.
+
+    Attributes:
+        verdict: what became of it: "left out", "counts as less", or "suspected", which counts in full.
+    """
 
     round: int
     device: str
-    left_out: bool
+    verdict: str
     reason: str
 
 
@@ -229,6 +254,13 @@ class Warned:
 
     round: int
     words: str
+
+
+@dataclass(frozen=True)
+class Noticed:
+    """Something about the link that a person should see to: a certificate that expires, or cannot be used."""
+
+    line: str
 
 
 @dataclass(frozen=True)
@@ -281,6 +313,14 @@ class OrderDone:
 
 
 @dataclass(frozen=True)
+class PolicyRefused:
+    """The policy of a device's owner refuses what is asked of it."""
+
+    device: str
+    word: str
+
+
+@dataclass(frozen=True)
 class DriftSuspected:
     """A device departs from itself: its last reports of this `figure` (`contract/drift.py`) are beyond its usual."""
 
@@ -298,6 +338,17 @@ class ClassDriftSuspected:
     name: str
     now: float
     usual: float
+
+
+@dataclass(frozen=True)
+class IntruderTold:
+    """`messages` under a device's name, or the aggregator's own, were not its own (`aggregator/enrolment.py`); or the
+    device says that it gets such."""
+
+    device: str
+    cause: str
+    reason: str
+    messages: int
 
 
 @dataclass(frozen=True)
@@ -370,11 +421,15 @@ Event = (
     | RoundExtended
     | Screened
     | Warned
+    | Noticed
     | RoundClosed
+    | SumAsked
+    | HelperAwaited
     | RunFinished
     | HeadMade
     | SumsStand
     | OrderDone
+    | IntruderTold
     | RolloutCompleted
     | RolloutDeaf
     | RolloutHalted
@@ -383,5 +438,6 @@ Event = (
     | MetricsServed
     | ClassDriftSuspected
     | DriftSuspected
+    | PolicyRefused
 )
 Listener = Callable[[Event], None]

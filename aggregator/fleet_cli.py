@@ -9,30 +9,50 @@ from __future__ import annotations
 
 import getpass
 import os
-import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from aggregator.backup import WRITTEN_TO, back_up, restore
-from aggregator.class_drift import class_drift_of
-from aggregator.drift import drift_of
+from aggregator.findings import found_in_short, found_in_words
+from aggregator.fleet_words import (
+    beside_record,
+    drift_in_short,
+    drift_in_words,
+    intruder_in_words,
+    key_name,
+    order_in_words,
+    read_known,
+    standing_in_words,
+    when,
+)
 from aggregator.orders import await_done, give
-from aggregator.rollout_store import said_in
-from aggregator.standing_store import Order, Record, classes_forgotten, fleet_records, orders
+from aggregator.standing_store import Order, Record, orders
+from aggregator.standing_suspects import standing_suspects
 from aggregator.store import as_written
 from aggregator.store_schema import KIND
-from contract.drift import WORDS
 from contract.errors import UsageError, near_names
 from contract.json_output import JSON_HELP, beside, check_target, write_json
 from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted, printable
+from contract.topics import check_id
 
-__all__ = ["ask", "check_telling", "fleet_app", "forget_command", "operator", "tell"]
+__all__ = [
+    "DeviceName",
+    "JsonFile",
+    "StoreFile",
+    "WaitSeconds",
+    "ask",
+    "check_telling",
+    "fleet_app",
+    "forget_command",
+    "operator",
+    "tell",
+    "told_of",
+]
 
 SCHEMA = "protofleet.fleet/1"
 fleet_app = typer.Typer(
@@ -44,83 +64,68 @@ fleet_app = typer.Typer(
     help="See the devices of a store, and tell its aggregator what to do.",
 )
 
-_Store = Annotated[Path, typer.Option(help="The aggregator's store; it may be running.")]
-_Device = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id.")]
+StoreFile = Annotated[Path, typer.Option(help="The aggregator's store; it may be running.")]
+DeviceName = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id.")]
 _ADevice = Annotated[str | None, typer.Argument(metavar="DEVICE", help="Its id.")]
 _Class = Annotated[
     str | None, typer.Option("--class", metavar="NAME", help="In place of DEVICE: a class of the fleet's bundle.")
 ]
-_Wait = Annotated[float, typer.Option(help="Seconds to wait for a running aggregator to have done it.")]
-_Json = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was found or done"))]
+WaitSeconds = Annotated[float, typer.Option(help="Seconds to wait for a running aggregator to have done it.")]
+JsonFile = Annotated[Path | None, typer.Option(help=JSON_HELP.format("what was found or done"))]
 WAIT_S = 15.0
-
-
-class _Known(NamedTuple):
-    """What a store knows of its fleet, at one moment.
-
-    Attributes:
-        records: of each device.
-        orders: all that was asked, in order.
-        drift: what devices said of their newest photos.
-        said: what devices said of a roll-out.
-        classes_forgotten: by name.
-        classes_drifting: by name, and why.
-    """
-
-    records: dict[str, Record]
-    orders: list[Order]
-    drift: dict[str, dict[str, Any]]
-    said: Mapping[str, str]
-    classes_forgotten: Sequence[str]
-    classes_drifting: Mapping[str, Mapping[str, Any]]
+_INTRUDERS = 20  # lines
 
 
 def forget_command(
-    store: _Store, device: _ADevice = None, name: _Class = None, wait: _Wait = WAIT_S, json: _Json = None
+    store: StoreFile, device: _ADevice = None, name: _Class = None, wait: WaitSeconds = WAIT_S, json: JsonFile = None
 ) -> int:
     """Take all that came from a device or of a class out of the fleet, make anew what comes back, and take no more."""
     return _order_of_one("forget", store, device, name, wait, json)
 
 
 @fleet_app.command("list")
-def list_command(store: _Store, json: _Json = None) -> int:
+def list_command(store: StoreFile, json: JsonFile = None) -> int:
     """The devices that a store knows."""
-    known = _read(store)
-    found, drift, said = known.records, known.drift, known.said
-    devices = [
-        asdict(record) | {"drift": drift.get(record.device), "rollout": said.get(record.device)}
-        for record in found.values()
-    ]
+    known = read_known(store)
+    found, drift, said, policies = known.records, known.drift, known.said, known.policies
+    devices = [asdict(record) | beside_record(known, record.device) for record in found.values()]
+    intruders = [asdict(each) for each in known.intruders]
     gone, drifting = known.classes_forgotten, known.classes_drifting
     content = {"schema": SCHEMA, "devices": devices, "classes_forgotten": gone, "classes_drifting": drifting}
-    write_json(json, content)
+    write_json(json, content | {"intruders": intruders})
     columns = {
         "device": list(found),
-        "standing": [_standing(r) for r in found.values()],
+        "standing": [standing_in_words(r) for r in found.values()],
         "rounds": [str(r.rounds) for r in found.values()],
-        "drift": [_suspected(drift, device) for device in found],
+        "drift": [drift_in_short(drift, device) for device in found],
         "rollout": [printable(said.get(device, "")) for device in found],
+        "found": [found_in_short(known.findings.get(device)) for device in found],
+        "policy": [printable(policies.get(device, "")) for device in found],
+        "key": [key_name(known.keys, device) or "" for device in found],
         "refused": [r.refused for r in found.values()],
     }
-    if not any(columns["rollout"]):
-        del columns["rollout"]
+    rare = ("rollout", "found", "policy", "key")
+    columns = {name: cells for name, cells in columns.items() if name not in rare or any(cells)}
     words = [at for at, name in enumerate(columns) if name != "rounds"]
     show_table(beside(json), tuple(columns), list(zip(*columns.values(), strict=True)), words=words)
     for name, why in drifting.items():
         _say(json, f"drift suspected of class {name}: {why['now']:.1f} times as far, usually {why['usual']:.1f}")
+    for each in known.intruders[:_INTRUDERS]:
+        _say(json, intruder_in_words(each))
     if gone:
         _say(json, f"forgotten classes: {', '.join(gone)}; protofleet fleet admit --class NAME takes one in again")
     return 0
 
 
 @fleet_app.command("show")
-def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
+def show_command(device: DeviceName, store: StoreFile, json: JsonFile = None) -> int:
     """What a store knows of one device, and what was asked about it."""
-    known = _read(store)
+    known = read_known(store)
     drift, said = known.drift, known.said
+    intruders = [each for each in known.intruders if each.device == device]
     record = known.records.get(device)
     log = [order for order in known.orders if order.device == device]
-    if record is None and not log and device not in said:
+    if record is None and not log and device not in said and device not in {each.device for each in intruders}:
         raise _unknown(store, device, known.records)
     record = record or Record(device)
     write_json(
@@ -128,65 +133,111 @@ def show_command(device: _Device, store: _Store, json: _Json = None) -> int:
         {
             "schema": SCHEMA,
             **asdict(record),
-            "drift": drift.get(device),
-            "rollout": said.get(device),
+            **beside_record(known, device),
             "orders": [asdict(order) for order in log],
+            "key": key_name(known.keys, device),
+            "intruders": [asdict(each) for each in intruders],
         },
     )
-    lines = [f"{device}: {_standing(record)}, {record.rounds} rounds"]
-    lines += [f"received {_when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
+    lines = [f"{device}: {standing_in_words(record)}, {counted(record.rounds, 'round')}"]
+    lines += [f"received {when(record.received_at)}, {record.received_bytes:,} bytes"] if record.present else []
     lines += [f"refused: {record.refused}"] if record.refused else []
-    lines += [_drift(drift[device])] if device in drift else []
+    lines += [drift_in_words(drift[device])] if device in drift else []
+    lines += [found_in_words(known.findings[device])] if device in known.findings else []
+    lines += [f"key {key}" for key in [key_name(known.keys, device)] if key]
+    lines += [intruder_in_words(each) for each in intruders]
     lines += [f"rollout: version {printable(said[device])}"] if said.get(device) else []
-    for line in (*lines, *map(_line, log)):
+    lines += [f"refused by its policy, {printable(known.policies[device])}"] if device in known.policies else []
+    for line in (*lines, *map(order_in_words, log)):
         _say(json, line)
     return 0
 
 
 @fleet_app.command("log")
-def log_command(store: _Store, json: _Json = None) -> int:
+def log_command(store: StoreFile, json: JsonFile = None) -> int:
     """Who asked for what, when, and between which global versions it took effect."""
-    asked = _read(store).orders
+    asked = read_known(store).orders
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
     for order in asked:
-        _say(json, _line(order))
+        _say(json, order_in_words(order))
+    return 0
+
+
+@fleet_app.command("suspects")
+def suspects_command(
+    store: StoreFile,
+    vouch: Annotated[
+        list[str] | None, typer.Option(help="A device that does not lie: who contradicts it does. Repeatable.")
+    ] = None,
+    json: JsonFile = None,
+) -> int:
+    """Where sums stand: the devices whose class means contradict those of others."""
+    sure = [check_id(name, "--vouch") for name in vouch or ()]
+    with read_only(store, KIND) as db, as_written(store):
+        devices, found = standing_suspects(db, sure)
+    write_json(json, {"schema": SCHEMA, "devices": devices, "suspects": [asdict(each) for each in found]})
+    for each in found:
+        few = "" if each.accused else ", fewer than may lie"
+        _say(json, f"{each.device}: {each.words()}{few}; protofleet forget {each.device} takes it out")
+    _say(json, f"{counted(len(found), 'device')} of {devices} suspected")
     return 0
 
 
 @fleet_app.command("admit")
 def admit_command(
-    store: _Store, device: _ADevice = None, name: _Class = None, wait: _Wait = WAIT_S, json: _Json = None
+    store: StoreFile, device: _ADevice = None, name: _Class = None, wait: WaitSeconds = WAIT_S, json: JsonFile = None
 ) -> int:
     """Let a device in again that was forgotten, removed or has withdrawn, or a class that was forgotten."""
     return _order_of_one("admit", store, device, name, wait, json)
 
 
 @fleet_app.command("remove")
-def remove_command(device: _Device, store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+def remove_command(device: DeviceName, store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Take nothing more from a device; what it gave stays, unlike with forget."""
     return ask("remove", store, device, wait, json)
 
 
 @fleet_app.command("pause")
-def pause_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+def pause_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Make nothing new of what devices send, which is taken and kept, until it is resumed."""
     return ask("pause", store, "", wait, json)
 
 
 @fleet_app.command("resume")
-def resume_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+def resume_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Go on after a pause."""
     return ask("resume", store, "", wait, json)
 
 
+@fleet_app.command("rollback")
+def rollback_command(
+    store: StoreFile,
+    device: Annotated[
+        str | None, typer.Argument(metavar="DEVICE", help="Take back every round since its first contribution.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Take back so many of the last rounds.  [default: 1]")] = None,
+    wait: WaitSeconds = WAIT_S,
+    json: JsonFile = None,
+) -> int:
+    """Give devices again what they had before the last rounds, of which nothing is kept."""
+    if device is not None and rounds is not None:
+        raise UsageError("DEVICE and --rounds", expected="one of them", got="both")
+    if device is not None:
+        return ask("rollback", store, device, wait, json, known=True)
+    number = 1 if rounds is None else rounds
+    if number < 1:
+        raise UsageError("--rounds", expected="1 or more", got=number)
+    return ask("rollback", store, "", wait, json, detail=str(number))
+
+
 @fleet_app.command("open-round")
-def open_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+def open_round_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Open a round now, where rounds come by schedule or by news."""
     return ask("open-round", store, "", wait, json)
 
 
 @fleet_app.command("close-round")
-def close_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None) -> int:
+def close_round_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """End the open round with the contributions that it has."""
     return ask("close-round", store, "", wait, json)
 
@@ -194,8 +245,8 @@ def close_round_command(store: _Store, wait: _Wait = WAIT_S, json: _Json = None)
 @fleet_app.command("backup")
 def backup_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The backup, one file; an earlier one is replaced.")],
-    store: _Store,
-    json: _Json = None,
+    store: StoreFile,
+    json: JsonFile = None,
 ) -> int:
     """Write the store as it is now into one file, while the aggregator runs."""
     check_target(json)  # what is done is told
@@ -211,7 +262,7 @@ def restore_command(
     backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="What fleet backup wrote.")],
     store: Annotated[Path, typer.Option(help="The store to make; no aggregator may run on it.")],
     force: Annotated[bool, typer.Option("--force", help="Take the place of a store that is there.")] = False,
-    json: _Json = None,
+    json: JsonFile = None,
 ) -> int:
     """Make a store of a backup, as a new run, which devices join by themselves."""
     check_target(json)
@@ -220,7 +271,7 @@ def restore_command(
     again = "what was forgotten since is not known here: forget it again"
     if made.again is not None and made.replaced:
         again = f"{counted(made.again, 'order')} of the store before to be done again"
-    _say(json, f"{store} restored as of {_when(made.made_at, 'an unknown time')}, run {made.run}; {again}")
+    _say(json, f"{store} restored as of {when(made.made_at, 'an unknown time')}, run {made.run}; {again}")
     return 0
 
 
@@ -248,7 +299,7 @@ def ask(
     check_telling(wait_s, json)
     if known:
         bring_up(store, KIND)
-        found = _read(store).records
+        found = read_known(store).records
         if device not in found:
             raise _unknown(store, device, found)
     order, running = give(store, what, device, operator(), detail=detail)
@@ -274,13 +325,16 @@ def tell(order: Order, running: bool, store: Path, wait_s: float, json: Path | N
     refused = (order.outcome or "").startswith("refused")
     backups = _backups(store) if order.what in ("forget", "forget class") and not refused else []
     write_json(json, {"schema": SCHEMA, "order": asdict(order), "aggregator_runs": running, "backups": backups})
-    line = _line(order)
-    if not running:
-        line += ": no aggregator runs on this store, its next start takes it up"
-    _say(json, line)
+    _say(json, told_of(order, running))
     if backups:
         _say(json, f"backups hold it until you destroy them: {', '.join(backups)}")
     return int(refused)
+
+
+def told_of(order: Order, running: bool) -> str:
+    """What became of an order, for a person."""
+    line = order_in_words(order)
+    return line if running else f"{line}: no aggregator runs on this store, its next start takes it up"
 
 
 def _backups(store: Path) -> list[str]:
@@ -298,55 +352,10 @@ def operator() -> str:
         return f"user {os.getuid()}"
 
 
-def _read(store: Path) -> _Known:
-    with read_only(store, KIND) as db, as_written(store):
-        return _Known(
-            dict(fleet_records(db)), orders(db), drift_of(db), said_in(db), classes_forgotten(db), class_drift_of(db)
-        )
-
-
 def _unknown(store: Path, device: str, found: dict[str, Any]) -> UsageError:
     hint = near_names(device, found) if found else "protofleet fleet list"
     return UsageError(f"DEVICE in {store}", expected="a device that the store knows", got=device, hint=hint)
 
 
-def _standing(record: Record) -> str:
-    if record.present:
-        return f"sums {record.generation}"
-    return f"none since sums {record.generation}" if record.generation else "none"
-
-
-def _suspected(drift: Mapping[str, Mapping[str, Any]], device: str) -> str:
-    why = drift.get(device, {}).get("suspected")
-    return "" if why is None else f"{WORDS[why['figure']]} {why['now']:.2f}, usually {why['usual']:.2f}"
-
-
-def _drift(told: Mapping[str, Any]) -> str:
-    """What a device said last of its newest photos, for a person."""
-    line = f"newest {told['samples']} photos: {WORDS['distance']} {told['distance']:.2f}, "
-    line += f"{WORDS['unlike']} {told['unlike']:.2f}, {counted(told['reports'], 'report')} kept"
-    why = told["suspected"]
-    return line if why is None else f"{line}; drift suspected: {WORDS[why['figure']]} was usually {why['usual']:.2f}"
-
-
-def _line(order: Order) -> str:
-    of = "".join(f" {word}" for word in (order.device, order.detail) if word)
-    asked = f"{order.what}{of}, asked by {order.who} at {_when(order.given_at)}"
-    if order.done_at is None:
-        return f"{asked}: recorded"
-    between = f", global version {order.version_before}"
-    between += f" → {order.version_after}" if order.version_after != order.version_before else ""
-    return f"{asked}: {order.outcome}{between}"
-
-
 def _say(json: Path | None, line: str) -> None:
     beside(json).print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def _when(at: float | None, otherwise: str = "never") -> str:
-    if at is None:
-        return otherwise
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-    except (OverflowError, ValueError, OSError):  # no clock has ever said that
-        return "an unknown time"

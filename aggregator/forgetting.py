@@ -18,6 +18,7 @@ import numpy as np
 
 from aggregator.forgotten_classes import left_of
 from aggregator.merging import Messages, merge_round, traits_of
+from aggregator.outliers import Screening
 from aggregator.state import next_global
 from aggregator.store import RoundRecord
 from contract.messages import ClassRows, Contribution
@@ -26,7 +27,7 @@ from contract.methods import method as method_of
 from contract.rules import Rule
 from contract.state import GlobalState
 
-__all__ = ["Remaking", "state_without", "state_without_class"]
+__all__ = ["Remaking", "none_of", "state_without", "state_without_class"]
 
 Stored = Callable[[int, str], Iterator[Contribution]]
 """Gives the contributions of a round of a method, ordered by device."""
@@ -38,20 +39,21 @@ class Remaking:
 
     Attributes:
         hyper, width: of a method's rounds.
-        rule, max_share: see `merge_round`.
+        rule: see `merge_round`.
+        screening: of a method's rounds.
     """
 
     hyper: Callable[[Method], Mapping[str, Value]]
     classes: int
     width: Callable[[Method], int]
     rule: Rule
-    max_share: float
+    screening: Callable[[Method], Screening]
 
     def rows(self, before: GlobalState, found: Method, messages: Messages) -> dict[str, ClassRows]:
         """The rows of the global state that a round of a method makes of `before`; without a message, those of it."""
         if next(messages(), None) is None:
             return dict(before.rows)
-        settled = self.hyper(found)
+        settled, screening = self.hyper(found), self.screening(found)
         merged = merge_round(
             found,
             messages,
@@ -60,7 +62,9 @@ class Remaking:
             classes=self.classes,
             width=self.width(found),
             rule=self.rule,
-            max_share=self.max_share,
+            max_share=screening.max_share,
+            suspects=screening.suspects,
+            vouched=screening.vouched,
         ).merged
         return dict(next_global(before, found, merged, round=before.round, hyper=settled).rows)
 
@@ -74,14 +78,14 @@ def state_without(
         rounds: all that were opened, in order.
     """
     rows = dict(state.rows)
-    closed = [record for record in rounds if record.closed]
-    last = {record.method: record for record in closed}
+    closed = [record for record in rounds if record.closed and not record.taken_back]
+    last = _last(rounds)
     touched = [m for m in last if any(device in r.uplink_bytes for r in closed if r.method == m)]
     for name in touched:
         found = method_of(name)
         kinds = [kind for kind in found.global_rows if kind in rows]
         before = replace(state, rows={kind: each for kind, each in rows.items() if kind not in kinds})
-        empty = {kind: _none_of(rows[kind]) for kind in kinds}  # what nobody is left to make is told to be gone
+        empty = {kind: none_of(rows[kind]) for kind in kinds}  # what nobody is left to make is told to be gone
         rows = empty | remaking.rows(before, found, _others(stored, last[name], device))
     return replace(state, version=state.version + 1, rows=rows) if touched and state.version else state
 
@@ -102,21 +106,27 @@ def state_without_class(
         rounds: all that were opened, in order.
     """
     rows, touched = dict(state.rows), False
-    for name, record in {record.method: record for record in rounds if record.closed}.items():
+    for name, record in _last(rounds).items():
         found = method_of(name)
         kinds = [kind for kind in found.global_rows if kind in rows]
         held = any((record.number, name, device) in holders for device in record.uplink_bytes)
         if not held and not any(number in rows[kind].classes for kind in kinds):
             continue
         touched = True
-        empty = {kind: _none_of(rows[kind]) for kind in kinds}
+        empty = {kind: none_of(rows[kind]) for kind in kinds}
         kept = {} if found.statistic.has_triangle() else {kind: _without_row(rows[kind], number) for kind in kinds}
         before = replace(state, rows={kind: each for kind, each in rows.items() if kind not in kinds} | kept)
         rows = empty | remaking.rows(before, found, _rest(stored, record, number))
     return replace(state, version=state.version + 1, rows=rows) if touched and state.version else state
 
 
-def _none_of(rows: ClassRows) -> ClassRows:
+def _last(rounds: list[RoundRecord]) -> dict[str, RoundRecord]:
+    """The last closed round of each method, of those that were not taken back."""
+    return {record.method: record for record in rounds if record.closed and not record.taken_back}
+
+
+def none_of(rows: ClassRows) -> ClassRows:
+    """No rows of the same width: what devices are told is gone."""
     return ClassRows(np.zeros(0, np.uint16), np.zeros((0, rows.rows.shape[1])))
 
 

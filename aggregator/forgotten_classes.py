@@ -19,8 +19,9 @@ import numpy as np
 from contract.errors import near_names
 from contract.messages import Contribution, Encoding
 from contract.methods import method as method_of
+from contract.signed import inside
 from contract.terminal import counted
-from contract.wire import decode, encode
+from contract.wire import encode
 
 __all__ = [
     "as_kept",
@@ -51,8 +52,8 @@ def as_kept(message: Contribution) -> bytes:
 
 
 def held_by(payload: bytes) -> Contribution:
-    """A contribution as the store holds it, decoded."""
-    message = decode(payload)
+    """A contribution as the store holds it, decoded; where it was signed, its signature held when it came."""
+    message = inside(payload)
     assert isinstance(message, Contribution)
     return message
 

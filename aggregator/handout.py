@@ -9,14 +9,17 @@ something else gets nothing.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from aggregator import events
 from aggregator.core import Core
+from aggregator.voice import Voice
 from contract import topics
+from contract.envelopes import ENVELOPE_BYTES
 from contract.errors import WireError
-from contract.link import Address, Failed, Link, Received
-from contract.messages import Status
+from contract.link import Address, Failed, Link, Received, client_id
+from contract.messages import Message
 from contract.offers import MAX_PIECES, Offer, Piece, Request
 from contract.wire import decode, encode
 
@@ -24,19 +27,23 @@ __all__ = ["Handout", "read_request"]
 
 MAX_ASKING = 4_096  # devices at once; who finds no place asks again
 _IN_FLIGHT = 8  # publications that the broker has not acknowledged
-_LONGEST_REQUEST = 96
+_LONGEST_REQUEST = 96 + ENVELOPE_BYTES
 _LARGEST_PIECE = 65_536  # as a message
 _AROUND_PIECE = 64  # bytes of a message that are not data
 _AGAIN_S = 0.01  # while pieces wait for the broker
 _LISTENS = 256  # messages of the other fleet that are heard in one turn
 
 
-def read_request(payload: bytes) -> Request | None:
-    """The request in what a device sent; None where it is something else."""
+def read_request(payload: bytes, opened: Callable[[bytes], Message] = decode) -> Request | None:
+    """The request in what a device sent; None where it is something else.
+
+    Args:
+        opened: decodes it, if it is the device's.
+    """
     if len(payload) > _LONGEST_REQUEST:
         return None
     try:
-        message = decode(payload)
+        message = opened(payload)
     except WireError:
         return None
     return message if isinstance(message, Request) else None
@@ -57,11 +64,22 @@ class Handout:
     Args:
         core: what is served.
         link: to devices of `fleet`.
-        address: of the broker, for a second link while devices go over to another fleet.
+        address: of the broker, for a second link while devices go over to another fleet, with a certificate of its own
+            (`NAME.rollout.pem`) where there is one.
         listener: is told what devices say of the roll-out.
+        voice: signs what is published, if the aggregator does.
     """
 
-    def __init__(self, core: Core, link: Link, address: Address, fleet: str, listener: events.Listener) -> None:
+    def __init__(
+        self,
+        core: Core,
+        link: Link,
+        address: Address,
+        fleet: str,
+        listener: events.Listener,
+        voice: Voice,
+    ) -> None:
+        self._voice = voice
         self._core, self._link, self._address, self._fleet, self._listener = core, link, address, fleet, listener
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
         self._offer: Offer | None = None  # that they asked for
@@ -75,7 +93,8 @@ class Handout:
 
     def take(self, device: str, payload: bytes) -> bool:
         """Whether a message is a request; then it is kept, if it can be answered."""
-        request = read_request(payload)
+        gate = self._core.gate
+        request = read_request(payload, lambda sent: gate.opened(device, gate.topic(device), sent))
         if request is None:
             return False
         offer = self._core.rollouts.offer
@@ -99,7 +118,7 @@ class Handout:
             self._offer = self._core.rollouts.offer
             if self._offer is None:
                 self._asked.clear()
-        most = min(limit_bytes, _LARGEST_PIECE) - _AROUND_PIECE
+        most = min(limit_bytes, _LARGEST_PIECE) - _AROUND_PIECE - self._voice.room_bytes
         while self._asked and self._link.outstanding < _IN_FLIGHT:
             device, asked = self._asked.popitem(last=False)
             if not self._send(device, asked, most):
@@ -121,7 +140,8 @@ class Handout:
             return False
         piece = Piece(self._core.run, self._offer.digest, asked.offset, data)
         asked.offset, asked.pieces = asked.offset + len(data), asked.pieces - 1
-        return bool(self._link.publish(topics.down(self._fleet, device), encode(piece)))
+        topic = topics.down(self._fleet, device)
+        return bool(self._link.publish(topic, self._voice.sealed(topic, encode(piece))))
 
     # ── the fleet that devices go over to ───────────────────────────────────────────────────────────────────────────
 
@@ -131,8 +151,8 @@ class Handout:
             self.close()
             self._followed = fleet
             if fleet:
-                client = f"pf-{self._fleet}-aggregator-{self._core.run.hex()}-rollout"
-                self._elsewhere = Link(self._address, client, subscriptions=[topics.status(fleet)]).open()
+                own, client = self._address.of_process("rollout"), client_id(self._fleet, topics.AGGREGATOR)
+                self._elsewhere = Link(own, client, subscriptions=[topics.status(fleet)]).open()
         for _ in range(_LISTENS if self._elsewhere is not None else 0):
             assert self._elsewhere is not None
             event = self._elsewhere.receive(0)
@@ -148,8 +168,8 @@ class Handout:
 
     def _hear(self, event: Received) -> None:
         try:
-            device, message = topics.device_of(event.topic), decode(event.payload, limit_bytes=self._core.limit_bytes)
-        except WireError:  # also an empty one, which clears what was retained
+            device = topics.device_of(event.topic)
+        except WireError:
             return
-        if isinstance(message, Status) and device != topics.AGGREGATOR:
-            self._core.hear_elsewhere(device, message)
+        if event.payload and device != topics.AGGREGATOR:  # an empty one clears what was retained
+            self._core.hear_elsewhere(device, event.topic, event.payload)

@@ -2,20 +2,22 @@
 
 For each message on an `up` topic, in this order:
 
-1. decode: not a message of this wire, or not one that goes up → rejected, with the key that can still be read of it
+1. whose it is: who is not the device whose name it came under, where that is enrolled → rejected
+   (`aggregator/enrolment.py`); what is signed is looked at without its signature from here on, but kept with it;
+2. decode: not a message of this wire, or not one that goes up → rejected, with the key that can still be read of it
    (`tie`), or malformed when there is none;
-2. standing, which the key (run, round, method, device) alone decides: of another run, of a round or method that is not
+3. standing, which the key (run, round, method, device) alone decides: of another run, of a round or method that is not
    open, or from a device that was not sampled or is refused → rejected; already held → duplicate; of a round that is
    over → late. Where sums stand there are no rounds, and the round's place has the device's own generation: older than
    what is held of it → late;
-3. chunks are put together; when the last of them is here and others are not, or nothing came for a while, the device
+4. chunks are put together; when the last of them is here and others are not, or nothing came for a while, the device
    is told which are missing. It is asked less and less often, only while it is online, and only for the open round:
    chunks of other rounds are dropped. Chunks that do not hash to what they say are asked for once more, then rejected;
-4. content (`aggregator/validation.py`): the bundle, the kind of statistic, classes, width, counts, finite numbers,
+5. content (`aggregator/validation.py`): the bundle, the kind of statistic, classes, width, counts, finite numbers,
    plausible sizes → rejected if wrong, else accepted.
 
 Whatever came on a device's own topic gets an answer, but it must not end another contribution than the one that it
-speaks of: a rejection carries that one's digest, and a device heeds no other. See docs/decisions/081.
+speaks of: each answer carries that one's digest, and a device heeds no other. See docs/decisions/081.
 
 An accepted contribution is not yet committed: the store does that, and only then may its receipt be sent. Within a
 batch `decide` remembers what it has accepted, so a duplicate that follows in the same batch is seen as one.
@@ -32,23 +34,32 @@ from typing import Literal
 import numpy as np
 
 from aggregator.broken_message import Tie, digest_of, tie
+from aggregator.enrolment import Gate, Intrusion, inner_of
 from aggregator.forgotten_classes import as_kept, left_of
 from aggregator.outliers import Traits
 from aggregator.store import Accepted
 from aggregator.validation import Terms, check_content
 from contract.chunks import Assembler
 from contract.errors import WireError
-from contract.messages import Chunk, Contribution, Receipt, ReceiptStatus
+from contract.messages import Chunk, Contribution, Message, Receipt, ReceiptStatus
 from contract.methods import method as method_of
 from contract.sampling import sampled
-from contract.wire import decode
 
 __all__ = ["Cause", "Decision", "Held", "Ingest", "Outcome", "View", "largest_contribution_bytes"]
 
 Outcome = Literal["committed", "duplicate", "late", "rejected", "malformed", "need-chunks", "partial"]
 
 Cause = Literal[
-    "", "other-run", "refused-device", "not-open", "other-method", "not-sampled", "unreadable", "chunks", "content"
+    "",
+    "other-run",
+    "refused-device",
+    "not-open",
+    "other-method",
+    "not-sampled",
+    "unreadable",
+    "chunks",
+    "content",
+    "intruder",
 ]
 
 MAX_IN_PROGRESS = 4_096
@@ -59,6 +70,13 @@ _MIN_CHUNK_BYTES = 512  # the smallest limit that can be announced leaves more t
 
 def _nobody(device: str) -> str:
     return ""
+
+
+_ANYONE = Gate("fleet", None)
+
+
+def _anyone(device: str, payload: bytes, limit_bytes: int) -> Message:
+    return _ANYONE.opened(device, "", payload, limit_bytes=limit_bytes)
 
 
 @dataclass(frozen=True)
@@ -87,6 +105,7 @@ class View:
         terms: what its contributions are held to.
         refusal: why nothing of a device is taken; empty where it is.
         held: where sums stand, what is held of a device; None in rounds.
+        opened: gives what a device sent, decoded, or raises `Intrusion` where it is not that device's.
     """
 
     run: bytes
@@ -103,6 +122,7 @@ class View:
     terms: Terms = field(default_factory=Terms)
     refusal: Callable[[str], str] = _nobody
     held: Callable[[str], Held] | None = None
+    opened: Callable[[str, bytes, int], Message] = _anyone
 
     @functools.cached_property
     def largest_bytes(self) -> int:
@@ -165,18 +185,20 @@ class Ingest:
             now: seconds of a steady clock.
         """
         try:
-            message = decode(payload, limit_bytes=view.largest_bytes)
+            message = view.opened(device, payload, view.largest_bytes)
             if not isinstance(message, Contribution | Chunk):
                 raise WireError("message", expected="a contribution", got=type(message).__name__.lower())
+        except Intrusion as intrusion:
+            return _to_intruder(device, payload, intrusion, view)
         except WireError as error:
             return self._answer(device, payload, str(error), view)
         digest = message.digest if isinstance(message, Chunk) else digest_of(payload)
         standing = self._standing(device, message, digest, view)
         if isinstance(message, Chunk):
             taken = standing or self._take_chunk(device, message, len(payload), view, now)
-            return _signed(taken, message.digest)
+            return _named(taken, message.digest)
         decided = standing or self._take(device, message, payload, len(payload), view)
-        return _signed(decided, digest)
+        return _named(decided, digest)
 
     def stalled(self, now: float, view: View, is_online: Callable[[str], bool]) -> list[Decision]:
         """For contributions of which nothing came for a while: what is missing.
@@ -195,7 +217,7 @@ class Ingest:
                 del self._in_progress[(device, method)]
                 continue
             pending.touched_at, pending.questions = now, pending.questions + 1
-            asked.append(_decision(device, pending.chunk, "need-chunks", missing=missing))
+            asked.append(_named(_decision(device, pending.chunk, "need-chunks", missing=missing), pending.chunk.digest))
         return asked
 
     def forget_accepted(self) -> None:
@@ -205,18 +227,18 @@ class Ingest:
 
     def _answer(self, device: str, payload: bytes, reason: str, view: View) -> Decision:
         """For what cannot be decoded: a rejection of what it speaks of, or of whatever it was for the open round."""
-        known = tie(payload)
+        inner = inner_of(payload)
+        known = tie(inner)
         if known is not None:
+            known = known if inner is payload else replace(known, digest=digest_of(payload))
             standing = self._standing(device, known, known.digest, view)
-            return _signed(
+            return _named(
                 standing or _decision(device, known, "rejected", reason=reason, cause="unreadable"), known.digest
             )
         if view.round < 1:
             return Decision(device, "malformed", 0, reason=reason, cause="unreadable")
         guess = Tie(view.run, view.round, view.method, digest_of(payload))
-        guessed = _signed(
-            _decision(device, guess, "rejected", reason=reason, round=0, cause="unreadable"), guess.digest
-        )
+        guessed = _named(_decision(device, guess, "rejected", reason=reason, round=0, cause="unreadable"), guess.digest)
         return replace(guessed, outcome="malformed")
 
     def _forget_others(self, view: View) -> None:
@@ -299,9 +321,9 @@ class Ingest:
                 self._damaged.popitem(last=False)
             everything = np.packbits(np.ones(chunk.count, np.uint8), bitorder="little").tobytes()
             return _decision(device, chunk, "need-chunks", missing=everything)
-        if whole is None:
-            missing = self.assembler.missing(device, chunk.method)
-            if chunk.index == chunk.count - 1 and missing is not None:
+        if whole is None:  # what is missing takes time in proportion to all of it: not for each chunk
+            missing = self.assembler.missing(device, chunk.method) if chunk.index == chunk.count - 1 else None
+            if missing is not None:
                 return _decision(device, chunk, "need-chunks", missing=missing)
             return Decision(device, "partial", chunk.round)
         del self._in_progress[(device, chunk.method)]
@@ -309,7 +331,9 @@ class Ingest:
 
     def _take_whole(self, device: str, chunk: Chunk, whole: bytes, received_bytes: int, view: View) -> Decision:
         try:
-            message = decode(whole)
+            message = view.opened(device, whole, len(whole))
+        except Intrusion as intrusion:
+            return _to_intruder(device, whole, intrusion, view)
         except WireError as error:
             return _decision(device, chunk, "rejected", reason=str(error), cause="unreadable")
         key = (chunk.run, chunk.round, chunk.method)
@@ -345,7 +369,8 @@ class Ingest:
         withdraws = message.standing == "withdrawn"
         self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes, message, without)
-        return _decision(device, message, "committed", accepted=accepted, traits=Traits.of(message, view.terms.noise))
+        traits = None if message.share is not None else Traits.of(message, view.terms.noise)
+        return _decision(device, message, "committed", accepted=accepted, traits=traits)
 
 
 def largest_contribution_bytes(view: View) -> int:
@@ -372,9 +397,15 @@ def _decision(
     return Decision(device, outcome, number, receipt, accepted, reason, cause, traits)
 
 
-def _signed(decision: Decision, digest: bytes) -> Decision:
-    """A rejection says which contribution it speaks of."""
+def _to_intruder(device: str, payload: bytes, intrusion: Intrusion, view: View) -> Decision:
+    """A rejection of these very bytes, whatever they are; it counts in no round."""
+    known = tie(intrusion.inner) or Tie(view.run, max(view.round, 1), view.method, b"")
+    named = replace(known, digest=digest_of(payload))
+    decided = _decision(device, named, "rejected", reason=str(intrusion), round=0, cause="intruder")
+    return _named(decided, named.digest)
+
+
+def _named(decision: Decision, digest: bytes) -> Decision:
+    """An answer says which contribution it speaks of."""
     receipt = decision.receipt
-    if receipt is None or receipt.status != "rejected":
-        return decision
-    return replace(decision, receipt=replace(receipt, digest=digest))
+    return decision if receipt is None else replace(decision, receipt=replace(receipt, digest=digest))

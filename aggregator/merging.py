@@ -1,16 +1,18 @@
 """A round's contributions merged into its result: by the aggregator that took them, and again from its store.
 
-1. Every contribution's traits are compared (`aggregator/outliers.py`): who is left out, who counts for less.
+1. Every contribution's traits and class means are compared (`aggregator/outliers.py`): who is left out, or counts for
+   less. Means under noise are not: what they say of the samples is not theirs.
 2. What stays is merged by the method, one contribution at a time, in the order of the devices.
 3. What a person should know of it is said beside: findings, doubts, and what was chosen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from aggregator.outliers import Finding, Traits, screen
+from aggregator.contradictions import has_means
+from aggregator.outliers import Finding, Suspects, Traits, screen
 from contract.messages import Contribution
 from contract.methods import Method, Value
 from contract.methods.base import Merged
@@ -57,6 +59,9 @@ def merge_round(
     width: int,
     rule: Rule = "mean",
     max_share: float = 0.5,
+    suspects: Suspects = "leave-out",
+    vouched: Collection[str] = (),
+    labels: Sequence[str] = (),
 ) -> Result:
     """The result of a round of a method.
 
@@ -65,7 +70,7 @@ def merge_round(
         hyper: the method's, settled.
         classes, width: C, and the width of the round's rows.
         rule: how class means merge; other sums always add up.
-        max_share: see `screen`.
+        max_share, suspects, vouched, labels: see `screen`.
 
     Raises:
         StatisticError: when there is no contribution.
@@ -75,7 +80,9 @@ def merge_round(
         for _, message in messages():
             yield message.statistic(found.statistic, classes, width)
 
-    screened = screen(statistics, traits, max_share=max_share)
+    comparable = has_means(found.statistic) and found.mechanism(hyper) is None
+    judged: Suspects = suspects if comparable else "ignore"
+    screened = screen(statistics, traits, max_share=max_share, suspects=judged, vouched=vouched, labels=labels)
     merged = found.merge(screened.source, rule, hyper)
     doubt = found.doubt(merged, hyper) if merged.present.any() else _NOTHING
     return Result(merged, screened.findings, doubt, found.told(merged, hyper))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -20,11 +20,12 @@ from aggregator.coordinator import Coordinator
 from aggregator.ingest import Cause
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.standing_store import StandingTables
+from contract.address import Address
+from contract.certificates import Expiry, expiries
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_ABOUT = "# HELP protofleet_info Which fleet and run this is.\n# TYPE protofleet_info gauge\n"
 _OUTCOMES = ("committed", "duplicate", "late", "rejected", "malformed")
 _CAUSES = tuple(cause for cause in get_args(Cause) if cause)
 
@@ -58,6 +59,10 @@ class Metrics:
         core: what it serves.
         tables: of its store.
         wall: seconds since the epoch.
+        address: of the broker, whose certificate files are looked at when somebody asks.
+
+    Attributes:
+        broker_certificate: gives the one that the broker has shown, if it has.
     """
 
     def __init__(
@@ -66,17 +71,19 @@ class Metrics:
         core: Coordinator | StandingCoordinator,
         tables: StandingTables,
         wall: Callable[[], float] = time.time,
+        address: Address | None = None,
     ) -> None:
         self._about = _family(
             "info", "gauge", "Which fleet and run this is.", f'fleet="{fleet}",run', {core.run.hex(): 1}
         )
-        self._core, self._tables, self._wall = core, tables, wall
+        self._core, self._tables, self._wall, self._address = core, tables, wall, address
         self._outcomes, self._causes = Counter(dict.fromkeys(_OUTCOMES, 0)), Counter(dict.fromkeys(_CAUSES, 0))
         self._closed = self._connections = 0
         self._is_up = False
         self._refused = len(tables.refused())
         self._opened: tuple[int, float | None] = 0, None  # the newest round, and when it opened
         self._newest = _Look()
+        self.broker_certificate: Callable[[], Expiry | None] = lambda: None
         self.look()
 
     def __call__(self, event: events.Event) -> None:
@@ -129,10 +136,14 @@ class Metrics:
 
     def text(self) -> str:
         """All of it as Prometheus reads it; from any thread."""
-        return self._about + "".join(_family(*each) for each in _families(self._newest, self._wall()))
+        shown, files = self.broker_certificate(), [] if self._address is None else expiries(self._address)
+        families = _families(self._newest, self._wall(), files if shown is None else [*files, shown])
+        return self._about + "".join(_family(*each) for each in families)
 
 
-def _families(seen: _Look, now: float) -> Iterator[tuple[str, str, str, str, Mapping[str, float]]]:
+def _families(
+    seen: _Look, now: float, expire: Sequence[Expiry]
+) -> Iterator[tuple[str, str, str, str, Mapping[str, float]]]:
     """Each metric: name, type, line of help, label, and numbers by the label's value, "" for a metric without one."""
     age_s = 0.0 if seen.opened_at is None else max(0.0, now - seen.opened_at)
     yield "devices", "gauge", "Devices by state; one may be in several.", "state", seen.devices
@@ -150,6 +161,9 @@ def _families(seen: _Look, now: float) -> Iterator[tuple[str, str, str, str, Map
     yield "global_version", "gauge", "Of the global state.", "", {"": seen.version}
     yield "broker_up", "gauge", "Whether the broker is connected.", "", {"": seen.is_up}
     yield "broker_connections_total", "counter", "Connections to the broker.", "", {"": seen.connections}
+    if expire:
+        until = {expiry.what.replace("'s", "").replace(" ", "_"): expiry.until for expiry in expire}
+        yield "expiry_timestamp_seconds", "gauge", "When what the connection hangs on expires.", "of", until
     yield "last_turn_timestamp_seconds", "gauge", "When the aggregator's loop last went round.", "", {"": seen.at}
 
 

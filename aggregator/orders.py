@@ -3,8 +3,11 @@
     forget DEVICE    all that is held of it goes, what comes back is made again of what remains, and it is refused
     remove DEVICE    it is refused from now on; what it gave stays
     admit DEVICE     it is refused no longer
+    invite DEVICE    a one-time token enrols it with its key; enrol DEVICE: with this key
+    revoke DEVICE    nothing more that its key has signed is taken
     forget class     what is held of a class goes, and no device's samples of it are summed any more
     admit class      they are again
+    rollback        devices get what they had before the last rounds, or before a device's first
     pause, resume    nothing new is made of what devices send, until it goes on
     rollout          a bundle is offered to devices in stages; rollout-stage, rollout-halt, rollout-resume, rollout-end
                      say how it goes on (`aggregator/rollout.py`)
@@ -43,7 +46,7 @@ __all__ = [
     "unfit",
 ]
 
-OF_A_DEVICE = ("forget", "remove", "admit")
+OF_A_DEVICE = ("forget", "remove", "admit", "invite", "enrol", "revoke")
 OF_A_CLASS = ("forget class", "admit class")
 FORGOTTEN = "it was forgotten"
 REMOVED = "it was removed"

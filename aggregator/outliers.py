@@ -3,27 +3,31 @@
 - **Left out**: a device with a class mean more than `OUTLIER` times as long as the usual device's longest. What is
   usual is the middle device of this round, so less than half of the devices, lying together, cannot shift it. What the
   bundle's noise may have added is taken off first: of a class with one sample that is most of the mean.
-- **Counted as less**: a device that says it has more samples than all other devices together. It counts as that many,
-  or as s / (1 − s) times that many for another largest share s than a half: its counts, and with them the weight of its
-  rows or sums, are scaled as a whole. So nobody can buy more than the share of a round with a number that costs
-  nothing; of one class it can, by claiming no other.
+- **Left out**, or only named: a device whose class means contradict those of more others than may lie
+  (`aggregator/contradictions.py`), or those of one that the operator vouches for. Who is contradicted by most of those
+  that can tell, but by fewer, is named. Devices that are vouched for are never left out, and say what length is usual.
+- **Counted as less**: a device that says it has more samples than `max_share` of all. Its counts, and with them the
+  weight of its rows or sums, are scaled as a whole, so that nobody can buy more than that share of a round with a
+  number that costs nothing; of one class it can, by claiming no other. From a half up that can be one device only.
 
 Of one or two devices nobody can say who lies. One alone counts as it is. Of two that differ by more than `OUTLIER` the
 longer is left out, for long features end training and short ones do not; their counts stay as they are. The same holds
 of a class that only one or two of many devices have: only `aggregator/validation.py` and what is usual in the other
 classes bound it.
 
-What is compared is three numbers of each contribution, its `Traits`, so that none must be read again to be screened.
+What is compared first is three numbers of each contribution, its `Traits`, so that none must be read again for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.contradictions import Contradicted, contradicted
 from contract.mechanism import Mechanism
 from contract.messages import Contribution
 from contract.methods import method as method_of
@@ -31,9 +35,12 @@ from contract.plausible import usual_norm
 from contract.rules import Source
 from contract.statistics import Statistic
 
-__all__ = ["OUTLIER", "Finding", "Screened", "Traits", "screen"]
+__all__ = ["OUTLIER", "SUSPECTS", "Finding", "Screened", "Screening", "Suspects", "Traits", "Verdict", "screen"]
 
 OUTLIER = 5.0
+Suspects = Literal["leave-out", "name", "ignore"]
+SUSPECTS: tuple[Suspects, ...] = get_args(Suspects)
+Verdict = Literal["left out", "counts as less", "suspected"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Traits:
     def of(cls, message: Contribution, noise: Mechanism | None = None) -> Traits:
         """Those of a contribution as it came, `noise` being what the bundle declares."""
         samples = message.samples
-        if message.triangle is not None:
+        if message.triangle is not None or not method_of(message.method).statistic.COUNTED:
             return cls(0.0, samples, 0.0)
         norms: NDArray[np.floating] = message.norms  # (K,) of means, or of sums
         for field in method_of(message.method).statistic.row_fields()[:1]:
@@ -68,15 +75,16 @@ class Traits:
 
 @dataclass(frozen=True)
 class Finding:
-    """A device whose contribution does not count, or not in full.
-
-    Attributes:
-        left_out: whether it does not count at all.
-    """
+    """A device that something speaks against, and what became of its contribution: of a suspected one nothing."""
 
     device: str
-    left_out: bool
+    verdict: Verdict
     reason: str
+
+    @property
+    def left_out(self) -> bool:
+        """Whether it does not count at all."""
+        return self.verdict == "left out"
 
 
 @dataclass(frozen=True)
@@ -92,52 +100,106 @@ class Screened:
     findings: tuple[Finding, ...]
 
 
-def screen(source: Source, traits: Mapping[str, Traits], *, max_share: float = 0.5) -> Screened:
+@dataclass(frozen=True)
+class Screening:
+    """What is held against devices where a round is merged; see `screen`."""
+
+    max_share: float = 0.5
+    suspects: Suspects = "leave-out"
+    vouched: tuple[str, ...] = ()
+
+    def written(self) -> bytes:
+        """As the store keeps it."""
+        return " ".join((repr(self.max_share), self.suspects, *self.vouched)).encode()
+
+    @classmethod
+    def read(cls, written: bytes) -> Screening:
+        """What `written` gave; stores of earlier releases have nobody vouched for, or the share alone, and ignored
+        suspects.
+
+        Raises:
+            ValueError, TypeError: something else.
+        """
+        share, *said = bytes(written).decode().split(" ")
+        return cls(float(share), SUSPECTS[SUSPECTS.index(said[0] if said else "ignore")], tuple(said[1:]))
+
+
+def screen(
+    source: Source,
+    traits: Mapping[str, Traits],
+    *,
+    max_share: float = 0.5,
+    suspects: Suspects = "ignore",
+    vouched: Collection[str] = (),
+    labels: Sequence[str] = (),
+) -> Screened:
     """What of `source` may merge.
 
     Args:
         source: yields one statistic for each of the devices in `traits`, in that order.
-        max_share: the largest share of the round's samples that one device counts for, 0.5 to 1.
+        max_share: the largest share of the round's samples that one device counts for, above 0, up to 1.
+        suspects: what becomes of devices whose class means contradict the others'.
+        vouched: the names of devices that do not lie.
+        labels: the names of the classes, for the reasons; their numbers where there are none.
     """
-    findings = _outliers(traits)
+    findings = _outliers(traits, vouched)
     out = {finding.device for finding in findings}
-    devices, left = list(traits), [device not in out for device in traits]
-    samples = [0 if device in out else found.samples for device, found in traits.items()]
-    heaviest, most = _allowance(samples, max_share)
-    factor = 1.0
-    if heaviest is not None:
-        factor = most / samples[heaviest]
-        reason = f"{samples[heaviest]:,} samples, more than the others allow, count as {most:,}"
-        findings.append(Finding(devices[heaviest], False, reason))
+    if suspects != "ignore":
+        here = [device for device in traits if device not in out]
+        told = contradicted(lambda: _without(source, traits, out), here, vouched)
+        findings += [_of_contradicted(each, suspects, labels) for each in told]
+        out |= {finding.device for finding in findings if finding.left_out}
+    samples = {device: found.samples for device, found in traits.items() if device not in out}
+    allowed = _allowance(samples, max_share)
+    for device, most in allowed.items():
+        reason = f"{samples[device]:,} samples, more than the others allow, count as {most:,}"
+        findings.append(Finding(device, "counts as less", reason))
 
     def kept() -> Iterator[Statistic]:
-        for index, (statistic, stays) in enumerate(zip(source(), left, strict=True)):
-            if stays:
-                yield statistic.lightened(factor) if index == heaviest else statistic
+        for device, statistic in zip(samples, _without(source, traits, out), strict=True):
+            factor = allowed[device] / samples[device] if device in allowed else 1.0
+            yield statistic if factor == 1.0 else statistic.lightened(factor)
 
     return Screened(kept, tuple(findings))
 
 
-def _outliers(traits: Mapping[str, Traits]) -> list[Finding]:
+def _without(source: Source, devices: Iterable[str], out: Set[str]) -> Iterator[Statistic]:
+    """The statistics of `devices` but for some."""
+    for device, statistic in zip(devices, source(), strict=True):
+        if device not in out:
+            yield statistic
+
+
+def _outliers(traits: Mapping[str, Traits], vouched: Collection[str]) -> list[Finding]:
     """Devices whose longest class mean is out of all proportion."""
-    usual = usual_norm([found.longest for found in traits.values()])
+    sure = [found.longest for device, found in traits.items() if device in vouched and found.longest > 0]
+    usual = usual_norm(sure or [found.longest for found in traits.values()])
     words = f"at most {OUTLIER:g} times the usual {usual:.3g}"
     return [
-        Finding(device, True, f"a class mean of norm {found.certain:.3g}, {words}")
+        Finding(device, "left out", f"a class mean of norm {found.certain:.3g}, {words}")
         for device, found in traits.items()
-        if found.certain > OUTLIER * usual
+        if found.certain > OUTLIER * usual and device not in vouched
     ]
 
 
-def _allowance(samples: Sequence[int], max_share: float) -> tuple[int | None, int]:
-    """Which of three or more devices has more samples than the share, and as how many they count; None when none has.
+def _of_contradicted(found: Contradicted, suspects: Suspects, labels: Sequence[str]) -> Finding:
+    verdict: Verdict = "left out" if found.accused and suspects == "leave-out" else "suspected"
+    return Finding(found.device, verdict, found.words(labels))
 
-    From a half up, no more than one device can.
+
+def _allowance(samples: Mapping[str, int], max_share: float) -> dict[str, int]:
+    """As how many samples devices count that have more than the share; of fewer than three devices with any, none.
+
+    The heaviest m devices count as c each, and c is `max_share` of what all then count as; where that is less than a
+    device's even share, all count as the lightest.
     """
-    if sum(count > 0 for count in samples) < 3:
-        return None, 0
-    heaviest = int(np.argmax(samples))
-    rest = sum(samples) - samples[heaviest]
-    if samples[heaviest] <= max_share * sum(samples):
-        return None, 0
-    return heaviest, max(1, int(rest * max_share / (1.0 - max_share)))
+    ranked = sorted((count for count in samples.values() if count > 0), reverse=True)
+    if len(ranked) < 3:
+        return {}
+    rest, most = sum(ranked), float(ranked[-1])
+    for capped, count in enumerate(ranked):
+        if count * (1.0 - max_share * capped) <= max_share * rest:
+            most = max_share * rest / (1.0 - max_share * capped) if capped else float(count)
+            break
+        rest -= count
+    return {device: max(1, int(most)) for device, count in samples.items() if count > most}

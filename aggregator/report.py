@@ -52,7 +52,7 @@ class Summary:
                 counted["committed"] += len(record.uplink_bytes)
                 counted["uplink_bytes"] += sum(record.uplink_bytes.values())
             if record.closed:
-                self._closed.append(_round(record))
+                self._closed.append(_round(record) | {"findings": self._store.findings(record.number)})
         self._let_go()
         self._read_accuracy()
         tallies = self._store.tallies()
@@ -96,6 +96,7 @@ class Summary:
 def _round(record: RoundRecord) -> dict[str, Any]:
     return {
         "round": record.number,
+        "taken_back": record.taken_back,
         "method": record.method,
         "participants": len(record.uplink_bytes),
         "committed": len(record.uplink_bytes),

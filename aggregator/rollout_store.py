@@ -35,7 +35,7 @@ class RolloutTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
-        self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
+        self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
         self._to_sweep = True
 
     def load(self) -> Rollout | None:
@@ -112,8 +112,9 @@ class RolloutTables:
                 "SELECT bytes FROM rollout_piece WHERE sha256 = ? AND number BETWEEN ? AND ? ORDER BY number",
                 (sha256, first, last),
             ).fetchall()
+            whole = b"".join(row[0] for row in rows)
         begin = offset - first * PIECE_BYTES
-        return b"".join(row[0] for row in rows)[begin : begin + length]
+        return whole[begin : begin + length]
 
 
 _LIVE = f"state IN ({', '.join('?' for _ in get_args(State))})"

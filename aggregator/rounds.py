@@ -45,7 +45,19 @@ from contract.methods import method as method_of
 from contract.sampling import sampled
 from contract.terminal import counted
 
-__all__ = ["DEADLINE_S", "MAX_DEVICES", "Closed", "Extended", "Finished", "Opened", "Policy", "Rounds", "Step", "plan"]
+__all__ = [
+    "DEADLINE_S",
+    "MAX_DEVICES",
+    "Closed",
+    "Extended",
+    "Finished",
+    "Held",
+    "Opened",
+    "Policy",
+    "Rounds",
+    "Step",
+    "plan",
+]
 
 MAX_DEVICES = 100_000  # births beyond that are not followed: a flood of status messages must not eat the memory
 DEADLINE_S = 600.0  # a Pi trains a round of photos in less; see docs/decisions/080
@@ -119,13 +131,21 @@ class Closed:
 
 
 @dataclass(frozen=True)
+class Held:
+    """The round takes no more, and has no result yet: the helper is asked for the sum over so many devices."""
+
+    round: int
+    devices: int
+
+
+@dataclass(frozen=True)
 class Finished:
     """The plan is done."""
 
     rounds: int
 
 
-Step = Opened | Extended | Closed | Finished
+Step = Opened | Extended | Closed | Held | Finished
 
 
 def plan(method: str, rounds: int, calibrate: bool) -> tuple[str, ...]:
@@ -156,6 +176,7 @@ class Rounds:
         phase: `waiting` before the first round and between rounds.
         settled_at: no round closes before that time, see `resume`.
         unsampled: devices enough are online, but no seed was found that samples K of them.
+        held: the open round takes no more, and ends when its result is here (`hold`).
     """
 
     plan: tuple[str, ...]
@@ -166,6 +187,7 @@ class Rounds:
     phase: Literal["waiting", "open", "finished"] = "waiting"
     settled_at: float = 0.0
     unsampled: bool = False
+    held: bool = False
     contributions: set[str] = field(default_factory=set)
     _online: dict[str, bytes] = field(default_factory=dict)
     _awaited: dict[str, float] = field(default_factory=dict)  # since when nothing was heard of it
@@ -176,6 +198,7 @@ class Rounds:
     _deadline: float = 0.0
     _overtime: bool = False  # a window that ended with too few
     _closing: bool = False  # somebody asked for the end of the open round
+    _in_vain: int = 0  # with so many contributions its result could not be had
     _presence_changed: bool = True
 
     def __post_init__(self) -> None:
@@ -211,6 +234,10 @@ class Rounds:
 
     def is_online(self, device: str) -> bool:
         return device in self._online
+
+    def awaits(self, device: str) -> bool:
+        """Whether the open round waits for this device."""
+        return device in self._awaited
 
     @property
     def awaited_count(self) -> int:
@@ -317,6 +344,28 @@ class Rounds:
         self._closing = self.phase == "open" and bool(self.contributions)
         return self._closing
 
+    @property
+    def closing(self) -> bool:
+        """Whether somebody asked for the end of the open round."""
+        return self._closing
+
+    def hold(self) -> None:
+        """The round that has just closed has no result yet: it is open again, and nothing is due."""
+        self.phase, self.held, self._closing = "open", True, False
+
+    def release(self, now: float) -> Extended:
+        """The held round cannot have a result of what is here: it goes on, for as long again."""
+        self.held, self._in_vain, self._closing = False, len(self.contributions), False
+        self._deadline, self._overtime = now + self.policy.limit_s, True
+        self._await(self._online, now)
+        return Extended(self.number, len(self.contributions))
+
+    def end(self) -> Closed:
+        """The held round is over."""
+        self.phase, self.held, self._presence_changed = "waiting", False, True
+        self._awaited.clear()
+        return Closed(self.number, self.method)
+
     def steer(self, what: str) -> str:
         """Do what an operator asks of rounds, `open-round` or `close-round`; what became of it."""
         if what == "close-round":
@@ -357,7 +406,7 @@ class Rounds:
         """Seconds until `advance` may have something to do without anything happening; None when never."""
         if self.phase == "waiting" and self.policy.stays and len(self._online) >= self.policy.to_open:
             return self.opens_in_s(now)
-        if self.phase != "open":
+        if self.phase != "open" or self.held:
             return None
         times = [self.settled_at] if now < self.settled_at else []
         times += [self._deadline] if self.policy.limit_s else []
@@ -378,7 +427,7 @@ class Rounds:
 
     def _may_close(self, now: float, overdue: bool) -> bool:
         here, policy = len(self.contributions), self.policy
-        if here < policy.min_clients or now < self.settled_at:
+        if here < policy.min_clients or now < self.settled_at or (here <= self._in_vain and not overdue):
             return False
         if policy.stays:
             return overdue or self._overtime or 0 < policy.max_clients <= here
@@ -397,6 +446,7 @@ class Rounds:
         self.number, self.method, self.seed, self.phase = number, method, seed, "open"
         self.contributions, self._awaited, self._refused = contributions, {}, set()
         self._deadline, self._overtime, self._closing = now + self.policy.limit_s, False, False
+        self.held, self._in_vain = False, 0
         self._await(self._online, now)
 
     def _await(self, devices: Iterable[str], now: float) -> None:

@@ -9,7 +9,7 @@ from aggregator import events
 from aggregator.coordinator import Coordinator
 from aggregator.orders import Obeyed
 from aggregator.rollout import Moved
-from aggregator.rounds import Closed, Extended, Opened, Step
+from aggregator.rounds import Closed, Extended, Held, Opened, Step
 from aggregator.standing_coordinator import Solved
 from aggregator.standing_events import moved, obeyed
 
@@ -66,6 +66,8 @@ class Teller:
         elif isinstance(step, Opened):
             total = max(len(rounds.plan), step.round)
             self._opened(total, 0)
+        elif isinstance(step, Held):
+            self._listener(events.SumAsked(step.round, step.devices))
         elif isinstance(step, Extended):
             here, needed = step.contributions, policy.min_clients
             self._listener(events.RoundExtended(step.round, here, needed, policy.limit_s, policy.stays))
@@ -73,7 +75,7 @@ class Teller:
             self.accuracy(last=True)
             self._untold = step.round
             for found in self._core.findings:
-                self._listener(events.Screened(step.round, found.device, found.left_out, found.reason))
+                self._listener(events.Screened(step.round, found.device, found.verdict, found.reason))
             if self._core.doubt:
                 self._listener(events.Warned(step.round, self._core.doubt))
             record = self._core.record(step.round)

@@ -8,13 +8,11 @@ Each turn:
 4. what is due is done: a round opens, is extended, or closes with its merged result durable; then the global state is
    published, and after it the announcement that names its version. Both are retained.
 
-Nothing is published that is not durable, and nothing is acknowledged before its receipt was handed over. When the
-broker is away, nothing is kept for it: on every connection we announce again, and once that has come back we publish
-what the broker has lost of the global state; devices send again what they have no receipt for. So kill -9 at any
-instruction, of any part, loses and doubles nothing.
-
-Only one aggregator speaks for a fleet (`seat`): until the seat is taken nothing but status messages is looked at,
-nothing opens, and nothing is acknowledged.
+Nothing is published that is not durable, and nothing is acknowledged before its receipt was handed over. For a broker
+that is away nothing is kept: on every connection we announce again, and once that has come back we publish what the
+broker has lost of the global state; devices send again what they have no receipt for. So kill -9 of any part at any
+instruction loses and doubles nothing. Only one aggregator speaks for a fleet (`seat`): until the seat is taken nothing
+but status messages is looked at, nothing opens, and nothing is acknowledged.
 
 A device that was silent through a whole deadline may be a birth whose will was never published. A death is published
 in its name; one that is alive answers with a birth, and what is retained of the others is true again.
@@ -26,55 +24,41 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from aggregator import events
+from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator
+from aggregator.ending import Ending
+from aggregator.enrolment import Intrusion
 from aggregator.handout import Handout
-from aggregator.ingest import Decision
+from aggregator.helper_line import HelperLine
 from aggregator.orders import Obeyed
-from aggregator.refusal_rate import Pace
-from aggregator.retained import Retained
+from aggregator.receipts import Receipts
+from aggregator.retained import RetainedState
 from aggregator.rounds import Closed, Finished
 from aggregator.run_events import Teller
-from aggregator.sole_aggregator import Seat
+from aggregator.sole_aggregator import Seat, check_age
 from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.standing_events import StandingTeller
+from aggregator.voice import Voice
 from contract import topics
-from contract.errors import LinkError, StoreError, WireError
-from contract.link import Address, Connected, Disconnected, Failed, Link, Received
-from contract.messages import Announcement, Status
+from contract.certificates import Expiry
+from contract.envelopes import ENVELOPE_BYTES
+from contract.errors import LinkError, WireError
+from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
+from contract.messages import Announcement, Message, Status
 from contract.service_manager import ServiceManager
-from contract.wire import decode, encode
+from contract.signed import Signer
+from contract.wire import encode
 
 __all__ = ["BATCH", "Server"]
 
 BATCH = 256
 RECEIVE_MAXIMUM = 1_024
 TURN_S = 1.0
-GRACE_S = 40.0  # after the last round: a device without a receipt asks at once, then after 5 to 10 s, then 10 to 20
-QUIET_S = 1.0
 PATIENCE_S = 60.0
-LATECOMERS_S = 60.0  # a store that was finished before: as long as the client's --patience
 _ASKED_EACH_TURN = 100
 _HANGS_S = 120.0  # a network thread that has not gone round for so long, not even in vain
-
-
-@dataclass
-class _Ending:
-    """How the run ends.
-
-    Attributes:
-        since: when it finished, or we started and it had.
-        least_s: stay that long at least.
-        heard_at: when the last message came.
-        missing: contributors of the last round that were offline when it ended: they may come back for a receipt.
-    """
-
-    since: float
-    least_s: float
-    heard_at: float
-    missing: set[str] = field(default_factory=set)
 
 
 class Server:
@@ -85,6 +69,7 @@ class Server:
         on_round: called with whether the run is finished, after each round and at the end.
         patience_s: how long the broker may be absent at the start; None for 60 s, and for ever where there is no end of
             the plan.
+        signer: signs what is published; None where nothing is signed.
         take_over: end another aggregator that serves this fleet, instead of refusing to start.
         stopping: ends `run` once it is set.
         manager: of the service, if there is one.
@@ -100,6 +85,7 @@ class Server:
         listener: events.Listener,
         on_round: Callable[[bool], None],
         patience_s: float | None = None,
+        signer: Signer | None = None,
         take_over: bool = False,
         stopping: threading.Event | None = None,
         manager: ServiceManager | None = None,
@@ -116,26 +102,35 @@ class Server:
             else Teller(coordinator, listener)
         )
         self._seat = Seat(fleet, coordinator.run, started=int(time.time()), take_over=take_over)
-        self._pace = Pace()
+        self._voice = Voice(fleet, signer, coordinator.issue)
         self._round_topic, self._seat_topic = topics.round_(fleet), topics.status(fleet, topics.AGGREGATOR)
+        blinded = coordinator if isinstance(coordinator, BlindedCoordinator) else None
         self._link = Link(
             address,
-            f"pf-{fleet}-aggregator-{coordinator.run.hex()}",
-            subscriptions=[topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)],
-            will=(self._seat_topic, encode(self._seat.death)),
+            client_id(fleet, topics.AGGREGATOR),
+            subscriptions=[
+                *(topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)),
+                *([] if blinded is None else [topics.helper_answer(fleet)]),
+            ],
+            will=(self._seat_topic, self._voice.sealed(self._seat_topic, encode(self._seat.death))),
             receive_maximum=RECEIVE_MAXIMUM,
-            largest_bytes=coordinator.largest_message_bytes,
+            largest_bytes=coordinator.largest_message_bytes + ENVELOPE_BYTES,
             echo_topic=self._round_topic,
         )
-        self._handout = Handout(coordinator, self._link, address, fleet, listener)
+        self._receipts = Receipts(fleet, self._link, self._voice, listener)
+        self._handout = Handout(coordinator, self._link, address, fleet, listener, self._voice)
+        away = lambda round, devices: listener(events.HelperAwaited(round, devices))  # noqa: E731
+        line = None if blinded is None else HelperLine(blinded, self._link, fleet, seal=self._voice.sealed, waits=away)
+        self._helper = line
         self._limit_bytes = coordinator.limit_bytes
-        self._retained = Retained()
+        self._retained = RetainedState(fleet, self._link, self._voice)
         self._connections = 0
         self._echoed_on = 0  # the connection on which our own announcement has come back
         self._held: list[Received] = []  # what came before the seat was taken
         self._ask: deque[tuple[str, bytes]] = deque()
+        self._asked: dict[str, bytes] = {}  # deaths that we published in a device's name
         self._was_finished = coordinator.is_finished
-        self._ending: _Ending | None = None
+        self._ending: Ending | None = None
 
     def run(self) -> None:
         """Serve until the plan is done and the devices have gone, or the grace is over; where there is no end of the
@@ -160,10 +155,14 @@ class Server:
         finally:
             self._manager.stopping()
             if self._seat.taken:
-                self._link.publish(self._seat_topic, encode(self._seat.death), retain=True)
+                self._say(self._seat_topic, self._seat.death)
             self._handout.close()
             self._link.close()
             self._listener(events.Ended(self._connections, self._link.dropped))
+
+    def broker_certificate(self) -> Expiry | None:
+        """Until when the certificate is good that the broker has shown; from any thread."""
+        return self._link.broker_certificate
 
     # ── one turn ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -179,9 +178,10 @@ class Server:
         received, self._held = self._held + received, []
         now = time.monotonic()
         sent = [(topics.device_of(message.topic), message.payload) for message in contributions]
-        decisions = self._core.take([each for each in sent if not self._handout.take(*each)], now)
+        sent = [each for each in sent if not (self._handout.take(*each) or self._enrol(*each, now))]
+        decisions = self._core.take(sent, now)
         decisions += self._core.stalled(now)
-        self._send_receipts(decisions, now)
+        self._receipts.send(decisions, now)
         for message in received:
             self._link.acknowledge(message)
         if any(decision.outcome == "committed" for decision in decisions):
@@ -189,23 +189,29 @@ class Server:
         self._teller.accuracy()
         self._advance()
         self._handout.turn(self._limit_bytes)
+        if self._helper is not None:
+            self._helper.turn(time.monotonic(), self._limit_bytes)
         self._ask_the_silent()
+        self._mend(now)
         self._teller.waits(time.monotonic())
         for suspected in self._core.departures(time.time()):
             self._listener(suspected)
+        for intruder in self._core.gate.take_news(time.time()):
+            self._listener(events.IntruderTold(intruder.device, intruder.cause, intruder.reason, intruder.messages))
 
     def _gather(self) -> list[Received]:
         now = time.monotonic()
         # without the seat nothing opens or closes
         due_s = self._core.rounds.due_in_s(now) if self._seat.taken else None
-        waits = (due_s, self._seat.wait_s(now), self._handout.wait_s)
+        helper_s = self._helper.wait_s(now) if self._helper is not None and self._seat.taken else None
+        waits = (due_s, self._seat.wait_s(now), self._handout.wait_s, self._voice.wait_s(now), helper_s)
         event = self._link.receive(min((TURN_S, *(wait + 0.001 for wait in waits if wait is not None))))
         received: list[Received] = []
         while event is not None:
             if isinstance(event, Received):
                 received.append(event)
                 if self._ending is not None:
-                    self._ending.heard_at = time.monotonic()
+                    self._ending.heard(time.monotonic())
                 if len(received) >= BATCH:
                     break
             elif isinstance(event, Connected):
@@ -214,6 +220,8 @@ class Server:
                 self._held.clear()  # they come again, and could not be acknowledged any more
                 self._seat.disconnected()
                 self._listener(events.LinkDown(event.reason, event.retry_s))
+            elif isinstance(event, Noticed):
+                self._listener(events.Noticed(event.line))
             elif isinstance(event, Failed):
                 raise event.error
             event = self._link.receive(0)
@@ -224,9 +232,13 @@ class Server:
         kind = _kind(message)
         if kind == "round":
             self._hear_announcement(message)
+        elif kind == "helper":
+            if self._helper is not None and not self._helper.hear(message.payload):
+                self._core.malformed()
         elif kind == "global":
-            if self._seat.taken:
-                self._clear_stale_part(message)
+            state, now = self._core.state, time.monotonic()
+            if self._seat.taken and not self._retained.hear(message, state, self._limit_bytes, now):
+                self._core.malformed()
         elif message.payload:
             try:
                 device = topics.device_of(message.topic)
@@ -242,30 +254,23 @@ class Server:
         return False
 
     def _hear_status(self, device: str, message: Received) -> None:
-        self._core.status(device, message.payload, time.monotonic())
+        is_ours = self._asked.get(device) == message.payload or self._voice.is_ours(message.topic, message.payload)
+        self._core.status(device, message.payload, time.monotonic(), is_ours=is_ours, is_news=not message.retained)
         if self._ending is not None and self._core.rounds.is_online(device):
-            self._ending.missing.discard(device)
+            self._ending.came(device)
 
-    def _send_receipts(self, decisions: list[Decision], now: float) -> None:
-        sent = set()
-        for decision in decisions:
-            receipt = decision.receipt
-            named = "" if receipt is None else receipt.method
-            self._listener(
-                events.Decided(
-                    decision.device, decision.outcome, decision.round, named, decision.reason, decision.cause
-                )
-            )
-            if decision.outcome in ("rejected", "malformed"):
-                self._listener(events.Refused(decision.device, decision.reason))
-            if receipt is None:
-                continue
-            key = (decision.device, receipt.run, receipt.round, receipt.method, receipt.status, receipt.missing)
-            if key in sent:  # many chunks of one contribution may call for the same receipt
-                continue
-            sent.add(key)
-            if receipt.status != "rejected" or self._pace.allows(decision.device, now):
-                self._link.publish(topics.down(self._fleet, decision.device), encode(receipt))
+    def _enrol(self, device: str, payload: bytes, now: float) -> bool:
+        """Whether a message asks for a device to be enrolled; then it is answered, and durable."""
+        receipt = self._core.enrol(device, payload, time.time())
+        if receipt is None:
+            return False
+        self._receipts.answer(device, receipt, now, is_intruder=receipt.status == "rejected")
+        return True
+
+    def _say(self, topic: str, status: Status) -> bytes:
+        said = self._voice.sealed(topic, encode(status))
+        self._link.publish(topic, said, retain=True)
+        return said
 
     def _ask_the_silent(self) -> None:
         lost = self._core.rounds.take_lost()
@@ -273,8 +278,7 @@ class Server:
         self._ask.extend(lost)
         for _ in range(min(len(self._ask), _ASKED_EACH_TURN)):
             device, instance = self._ask.popleft()
-            death = Status(False, instance, 0)
-            self._link.publish(topics.status(self._fleet, device), encode(death), retain=True)
+            self._asked[device] = self._say(topics.status(self._fleet, device), Status(False, instance, 0))
 
     # ── the seat ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -282,33 +286,43 @@ class Server:
         had = self._seat.taken
         said = self._seat.due(time.monotonic())
         if said is not None:
-            self._link.publish(self._seat_topic, encode(said), retain=True)
+            self._say(self._seat_topic, said)
         if self._seat.taken and not had:
             self._announce()
 
     def _hear_rival(self, message: Received) -> None:
-        try:
-            status = decode(message.payload)
-        except WireError:
-            self._core.malformed()
-            return
+        status = self._said_here(message)
         if isinstance(status, Status):
             self._seat.heard(status, time.monotonic())
-        else:
+        elif status is not None:
             self._core.malformed()
+
+    def _said_here(self, message: Received) -> Message | None:
+        """What was published on a topic of ours, if it counts; it is noted where somebody else poses as us."""
+        try:
+            return self._voice.heard(message.topic, message.payload)
+        except Intrusion as intrusion:
+            if not message.retained:
+                self._core.gate.note(topics.AGGREGATOR, intrusion.cause, str(intrusion), time.time())
+        except WireError:
+            self._core.malformed()
+        if not message.retained and self._seat.taken:
+            self._voice.overwritten(time.monotonic())
+        return None
 
     def _hear_announcement(self, message: Received) -> None:
         """Of another run, live: its aggregator runs, or ran just now. Of our own run, live: the broker hears us, and
         has told what it retains. Of our own run, but later: our store is old."""
-        try:
-            announcement = decode(message.payload) if message.payload else None
-        except WireError:
-            announcement = None
+        if not message.payload:  # whoever cleared it
+            self._voice.overwritten(time.monotonic())
+            return
+        announcement = self._said_here(message)
         if not isinstance(announcement, Announcement):
-            self._core.malformed()
+            if announcement is not None:
+                self._core.malformed()
         elif announcement.run == self._core.run:
             if message.retained and not self._seat.was_taken:
-                self._check_age(announcement)
+                check_age(announcement, self._core.rounds.number, self._core.state.version)
             elif not message.retained and self._echoed_on != message.connection:  # what is retained has come before it
                 self._echoed_on = message.connection
                 self._publish_state()
@@ -316,22 +330,12 @@ class Server:
             self._seat.rival_spoke(time.monotonic())
             self._announce()
 
-    def _check_age(self, announcement: Announcement) -> None:
-        known, version = self._core.rounds.number, self._core.state.version
-        if announcement.round > known or announcement.global_version > version:
-            raise StoreError(
-                f"the store is older than what run {self._core.run.hex()} has announced",
-                expected=f"round {announcement.round} and global version {announcement.global_version}",
-                got=f"round {known} and version {version}, as of a backup",
-                hint="the newest copy of the store, or --new-run to go on from this one",
-            )
-
     # ── what is retained ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _connected(self, event: Connected) -> None:
         self._connections += 1
         self._limit_bytes = min(event.limit_bytes, self._core.limit_bytes)
-        least = self._core.least_limit_bytes
+        least = self._core.least_limit_bytes + self._voice.room_bytes
         if self._limit_bytes < least:
             raise LinkError(
                 f"broker {self._address} takes messages of {event.limit_bytes} bytes",
@@ -341,26 +345,22 @@ class Server:
             )
         self._listener(events.LinkUp(str(self._address), self._limit_bytes))
         self._seat.connected(time.monotonic())
+        if self._helper is not None:
+            self._helper.connected()
 
     def _announce(self) -> None:
-        self._link.publish(self._round_topic, encode(self._core.announcement(self._limit_bytes)), retain=True)
+        said = self._voice.announcement(self._core.announcement(self._limit_bytes), time.time())
+        self._link.publish(self._round_topic, said, retain=True)
 
     def _publish_state(self) -> None:
         """Publish what the broker is not known to retain of the global state."""
-        parts = [encode(part, "f32") for part in self._core.state.parts(self._limit_bytes)]
-        for part in self._retained.missing(self._echoed_on, parts):
-            self._link.publish(topics.global_part(self._fleet, part), parts[part], retain=True)
+        self._retained.publish(self._core.state, self._limit_bytes, self._echoed_on)
 
-    def _clear_stale_part(self, message: Received) -> None:
-        """A part beyond those of the state we publish, left by a larger state or another run, must not stay."""
-        index = message.topic.rsplit("/", 1)[1]
-        parts = len(self._core.state.parts(self._limit_bytes))
-        if message.payload and not (index.isascii() and index.isdigit() and str(int(index)) == index):
-            self._core.malformed()
-        elif message.payload and int(index) >= parts:
-            self._link.publish(message.topic, b"", retain=True)
-        elif message.payload:
-            self._retained.heard(message.connection, int(index), message.payload)
+    def _mend(self, now: float) -> None:
+        """Publish again what somebody may have overwritten; of the global state what is not as it was."""
+        if self._voice.mends(now):
+            self._announce()
+            self._publish_state()
 
     # ── steps ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -381,19 +381,15 @@ class Server:
 
     def _finish(self) -> None:
         """The plan is done; whoever lacks a receipt is waited for."""
-        now, rounds = time.monotonic(), self._core.rounds
-        missing = {device for device in rounds.contributions if not rounds.is_online(device)}
-        self._ending = _Ending(now, LATECOMERS_S if self._was_finished else 0.0, now, missing)
+        rounds = self._core.rounds
+        missing = [device for device in rounds.contributions if not rounds.is_online(device)]
+        self._ending = Ending(missing, was_finished=self._was_finished, now=time.monotonic())
         if self._was_finished:
-            self._listener(events.Answering(LATECOMERS_S))
+            self._listener(events.Answering(self._ending.least_s))
 
     def _over(self) -> bool:
         """Whether everybody has gone, or has had time enough."""
-        ending, now = self._ending, time.monotonic()
-        if ending is None or now - ending.since < ending.least_s:
-            return False
-        gone = not ending.missing and self._core.rounds.online == 0 and now - ending.heard_at >= QUIET_S
-        return gone or now - ending.since >= ending.least_s + GRACE_S
+        return self._ending is not None and self._ending.is_over(self._core.rounds.online, time.monotonic())
 
 
 def _kind(message: Received) -> str:

@@ -10,15 +10,17 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished
 from aggregator.metrics import Metrics
 from aggregator.metrics_server import MetricsServer
+from aggregator.outliers import SUSPECTS, Suspects
 from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
@@ -28,6 +30,7 @@ from aggregator.store import SqliteStore
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import read_bundle
 from contract.durations import in_words, seconds
+from contract.ed25519 import library
 from contract.errors import UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
@@ -35,7 +38,10 @@ from contract.messages import Encoding
 from contract.methods import Value, closing_method
 from contract.methods import method as find_method
 from contract.rules import check_rule
+from contract.sealing import check_least, read_helper_public
 from contract.service_manager import ServiceManager
+from contract.signed import Signer
+from contract.signing_keys import read_private_key
 from contract.statistics import ClassMeans
 from contract.topics import check_id
 
@@ -43,6 +49,7 @@ __all__ = ["Service", "settle"]
 
 WINDOW_S = 3600.0  # a device that is awake some minutes of each hour meets every window
 STANDING_EVERY_S = 60.0
+LEAST = 10  # devices of a blinded sum
 
 OnSummary = Callable[[dict[str, Any], bool], None]
 """Takes a run's summary so far, and whether it is the last one of a finished run."""
@@ -61,6 +68,7 @@ class Service:
         take_over: end another aggregator that serves this fleet, instead of refusing.
         new_run: go on from the store as a new run: for a store from a backup.
         metrics: host and port to serve metrics on; None for nowhere.
+        sign: file of the Ed25519 private key that signs what is published; None where nothing is signed.
     """
 
     bundles: Sequence[Path]
@@ -72,12 +80,14 @@ class Service:
     take_over: bool = False
     new_run: bool = False
     metrics: tuple[str, int] | None = None
+    sign: str | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
         check_id(self.fleet, "--fleet")
         if self.patience_s is not None:
             _between("--patience", self.patience_s, 0.1, 1e6)
+        self._signer = None if self.sign is None else Signer(read_private_key(self.sign))
         read = [(path, read_bundle(path)) for path in self.bundles]
         self._roster = check_fleet(read)  # graphs and weights do not stay in memory
 
@@ -95,7 +105,7 @@ class Service:
                 store.begin_new_run()
             core = self._core(store)
             standing = isinstance(core, StandingCoordinator)
-            metrics = Metrics(self.fleet, core, store.standing)
+            metrics = Metrics(self.fleet, core, store.standing, address=self.address)
             tell = _both(metrics, listener)
             summary = StandingSummary(store, self.fleet, first) if standing else Summary(store, self.fleet, first)
 
@@ -128,11 +138,13 @@ class Service:
                 listener=tell,
                 on_round=on_round,
                 patience_s=self.patience_s,
+                signer=self._signer,
                 take_over=self.take_over,
                 stopping=self._stopping,
                 manager=ServiceManager(),
                 each_turn=metrics.look,
             )
+            metrics.broker_certificate = server.broker_certificate
             try:
                 with self._served(metrics, tell):
                     server.run()
@@ -155,7 +167,8 @@ class Service:
         roster, now = self._roster, time.monotonic()
         bundle = (store, roster.manifest, roster.bundle, self.settings)
         if self.settings.standing_every_s is None:
-            return Coordinator(*bundle, now=now, others=roster.others, shorter=roster.shorter, wall=time.time())
+            core = Coordinator if self.settings.helper is None else BlindedCoordinator
+            return core(*bundle, now=now, others=roster.others, shorter=roster.shorter, wall=time.time())
         if roster.others:
             got = f"{1 + len(roster.others)}"
             raise UsageError("--standing", expected="one extractor", got=got, hint="one fleet for each")
@@ -178,6 +191,8 @@ def settle(
     min_samples: int = 1,
     max_samples: int = MAX_SAMPLES,
     max_share: float = 0.5,
+    suspects: str = "leave-out",
+    vouch: Sequence[str] = (),
     ridge: float | str | None = None,
     form: str | None = None,
     rule: str = "mean",
@@ -190,6 +205,9 @@ def settle(
     open_clients: int | None = None,
     max_clients: int = 0,
     standing: bool = False,
+    helper: str | None = None,
+    least: int | None = None,
+    enrolled: bool = False,
 ) -> Settings:
     """What `protofleet aggregate` takes by these names, checked.
 
@@ -199,11 +217,22 @@ def settle(
     if standing:
         of_rounds = {"--rounds": rounds is not None, "--rule": rule != "mean", "--fraction": fraction != 1.0}
         of_rounds |= {"--max-share": max_share != 0.5, "--min-clients": min_clients != 1}
+        of_rounds |= {"--suspects": suspects != "leave-out", "--vouch": bool(vouch)}
         of_rounds |= {"--when-new": when_new != 0, "--window": window is not None}
         of_rounds |= {"--deadline": deadline != DEADLINE_S, "--seed": seed != 0, "--no-calibrate": not calibrate}
+        of_rounds |= {"--helper": helper is not None}
         of_rounds |= {"--open-clients": open_clients is not None, "--max-clients": max_clients != 0}
         for option in (name for name, given in of_rounds.items() if given):
             raise UsageError(f"{option} with --standing", expected="one of them", got="both: there are no rounds")
+    if enrolled:
+        library("--enrolled")
+    if helper is None and least is not None:
+        raise UsageError("--least", expected="--helper beside it", got="none")
+    if helper is not None:
+        least = check_least(LEAST if least is None else least)
+        min_clients = max(min_clients, least)
+        of_single = {"--rule": rule != "mean", "--max-share": max_share != 0.5, "--suspects": suspects != "leave-out"}
+        _check_blinded(of_single | {"--min-samples": min_samples != 1, "--vouch": bool(vouch)}, when_new)
     return Settings(
         method=None if method is None else find_method(method).name,
         rounds=rounds,
@@ -224,11 +253,25 @@ def settle(
         sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "f32", "f16")),
         min_samples=_at_least("--min-samples", min_samples, 1),
         max_samples=_at_least("--max-samples", max_samples, 1),
-        max_share=_between("--max-share", max_share, 0.5, 1.0),
+        max_share=_between("--max-share", max_share, 0.01, 1.0),
+        suspects=_suspects(suspects),
+        vouched=_vouched(vouch, suspects),
         hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
+        enrolled=enrolled,
         standing_every_s=seconds("--every", STANDING_EVERY_S if every is None else every) if standing else None,
+        helper=None if helper is None else read_helper_public(helper, "--helper"),
+        least=least or 0,
     )
+
+
+def _check_blinded(of_open_rounds: Mapping[str, bool], when_new: int) -> None:
+    """That nothing is asked for that only who sees contributions, or how many samples there are, can do."""
+    for option in (name for name, given in of_open_rounds.items() if given):
+        raise UsageError(f"{option} with --helper", expected="one of them", got="both: nothing but a sum is seen")
+    if when_new:
+        got = "both: blinded devices do not say how many photos they have"
+        raise UsageError("--when-new with --helper", expected="one of them", got=got, hint="--every")
 
 
 def _both(first: Listener, second: Listener) -> Listener:
@@ -305,6 +348,19 @@ def _between(option: str, value: float, low: float, high: float) -> float:
     if not low <= value <= high:  # NaN is not
         raise UsageError(option, expected=f"{low:g} to {high:g}", got=value)
     return value
+
+
+def _suspects(given: str) -> Suspects:
+    for known in SUSPECTS:
+        if given == known:
+            return known
+    raise UsageError("--suspects", expected=" or ".join(SUSPECTS), got=given, hint=near_names(given, SUSPECTS))
+
+
+def _vouched(given: Sequence[str], suspects: str) -> tuple[str, ...]:
+    if given and suspects == "ignore":
+        raise UsageError("--vouch with --suspects ignore", expected="one of them", got="both", hint="--suspects name")
+    return tuple(dict.fromkeys(check_id(name, "--vouch") for name in given))
 
 
 def _encoding(option: str, given: str, allowed: tuple[Encoding, ...]) -> Encoding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from aggregator.outliers import Suspects
 from aggregator.rounds import Policy
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import Manifest
@@ -13,6 +14,7 @@ from contract.messages import Encoding
 from contract.methods import METHODS, Method, Value, closing_method, runs_on
 from contract.methods import method as method_of
 from contract.rules import Rule
+from contract.sealing import HelperPublic
 from contract.state import least_limit_bytes
 
 __all__ = ["Settings", "check_heads", "check_limit", "least_limit_of", "own_method", "standing_method"]
@@ -26,13 +28,16 @@ class Settings:
         method: of the rounds; the bundle's own when None. Another is one that trains nothing.
         rounds, calibrate: see `rounds.plan`; as many as the method usually has when None.
         rule: how class means merge; other sums always add up.
-        encoding, sums_encoding: how tensors travel up in rounds of class rows and of triangles.
+        encoding, sums_encoding: how tensors travel up, and how where the method asks for float64.
         min_samples: classes with fewer local examples are withheld by the devices, and refused.
         max_samples: the most that one device may say it has.
-        max_share: see `outliers.screen`.
+        max_share, suspects, vouched: see `outliers.screen`.
         hyper: hyper-parameters of the rounds' methods that are taken instead of the bundle's: FFC's `ridge`, say.
         limit_bytes: the largest message taken and sent.
+        enrolled: whether only devices that are enrolled are heard.
         standing_every_s: where sums stand, how long a head stays at least before the next is made; None for rounds.
+        helper: whose helper opens the sums of rounds, which are blinded then; None for open ones.
+        least: k: no sum over fewer devices is asked for.
     """
 
     method: str | None = None
@@ -45,9 +50,14 @@ class Settings:
     min_samples: int = 1
     max_samples: int = MAX_SAMPLES
     max_share: float = 0.5
+    suspects: Suspects = "leave-out"
+    vouched: tuple[str, ...] = ()
     hyper: Mapping[str, Value] = field(default_factory=dict)
     limit_bytes: int = 65_536
+    enrolled: bool = False
     standing_every_s: float | None = None
+    helper: HelperPublic | None = None
+    least: int = 0
 
 
 def own_method(manifest: Manifest, settings: Settings) -> str:

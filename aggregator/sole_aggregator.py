@@ -14,6 +14,9 @@ will, with an `instance` that begins with its run. In order:
 Whoever holds the seat answers everything else that is said there with its own birth, and ends when it hears a birth of
 a higher (boot, instance): the other has taken over, or took the seat while we were cut off. So two that hear each
 other never both stay, whatever the order in which they started, and one of them always does.
+
+Two with one certificate do not hear each other where the broker has one session for each: they throw each other out
+(`contract/eviction.py`). Then, too, the newcomer ends, unless it is to take over: it is more patient then.
 """
 
 from __future__ import annotations
@@ -21,15 +24,17 @@ from __future__ import annotations
 import os
 from typing import Literal
 
-from contract.errors import LinkError
-from contract.messages import MAX_ROUND, Status
+from contract.errors import LinkError, StoreError
+from contract.eviction import Eviction
+from contract.messages import MAX_ROUND, Announcement, Status
 from contract.topics import AGGREGATOR
 
-__all__ = ["Seat"]
+__all__ = ["Seat", "check_age"]
 
 LISTEN_S = 0.5
 ANSWER_S = 8.0  # an aggregator may be in the middle of a merge
 _ASSERT_EACH_S = 0.5
+_RETURN_S = 3.0  # of one that was thrown out
 
 _Phase = Literal["away", "listening", "asking", "seated"]
 
@@ -50,6 +55,7 @@ class Seat:
         self._boot = max(0, min(started, MAX_ROUND - 1))
         self._phase: _Phase = "away"
         self._was_seated = False
+        self._eviction = Eviction(newcomer=4) if take_over else Eviction()
         self._until = 0.0
         self._other: Status | None = None  # who stands on the topic, when it is not us
         self._answered = False
@@ -79,6 +85,7 @@ class Seat:
     def connected(self, now: float) -> None:
         """A connection is up: listen, also when we held the seat before."""
         self._phase, self._until = "listening", now + LISTEN_S
+        self._eviction.connected(now)
 
     def disconnected(self) -> None:
         """The connection is gone, and with it the seat."""
@@ -90,6 +97,11 @@ class Seat:
         Raises:
             LinkError: another aggregator has the seat now.
         """
+        self._eviction.heard(strangers_death=status.instance != self.instance and not status.online)
+        if self._eviction.is_sure:
+            raise self._ousted(status)
+        if self._eviction.is_suspected and self._phase == "listening":
+            self._until = max(self._until, now + _RETURN_S)  # for the other to come back, before anything is said
         if status.instance == self.instance:
             if self.taken and not status.online:
                 self._speak_at = now  # somebody asks whether we are there, or our own will came late
@@ -154,4 +166,22 @@ class Seat:
             expected=f"only run {self.instance[:4].hex()}",
             got=f"run {other.instance[:4].hex()}, of another store",
             hint="the --store of that run, another --fleet, or --take-over to end that one",
+        )
+
+
+def check_age(announcement: Announcement, round: int, version: int) -> None:
+    """That a store is as new as what its run has announced before.
+
+    Args:
+        round, version: of the store, the newest ones.
+
+    Raises:
+        StoreError: it is an older copy.
+    """
+    if announcement.round > round or announcement.global_version > version:
+        raise StoreError(
+            f"the store is older than what run {announcement.run.hex()} has announced",
+            expected=f"round {announcement.round} and global version {announcement.global_version}",
+            got=f"round {round} and version {version}, as of a backup",
+            hint="the newest copy of the store, or --new-run to go on from this one",
         )

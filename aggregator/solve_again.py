@@ -61,9 +61,19 @@ def solve_again(path: str | os.PathLike[str], manifest: Manifest, given: Mapping
         hyper: dict[str, Value] = found.settled_in({**manifest.hyper, **settled})
 
         messages = lambda: run.contributions(number, found.name)  # noqa: E731
-        width, share = found.row_width(hyper, manifest.features), run.max_share(found.name)
+        width, how = found.row_width(hyper, manifest.features), run.screening(found.name)
         traits = traits_of(found, messages, hyper)
-        result = merge_round(found, messages, traits, hyper, classes=manifest.classes, width=width, max_share=share)
+        result = merge_round(
+            found,
+            messages,
+            traits,
+            hyper,
+            classes=manifest.classes,
+            width=width,
+            max_share=how.max_share,
+            suspects=how.suspects,
+            vouched=how.vouched,
+        )
         before = run.state()
         state = next_global(before, found, result.merged, round=before.round, hyper=hyper)
     return SolvedAgain(replace(state, version=before.version), found, number, result.told, result.doubt)

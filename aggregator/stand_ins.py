@@ -20,7 +20,7 @@ from aggregator.store import Accepted
 from aggregator.validation import check_content
 from contract.errors import WireError
 from contract.messages import Contribution
-from contract.wire import decode
+from contract.signed import inside
 
 __all__ = ["StandIns"]
 
@@ -45,7 +45,7 @@ class StandIns:
         if decision.outcome != "late" or not terms.extractor or terms.noise is not None:
             return
         try:
-            message = decode(payload, limit_bytes=view.largest_bytes)
+            message = inside(payload)
             if not isinstance(message, Contribution) or message.method != view.method:
                 return
             check_content(message, terms, bundles=(view.bundle, *view.others), classes=view.classes, width=view.width)

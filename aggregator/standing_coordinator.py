@@ -36,7 +36,7 @@ from aggregator.validation import Terms
 from contract.bundle import Manifest
 from contract.errors import UsageError
 from contract.fleet import further_bundles
-from contract.messages import Announcement, Contribution, Receipt
+from contract.messages import MAX_ROUND, Announcement, Contribution, Receipt
 from contract.methods import Method
 from contract.state import GlobalState
 from contract.statistics import Statistic
@@ -170,16 +170,25 @@ class StandingCoordinator(Core):
             withheld=self._withheld,
         )
 
-    def status(self, device: str, payload: bytes, now: float) -> bool:
+    def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False, is_news: bool = True) -> bool:
         """A device's birth or death; whether it changed who is online. What is no status is counted and left."""
-        message = self._read_status(device, payload)
+        message = self._read_status(device, payload, is_ours=is_ours, is_news=is_news)
         if message is None:
             return False
         told = self._presence.birth if message.online else self._presence.death
         changed = told(device, message.instance)
         if changed and message.online:
             self._tell(device)
+            self._tell_held(device)
         return changed
+
+    def _tell_held(self, device: str) -> None:
+        """See to it that a device whose state directory is an older copy learns it, also where its samples are those of
+        then. The round is no generation's, so to any other device it says nothing."""
+        held = self._held(device)
+        if held.digest and not self._refusal(device):
+            receipt = Receipt(self.run, MAX_ROUND, self.method.name, "late", held=held.generation)
+            self._untold.append(Decision(device, receipt.status, 0, receipt))
 
     def _tell(self, device: str) -> None:
         """See to it that a device of which nothing stands any more learns it, and whether it may send again: what it
@@ -276,6 +285,7 @@ class StandingCoordinator(Core):
                 withheld=self._withheld,
             ),
             refusal=self._refusal,
+            opened=self._opened,
             held=self._held,
         )
 
@@ -357,6 +367,7 @@ class StandingCoordinator(Core):
         self.standing.solved(now)
         self._refused[device] = reason
         self._store.drift.forget(device)
+        self._store.policies.forget(device)
         self.class_drift.look()
         self.rollouts.forget(device)
         self._orders_at = now  # there may be more, and what the log holds of it is to be overwritten
@@ -416,7 +427,8 @@ class StandingCoordinator(Core):
         """The orders that change no sum."""
         outcome = self._settle(order, wall)
         self.standing.paused = self._tables.meta("paused") == "yes"
-        return outcome or f"refused: {order.what} is for rounds, and sums stand here"
+        instead = "; forget DEVICE makes the head as if it had never been there" if order.what == "rollback" else ""
+        return outcome or f"refused: {order.what} is for rounds, and sums stand here{instead}"
 
     # ── sums ────────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -58,7 +58,7 @@ class StandingTeller:
 def obeyed(step: Obeyed) -> events.OrderDone:
     """What became of an order."""
     order = step.order
-    return events.OrderDone(order.what, order.device, order.who, step.outcome, step.version, order.detail)
+    return events.OrderDone(order.what, order.device, order.who, step.outcome, step.version, order.shown)
 
 
 def moved(step: Moved) -> events.Event:

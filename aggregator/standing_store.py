@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from contract.sqlite import Database
+from contract.sqlite import Database, typed
 
 if TYPE_CHECKING:
     from aggregator.store import Tally
@@ -30,6 +30,7 @@ __all__ = [
     "Taken",
     "classes_forgotten",
     "fleet_records",
+    "order_done",
     "orders",
 ]
 
@@ -40,8 +41,10 @@ _BESIDE = (
     "accuracy",
     "refusal",
     "drift",
+    "policy_word",
     "class_drift",
     "rollout_device",
+    "finding",
 )  # what is held of a device beside what it contributed
 
 
@@ -69,7 +72,7 @@ class Order:
 
     Attributes:
         device: that it is about, or empty.
-        detail: the class that it is about; of a roll-out's order, which bundle or stage.
+        detail: the class that it is about; of a roll-out's order, which bundle or stage; of an enrolment, which key.
     """
 
     id: int
@@ -82,6 +85,11 @@ class Order:
     version_before: int | None = None
     version_after: int | None = None
     detail: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The detail, where a person can do something with it."""
+        return "" if self.what in ("invite", "enrol") else self.detail
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ class StandingTables:
 
     def __init__(self, file: Database) -> None:
         self.path = file.path
-        self._db, self._disk, self._transaction = file.connection, file.guard, file.transaction
+        self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
         self._to_erase = False
         self.taken_out = 0  # how often a device or a class was, since this was opened
 
@@ -118,7 +126,7 @@ class StandingTables:
         """A setting that is kept; None where it was never set."""
         with self._disk():
             row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
-        return None if row is None else row[0] if isinstance(row[0], str) else memoryview(row[0]).tobytes().decode()
+            return None if row is None else row[0] if isinstance(row[0], str) else memoryview(row[0]).tobytes().decode()
 
     def set_meta(self, name: str, value: str) -> None:
         with self._transaction() as db:
@@ -128,7 +136,7 @@ class StandingTables:
         """By device, also of those that were taken out."""
         with self._disk():
             rows = self._db.execute("SELECT device, generation FROM standing").fetchall()
-        return {device: int(generation) for device, generation in rows}
+            return dict(typed(row, str, int) for row in rows)
 
     def payloads(self) -> Iterator[tuple[str, bytes]]:
         """What stands, ordered by device, one at a time."""
@@ -146,7 +154,7 @@ class StandingTables:
         """What stands of a device."""
         with self._disk():
             row = self._db.execute("SELECT payload FROM standing WHERE device = ?", (device,)).fetchone()
-        return None if row is None or row[0] is None else bytes(row[0])
+            return None if row is None or row[0] is None else bytes(typed(row, bytes)[0])
 
     def commit(self, newer: Sequence[Stands], tally: Tally, at: float, taken: Taken | None = None) -> None:
         """Make a batch durable: what takes the place of what, and counters; or none of it. A device that is withdrawn
@@ -219,11 +227,12 @@ class StandingTables:
             )
             for table in ("contribution", *_BESIDE):
                 db.execute(f"DELETE FROM {table} WHERE device = ?", (device,))
+            db.execute("DELETE FROM former")  # which it may be in
             _refuse(db, device, at, reason)
             self._put_global(db, parts)
             if digest is not None:
                 _put_meta(db, "standing solved", digest)
-            _done(db, order, at, outcome, before, after)
+            order_done(db, order, at, outcome, before, after)
         self._to_erase = True
         self.taken_out += 1
 
@@ -278,12 +287,14 @@ class StandingTables:
             for where, left in changed:
                 _keep(db, where, left)
             db.execute("DELETE FROM class_drift WHERE class = ?", (order.detail,))
+            if order.what == "forget class":
+                db.execute("DELETE FROM former")  # which it may be in
             _put_meta(db, _CLASSES, json.dumps(list(forgotten)))
             _put_meta(db, _TAKEN, json.dumps(taken))
             self._put_global(db, parts)
             if digest is not None:
                 _put_meta(db, "standing solved", digest)
-            _done(db, order, at, outcome, before, after)
+            order_done(db, order, at, outcome, before, after)
         self._to_erase = True
         self.taken_out += 1
 
@@ -324,7 +335,7 @@ class StandingTables:
     def done(self, order: Order, at: float, outcome: str, before: int, after: int) -> None:
         """An order has taken effect, or cannot; `outcome` says which, and the versions of the global state."""
         with self._transaction() as db:
-            _done(db, order, at, outcome, before, after)
+            order_done(db, order, at, outcome, before, after)
 
 
 def forgotten_in(value: str | None) -> tuple[str, ...]:
@@ -387,7 +398,8 @@ def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
         )
     }
     beside = {name for table in _BESIDE for (name,) in db.execute(f"SELECT DISTINCT device FROM {table}")}
-    names = {*refused, *rounds, *stands, *beside}
+    enrolled = {name for (name,) in db.execute("SELECT device FROM device_key")}
+    names = {*refused, *rounds, *stands, *beside, *enrolled}
     if not all(isinstance(name, str) for name in names):
         raise TypeError("a device whose name is no text")
     return {
@@ -398,7 +410,8 @@ def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
     }
 
 
-def _done(db: sqlite3.Connection, order: Order, at: float, outcome: str, before: int, after: int) -> None:
+def order_done(db: sqlite3.Connection, order: Order, at: float, outcome: str, before: int, after: int) -> None:
+    """Part of the transaction in which an order takes effect."""
     db.execute(
         "UPDATE fleet_order SET done_at = ?, outcome = ?, version_before = ?, version_after = ? WHERE id = ?",
         (at, outcome, before, after, order.id),

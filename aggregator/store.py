@@ -12,8 +12,9 @@ The key is unique, so the same contribution a second time is a duplicate, never 
 its result and the new global state in one transaction too: after kill -9 a round is either open with all it was
 promised, or closed with its result.
 
-What is kept (docs/decisions/085, 131): keys, counters and one line for each round for ever; what devices said of their
-accuracy for the newest `KEEP_ROUNDS`; the newest global state; the payloads of the open round and of the last closed
+What is kept (docs/decisions/085, 131, 160): keys, counters and one line for each round for ever; what devices said of
+their accuracy, and what spoke against them, for the newest `KEEP_ROUNDS`; the newest global state, and those that the
+newest few rounds began with (`aggregator/rollback_store.py`); the payloads of the open round and of the last closed
 round of each method, so that FFC's sums are there until the next calibration replaces them; and of older rounds, newest
 first, up to `KEEP_BYTES`. The transaction that closes a round drops what it makes superfluous.
 
@@ -30,14 +31,21 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from aggregator.accuracy import Told
+from aggregator.blinded_store import BlindedTables
 from aggregator.class_drift import ClassDriftTable
 from aggregator.drift import DriftTable
+from aggregator.enrolment_store import EnrolmentTables
+from aggregator.findings import findings_of, put_findings
+from aggregator.outliers import Finding, Screening
+from aggregator.policy_words import PolicyWords
+from aggregator.rollback_store import RollbackTables, keep_former
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
 from aggregator.store_schema import KIND, MADE_AT, draw_run
+from contract import sqlite
 from contract.accuracy import SHARES, Accuracy
-from contract.errors import StoreError, UsageError
-from contract.messages import Contribution, GlobalPart
+from contract.errors import UsageError
+from contract.messages import MAX_ROUND, Contribution, GlobalPart
 from contract.sqlite import Database
 from contract.state import GlobalCollector, GlobalState
 from contract.wire import decode, encode
@@ -53,7 +61,7 @@ __all__ = [
     "contributions",
     "global_parts",
     "newest_state",
-    "share_name",
+    "screening_name",
 ]
 
 OUTCOMES = ("duplicate", "late", "rejected", "malformed")
@@ -83,6 +91,7 @@ class Accepted:
     without: tuple[int, ...] = ()
 
 
+_NONE = Screening(suspects="ignore")
 Tally = Mapping[tuple[int, str], int]  # (round, outcome) → messages; round 0 where none can be named
 
 
@@ -96,6 +105,7 @@ class RoundRecord:
         classes_merged: how many classes its result holds, None while it is open.
         uplink_bytes: payload bytes received for each committed contribution, by device.
         tally: messages by outcome.
+        taken_back: whether it counts no more (`aggregator/rollback.py`).
     """
 
     number: int
@@ -107,6 +117,7 @@ class RoundRecord:
     classes_merged: int | None
     uplink_bytes: Mapping[str, int] = field(default_factory=dict)
     tally: Mapping[str, int] = field(default_factory=dict)
+    taken_back: bool = False
 
 
 class Store(Protocol):
@@ -116,6 +127,11 @@ class Store(Protocol):
     drift: DriftTable
     class_drift: ClassDriftTable
     rollouts: RolloutTables
+    rollback: RollbackTables
+    policies: PolicyWords
+    blinded: BlindedTables
+    enrolment: EnrolmentTables
+    fleet: str
 
     @property
     def run(self) -> bytes: ...
@@ -128,13 +144,22 @@ class Store(Protocol):
     def accuracy_since(self, last: int) -> tuple[int, set[int]]: ...
     def contributions(self, round: int, method: str) -> Iterator[bytes]: ...
     def close_round(
-        self, number: int, closed_at: float, classes_merged: int, state: GlobalState, max_share: float = 0.5
+        self,
+        number: int,
+        closed_at: float,
+        classes_merged: int,
+        state: GlobalState,
+        screening: Screening = _NONE,
+        findings: Sequence[Finding] = (),
+        *,
+        also: Callable[[sqlite3.Connection], None] = ...,
     ) -> None: ...
     def state(self) -> GlobalState: ...
     def last_round(self) -> int: ...
     def totals(self, up_to: int) -> tuple[int, int]: ...
     def rounds(self, *, after: int = 0) -> list[RoundRecord]: ...
     def record(self, round: int) -> RoundRecord: ...
+    def findings(self, round: int) -> list[dict[str, str]]: ...
     def refusals(self, round: int) -> list[str]: ...
     def tallies(self) -> dict[tuple[int, str], int]: ...
     def unassigned(self) -> dict[str, int]: ...
@@ -167,12 +192,15 @@ class SqliteStore:
         self._keep_bytes = keep_bytes
         self._file = Database(path, KIND, wait_s=_LOOKERS_S)
         self.standing = StandingTables(self._file)
-        self.rollouts = RolloutTables(self._file)
-        self._db, self._disk, self._transaction = self._file.connection, self._file.guard, self._file.transaction
+        self.rollouts, self.blinded = RolloutTables(self._file), BlindedTables(self._file)
+        self.enrolment, self.fleet = EnrolmentTables(self._file), fleet
+        self.rollback = RollbackTables(self._file)
+        self._db, self._disk, self._transaction = self._file.connection, self._file.reading, self._file.transaction
         try:
             with as_written(self._file.path):
                 self._claim({"bundle": bundle, "fleet": fleet.encode()}, extends)
                 self.drift, self.class_drift = DriftTable(self._file), ClassDriftTable(self._file)
+                self.policies = PolicyWords(self._file)
         except BaseException:
             self._file.close()
             raise
@@ -224,13 +252,16 @@ class SqliteStore:
             StoreError: when the disk refuses; then nothing of the batch was written.
         """
         counts = [(round, outcome, messages) for (round, outcome), messages in tally.items()]
-        with self._transaction():
+        with as_written(self._file.path), self._transaction():  # nothing follows the largest number there is
             (last,) = self._db.execute("SELECT coalesce(max(id), 0) FROM payload").fetchone()
             numbered = list(enumerate(accepted, last + 1))
             self._db.executemany("INSERT INTO payload VALUES (?, ?, ?)", [(n, a.round, a.payload) for n, a in numbered])
             self._db.executemany(
                 "INSERT INTO contribution VALUES (?, ?, ?, ?, ?)",
                 [(a.round, a.method, a.device, a.received_bytes, n) for n, a in numbered],
+            )
+            self.blinded.keep_seeds(
+                (a.round, a.device, a.message.seed) for a in accepted if a.message and a.message.seed
             )
             self._db.executemany(
                 "INSERT INTO tally VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET messages = messages + excluded.messages",
@@ -283,12 +314,22 @@ class SqliteStore:
                 yield payload
 
     def close_round(
-        self, number: int, closed_at: float, classes_merged: int, state: GlobalState, max_share: float = 0.5
+        self,
+        number: int,
+        closed_at: float,
+        classes_merged: int,
+        state: GlobalState,
+        screening: Screening = _NONE,
+        findings: Sequence[Finding] = (),
+        *,
+        also: Callable[[sqlite3.Connection], None] = lambda db: None,
     ) -> None:
         """Record a round's result and the global state that came out of it, and drop what is needed no longer.
 
         Args:
-            max_share: the largest share that one device counted for, so that the result can be made again.
+            screening: what was held against devices, so that the result can be made again.
+            findings: what was found against which.
+            also: done in the same transaction.
         """
         parts = global_parts(state)
         with self._transaction():
@@ -296,11 +337,14 @@ class SqliteStore:
                 "UPDATE round SET closed = 1, seconds = max(0, ? - opened_at), classes_merged = ? WHERE number = ?",
                 (closed_at, classes_merged, number),
             )
+            keep_former(self._db, number)
             # a round that changed nothing has the state, and the version, of the round before
             self._db.executemany("INSERT OR REPLACE INTO global VALUES (?, ?, ?)", parts)
             (method,) = self._db.execute("SELECT method FROM round WHERE number = ?", (number,)).fetchone()
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (share_name(method), b"%r" % max_share))
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (screening_name(method), screening.written()))
+            put_findings(self._db, number, findings, KEEP_ROUNDS)
             self._drop_old(number)
+            also(self._db)
 
     def state(self) -> GlobalState:
         """The newest global state; version 0 and empty before the first round."""
@@ -318,7 +362,7 @@ class SqliteStore:
             count, received = self._db.execute(
                 "SELECT count(*), coalesce(sum(received_bytes), 0) FROM contribution WHERE round <= ?", (up_to,)
             ).fetchone()
-        return int(count), int(received)
+            return int(count), int(received)
 
     def rounds(self, *, after: int = 0) -> list[RoundRecord]:
         """Every round that was opened, in order; of those with a number above `after`."""
@@ -337,26 +381,37 @@ class SqliteStore:
                 (round, method),
             ).fetchall()
             tally = self._db.execute("SELECT outcome, messages FROM tally WHERE round = ?", (round,)).fetchall()
+            back = self._db.execute("SELECT 1 FROM taken_back WHERE round = ?", (round,)).fetchone() is not None
         with as_written(self._file.path):
-            counts = [{name: int(number) for name, number in rows} for rows in (uplink, tally)]
-            return RoundRecord(round, str(method), int(seed), opened_at, bool(closed), seconds, merged, *counts)
+            committed, counted = ({name: int(number) for name, number in rows} for rows in (uplink, tally))
+            if not 0 < round <= MAX_ROUND:
+                raise ValueError(f"round {round}")
+            took_s = None if seconds is None else float(seconds)
+            opened = round, str(method), int(seed), float(opened_at), bool(closed), took_s, merged
+            return RoundRecord(*opened, committed, counted, back)
+
+    def findings(self, round: int) -> list[dict[str, str]]:
+        """What spoke against devices when a round closed, for JSON."""
+        with self._disk():
+            return findings_of(self._db, round)
 
     def refusals(self, round: int) -> list[str]:
         """The devices whose contribution to `round` was rejected."""
         with self._disk():
             rows = self._db.execute("SELECT device FROM refusal WHERE round = ? ORDER BY device", (round,)).fetchall()
-        return [device for (device,) in rows]
+        return [str(device) for (device,) in rows]
 
     def tallies(self) -> dict[tuple[int, str], int]:
         """Messages by round and outcome; round 0 where they belong to none."""
         with self._disk():
             rows = self._db.execute("SELECT round, outcome, messages FROM tally").fetchall()
-        return {(round, outcome): messages for round, outcome, messages in rows}
+            return {(int(round), str(outcome)): int(messages) for round, outcome, messages in rows}
 
     def unassigned(self) -> dict[str, int]:
         """Messages by outcome that belong to no round of this run."""
         with self._disk():
-            return dict(self._db.execute("SELECT outcome, messages FROM tally WHERE round = 0").fetchall())
+            rows = self._db.execute("SELECT outcome, messages FROM tally WHERE round = 0").fetchall()
+            return {str(outcome): int(messages) for outcome, messages in rows}
 
     def _drop_old(self, closed: int) -> None:
         """Part of the transaction that closes a round."""
@@ -415,13 +470,8 @@ class SqliteStore:
 @contextmanager
 def as_written(path: str | os.PathLike[str]) -> Iterator[None]:
     """What no aggregator has written into a store's tables becomes a `StoreError`."""
-    try:
+    with sqlite.as_written(path, KIND):
         yield
-    except (KeyError, TypeError, ValueError, ArithmeticError, AssertionError) as error:  # one of these is `WireError`
-        raise StoreError(
-            f"store {os.fspath(path)}", expected="what an aggregator writes", got=f"{type(error).__name__}: {error}",
-            hint="another --store",
-        ) from None  # fmt: skip
 
 
 def contributions(db: sqlite3.Connection, round: int, method: str) -> Iterator[tuple[str, bytes]]:
@@ -438,8 +488,8 @@ def global_parts(state: GlobalState) -> list[tuple[int, int, bytes]]:
     return [(state.version, part.part, encode(part, "f64")) for part in state.parts(_PART_BYTES)]
 
 
-def share_name(method: str) -> str:
-    """What `meta` calls the largest share that one device counted for in the last closed round of a method."""
+def screening_name(method: str) -> str:
+    """What `meta` calls the screening of the last closed round of a method."""
     return f"max_share {method}"
 
 

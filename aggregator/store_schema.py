@@ -67,12 +67,36 @@ CREATE TABLE rollout_piece (sha256 BLOB NOT NULL, number INTEGER NOT NULL, bytes
     PRIMARY KEY (sha256, number));
 CREATE TABLE rollout_device (device TEXT PRIMARY KEY, told TEXT NOT NULL, told_at REAL NOT NULL) WITHOUT ROWID
 """
+_VERSION_4 = """
+CREATE TABLE IF NOT EXISTS finding (
+    round INTEGER NOT NULL, device TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL,
+    PRIMARY KEY (round, device, verdict)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS former (round INTEGER NOT NULL, part INTEGER NOT NULL, payload BLOB NOT NULL,
+    PRIMARY KEY (round, part));
+CREATE TABLE IF NOT EXISTS taken_back (round INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS device_key (device TEXT PRIMARY KEY, key BLOB, since REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS invitation (device TEXT PRIMARY KEY, key BLOB NOT NULL, expires REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS intruder (
+    device TEXT NOT NULL, cause TEXT NOT NULL, reason TEXT NOT NULL, messages INTEGER NOT NULL,
+    first_at REAL NOT NULL, last_at REAL NOT NULL, PRIMARY KEY (device, cause)
+);
+CREATE TABLE IF NOT EXISTS blinded_seed (round INTEGER NOT NULL, device TEXT NOT NULL, seed BLOB NOT NULL,
+    PRIMARY KEY (round, device)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS blinded_set (round INTEGER PRIMARY KEY, method TEXT NOT NULL, digest BLOB NOT NULL,
+    devices TEXT NOT NULL, since REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS blinded_sum (round INTEGER NOT NULL, method TEXT PRIMARY KEY, devices INTEGER NOT NULL,
+    payload BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS policy_word (device TEXT PRIMARY KEY, word TEXT NOT NULL,
+    told_at REAL NOT NULL) WITHOUT ROWID
+"""  # IF NOT EXISTS: some of version 3 had some of them before it was released
 KIND = Kind(
     "store",
     "--store",
     application_id=0x50464147,  # "PFAG"
-    steps=(_VERSION_2, _VERSION_3),
+    steps=(_VERSION_2, _VERSION_3, _VERSION_4),
     pragmas={"page_size": PAGE_BYTES, "journal_size_limit": 64 << 20, "secure_delete": 1},  # see docs/decisions/118
+    writer="an aggregator",
 )
 
 
@@ -81,8 +105,14 @@ def draw_run(db: sqlite3.Connection) -> bytes:
 
     A device begins a run with its generation 1. What stands is from before, so it is numbered above that: the device
     hears that its first is late, and sends again. With the same number it would hear that it is held already.
+
+    Shares of an open round go: they were made for the run before, and their devices make others for this one.
     """
     run = os.urandom(4)
+    for table in ("contribution", "payload"):  # a blinded round's shares are of the run that they were made for
+        db.execute(f"DELETE FROM {table} WHERE round IN (SELECT round FROM blinded_seed)")
+    db.execute("DELETE FROM blinded_seed")
+    db.execute("DELETE FROM blinded_set")
     db.execute("UPDATE standing SET generation = generation + 1")
     db.execute("UPDATE meta SET value = ? WHERE name = 'run'", (run,))
     return run

@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from aggregator.store import KIND, as_written, contributions, newest_state, share_name
+from aggregator.outliers import Screening
+from aggregator.store import KIND, as_written, contributions, newest_state, screening_name
 from contract.messages import Contribution
+from contract.signed import inside
 from contract.sqlite import read_only
 from contract.state import GlobalState
-from contract.wire import decode
 
 __all__ = ["StoredRun", "read_state", "stored_run"]
 
@@ -41,24 +42,30 @@ class StoredRun:
     def closed_rounds(self) -> list[tuple[int, str, bool]]:
         """Number and method of each closed round, in order, and whether its contributions are kept."""
         rows = self._db.execute(
-            "SELECT number, method, EXISTS (SELECT 1 FROM payload p WHERE p.round = number) FROM round"
-            " WHERE closed ORDER BY number"
+            "SELECT number, method, EXISTS (SELECT 1 FROM payload p WHERE p.round = number)"
+            " OR EXISTS (SELECT 1 FROM blinded_sum b WHERE b.round = number) FROM round WHERE closed ORDER BY number"
         )
         return [(int(number), str(method), bool(kept)) for number, method, kept in rows.fetchall()]
 
     def contributions(self, round: int, method: str) -> Iterator[tuple[str, Contribution]]:
         """Devices and their contributions to a round, ordered by device, one at a time."""
         with as_written(self._path):
-            for device, payload in contributions(self._db, round, method):
-                message = decode(payload)
+            for device, payload in self._payloads(round, method):
+                message = inside(payload)
                 assert isinstance(message, Contribution)
                 yield device, message
 
-    def max_share(self, method: str) -> float:
-        """The largest share of a round that one device counted for, in the last closed round of a method."""
-        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (share_name(method),)).fetchone()
+    def _payloads(self, round: int, method: str) -> Iterator[tuple[str, bytes]]:
+        """Of a blinded round its sum, as if it were one device's."""
+        found = self._db.execute("SELECT payload FROM blinded_sum WHERE round = ? AND method = ?", (round, method))
+        summed = found.fetchone()
+        return contributions(self._db, round, method) if summed is None else iter([("sum", bytes(summed[0]))])
+
+    def screening(self, method: str) -> Screening:
+        """What was held against devices in the last closed round of a method."""
+        row = self._db.execute("SELECT value FROM meta WHERE name = ?", (screening_name(method),)).fetchone()
         with as_written(self._path):
-            return 0.5 if row is None else float(row[0])
+            return Screening(suspects="ignore") if row is None else Screening.read(row[0])
 
 
 @contextmanager

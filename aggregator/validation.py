@@ -5,6 +5,9 @@ else is asked follows from the fields of the method's statistic (`contract/stati
 
 - features: no mean is longer than is plausible (`contract/plausible.py`), also where sums travel;
 - probabilities: means from 0 to 1, and a row sums to 1, but for rounding and for the noise that the bundle declares;
+- noised sums of unit features, and noisy counts: no more than `max_samples` can come to, and the noise; a row of
+  every class that was not forgotten, each counted once, and no `min_samples`: which classes a device has, and how many
+  of each, is what the noise hides;
 - a triangle and sums of unit features (FFC): as follows.
 
 Sums over unit features z with one-hot labels y. With u = (z, y), the matrix
@@ -31,12 +34,14 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.shares import ShareTerms, check_share
 from contract.bundle import Manifest
 from contract.errors import WireError
 from contract.fleet import announced_lists
 from contract.mechanism import Mechanism
 from contract.messages import Contribution, Encoding
 from contract.methods import method as method_of
+from contract.noised_sums import SumNoise
 from contract.plausible import INT8_STEPS, LARGEST_NORM, improbable, row_norms
 from contract.statistics import FeatureGram, Participation
 
@@ -102,6 +107,7 @@ class Terms:
         standing: whether sums stand, and there are no rounds.
         lists: where there is an extractor, the lists of classes that devices may have; None for any.
         withheld: the numbers of classes that were forgotten.
+        blinded: what a share must be, where a device does not abstain; None in open rounds.
     """
 
     encoding: Encoding = "f64"
@@ -112,6 +118,7 @@ class Terms:
     standing: bool = False
     lists: ClassLists | None = None
     withheld: tuple[int, ...] = ()
+    blinded: ShareTerms | None = None
 
 
 def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, ...], classes: int, width: int) -> None:
@@ -132,12 +139,23 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         raise WireError("contribution", expected=expected, got=other)
     if message.standing == "withdrawn":
         return
+    if (message.share is not None) != (terms.blinded is not None) and not message.says_nothing:
+        expected, other = ("a share", "the numbers") if terms.blinded else ("the numbers", "a share of them")
+        raise WireError(f"round of {message.method}", expected=expected, got=other)
+    if message.says_nothing:  # as a device does whose owner's policy refuses the round
+        return
+    if terms.blinded is not None:
+        check_share(message, terms.blinded)
+        return
     kind = method_of(message.method).statistic
     if issubclass(kind, Participation) and len(message.body.classes):
         raise WireError(f"round of {message.method}", expected="no class rows", got="class rows")
     known = classes if terms.lists is None or not terms.extractor else terms.lists.classes(message)
     message.check(kind, known, width)
     _check_counts(message, terms)
+    held = known - sum(number < known for number in terms.withheld)
+    if not kind.COUNTED and len(message.counts) != held:
+        raise WireError("class rows", expected="one of every class, whatever there is", got=f"{len(message.counts)}")
     if terms.withheld and message.triangle is not None and message.holds(terms.withheld):
         raise WireError("sums", expected="none of a class that was forgotten", got="its samples, with the others'")
     statistic = message.statistic(kind, classes, width) if kind.has_checks() else None
@@ -148,6 +166,8 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         rows = field.means(sent, message.counts)
         if field.holds == "probabilities":
             _check_probabilities(message, rows, terms)
+        elif field.holds == "noised":
+            _check_noised(message, rows, terms)
         else:
             _check_norms(message, rows, terms, 1.0 if field.holds == "unit-features" else LARGEST_NORM)
 
@@ -185,6 +205,10 @@ def _check_origin(message: Contribution, terms: Terms, bundles: tuple[bytes, ...
 
 
 def _check_counts(message: Contribution, terms: Terms) -> None:
+    if not method_of(message.method).statistic.COUNTED:
+        if (message.counts != 1).any():
+            raise WireError("counts", expected="1 of every class, since they are to say nothing", got="others")
+        return
     if len(message.counts) and int(message.counts.min()) < terms.min_samples:
         few = int(message.counts.argmin())
         raise WireError(
@@ -216,6 +240,24 @@ def _check_norms(message: Contribution, means: NDArray[np.floating], terms: Term
             expected=f"a norm of at most {limits[worst]:.3g}{why}",
             got=f"{norms[worst]:.3g}",
         )
+
+
+def _check_noised(message: Contribution, rows: NDArray[np.floating], terms: Terms) -> None:
+    """Sums (K, W) of vectors no longer than 1, with noise, and the triangle beside them: of `max_samples` at most."""
+    assert isinstance(terms.noise, SumNoise)
+    limit = 1.001 * (terms.max_samples + terms.noise.longest(rows.shape[1]))
+    norms = row_norms(rows)
+    if (norms > limit).any():
+        worst = int(norms.argmax())
+        expected = f"a norm of at most {limit:.4g}, with {terms.max_samples:,} samples"
+        raise WireError(
+            f"a sum of class {int(message.body.classes[worst])}", expected=expected, got=f"{norms[worst]:.4g}"
+        )
+    if message.triangle is not None:
+        limit = 1.001 * (terms.max_samples + terms.noise.longest(message.triangle.size))
+        norm = float(np.linalg.norm(message.triangle.astype(np.float64)))
+        if norm > limit:
+            raise WireError("gram", expected=f"a norm of at most {limit:.4g}", got=f"{norm:.4g}")
 
 
 def _check_probabilities(message: Contribution, rows: NDArray[np.floating], terms: Terms) -> None:

@@ -75,6 +75,18 @@ class Part:
         return "\n".join(self._log.read_text().splitlines()[-5:])
 
 
+def broker_command(kind: str, port: int, folder: Path) -> list[str]:
+    """What starts a broker on this port."""
+    if kind == "embedded":
+        return [sys.executable, "-m", "protofleet", "broker", "--listen", f"127.0.0.1:{port}"]
+    config = folder / "mosquitto.conf"
+    config.write_text(
+        f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence true\n"
+        f"persistence_location {folder}/\nautosave_interval 1\n" + ("user root\n" if os.geteuid() == 0 else "")
+    )
+    return ["mosquitto", "-c", str(config)]
+
+
 def parts(folder: Path, kind: str) -> dict[str, Part]:
     """The broker, the aggregator and the devices, none of them started."""
     labels = [str(i) for i in range(10)]
@@ -82,14 +94,7 @@ def parts(folder: Path, kind: str) -> dict[str, Part]:
     build_bundle(backbone="small_cnn", method_name="fedproto", labels=labels, input_shape=(28, 28, 1), out=bundle)
     with EmbeddedBroker() as probe:
         port = probe.port
-    broker = [sys.executable, "-m", "protofleet", "broker", "--listen", f"127.0.0.1:{port}"]
-    if kind == "mosquitto":
-        config = folder / "mosquitto.conf"
-        config.write_text(
-            f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence true\n"
-            f"persistence_location {folder}/\nautosave_interval 1\n" + ("user root\n" if os.geteuid() == 0 else "")
-        )
-        broker = ["mosquitto", "-c", str(config)]
+    broker = broker_command(kind, port, folder)
     common = ["--bundle", str(bundle), "--broker", f"mqtt://127.0.0.1:{port}", "--fleet", FLEET]
     aggregate = [sys.executable, "-m", "protofleet", "aggregate", *common, "--store", str(folder / "store.sqlite")]
     aggregate += ["--min-clients", str(DEVICES), "--json", str(folder / "out.json"), "--limit-bytes", "8192"]

@@ -1,6 +1,7 @@
 """A month of a fleet that stays, in minutes: who comes, sleeps, changes, is killed, is forgotten; and does it add up?
 
     python benchmarks/living.py [--days 30] [--devices 200] [--seed 0] [--method ffc|ncm] [--broker embedded|mosquitto]
+                                [--sign]
 
 Real: a broker process, `protofleet aggregate --standing` with its store, the devices' code (`edge_client`) with its
 state directories, photos as files, journals and MQTT connections, the commands `export --extend`, `rollout`, `forget`,
@@ -12,6 +13,9 @@ The class that comes later, by a bundle with a longer list that is rolled out in
 device is a board on which that bundle crashes in the self-test (`living_rollout.py`).
 
 A second fleet on the same broker, an eighth as many devices, has rounds in windows of half a day.
+
+The bundles and all that the aggregators publish are signed, and devices believe nothing else. With `--sign` every
+device signs, too, with a key of its own, and the aggregators hear nobody who is not enrolled.
 
 Each evening, and in the end with every device that is there brought up to date (`living_books.py`):
 
@@ -48,6 +52,7 @@ def main() -> None:
     parser.add_argument(
         "--broker", choices=("embedded", "mosquitto"), default="mosquitto" if mosquitto() else "embedded"
     )
+    parser.add_argument("--sign", action="store_true", help="devices sign, too, and all are enrolled")
     parser.add_argument("--day-seconds", type=float, default=15.0, help="of a simulated day, without its evening")
     parser.add_argument(
         "--keep", type=Path, help="a new folder for logs, stores and journals; a temporary one otherwise"

@@ -25,6 +25,7 @@ from aggregator.store_schema import KIND as STORE
 from contract.bundle import Bundle, extractor_of
 from contract.messages import Contribution, GlobalPart
 from contract.methods import Method
+from contract.signed import inside
 from contract.sqlite import read_only
 from contract.state import GlobalCollector, GlobalState
 from contract.statistics import Statistic
@@ -180,7 +181,7 @@ class Naive:
         self.of_payload = lru_cache(1024)(self._of_payload)
 
     def _of_payload(self, payload: bytes) -> Integers:
-        message = decode(payload)
+        message = inside(payload)
         assert isinstance(message, Contribution)
         return integers(message.statistic(self._method.statistic, *self._size))
 

@@ -18,13 +18,14 @@ from living_photos import Owners, Photos
 from living_plan import Event, plan
 from living_rollout import Operator, Signed, bad_board
 
+from aggregator.orders import await_done, give
 from contract.methods import method
 from edge_client.compiled_graphs import CompiledGraphs
 from lab.data.datasets import load_dataset
 
 WORKERS, AWAKE_S, SLOW_S, SETTLE_S, LAST_S = 4, (0.5, 1.5), 120.0, 60.0, 300.0
 AT_ONCE = 40  # devices that are woken together in the end
-WITHDRAWS_WITH = ("bundle", "broker", "id", "state", "fleet", "trust")
+WITHDRAWS_WITH = ("bundle", "broker", "id", "state", "fleet", "trust", "identity")
 SEGMENT_BYTES = 52  # IPv4 and TCP with timestamps, as in idle_day.py
 
 
@@ -65,7 +66,8 @@ class Month:
     def _make_parts(self) -> None:
         folder, logs, day_s = self.folder, self.folder / "logs", self.day_s
         made, self.url = broker(self.options.broker, folder)
-        own = ("--method", self.options.method)
+        own = ["--method", self.options.method, "--sign", str(self.signed.secret)]
+        own += ["--enrolled"] if self.options.sign else []
         clock = ("--every", f"{day_s / 2}s", "--window", f"{day_s / 2}s")
         least = ("--min-clients", str(max(2, len(self.plan.sleepers) // 5)), "--no-calibrate")
         standing = Aggregator(
@@ -85,6 +87,7 @@ class Month:
     def _settings(self, book: Book) -> dict[str, Any]:
         told = {"bundle": book.bundle, "broker": self.url, "id": book.name, "state": book.state, "data": book.data}
         told["trust"] = self.signed.trust
+        told |= {"identity": self.signed.key_of(book.name)} if self.options.sign else {}
         more = {"fleet": book.fleet, "hold_out": 0.0, "rollout": book.name not in self.plan.copied}
         return {name: str(value) for name, value in told.items()} | more
 
@@ -102,11 +105,24 @@ class Month:
             self._start(name)
         stores = [each.store for each in self.aggregators.values()]
         wait_for(lambda: all(store.exists() for store in stores), "stores", SLOW_S, self._turn)
+        if self.options.sign:
+            self._enrol()
         for day in range(1, self.options.days + 1):
             self._day(day)
             self._evening(day)
         self._bring_up_to_date()
         self.faults += [f"in the end: {fault}" for fault in self._settled(last=True)]
+
+    def _enrol(self) -> None:
+        """The operator has every device's key before the first one comes."""
+        orders = [
+            (store, give(store, "enrol", book.name, "operator", detail=self.signed.public_of(book.name))[0])
+            for book in self.books.values()
+            for store in [self.aggregators[book.fleet].store]
+        ]
+        for store, order in orders:
+            if not (await_done(store, order, SLOW_S).outcome or "").startswith("done"):
+                raise StalledError(f"{order.device} was not enrolled within {SLOW_S:g} s")
 
     def rolled_out(self) -> dict[str, Any]:
         """How far the roll-out came, what the operator asked for, and what became of the bad board."""

@@ -16,6 +16,7 @@ from living_books import Book
 from living_parts import ENVIRONMENT, StalledError, command
 
 from contract.bundle import read_bundle
+from contract.signed import Signer
 from edge_client.rollout_file import read_rollouts
 
 SHIPPED = Path(__file__).parent.parent / "lab" / "demo" / "shipped" / "fleet.bundle"
@@ -28,21 +29,34 @@ if "edge_client.self_test" in sys.orig_argv:
 
 
 class Signed:
-    """The bundle that all begin with, the one with a class more, and the key that devices trust."""
+    """The bundle that all begin with, the one with a class more, and the key that signs them and what is published."""
 
     def __init__(self, folder: Path) -> None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         private = Ed25519PrivateKey.from_private_bytes(os.urandom(32))
-        secret, self.trust = folder / "fleet.key", folder / "fleet.pub"
-        secret.write_bytes(private.private_bytes_raw())
+        self.secret, self.trust = folder / "fleet.key", folder / "fleet.pub"
+        self.secret.write_bytes(private.private_bytes_raw())
         self.trust.write_bytes(private.public_key().public_bytes_raw())
         paths = [SHIPPED, folder / "first.bundle", folder / "longer.bundle"]
         for before, after, label in zip(paths, paths[1:], NEW_CLASSES, strict=False):
-            told = ("--classes", f"+{label}", "--sign", secret, "--out", after, "--quiet")
+            told = ("--classes", f"+{label}", "--sign", self.secret, "--out", after, "--quiet")
             command("export", "--extend", before, *told)
+        self._keys = folder / "keys"
+        self._keys.mkdir()
         self.old, self.new = paths[1:]
         self.bundles = read_bundle(self.old), read_bundle(self.new)
+
+    def key_of(self, device: str) -> Path:
+        """The file of a device's own private key, made when it is first asked for."""
+        path = self._keys / f"{device}.key"
+        if not path.exists():
+            path.write_bytes(os.urandom(32))
+        return path
+
+    def public_of(self, device: str) -> str:
+        """The key that goes with it, in hex."""
+        return Signer(self.key_of(device).read_bytes()).public_key.hex()
 
     def runs_new(self, book: Book) -> bool:
         """Whether a device has the bundle with a class more, for good."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import unquote, urlsplit
 
 from contract.errors import UsageError
@@ -23,6 +23,7 @@ class Address:
     Attributes:
         ca_file, cert_file, key_file: PEM files for TLS; the system's authorities when ca_file is None. The key may
             stand in cert_file.
+        crl_file: PEM file of the broker's revocation list, of which only the end is looked at.
     """
 
     host: str
@@ -33,10 +34,17 @@ class Address:
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
+    crl_file: str | None = None
 
     @classmethod
     def parse(
-        cls, url: str, *, ca_file: str | None = None, cert_file: str | None = None, key_file: str | None = None
+        cls,
+        url: str,
+        *,
+        ca_file: str | None = None,
+        cert_file: str | None = None,
+        key_file: str | None = None,
+        crl_file: str | None = None,
     ) -> Address:
         """The address that `url` names.
 
@@ -55,10 +63,10 @@ class Address:
         tls = parts.scheme == "mqtts"
         user, password = (unquote(text) if text else None for text in (parts.username, parts.password))
         port = port or (8883 if tls else 1883)
-        address = cls(parts.hostname, port, tls, user, password, ca_file, cert_file, key_file)
+        address = cls(parts.hostname, port, tls, user, password, ca_file, cert_file, key_file, crl_file)
         if tls:
             address.tls_context()
-        elif ca_file or cert_file or key_file:
+        elif ca_file or cert_file or key_file or crl_file:
             raise UsageError(
                 "a certificate file", expected="mqtts://", got=str(address), hint=f"mqtts://{parts.hostname}"
             )
@@ -70,7 +78,7 @@ class Address:
         Raises:
             UsageError: when a file is missing or not what it should be.
         """
-        for name in (self.ca_file, self.cert_file, self.key_file):
+        for name in (self.ca_file, self.cert_file, self.key_file, self.crl_file):
             if name is not None:
                 _check_readable(name)
         try:
@@ -87,6 +95,16 @@ class Address:
         elif self.key_file is not None:
             raise UsageError("TLS key", expected="its certificate, too", got=f"{self.key_file} alone", hint="--cert")
         return context
+
+    def of_process(self, process: str) -> Address:
+        """The address for a further connection beside the first: with `NAME.PROCESS.pem` where that lies beside the
+        certificate `NAME.pem`, certificate and key in one. A broker that binds client ids to certificates has one
+        session for each."""
+        if self.cert_file is None:
+            return self
+        stem, suffix = os.path.splitext(self.cert_file)
+        own = f"{stem}.{process}{suffix}"
+        return replace(self, cert_file=own, key_file=None) if os.path.isfile(own) else self
 
     def __str__(self) -> str:
         return f"mqtt{'s' if self.tls else ''}://{self.host}:{self.port}"

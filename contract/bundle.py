@@ -26,7 +26,7 @@ import io
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -37,7 +37,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import BundleError, MethodError, UsageError
+from contract import ed25519
+from contract.errors import BundleError, MethodError
 from contract.files import whole_file
 from contract.methods import METHODS, Head, Method, Value, method
 from contract.onnx_external import check_external, weight_places
@@ -60,7 +61,6 @@ SCHEMA = 2
 STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
 MAX_MEMBER_BYTES = 2 << 30
 _MEMBER_NAME = re.compile(r"[a-z0-9_]{1,64}(\.[a-z0-9_]{1,64}){0,3}")
-_SECURITY = "pip install 'protofleet[security]'"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -255,7 +255,7 @@ def write_bundle(
     _check_graphs(manifest, parts, path)
     members = {"manifest.json": msgspec.json.format(header, indent=1), **parts}
     if private_key is not None:
-        members["manifest.sig"] = _sign(members["manifest.json"], private_key)
+        members["manifest.sig"] = ed25519.sign(private_key, members["manifest.json"])
     blob = _zip(members)
     target = Path(path)
     try:
@@ -273,11 +273,12 @@ def pack_params(params: Mapping[str, NDArray[np.float32]]) -> bytes:
     return save({name: np.ascontiguousarray(params[name], dtype=np.float32) for name in sorted(params)})
 
 
-def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None) -> Bundle:
+def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | Collection[bytes] | None = None) -> Bundle:
     """Read and check a bundle.
 
     Args:
-        public_key: 32 bytes; when given, a bundle without this key's signature is refused (extra `security`).
+        public_key: 32 bytes, or several keys; when given, a bundle that none of them signed is refused (extra
+            `security`).
 
     Raises:
         BundleError: naming the member that is wrong, what was expected and what was found.
@@ -286,7 +287,7 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | None = None
     members = _unzip(blob, path)
     manifest = _parse_manifest(members["manifest.json"], path)
     if public_key is not None:
-        _verify(members, public_key, path)
+        _verify(members, (public_key,) if isinstance(public_key, bytes) else public_key, path)
     _check_members(manifest, members, path)
     params = _load_params(members["params.safetensors"], path)
     _check_params(manifest, params, path)
@@ -505,25 +506,11 @@ def _check_graphs(manifest: Manifest, members: Mapping[str, bytes], path: object
         check_external(members["train_step.onnx"], f"{path}: train_step.onnx", {})
 
 
-def _sign(payload: bytes, private_key: bytes) -> bytes:
-    try:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    except ModuleNotFoundError:
-        raise UsageError("signing", expected="cryptography", got="nothing", hint=_SECURITY) from None
-    return Ed25519PrivateKey.from_private_bytes(private_key).sign(payload)
-
-
-def _verify(members: Mapping[str, bytes], public_key: bytes, path: object) -> None:
-    try:
-        from cryptography.exceptions import InvalidSignature
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    except ModuleNotFoundError:
-        raise UsageError("checking a signature", expected="cryptography", got="nothing", hint=_SECURITY) from None
-
+def _verify(members: Mapping[str, bytes], public_keys: Collection[bytes], path: object) -> None:
+    ed25519.library("checking a signature")
     expected = "an Ed25519 signature of the trusted key"
     if "manifest.sig" not in members:
         raise BundleError(f"{path}: manifest.sig is missing", expected=expected, got="an unsigned bundle")
-    try:
-        Ed25519PublicKey.from_public_bytes(public_key).verify(members["manifest.sig"], members["manifest.json"])
-    except (InvalidSignature, ValueError):
-        raise BundleError(f"{path}: manifest.sig", expected=expected, got="another signature") from None
+    said, signature = members["manifest.json"], members["manifest.sig"]
+    if not any(ed25519.holds(key, signature, said) for key in public_keys):
+        raise BundleError(f"{path}: manifest.sig", expected=expected, got="another signature")

@@ -13,6 +13,8 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from contract.errors import WireError
 from contract.messages import Chunk
 
@@ -98,7 +100,9 @@ class Assembler:
         pending = self._pending.get((device, method))
         if pending is None:
             return None
-        return bitmap(set(range(pending.first.count)) - set(pending.parts), pending.first.count)
+        missing = np.ones(pending.first.count, bool)
+        missing[list(pending.parts)] = False
+        return np.packbits(missing, bitorder="little").tobytes()
 
     def forget(self, device: str, method: str) -> None:
         """Drop what is in progress for that device and method, if anything is."""
@@ -139,10 +143,9 @@ class Assembler:
 
 def bitmap(indices: set[int], count: int) -> bytes:
     """A set of chunk numbers as bits, lowest bit of the first byte for chunk 0."""
-    bits = bytearray(-(-count // 8))
-    for index in indices:
-        bits[index // 8] |= 1 << index % 8
-    return bytes(bits)
+    bits = np.zeros(count, bool)
+    bits[list(indices)] = True
+    return np.packbits(bits, bitorder="little").tobytes()
 
 
 def in_bitmap(index: int, bits: bytes) -> bool:

@@ -15,6 +15,8 @@ Time is an argument, in seconds of any steady clock. What is decided here:
 - Messages are acknowledged in the order they came, each once, after what was published before (as long as the broker
   lets us publish: some confirm nothing before we do), and only those that have a packet id. Messages at QoS 0,
   which no window of MQTT holds back, are dropped and counted beyond a bound.
+- No more is held than one connection may bring: a broker that sends beyond the window that we gave it is left, and no
+  connection is made while the owner has not taken as much as that of those before.
 - A broker that answers pings and does nothing else is left: one that acknowledges no publication for long, and one
   that does not send back what we published on `echo_topic`, which we listen to.
 - We give up only where trying again cannot help.
@@ -51,6 +53,9 @@ LOOSE_COUNT, LOOSE_BYTES = 256, 1 << 20  # messages at QoS 0 that wait for the o
 ANSWER_S = 60.0  # for CONNACK, then SUBACK, unless messages come meanwhile
 ECHO_S = 30.0
 STALL_S, SLOWEST_BYTES_PER_S = 300.0, 1000.0  # without any acknowledgement, and what the slowest uplink carries
+RENEW_S = 600.0  # for a quiet moment in which to make the connection anew
+WINDOW_BORNE = 4  # times our own window
+BACKLOG_S = 1.0  # until an owner that is behind is looked at again
 STEADY_S = 10.0  # a connection that held for so long was a good one
 RETRY_S, AWAY_RETRY_S, AWAY_ATTEMPTS = 30.0, 300.0, 30  # the longest wait, and that of a broker away for minutes
 DENIALS = 3  # connections in a row that ended since the broker denied us something
@@ -85,6 +90,7 @@ class Connection:
         self._retry_at = float("-inf")
         self._answer_by = self._up_since = 0.0
         self._close_by: float | None = None
+        self._untaken = 0  # messages that the owner was told of and has not taken, of whatever connection
         self._loose: list[int] = [0, 0]  # messages at QoS 0 that the owner has not taken yet, and their bytes
         self._forget()
 
@@ -95,7 +101,9 @@ class Connection:
         self._sent_bytes, self._window, self._progress_at, self.limit_bytes = 0, 0, 0.0, 0
         self._acks: deque[int] = deque()  # packet ids to acknowledge
         self._held: dict[int, bool] = {}  # packet id → whether the owner has acknowledged it, in order of arrival
+        self._held_bytes, self._lengths = 0, dict[int, int]()  # of these in all, and of each packet id
         self._early: list[Received] = []  # before the subscriptions are answered
+        self._renew_by: float | None = None  # until when a quiet moment is waited for, to make the connection anew
         self._echo: tuple[bytes, float] | None = None  # what must come back on the echo topic, and until when
         self._actions = deque(action for action in self._actions if isinstance(action, Tell))
 
@@ -135,10 +143,12 @@ class Connection:
         self._held[received.mid] = True
         while self._held and self._held[mid := next(iter(self._held))]:
             del self._held[mid]
+            self._held_bytes -= self._lengths.pop(mid)
             self._acks.append(mid)
 
     def taken(self, received: Received) -> None:
-        """The owner has taken a message: one at QoS 0 makes room for others."""
+        """The owner has taken a message, which makes room for others."""
+        self._untaken -= 1
         if not received.mid:
             self._loose[0] -= 1
             self._loose[1] -= len(received.payload)
@@ -147,6 +157,12 @@ class Connection:
         """End the connection once what is queued has been acknowledged, or after that time."""
         if self._close_by is None:
             self._close_by = now + timeout_s
+
+    def renew(self, now: float) -> None:
+        """Make the connection anew, since its certificates are others now: when nothing is on its way, or after ten
+        minutes without such a moment. The last will is not published."""
+        if self.phase == "up" and self._renew_by is None:
+            self._renew_by = now + RENEW_S
 
     # ── what the network says ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -196,13 +212,18 @@ class Connection:
         if qos > 1 or (qos == 1 and mid == 0):
             self.ended(f"a message at QoS {qos} with packet id {mid}, which nobody asked for", now)
             return
+        if qos == 1 and self._is_beyond_window(len(payload)):
+            self.ended(f"{len(self._held)} messages unacknowledged and a further one, which nobody asked for", now)
+            return
         if qos == 1:
-            self._held[mid] = False
+            self._held[mid], self._lengths[mid] = False, len(payload)
+            self._held_bytes += len(payload)
         elif not self._has_room(len(payload)):
             return
         if self._echo is not None and topic == self._limits.echo_topic and payload == self._echo[0]:
             self._echo = None
         event = Received(topic, payload, retained, mid, self.number)
+        self._untaken += 1
         if self.phase == "up":
             self._actions.append(Tell(event))
         else:
@@ -262,12 +283,13 @@ class Connection:
         """Seconds until `advance` may have something to do without anything happening; None when never."""
         times = [] if self._close_by is None else [self._close_by]
         if self.phase == "waiting":
-            times.append(self._retry_at)
+            times.append(now + BACKLOG_S if self._is_behind(now) else self._retry_at)
         elif self.phase in ("dialling", "subscribing"):
             times.append(self._answer_by)
         elif self.phase == "up":
             times += [self._stalled_at()] if self._sent else []
             times += [self._echo[1]] if self._echo is not None else []
+            times += [self._renew_by] if self._renew_by is not None else []
         return max(0.0, min(times) - now) if times and self.phase != "over" else None
 
     def _look(self, now: float) -> None:
@@ -278,7 +300,7 @@ class Connection:
             self._hang_up(polite=self.phase == "up")
             self.phase = "over"
         elif self.phase == "waiting":
-            if now >= self._retry_at:
+            if now >= self._retry_at and not self._is_behind(now):
                 self.number, self.delivered = self.number + 1, 0
                 self.phase, self._answer_by = "dialling", now + ANSWER_S
                 self._actions.append(Dial(self.number))
@@ -289,6 +311,14 @@ class Connection:
             self.ended(f"the broker has acknowledged nothing for {now - self._progress_at:.0f} s", now)
         elif self._echo is not None and now >= self._echo[1]:
             self._miss_echo(self._echo[0], now)
+        elif self._renew_by is not None and (now >= self._renew_by or (self._is_done() and not self._held)):
+            self._hang_up(polite=True)
+            self.phase, self._retry_at, self._attempt = "waiting", now, 0
+            self._actions.append(Tell(Disconnected("its certificates are others now", 0.0)))
+
+    def _is_behind(self, now: float) -> bool:
+        """Whether a connection is due, and the owner has a window of messages to take first."""
+        return now >= self._retry_at and self._untaken >= self._limits.receive_maximum
 
     def _is_done(self) -> bool:
         """Whether nothing is left to send or to acknowledge."""
@@ -300,6 +330,14 @@ class Connection:
             self._echo = payload, now + ECHO_S
         else:
             self.ended(f"nothing came back on {self._limits.echo_topic} within {ECHO_S:.0f} s", now)
+
+    def _is_beyond_window(self, length: int) -> bool:
+        """Whether one more message is more than the broker was told it may leave with us. Some brokers count to a
+        number of their own (iotcore to a hundred); none of them beyond what we bear with."""
+        limits = self._limits
+        bytes_ = None if limits.packet_bytes is None else limits.receive_maximum * limits.packet_bytes
+        many = len(self._held) >= WINDOW_BORNE * limits.receive_maximum
+        return many or (bytes_ is not None and self._held_bytes + length > bytes_)
 
     def _has_room(self, length: int) -> bool:
         """Whether one more message at QoS 0 may wait for the owner; it is counted there, or as dropped."""
@@ -358,6 +396,7 @@ class Connection:
 
     def _hang_up(self, *, polite: bool = False) -> None:
         """Leave the connection, and forget what was on it."""
+        self._untaken -= len(self._early)
         unseen = [received for received in self._early if not received.mid]
         self._loose[0] -= len(unseen)
         self._loose[1] -= sum(len(received.payload) for received in unseen)

@@ -10,7 +10,8 @@
     │   └── DivergedError   local training came to numbers that are none
     ├── StatisticError  a statistic's arrays are not what the mathematics needs
     ├── WireError       a received message is not one of ours
-    ├── PrivacyError    another round would cost more privacy than the device's owner allows
+    │   └── SignatureError  it is not signed by whom it should be
+    ├── PrivacyError    something has left a device that the ε of its owner's policy does not cover
     ├── LinkError       the broker cannot be reached, refused us, or took the session away
     └── StoreError      the disk refused: full, read-only, locked, written by another run
         └── InUseError      another process runs on the file
@@ -37,6 +38,7 @@ __all__ = [
     "MethodError",
     "PrivacyError",
     "ProtofleetError",
+    "SignatureError",
     "StatisticError",
     "StoreError",
     "UsageError",
@@ -122,8 +124,20 @@ class WireError(ProtofleetError, ValueError):
             raise cls(what, expected=expected, got=got)
 
 
+class SignatureError(WireError):
+    """A message is not signed by whom it should be: by nobody, by another key, or for another topic.
+
+    Attributes:
+        known: whether it names a key that is trusted here.
+    """
+
+    def __init__(self, message: str, *, expected: object, got: object, known: bool = False) -> None:
+        super().__init__(message, expected=expected, got=got)
+        self.known = known
+
+
 class PrivacyError(ProtofleetError):
-    """Another round would cost more privacy than the device's owner allows."""
+    """Something has left a device that the ε of its owner's policy does not cover."""
 
 
 class LinkError(ProtofleetError):

@@ -9,6 +9,8 @@ writes it: a second one is refused, and neither puts half of the other's in its 
 name (a symbolic link, a hard link) leads to the same lock.
 
 `own_directory` makes a directory that its owner alone may enter.
+
+`read_toml` reads what a person wrote, or says in one line why it is none.
 """
 
 from __future__ import annotations
@@ -18,18 +20,22 @@ import errno
 import fcntl
 import os
 import stat
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from contract.errors import StoreError
+from contract.errors import StoreError, UsageError
 
-__all__ = ["lock", "own_directory", "whole_file"]
+__all__ = ["lock", "own_directory", "read_toml", "whole_file"]
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[IO[bytes]]:
     """A file to write bytes to, which takes the place of `path` at the end of the block.
+
+    Args:
+        private: for its owner alone from the first moment on.
 
     Raises:
         OSError: when the disk refuses, or another process is writing it; then what was at `path` is still there, and
@@ -42,7 +48,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         return
     partial = target.with_name(target.name + ".partial")
     _make_room(partial)
-    with partial.open("xb") as file:
+    with open(partial, "xb", opener=_for_owner if private else None) as file:
         try:
             _flock(file.fileno())
             if not _is(partial, file.fileno()):  # one that made room before we had locked it
@@ -57,6 +63,10 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
                 if _is(partial, file.fileno()):
                     partial.unlink()
             raise
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
 
 
 def _make_room(partial: Path) -> None:
@@ -136,3 +146,20 @@ def _sync_directory(directory: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def read_toml(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
+    """The keys of a TOML file.
+
+    Args:
+        what: names it in an error: `--policy policy.toml`.
+
+    Raises:
+        UsageError: it cannot be read, or is none.
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(what, expected="a TOML file", got=error.strerror) from None
+    except (ValueError, RecursionError) as error:  # not UTF-8, no TOML, nested without end
+        raise UsageError(what, expected="TOML", got=error) from None

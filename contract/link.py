@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 
 from contract.address import Address
+from contract.certificates import CertificateWatch, Expiry
 from contract.connection import PACKET_OVERHEAD_BYTES, Connection
 from contract.errors import LinkError, ProtofleetError
 from contract.link_actions import (
@@ -37,6 +38,7 @@ from contract.link_actions import (
     Failed,
     Hangup,
     Limits,
+    Noticed,
     Received,
     Send,
     Subscribe,
@@ -45,9 +47,16 @@ from contract.link_actions import (
 from contract.transport import Transport
 from contract.wire import CONTENT_TYPE
 
-__all__ = ["Address", "Connected", "Disconnected", "Event", "Failed", "Link", "Received"]
+__all__ = ["Address", "Connected", "Disconnected", "Event", "Failed", "Link", "Noticed", "Received", "client_id"]
 
 _LOOKS = 4  # of the network thread in one keepalive, which it sends between
+
+
+def client_id(fleet: str, who: str) -> str:
+    """A client id for one process's link: it says to people whose it is, and ends in 8 random bytes that nobody but the
+    broker is told. Who knows a client's id can take its session away, unless the broker puts the certificate's name in
+    its place (deploy/mosquitto.conf)."""
+    return f"pf-{fleet}-{who}-{os.urandom(8).hex()}"
 
 
 class Link:
@@ -84,8 +93,10 @@ class Link:
         self._will, self._keepalive_s, self._receive_maximum = will, keepalive_s, receive_maximum
         self._content_type = content_type
         self._packet_bytes = None if largest_bytes is None else largest_bytes + PACKET_OVERHEAD_BYTES
-        limits = Limits(str(address), client_id, tuple(subscriptions), echo_topic)
-        self._core = Connection(limits, random.Random(os.urandom(8)))
+        topics = tuple(subscriptions)
+        limits = Limits(str(address), client_id, topics, echo_topic, receive_maximum, self._packet_bytes)
+        rng = random.Random(os.urandom(8))
+        self._core, self._certificates = Connection(limits, rng), CertificateWatch(address, rng)
         self._lock = threading.RLock()  # around every use of the core, and of what follows
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._turned_at = time.monotonic()
@@ -166,6 +177,11 @@ class Link:
         """How many messages came at QoS 0 and found no room; nothing of ours travels so."""
         return self._core.dropped
 
+    @property
+    def broker_certificate(self) -> Expiry | None:
+        """Until when the certificate is good that the broker has shown; None without TLS, and before it has."""
+        return self._certificates.broker
+
     def wait_connected(self, patience_s: float) -> Connected:
         """Wait for the first connection.
 
@@ -173,20 +189,24 @@ class Link:
             LinkError: when there is none after `patience_s` seconds, or the broker refuses us for good.
         """
         deadline = time.monotonic() + patience_s
-        reason = "no answer"
+        reason, noticed = "no answer", list[Noticed]()
         while (left := deadline - time.monotonic()) > 0:
             event = self.receive(min(left, 0.2))
             if isinstance(event, Connected):
+                for each in noticed:  # the owner's to hear, in its own time
+                    self._events.put(each)
                 return event
             if isinstance(event, Failed):
                 raise event.error
             if isinstance(event, Disconnected):
                 reason = event.reason
+            elif isinstance(event, Noticed):
+                noticed.append(event)
         raise LinkError(
             f"no broker at {self._address} within {patience_s:g} s",
             expected="an MQTT 5 broker",
-            got=reason,
-            hint="protofleet broker",
+            got="; ".join([reason, *(each.line for each in noticed)]),
+            hint="protofleet pki list" if self._address.tls else "protofleet broker",
         )
 
     def close(self, timeout_s: float = 3.0) -> None:
@@ -243,6 +263,7 @@ class Link:
         if isinstance(action, Tell):
             self._events.put(action.event)
         elif isinstance(action, Dial):
+            self._certificates.dialling(time.monotonic())
             self._transport = Transport(
                 self._core,
                 self._lock,
@@ -273,10 +294,19 @@ class Link:
             select.select([self._wake_out], [], [], timeout_s)
         else:
             self._transport.step(self._wake_out, timeout_s)
+        self._look_at_certificates()
         with self._lock:
             if self._woken:
                 self._woken = False
                 self._wake_out.recv(64)
+
+    def _look_at_certificates(self) -> None:
+        now, peer = time.monotonic(), None if self._transport is None else self._transport.peer
+        for line in self._certificates.look(now, time.time(), peer):
+            self._events.put(Noticed(line))
+        if self._certificates.renews(now):
+            with self._lock:
+                self._core.renew(now)
 
     def _release(self) -> None:
         """Give the descriptors back."""

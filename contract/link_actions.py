@@ -16,6 +16,7 @@ __all__ = [
     "Failed",
     "Hangup",
     "Limits",
+    "Noticed",
     "Received",
     "Send",
     "Subscribe",
@@ -64,7 +65,14 @@ class Received:
     connection: int
 
 
-Event = Connected | Disconnected | Failed | Received
+@dataclass(frozen=True)
+class Noticed:
+    """Something that a person should see to while the link goes on: a certificate that expires, or cannot be used."""
+
+    line: str
+
+
+Event = Connected | Disconnected | Failed | Noticed | Received
 
 # ── for the shell ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -137,9 +145,13 @@ class Limits:
         broker, client_id: for errors.
         subscriptions: topic filters.
         echo_topic: one of the topics that are listened to; what is published there must come back.
+        receive_maximum: how many unacknowledged messages the broker may have delivered.
+        packet_bytes: the largest packet that it may deliver; no bound when None.
     """
 
     broker: str
     client_id: str
     subscriptions: tuple[str, ...]
     echo_topic: str | None = None
+    receive_maximum: int = 65_535
+    packet_bytes: int | None = None

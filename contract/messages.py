@@ -1,8 +1,9 @@
 """The messages of the wire, as values; `messages.cddl` is the same in RFC 8610's language. See docs/wire.md.
 
-There are eight, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
+There are thirteen, and what they can hold is the uplink policy: no message has room for weights, gradients or samples.
 The only arrays are class rows (rows of numbers for each class present) and the triangle of one symmetric matrix. Which
-of them a method sends is declared by its statistic (`contract/statistics.py`).
+of them a method sends is declared by its statistic (`contract/statistics.py`). In a blinded round one share of all of
+them stands in their place (`contract/blinding.py`).
 
     Announcement   aggregator → all       a round is open, closed, or the run is finished; or sums stand, without rounds
     GlobalPart     aggregator → all       some class rows of the prototypes or of the head
@@ -12,8 +13,14 @@ of them a method sends is declared by its statistic (`contract/statistics.py`).
     Status         device → aggregator    birth, death, and what the device measured of itself
     Request        device → aggregator    some bytes of the bundle that the announcement offers, please
     Piece          aggregator → device    those bytes
+    Signed         either way             any other of these, encoded, with a signature
+    Enrolment      device → aggregator    the device's public key, by a one-time token
+    Opening        aggregator → helper    signed seeds of a set whose sum is to be opened
+    Opened         helper → aggregator    its sum, or why it is not opened
+    SealedSeed     device → helper        the seed of a blinded contribution, signed and within it
 
-The last two, and the offer, are in `contract/offers.py`.
+Request, Piece and the offer are in `contract/offers.py`, Signed and Enrolment in `contract/envelopes.py`, the last
+three in `contract/helper_messages.py`.
 
 Everything is validated when a value is built, so a value that exists can be trusted.
 """
@@ -30,7 +37,9 @@ from typing import Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.envelopes import Enrolment, Signed
 from contract.errors import StatisticError, WireError
+from contract.helper_messages import HelperTerms, Opened, Opening, SealedSeed
 from contract.offers import Offer, Piece, Request
 from contract.plausible import row_norms
 from contract.statistics import MAX_FIELDS, MAX_GROUPS, Statistic
@@ -41,13 +50,19 @@ __all__ = [
     "ClassRows",
     "Contribution",
     "Encoding",
+    "Enrolment",
     "GlobalPart",
+    "HelperTerms",
     "Message",
     "Offer",
+    "Opened",
+    "Opening",
     "Piece",
     "Receipt",
     "ReceiptStatus",
     "Request",
+    "SealedSeed",
+    "Signed",
     "Standing",
     "Status",
 ]
@@ -63,11 +78,15 @@ MAX_ROUND = 2**32 - 1
 MAX_CHUNKS = 65_535
 MAX_TEXT = 200
 MAX_ENTRIES = 32
+MAX_NAME = 64  # characters of an entry's
+MAX_VERSION = 64  # characters of an entry among the versions of a status
 MAX_KIND = 32
 MAX_BUNDLES = 256
+LEAST_LIMIT_BYTES = 1_024
 # One device's contribution, however hostile, cannot make the sum of a fleet of two million overflow.
 MAX_COUNT = 2**32 - 1
 MAX_MAGNITUDE = 1e30
+MAX_SEED_BYTES = 512
 
 
 Kind = TypeVar("Kind", bound=Statistic)
@@ -142,6 +161,9 @@ class Announcement:
         offer: the bundle that is being rolled out; None while none is.
         withheld: the numbers, rising, of classes that were forgotten: devices leave their samples out of what they
             send.
+        issued: higher than in any announcement that the same key signed before, so that an old one that is sent again
+            is known: milliseconds since the epoch, or one more than the last; 0 where nothing is signed.
+        helper: whose helper opens the round's sum, where it is blinded; None in open rounds.
     """
 
     run: bytes
@@ -161,6 +183,8 @@ class Announcement:
     class_lists: tuple[bytes, ...] = ()
     offer: Offer | None = None
     withheld: tuple[int, ...] = ()
+    issued: int = 0
+    helper: HelperTerms | None = None
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
@@ -184,7 +208,8 @@ class Announcement:
         _require(0 <= self.global_version <= MAX_ROUND, "global_version", f"0 to {MAX_ROUND}", self.global_version)
         _require(self.encoding in ("f64", "f32", "f16", "int8"), "encoding", "f64, f32, f16 or int8", self.encoding)
         _require(1 <= self.min_samples <= MAX_ROUND, "min_samples", "1 or more", self.min_samples)
-        _require(1_024 <= self.limit_bytes <= 1 << 28, "limit_bytes", "1024 to 2^28", self.limit_bytes)
+        _require(LEAST_LIMIT_BYTES <= self.limit_bytes <= 1 << 28, "limit_bytes", "1024 to 2^28", self.limit_bytes)
+        _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,6 +259,8 @@ class Contribution:
             each. None in rounds.
         class_list: the first 4 bytes of what stands for the device's list of classes, where its bundle is none of those
             announced; empty otherwise.
+        share: (W,) uint64, in a blinded round: one share of the whole statistic; nothing else of it is here then.
+        seed: the signed `SealedSeed` of the other share, encoded; empty where there is no share.
     """
 
     run: bytes
@@ -247,10 +274,19 @@ class Contribution:
     extractor: bytes = b""
     standing: Standing | None = None
     class_list: bytes = b""
+    share: NDArray[np.uint64] | None = None
+    seed: bytes = b""
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round)
         _text(self.method, "method", 32)
+        _require((self.share is None) == (not self.seed), "a share", "its seed beside it", "one without the other")
+        if self.share is not None:
+            bare = not (len(self.counts) or self.body.rows.size or self.further or self.triangle is not None)
+            _require(bare and self.standing is None, "a share", "nothing of the statistic beside it", "some")
+            plain = self.share.ndim == 1 and self.share.dtype == np.uint64 and len(self.share) > 0
+            _require(plain, "a share", "64-bit words", f"{self.share.dtype} {self.share.shape}")
+            _require(len(self.seed) <= MAX_SEED_BYTES, "a seed", f"at most {MAX_SEED_BYTES} bytes", len(self.seed))
         _require(self.standing in (None, "withdrawn", "present"), "standing", "withdrawn or present", self.standing)
         if self.standing == "withdrawn":
             empty = not (len(self.counts) or self.body.rows.size or self.further or self.triangle is not None)
@@ -276,6 +312,12 @@ class Contribution:
             expected = len(self.body.classes)
             _require(rows.ndim == 2 and len(rows) == expected, "class rows", f"{expected} rows", rows.shape)
             _numbers(rows, "class rows")
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether it is of a device that took part and says nothing of its samples: no class and no number of any kind.
+        That stands for a statistic of no samples of whatever kind."""
+        return not (len(self.body.classes) or self.further) and self.triangle is None and self.share is None
 
     @functools.cached_property
     def norms(self) -> NDArray[np.float64]:
@@ -348,6 +390,8 @@ class Contribution:
             WireError: when they are not.
         """
         fields, tables, numbers = kind.row_fields(), self._tables(), self.body.classes
+        if self.says_nothing:
+            return
         if len(tables) != len(fields) or (self.triangle is None) == kind.has_triangle():
             raise WireError(f"round of {self.method}", expected=kind.NAME, got="another statistic")
         for wanted, table in zip(fields, tables, strict=True):
@@ -367,6 +411,8 @@ class Contribution:
             WireError: when the fields are not of that kind, or do not fit that fleet.
         """
         self.check(kind, classes, width)
+        if self.says_nothing:
+            return kind.zero(classes, width)
         places, rows = _places(self.body.classes, kind.GROUPS), classes * kind.GROUPS
         dense = [_spread(places, table, rows) for table in self._tables()]
         counts = np.zeros(rows, dtype=np.int64)
@@ -454,6 +500,8 @@ class Status:
         profile: what the board calls itself.
         versions: of the software, by package.
         metrics: measured figures by name, units in the name.
+        issued: of a birth that is signed, higher than in any that the same key signed before, so that an old one that
+            is sent again is known; 0 elsewhere.
     """
 
     online: bool
@@ -462,16 +510,32 @@ class Status:
     profile: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    issued: int = 0
 
     def __post_init__(self) -> None:
+        _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
         _require(len(self.instance) == 8, "instance", "8 bytes", len(self.instance))
         _require(0 <= self.boot <= MAX_ROUND, "boot", f"0 to {MAX_ROUND}", self.boot)
         _require(len(self.profile) <= MAX_TEXT, "profile", f"at most {MAX_TEXT} characters", len(self.profile))
-        _entries(self.versions, "versions", lambda value: isinstance(value, str) and len(value) <= 64)
+        _entries(self.versions, "versions", lambda value: isinstance(value, str) and len(value) <= MAX_VERSION)
         _entries(self.metrics, "metrics", lambda value: isinstance(value, float) and math.isfinite(value))
 
 
-Message = Announcement | GlobalPart | Contribution | Chunk | Receipt | Status | Request | Piece
+Message = (
+    Announcement
+    | GlobalPart
+    | Contribution
+    | Chunk
+    | Receipt
+    | Status
+    | Request
+    | Piece
+    | Signed
+    | Enrolment
+    | Opening
+    | Opened
+    | SealedSeed
+)
 
 
 def _run_and_round(run: bytes, round_number: int, lowest: int = 1) -> None:
@@ -527,4 +591,4 @@ def _text(value: str, what: str, limit: int) -> None:
 def _entries(entries: Mapping[str, object], what: str, valid: Callable[[object], bool]) -> None:
     _require(len(entries) <= MAX_ENTRIES, what, f"at most {MAX_ENTRIES} entries", len(entries))
     for name, value in entries.items():
-        _require(1 <= len(name) <= 64 and valid(value), what, "short names and plain values", name[:64])
+        _require(1 <= len(name) <= MAX_NAME and valid(value), what, "short names and plain values", name[:MAX_NAME])

@@ -134,7 +134,7 @@ def merge(source: Source, rule: Rule = "mean", weighting: Weighting = "count") -
     total, devices = _add_up(source())
     if rule == "mean":
         return total
-    if not isinstance(total, ClassMeans):
+    if not (isinstance(total, ClassMeans) and total.is_class_means()):
         raise StatisticError(f"rule {rule}", expected="class means", got=type(total).__name__, hint="the rule mean")
     means = np.zeros_like(total.sums)  # (C, D)
     step = max(1, _BLOCK_BYTES // (8 * devices))
@@ -150,7 +150,8 @@ def _weighted(statistics: Iterable[Statistic], weigh: _Weights) -> ClassMeans:
     first = next(stream, None)
     if first is None:
         raise StatisticError("merge", expected="at least one statistic", got="none")
-    nothing = ClassMeans.zero(first.classes, first.width)
+    kind = type(first) if isinstance(first, ClassMeans) else ClassMeans
+    nothing = kind.zero(first.classes, first.width)
     total, counts = np.zeros(nothing.sums.shape), np.zeros_like(nothing.counts)  # (C, D), (C,)
     weights, holders, devices = np.zeros(first.classes), np.zeros(first.classes), 0  # (C,), (C,)
     for statistic in chain((first,), stream):
@@ -164,7 +165,7 @@ def _weighted(statistics: Iterable[Statistic], weigh: _Weights) -> ClassMeans:
         counts += statistic.counts
         devices += 1
     divisor = weigh.divisor(weights, holders, devices)
-    return ClassMeans.from_means(total / np.where(divisor > 0, divisor, 1.0)[:, None], counts)
+    return kind.from_means(total / np.where(divisor > 0, divisor, 1.0)[:, None], counts)
 
 
 def _add_up(statistics: Iterable[Statistic]) -> tuple[Statistic, int]:

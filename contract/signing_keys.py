@@ -1,28 +1,35 @@
 """Ed25519 keys as files: 32 bytes, their hex digits, or PEM, which needs the extra `security`.
 
-A private key signs a bundle when it is exported, the public one is what a device trusts (`contract/bundle.py`).
+A private key signs a bundle when it is exported (`contract/bundle.py`), or what an aggregator or a device publishes
+(`contract/signed.py`); the public one is what the other end trusts. A file of public keys may hold several, one after
+the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from contract.ed25519 import SECURITY
 from contract.errors import UsageError
 
-__all__ = ["read_private_key", "read_public_key"]
+__all__ = ["read_private_key", "read_public_key", "read_public_keys"]
 
 KEY_BYTES = 32
 _PRIVATE, _PUBLIC = b"-----BEGIN", b"-----BEGIN PUBLIC KEY"
 
 
-def read_private_key(path: str) -> bytes:
-    """The 32 bytes of the private key that `--sign` names.
+def read_private_key(path: str, option: str = "--sign") -> bytes:
+    """The 32 bytes of a private key.
+
+    Args:
+        option: of the command line, that names the file in an error.
 
     Raises:
         UsageError: when it is none, or PEM without `cryptography`.
     """
-    what = f"--sign {path}"
+    what = f"{option} {path}"
     raw, key = _read(path, what, "a key file", _PRIVATE, _private_from_pem)
     if key is None:
         raise UsageError(
@@ -34,17 +41,54 @@ def read_private_key(path: str) -> bytes:
     return key
 
 
-def read_public_key(path: str) -> bytes:
-    """The 32 bytes of the public key that `--trust` names.
+def read_public_key(path: str, option: str = "--trust") -> bytes:
+    """The 32 bytes of a public key.
+
+    Args:
+        option: of the command line, that names the file in an error.
 
     Raises:
         UsageError: when it is none, or PEM without `cryptography`.
     """
-    what = f"--trust {path}"
+    what = f"{option} {path}"
     _, key = _read(path, what, "a public key file", _PUBLIC, _public_from_pem)
     if key is None:
         raise UsageError(what, expected="an Ed25519 public key: raw, hex or PEM", got="something else")
     return key
+
+
+def read_public_keys(paths: str | Iterable[str], option: str = "--trust") -> tuple[bytes, ...]:
+    """The public keys of one file or several, 32 bytes each, every one once.
+
+    Raises:
+        UsageError: when a file holds something else, or PEM without `cryptography`.
+    """
+    files = [paths] if isinstance(paths, str) else paths
+    return tuple(dict.fromkeys(key for path in files for key in _public_keys(path, option)))
+
+
+def _public_keys(path: str, option: str) -> list[bytes]:
+    what = f"{option} {path}"
+    try:
+        raw = Path(path).read_bytes()
+    except OSError:
+        raw = b""
+    blocks = re.findall(rb"-----BEGIN PUBLIC KEY.*?-----END PUBLIC KEY-----\s*", raw, re.DOTALL)
+    if blocks and b"".join(blocks) != raw:
+        raise UsageError(what, expected="public keys one after the other", got="something else beside them")
+    if len(blocks) > 1:
+        return [_from_pem(block, what, _public_from_pem) for block in blocks]
+    lines = raw.split()
+    if len(lines) > 1 and all(re.fullmatch(rb"[0-9a-fA-F]{64}", line) for line in lines):
+        return [bytes.fromhex(line.decode("ascii")) for line in lines]
+    return [read_public_key(path, option)]
+
+
+def _from_pem(raw: bytes, what: str, read: Callable[[bytes, str], bytes]) -> bytes:
+    try:
+        return read(raw, what)
+    except ModuleNotFoundError:
+        raise UsageError(what, expected="cryptography", got="nothing", hint=SECURITY) from None
 
 
 def _read(
@@ -58,11 +102,7 @@ def _read(
     if len(raw) == KEY_BYTES:
         return raw, raw
     if raw.startswith(pem):
-        try:
-            return raw, from_pem(raw, what)
-        except ModuleNotFoundError:
-            hint = "pip install 'protofleet[security]'"
-            raise UsageError(what, expected="cryptography", got="nothing", hint=hint) from None
+        return raw, _from_pem(raw, what, from_pem)
     try:
         key = bytes.fromhex(raw.decode("ascii").strip())
     except ValueError:
@@ -71,12 +111,13 @@ def _read(
 
 
 def _private_from_pem(raw: bytes, what: str) -> bytes:
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     try:
         key = serialization.load_pem_private_key(raw, None)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(what, expected="a PEM private key without a password", got=error) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise UsageError(what, expected="an Ed25519 private key", got=type(key).__name__)
@@ -84,12 +125,13 @@ def _private_from_pem(raw: bytes, what: str) -> bytes:
 
 
 def _public_from_pem(raw: bytes, what: str) -> bytes:
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
         key = serialization.load_pem_public_key(raw)
-    except ValueError as error:
+    except (ValueError, UnsupportedAlgorithm) as error:
         raise UsageError(what, expected="a PEM public key", got=error) from None
     if not isinstance(key, Ed25519PublicKey):
         raise UsageError(what, expected="an Ed25519 key", got=type(key).__name__)

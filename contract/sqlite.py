@@ -25,16 +25,20 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote
 
 from contract.errors import InUseError, StoreError, UsageError
 from contract.files import lock
 
-__all__ = ["FIRST_VERSION", "Database", "Kind", "Watch", "beside", "bring_up", "is_taken", "read_only"]
+__all__ = [
+    "FIRST_VERSION", "Database", "Kind", "Watch", "as_written", "beside", "bring_up", "is_taken", "read_only", "typed",
+]  # fmt: skip
 
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
 _HEADER = b"SQLite format 3\x00"
 _POLL_S = 0.02
+_BROKEN = (sqlite3.DatabaseError, UnicodeDecodeError)  # the latter: sqlite3 cannot tell what SQLite says of a file
 _MOMENT_S = 0.3  # in which whoever only looks is done
 
 
@@ -48,6 +52,7 @@ class Kind:
         application_id: 4 letters as a number.
         steps: SQL scripts; see this file's beginning. None of them is ever changed once released.
         pragmas: SQLite's settings of a connection, or, like the page size, of a new file.
+        writer: who writes it, in words.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Kind:
     application_id: int
     steps: tuple[str, ...]
     pragmas: Mapping[str, int] = field(default_factory=dict)
+    writer: str = "a device"
 
     @property
     def version(self) -> int:
@@ -85,10 +91,34 @@ def read_only(path: str | os.PathLike[str], kind: Kind, *, older: bool = False) 
             raise _of_another_version(what, kind, application, version)
         db.execute("BEGIN")
         yield db
-    except sqlite3.DatabaseError as error:
+    except _BROKEN as error:
         raise StoreError(what, expected=f"a {kind.name} that can be read", got=error) from None
     finally:
         db.close()
+
+
+def typed(row: tuple[Any, ...], *kinds: type) -> tuple[Any, ...]:
+    """A row whose values are of these kinds: SQLite keeps any value in any column, whatever the table says.
+
+    Raises:
+        TypeError: one is of another.
+    """
+    for value, kind in zip(row, kinds, strict=True):
+        if type(value) is not kind:
+            raise TypeError(f"{type(value).__name__} where {kind.__name__} belongs")
+    return row
+
+
+@contextlib.contextmanager
+def as_written(path: str | os.PathLike[str], kind: Kind) -> Iterator[None]:
+    """Values that no program of ours has written become a `StoreError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, ArithmeticError, AssertionError) as error:  # one of these is `WireError`
+        raise StoreError(
+            f"{kind.name} {os.fspath(path)}", expected=f"what {kind.writer} writes",
+            got=f"{type(error).__name__}: {error}", hint=f"another {kind.option}",
+        ) from None  # fmt: skip
 
 
 def _of_another_version(what: str, kind: Kind, application: int, version: int) -> UsageError:
@@ -208,7 +238,7 @@ def beside(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connect
         db.execute("BEGIN IMMEDIATE")
         yield db
         db.execute("COMMIT")
-    except sqlite3.DatabaseError as error:
+    except _BROKEN as error:
         if _is_strange(error):
             raise StoreError(what, expected=f"a {kind.name} as it was written", got=error) from None
         raise StoreError(
@@ -218,7 +248,7 @@ def beside(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connect
         db.close()
 
 
-def _is_strange(error: sqlite3.DatabaseError) -> bool:
+def _is_strange(error: Exception) -> bool:
     """Whether the file is at fault, its tables or its bytes, and not the disk."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     return code in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -258,10 +288,16 @@ class Database:
         """What the disk refuses becomes a `StoreError`."""
         try:
             yield
-        except sqlite3.DatabaseError as error:
+        except _BROKEN as error:
             if isinstance(error, sqlite3.IntegrityError | sqlite3.ProgrammingError):
                 raise
             raise self._refused(error) from None
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """As `guard`; and values that no program of ours has written become a `StoreError`, too."""
+        with self.guard(), as_written(self.path, self._kind):
+            yield
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
@@ -360,7 +396,7 @@ class Database:
                 hint=f"starting again; nothing since was kept, or another {self._kind.option}",
             )
 
-    def _refused(self, error: sqlite3.DatabaseError) -> StoreError:
+    def _refused(self, error: Exception) -> StoreError:
         if _is_strange(error):
             what, expected = f"{self._kind.name} {self.path}", f"a {self._kind.name} as it was written"
             return StoreError(what, expected=expected, got=error, hint=f"another {self._kind.option}")

@@ -20,6 +20,7 @@ from contract.messages import ClassRows, GlobalPart
 __all__ = ["GlobalCollector", "GlobalState", "least_limit_bytes"]
 
 _PART_OVERHEAD_BYTES = 128  # more than the CBOR around a part's rows ever takes
+_PART_COST_BYTES = 1_024  # about what Python's objects around a part take
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,33 +87,54 @@ class GlobalState:
 
 @dataclass
 class GlobalCollector:
-    """Collects the parts of the newest version; forgets older ones and those of another run."""
+    """Collects the parts of the newest version; forgets older ones and those of another run.
 
+    Attributes:
+        capacity_bytes: the most that the parts of a state may take: a state may say that it has 65,535 of them.
+    """
+
+    capacity_bytes: int = 1 << 28
     _run: bytes = b""
     _version: int = 0
     _parts: dict[int, GlobalPart] = field(default_factory=dict)
+    _held_bytes: int = 0
+
+    @property
+    def version(self) -> int:
+        """That is being collected, or was last; 0 before the first part."""
+        return self._version
 
     def add(self, part: GlobalPart) -> GlobalState | None:
-        """The state when `part` completes its version, else None.
+        """The state when `part` completes its version, else None. A part of another count or round than those before it
+        begins anew: an aggregator that was started with another limit cuts the same version otherwise, and what is left
+        of the old cut, on its way or recorded, must not keep the true one out.
 
         Raises:
-            WireError: when parts of one version contradict each other.
+            WireError: when parts of one version contradict each other, or are too many.
         """
-        if (part.run, part.version) != (self._run, self._version):
+        is_other = self._parts and (self._first.parts, self._first.round) != (part.parts, part.round)
+        if is_other or (part.run, part.version) != (self._run, self._version):
             if part.run == self._run and part.version < self._version:
                 return None
-            self._run, self._version, self._parts = part.run, part.version, {}
-        elif any((p.parts, p.round) != (part.parts, part.round) for p in self._parts.values()):
-            raise WireError(
-                "global state", expected="parts of one count and round", got=f"{part.parts} and {part.round}"
-            )
-        self._parts[part.part] = part
+            self._run, self._version, self._parts, self._held_bytes = part.run, part.version, {}, 0
+        self._hold(part)
         if len(self._parts) < part.parts:
             return None
         whole = [self._parts[index] for index in range(part.parts)]
         kinds = dict.fromkeys(p.kind for p in whole)
         rows = {kind: _join([p.body for p in whole if p.kind == kind]) for kind in kinds}
         return GlobalState(part.run, part.version, part.round, rows)
+
+    @property
+    def _first(self) -> GlobalPart:
+        return next(iter(self._parts.values()))
+
+    def _hold(self, part: GlobalPart) -> None:
+        before = self._parts.get(part.part)
+        held_bytes = self._held_bytes + _cost(part) - (_cost(before) if before is not None else 0)
+        if held_bytes > self.capacity_bytes:
+            raise WireError("global state", expected=f"at most {self.capacity_bytes:,} bytes", got="more")
+        self._parts[part.part], self._held_bytes = part, held_bytes
 
 
 def least_limit_bytes(width: int) -> int:
@@ -129,6 +151,11 @@ def _cut(rows: ClassRows, limit_bytes: int) -> list[ClassRows]:
         )
     starts = range(0, max(len(rows.classes), 1), per_part)
     return [ClassRows(rows.classes[i : i + per_part], rows.rows[i : i + per_part]) for i in starts]
+
+
+def _cost(part: GlobalPart) -> int:
+    """What a part takes in memory."""
+    return _PART_COST_BYTES + part.body.classes.nbytes + part.body.rows.nbytes
 
 
 def _join(bodies: list[ClassRows]) -> ClassRows:

@@ -14,7 +14,8 @@ message has room for it (`contract/messages.cddl`).
 
 A method with a statistic of its own declares it in its own file (`contract/methods/`), as FedHKD does.
 
-Classes with fewer than `min_samples` local examples are withheld: `shareable` says which samples may enter at all.
+Classes with fewer than `min_samples` local examples are withheld: `shareable` says which samples may enter at all. Not
+so where noise hides them all (`COUNTED`): whether a class has enough follows from the samples, too.
 """
 
 from __future__ import annotations
@@ -57,20 +58,20 @@ class Rows:
 
     Attributes:
         name: the attribute that holds its class sums, (C, D) or (C, C) float64, zero where the count is zero.
-        width: how long a row is: D `features` (D' where a method projects them), or C `classes`.
+        width: how long a row is: D `features` (D' where a method projects them), C `classes`, or `one`.
         travels: as class `means`, or as `sums`.
-        holds: what was summed: `features` of any length, `unit-features`, or `probabilities`; it decides what an
-            aggregator can check.
+        holds: what was summed: `features` of any length, `unit-features`, or `probabilities`; `noised` are sums of unit
+            features or of ones with noise of the method's mechanism. It decides what an aggregator can check.
     """
 
     name: str
-    width: Literal["features", "classes"] = "features"
+    width: Literal["features", "classes", "one"] = "features"
     travels: Literal["means", "sums"] = "means"
-    holds: Literal["features", "unit-features", "probabilities"] = "features"
+    holds: Literal["features", "unit-features", "probabilities", "noised"] = "features"
 
     def columns(self, classes: int, width: int) -> int:
         """The length of a row for C classes and features of width D."""
-        return width if self.width == "features" else classes
+        return {"features": width, "classes": classes, "one": 1}[self.width]
 
     def means(self, sent: NDArray[np.floating], counts: NDArray[np.integer]) -> NDArray[np.floating]:
         """Class means (K, …) of rows as they travel, over `counts` (K,) samples, 1 or more each."""
@@ -79,9 +80,15 @@ class Rows:
 
 @dataclass(frozen=True)
 class Triangle:
-    """A field of a statistic: the packed upper triangle of Σ z zᵀ, (D(D+1)/2,) float64, row by row."""
+    """A field of a statistic: the packed upper triangle of Σ z zᵀ, (D(D+1)/2,) float64, row by row.
+
+    Attributes:
+        name: the attribute that holds it.
+        noised: whether noise was added to it, which can leave less than 0 on its diagonal.
+    """
 
     name: str
+    noised: bool = False
 
 
 Field = Rows | Triangle
@@ -95,6 +102,8 @@ class Statistic:
         FIELDS: what it consists of.
         GROUPS: how many rows each class may have, each over a part of its examples; 1 but where a method needs several.
             Wherever C rows are spoken of here, there are then C · GROUPS of them, those of a class together.
+        COUNTED: whether `counts` are numbers of examples. Where not, they say nothing of the data: a device counts 1 of
+            every class, and no class is withheld for having few.
         counts: (C,) int64, examples of each class.
 
     Raises:
@@ -105,6 +114,7 @@ class Statistic:
     NAME: ClassVar[str]
     FIELDS: ClassVar[tuple[Field, ...]] = ()
     GROUPS: ClassVar[int] = 1
+    COUNTED: ClassVar[bool] = True
     counts: Int64
 
     def __init_subclass__(cls, **given: Any) -> None:
@@ -127,7 +137,7 @@ class Statistic:
         some_absent = np.count_nonzero(absent)
         for field, value in zip(self.FIELDS, self.arrays(), strict=True):
             if isinstance(field, Triangle):
-                _check_triangle(value, width, self.NAME)
+                _check_triangle(value, width, self.NAME, signed=field.noised)
                 continue
             columns = field.columns(self.classes, width)
             if value.shape != (len(self.counts), columns):
@@ -387,11 +397,11 @@ def unpack_triangle(packed: Float64, width: int) -> Float64:
     return full
 
 
-def _check_triangle(packed: Float64, width: int, name: str) -> None:
+def _check_triangle(packed: Float64, width: int, name: str, *, signed: bool) -> None:
     if packed.size != width * (width + 1) // 2:
         raise StatisticError(name, expected=f"{width * (width + 1) // 2} numbers", got=packed.size)
     rows = np.arange(width)
-    if (packed[rows * width - rows * (rows - 1) // 2] < 0).any():  # where the diagonal's entries stand
+    if not signed and (packed[rows * width - rows * (rows - 1) // 2] < 0).any():  # where the diagonal's entries stand
         raise StatisticError(name, expected="a diagonal of squares", got="a negative entry")
 
 

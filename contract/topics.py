@@ -5,6 +5,8 @@
     pf/v2/{fleet}/up/{device}       device → aggregator    contributions, whole or in chunks; requests
     pf/v2/{fleet}/down/{device}     aggregator → device    receipts, and pieces of a bundle that is rolled out
     pf/v2/{fleet}/status/{device}   device → aggregator    birth and death, retained, last will
+    pf/v2/{fleet}/helper/ask        aggregator → helper    sets whose sums are to be opened
+    pf/v2/{fleet}/helper/answer     helper → aggregator    their sums
 
 Ids match `[a-z0-9][a-z0-9-]{0,63}`; a wildcard or a slash in an id is refused here, not only by the broker. No device
 is called `aggregator`: the aggregator says on that status topic that it is there.
@@ -26,6 +28,8 @@ __all__ = [
     "down",
     "global_all",
     "global_part",
+    "helper_answer",
+    "helper_ask",
     "is_id",
     "round_",
     "status",
@@ -93,6 +97,16 @@ def down(fleet: str, device: str | None = None) -> str:
 def status(fleet: str, device: str | None = None) -> str:
     """Where a device's birth and death stand, or the aggregator's; without a device, the filter for all."""
     return _of("status", fleet, device)
+
+
+def helper_ask(fleet: str) -> str:
+    """Where the helper is asked to open a sum."""
+    return f"{PREFIX}/{check_id(fleet, 'fleet')}/helper/ask"
+
+
+def helper_answer(fleet: str) -> str:
+    """Where the helper answers."""
+    return f"{PREFIX}/{check_id(fleet, 'fleet')}/helper/answer"
 
 
 def device_of(topic: str) -> str:

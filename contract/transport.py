@@ -9,6 +9,7 @@ class, goes through `step` and the others to the caller, for whom the connection
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import ssl
@@ -17,6 +18,7 @@ import time
 from typing import Any
 
 import paho.mqtt.client as mqtt
+from paho.mqtt.matcher import MQTTMatcher
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.reasoncodes import ReasonCode
@@ -25,12 +27,48 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from contract.address import Address
 from contract.connection import Connection
 from contract.link_actions import Send, Terms
+from contract.tls_words import tls_words
 from contract.wire import CONTENT_TYPE, WIRE_VERSION
 
 __all__ = ["Transport"]
 
 _CONNECT_S, _FAREWELL_S = 5.0, 1.0
 _UNSPECIFIED, _NOT_AUTHORIZED, _KEEPALIVE = 128, 135, 141
+
+
+_NEW_LIST = "protofleet pki renew --crl"
+_UNSURE = f", as a broker does that refuses this certificate, or whose revocation list has expired: {_NEW_LIST}"
+
+
+class _Client(mqtt.Client):
+    """Paho's client, but for its trust in lengths: it would collect whatever a packet claims to hold, 256 MB of it, in
+    memory. And it keeps what TLS said last, a broker's alert that refuses our certificate among it, which paho drops.
+    It has no public place to say otherwise; tests see to it that these work.
+    """
+
+    largest_bytes: int | None = None
+    tls_error: ssl.SSLError | None = None
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        """The rest of a packet is asked for with its whole length first, before anything of it is read."""
+        if self.largest_bytes is not None and bufsize > self.largest_bytes:
+            raise ValueError(f"a packet of {bufsize:,} bytes, at most {self.largest_bytes:,} were asked for")
+        try:
+            return super()._sock_recv(bufsize)
+        except ssl.SSLError as error:
+            self.tls_error = error
+            raise
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        """With TLS 1.3 a broker refuses a certificate after the handshake: its alert may lie there, unread."""
+        try:
+            return super()._sock_send(buf)
+        except BlockingIOError:
+            raise
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._sock_recv(1)
+            raise
 
 
 class Transport:
@@ -40,7 +78,8 @@ class Transport:
         core: is told what the broker says, under `lock`.
         will: topic and payload that the broker publishes, retained, when we vanish.
         receive_maximum: how many unacknowledged messages the broker may have delivered.
-        packet_bytes: the largest packet that the broker may deliver; it drops what is larger. No bound when None.
+        packet_bytes: the largest packet that the broker may deliver; it drops what is larger, and is left when it does
+            not. MQTT's own bound when None.
         content_type: of what is published; messages of a fleet say their wire version, too.
 
     Attributes:
@@ -65,6 +104,7 @@ class Transport:
     ) -> None:
         self._core, self._lock, self._address = core, lock, address
         self.keepalive_s, self._receive_maximum, self._packet_bytes = keepalive_s, receive_maximum, packet_bytes
+        self._listens = MQTTMatcher()
         self._tickets: dict[int, int] = {}  # paho's packet id of what was sent → the ticket of `Send`
         self._properties = Properties(
             PacketTypes.PUBLISH
@@ -72,13 +112,14 @@ class Transport:
         self._properties.ContentType = content_type
         if content_type == CONTENT_TYPE:
             self._properties.UserProperty = ("pf", str(WIRE_VERSION))
-        client = self._client = mqtt.Client(
+        client = self._client = _Client(
             mqtt.CallbackAPIVersion.VERSION2,
             client_id=client_id,
             protocol=mqtt.MQTTv5,
             reconnect_on_failure=False,
             manual_ack=True,
         )
+        client.largest_bytes = packet_bytes
         client.connect_timeout = _CONNECT_S
         client.max_inflight_messages_set(0)  # no bound there: the core has one
         if address.user is not None:
@@ -90,19 +131,33 @@ class Transport:
         client.on_connect, client.on_subscribe, client.on_message = self._accepted, self._subscribed, self._received
         client.on_publish, client.on_disconnect = self._published, self._ended
 
+    @property
+    def peer(self) -> object:
+        """The socket, once there is one."""
+        return self._client.socket()
+
     # ── what the core wants ─────────────────────────────────────────────────────────────────────────────────────────
 
     def dial(self) -> None:
-        """Connect and send CONNECT: a session that ends with the connection. Blocks for seconds at most."""
+        """Connect and send CONNECT: a session that ends with the connection. Blocks for seconds at most.
+
+        Raises:
+            OSError: there is nobody, or nobody whom we believe.
+        """
         properties = Properties(PacketTypes.CONNECT)
         properties.ReceiveMaximum = self._receive_maximum
         if self._packet_bytes is not None:
             properties.MaximumPacketSize = self._packet_bytes
         address = self._address
-        self._client.connect(address.host, address.port, self.keepalive_s, clean_start=True, properties=properties)
+        try:
+            self._client.connect(address.host, address.port, self.keepalive_s, clean_start=True, properties=properties)
+        except ssl.SSLError as error:
+            raise ConnectionError(tls_words(error)) from None
 
     def subscribe(self, topics: tuple[str, ...]) -> None:
         """Subscribe at QoS 1."""
+        for topic in topics:
+            self._listens[topic] = True
         self._client.subscribe([(topic, SubscribeOptions(qos=1)) for topic in topics])
 
     def send(self, what: Send) -> None:
@@ -122,11 +177,7 @@ class Transport:
             return
         with contextlib.suppress(OSError, ValueError):
             if polite:
-                client.disconnect()
-                deadline = time.monotonic() + _FAREWELL_S
-                while client.want_write() and (left := deadline - time.monotonic()) > 0:
-                    select.select([], [sock], [], left)
-                    client.loop_write()
+                _part(client, sock.fileno(), time.monotonic() + _FAREWELL_S)
         sock.close()
 
     # ── bytes ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,7 +210,7 @@ class Transport:
             if reason.is_failure:
                 self._core.refused(reason.value, str(reason), time.monotonic())
             else:
-                self.keepalive_s = getattr(properties, "ServerKeepAlive", self.keepalive_s)
+                self.keepalive_s = getattr(properties, "ServerKeepAlive", 0) or self.keepalive_s  # 0: none
                 self._core.accepted(_terms(properties), time.monotonic())
 
     def _subscribed(self, client: mqtt.Client, _: Any, mid: int, reasons: list[ReasonCode], properties: Any) -> None:
@@ -169,6 +220,9 @@ class Transport:
 
     def _received(self, client: mqtt.Client, _: Any, message: mqtt.MQTTMessage) -> None:
         topic, payload = message.topic, bytes(message.payload)
+        if next(self._listens.iter_match(topic), None) is None:
+            self._tell_ended(f"a message on {topic[:80]!r}, which nobody asked for")
+            return
         with self._lock:
             self._core.received(
                 topic, payload, qos=message.qos, retained=message.retain, mid=message.mid, now=time.monotonic()
@@ -183,11 +237,35 @@ class Transport:
     def _ended(self, client: mqtt.Client, _: Any, flags: Any, reason: ReasonCode, properties: Any) -> None:
         from_broker = flags.is_disconnect_packet_from_server
         accepted = self._core.phase in ("subscribing", "up")
-        self._tell_ended(_why(reason, from_broker, accepted), code=reason.value if from_broker else None)
+        why = _why(reason, from_broker, accepted)
+        if self._client.tls_error is not None and not from_broker:
+            why = tls_words(self._client.tls_error)
+        elif self._address.cert_file is not None and not (from_broker or accepted):
+            why += _UNSURE  # what it had to say is often lost with the connection
+        self._tell_ended(why, code=reason.value if from_broker else None)
 
     def _tell_ended(self, reason: str, code: int | None = None) -> None:
         with self._lock:
             self._core.ended(reason, time.monotonic(), code=code)
+
+
+def _part(client: mqtt.Client, descriptor: int, deadline: float) -> None:
+    """Send a DISCONNECT and wait until the broker hangs up, too: it has read it then.
+
+    Closing a socket on which something has come meanwhile resets the connection, and the broker, which then never reads
+    the DISCONNECT, publishes the last will. Paho closes its socket as soon as the packet is out; ours is a second
+    descriptor of it.
+    """
+    with socket.socket(fileno=os.dup(descriptor)) as ours:
+        client.disconnect()
+        while client.want_write() and (left := deadline - time.monotonic()) > 0:
+            select.select([], [ours], [], left)
+            client.loop_write()
+        ours.shutdown(socket.SHUT_WR)
+        while (left := deadline - time.monotonic()) > 0:
+            readable, _, _ = select.select([ours], [], [], left)
+            if not readable or not ours.recv(65_536):
+                return
 
 
 def _terms(properties: Properties | None) -> Terms:

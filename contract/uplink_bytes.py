@@ -118,7 +118,8 @@ def sent_bytes(found: Method, classes: int, width: int, groups: int = 1) -> int:
     statistic = found.statistic.zero(classes, width)
     if not isinstance(statistic, Participation):
         room = found.statistic.GROUPS
-        counts = np.where(np.arange(classes * room) % room < groups, 1000, 0)
+        samples = 1000 if found.statistic.COUNTED else 1
+        counts = np.where(np.arange(classes * room) % room < groups, samples, 0)
         statistic = dataclasses.replace(statistic, counts=counts)  # type: ignore[type-var]
     extractor = bytes(32) if found.extractor == "bundle" else b""
     contribution = Contribution.of(

@@ -5,8 +5,10 @@ anything from anyone and either returns a valid message or raises `WireError`, a
 more than a small multiple of the bytes it was given.
 
 What comes down may gain fields: a device leaves out keys of an announcement, its offer, a global part, a receipt or a
-piece that it does not know. What goes up is closed: a contribution, a chunk, a status or a request has the keys that
-`messages.cddl` lists and no other, so that nothing else can be sent (docs/decisions/084).
+piece that it does not know. What goes up is closed: a contribution, a chunk, a status, a request or an enrolment has
+the keys that `messages.cddl` lists and no other, so that nothing else can be sent (docs/decisions/084); so are what
+wraps a message and its signature, and what a helper is asked and answers. What is inside a signed message is decoded
+once its signature holds.
 
 Tensors travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as int8 with one float32 scale for each row
 (value = scale · int8); integers as the narrowest unsigned array that holds them.
@@ -23,7 +25,9 @@ import cbor2
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.envelopes import Enrolment, Signed
 from contract.errors import WireError
+from contract.helper_messages import HelperTerms, Opened, Opening, OpeningStatus, SealedSeed
 from contract.messages import (
     Announcement,
     Chunk,
@@ -52,10 +56,11 @@ _PHASES: tuple[Phase, ...] = get_args(Phase)
 _ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 _STANDINGS: tuple[Standing, ...] = get_args(Standing)
 _STATUSES: tuple[ReceiptStatus, ...] = get_args(ReceiptStatus)
+_OPENINGS: tuple[OpeningStatus, ...] = get_args(OpeningStatus)
 
 _FURTHER = (10, 11, 12)  # keys of a contribution's fields of class rows after the first
 _MULTI_DIMENSIONAL = 40
-_DTYPES = {64: "u1", 69: "<u2", 70: "<u4", 72: "i1", 84: "<f2", 85: "<f4", 86: "<f8"}
+_DTYPES = {64: "u1", 69: "<u2", 70: "<u4", 71: "<u8", 72: "i1", 84: "<f2", 85: "<f4", 86: "<f8"}
 _TAGS = {np.dtype(dtype): tag for tag, dtype in _DTYPES.items()}
 _FLOATS: dict[str, np.dtype[np.floating]] = {"f64": np.dtype("<f8"), "f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
 _MAX_DEPTH = 8
@@ -97,7 +102,13 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         **({16: list(m.class_lists)} if m.class_lists else {}),
         **({17: _encode_offer(m.offer)} if m.offer else {}),
         **({18: _integers(np.array(m.withheld))} if m.withheld else {}),
+        **({19: m.issued} if m.issued else {}),
+        **({20: _encode_helper_terms(m.helper)} if m.helper else {}),
     }
+
+
+def _encode_helper_terms(m: HelperTerms) -> dict[int, Any]:
+    return {0: m.key, 1: m.least, 2: m.scale_bits}
 
 
 def _encode_offer(m: Offer) -> dict[int, Any]:
@@ -136,6 +147,8 @@ def _encode_contribution(m: Contribution, encoding: Encoding) -> dict[int, Any]:
         body[15] = _STANDINGS.index(m.standing)
     if m.class_list:
         body[16] = m.class_list
+    if m.share is not None:
+        body |= {17: _typed(m.share), 18: m.seed}
     return body
 
 
@@ -149,7 +162,8 @@ def _encode_receipt(m: Receipt, encoding: Encoding) -> dict[int, Any]:
 
 
 def _encode_status(m: Status, encoding: Encoding) -> dict[int, Any]:
-    return {2: m.online, 3: m.instance, 4: m.boot, 5: m.profile, 6: dict(m.versions), 7: dict(m.metrics)}
+    told = {2: m.online, 3: m.instance, 4: m.boot, 5: m.profile, 6: dict(m.versions), 7: dict(m.metrics)}
+    return told | ({8: m.issued} if m.issued else {})
 
 
 def _encode_request(m: Request, encoding: Encoding) -> dict[int, Any]:
@@ -158,6 +172,28 @@ def _encode_request(m: Request, encoding: Encoding) -> dict[int, Any]:
 
 def _encode_piece(m: Piece, encoding: Encoding) -> dict[int, Any]:
     return {2: m.run, 3: m.bundle, 4: m.offset, 5: m.data}
+
+
+def _encode_signed(m: Signed, encoding: Encoding) -> dict[int, Any]:
+    return {2: m.key_id, 3: m.payload, 4: m.signature}
+
+
+def _encode_enrolment(m: Enrolment, encoding: Encoding) -> dict[int, Any]:
+    return {2: m.key, 3: m.proof}
+
+
+def _encode_opening(m: Opening, encoding: Encoding) -> dict[int, Any]:
+    return {2: m.run, 3: m.round, 4: m.method, 5: m.digest, 6: m.part, 7: m.parts, 8: dict(m.seeds)}
+
+
+def _encode_opened(m: Opened, encoding: Encoding) -> dict[int, Any]:
+    told = {2: m.run, 3: m.round, 4: m.method, 5: m.digest, 6: m.part, 7: m.parts, 8: _OPENINGS.index(m.status)}
+    return told | {9: _typed(m.words), 10: m.reason, 11: dict(m.refused)}
+
+
+def _encode_sealed_seed(m: SealedSeed, encoding: Encoding) -> dict[int, Any]:
+    told = {2: m.run, 3: m.round, 4: m.method, 5: m.words, 6: m.share}
+    return told | {7: m.least, 8: m.terms, 9: m.sealed}
 
 
 def _typed(array: NDArray[Any]) -> cbor2.CBORTag:
@@ -220,9 +256,9 @@ def decode(payload: bytes, *, limit_bytes: int = MAX_MESSAGE_BYTES) -> Message:
         )
     decoder = _DECODERS.get(kind)
     if decoder is None:
-        raise WireError("message", expected="a type from 1 to 8", got=kind)
+        raise WireError("message", expected="a type from 1 to 13", got=kind)
     message = decoder(fields)
-    fields.finish(closed=kind in _UPLINK)
+    fields.finish(closed=kind in _CLOSED)
     return message
 
 
@@ -371,8 +407,14 @@ class _Fields:
 
     def unsigned(self, key: int) -> NDArray[Any]:
         value = self.take(key, "an unsigned array", np.ndarray)
-        if value.ndim != 1 or value.dtype.kind != "u":
+        if value.ndim != 1 or value.dtype.kind != "u" or value.dtype.itemsize > 4:
             raise WireError(f"field {key}", expected="an unsigned array", got=f"{value.dtype} {value.shape}")
+        return np.asarray(value)
+
+    def words(self, key: int) -> NDArray[np.uint64]:
+        value = self.take(key, "64-bit words", np.ndarray)
+        if value.ndim != 1 or value.dtype != np.dtype("<u8"):
+            raise WireError(f"field {key}", expected="64-bit words", got=f"{value.dtype} {value.shape}")
         return np.asarray(value)
 
     def reals(self, key: int, ndim: int) -> NDArray[np.floating]:
@@ -434,7 +476,15 @@ def _decode_announcement(f: _Fields) -> Announcement:
         class_lists=f.binaries(16) if f.has(16) else (),
         offer=_decode_offer(f.inner(17)) if f.has(17) else None,
         withheld=tuple(f.class_numbers(18).tolist()) if f.has(18) else (),
+        issued=f.integer(19) if f.has(19) else 0,
+        helper=_decode_helper_terms(f.inner(20)) if f.has(20) else None,
     )
+
+
+def _decode_helper_terms(f: _Fields) -> HelperTerms:
+    terms = HelperTerms(f.binary(0), f.integer(1), f.integer(2))
+    f.finish(closed=False)
+    return terms
 
 
 def _decode_offer(f: _Fields) -> Offer:
@@ -468,6 +518,8 @@ def _decode_contribution(f: _Fields) -> Contribution:
         extractor=f.binary(13) if f.has(13) else b"",
         standing=f.one_of(15, _STANDINGS) if f.has(15) else None,
         class_list=f.binary(16) if f.has(16) else b"",
+        share=f.words(17) if f.has(17) else None,
+        seed=f.binary(18) if f.has(18) else b"",
     )
 
 
@@ -505,6 +557,7 @@ def _decode_status(f: _Fields) -> Status:
         profile=f.text(5),
         versions=f.entries(6, str),
         metrics=f.figures(7),
+        issued=f.integer(8) if f.has(8) else 0,
     )
 
 
@@ -516,6 +569,46 @@ def _decode_piece(f: _Fields) -> Piece:
     return Piece(run=f.binary(2), bundle=f.binary(3), offset=f.integer(4), data=f.binary(5))
 
 
+def _decode_signed(f: _Fields) -> Signed:
+    return Signed(key_id=f.binary(2), payload=f.binary(3), signature=f.binary(4))
+
+
+def _decode_enrolment(f: _Fields) -> Enrolment:
+    return Enrolment(key=f.binary(2), proof=f.binary(3))
+
+
+def _decode_opening(f: _Fields) -> Opening:
+    return Opening(f.binary(2), f.integer(3), f.text(4), f.binary(5), f.integer(6), f.integer(7), f.entries(8, bytes))
+
+
+def _decode_opened(f: _Fields) -> Opened:
+    return Opened(
+        run=f.binary(2),
+        round=f.integer(3),
+        method=f.text(4),
+        digest=f.binary(5),
+        part=f.integer(6),
+        parts=f.integer(7),
+        status=f.one_of(8, _OPENINGS),
+        words=f.words(9),
+        reason=f.text(10),
+        refused=f.entries(11, str),
+    )
+
+
+def _decode_sealed_seed(f: _Fields) -> SealedSeed:
+    return SealedSeed(
+        run=f.binary(2),
+        round=f.integer(3),
+        method=f.text(4),
+        words=f.integer(5),
+        share=f.binary(6),
+        least=f.integer(7),
+        terms=f.binary(8),
+        sealed=f.binary(9),
+    )
+
+
 _TYPES: dict[type, int] = {
     Announcement: 1,
     GlobalPart: 2,
@@ -525,8 +618,13 @@ _TYPES: dict[type, int] = {
     Status: 6,
     Request: 7,
     Piece: 8,
+    Signed: 9,
+    Enrolment: 10,
+    Opening: 11,
+    Opened: 12,
+    SealedSeed: 13,
 }
-_UPLINK = (3, 4, 6, 7)
+_CLOSED = (3, 4, 6, 7, 9, 10, 11, 12, 13)
 _ENCODERS: dict[type, Callable[[Any, Encoding], dict[int, Any]]] = {
     Announcement: _encode_announcement,
     GlobalPart: _encode_global_part,
@@ -536,6 +634,11 @@ _ENCODERS: dict[type, Callable[[Any, Encoding], dict[int, Any]]] = {
     Status: _encode_status,
     Request: _encode_request,
     Piece: _encode_piece,
+    Signed: _encode_signed,
+    Enrolment: _encode_enrolment,
+    Opening: _encode_opening,
+    Opened: _encode_opened,
+    SealedSeed: _encode_sealed_seed,
 }
 _DECODERS: dict[int, Callable[[_Fields], Message]] = {
     1: _decode_announcement,
@@ -546,4 +649,9 @@ _DECODERS: dict[int, Callable[[_Fields], Message]] = {
     6: _decode_status,
     7: _decode_request,
     8: _decode_piece,
+    9: _decode_signed,
+    10: _decode_enrolment,
+    11: _decode_opening,
+    12: _decode_opened,
+    13: _decode_sealed_seed,
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
+from contract.errors import ProtofleetError
 from lab.data.datasets import load_dataset
 
 HELD = {
@@ -44,4 +45,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except ProtofleetError as error:
+        sys.exit(f"error: {error}")

@@ -20,8 +20,10 @@ PAGE = Path(__file__).parent / "commands.md"
 SUBCOMMANDS = {
     "fleet": (
         *("list", "show", "log", "admit", "remove", "pause", "resume"),
-        *("open-round", "close-round", "backup", "restore"),
+        *("open-round", "rollback", "suspects", "close-round", "backup", "restore"),
+        *("invite", "enrol", "revoke"),
     ),
+    "pki": ("init", "device", "aggregator", "helper", "other", "revoke", "renew", "rotate-ca", "list"),
     "lab": ("list", "run", "table"),
 }
 _HEAD = """# Commands

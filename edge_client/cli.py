@@ -39,14 +39,14 @@ def client_command(
         bool | None,
         typer.Option(
             "--report-accuracy/--no-report-accuracy",
-            help="Tell the aggregator how many are named right.  [default: where no noise is added]",
+            help="Tell the aggregator how many are named right.  [default: without noise or helper]",
         ),
     ] = None,
     tell_drift: Annotated[
         bool | None,
         typer.Option(
             "--tell-drift/--no-tell-drift",
-            help="Tell the aggregator how unlike earlier photos new ones are.  [default: where no noise is added]",
+            help="Tell the aggregator how unlike earlier photos new ones are.  [default: without noise or helper]",
         ),
     ] = None,
     activations: Annotated[
@@ -77,7 +77,25 @@ def client_command(
     cert: Annotated[str | None, typer.Option(help="PEM file of this device's certificate.")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of this device's private key.")] = None,
     trust: Annotated[
-        str | None, typer.Option(help="Ed25519 public key file; refuse a bundle that it did not sign.")
+        list[str] | None,
+        typer.Option(
+            help="Ed25519 public key file, again for each further key; refuse bundles and messages that none of them "
+            "signed."
+        ),
+    ] = None,
+    identity: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY",
+            help="Ed25519 private key file that this device signs with.  [default: its own, once --token made one]",
+        ),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="One-time token of protofleet fleet invite: enrol this device with its key.")
+    ] = None,
+    helper_key: Annotated[
+        str | None,
+        typer.Option(help="Public key file of a helper; take part in rounds whose sums it opens, and in no others."),
     ] = None,
     rollout: Annotated[
         bool | None,
@@ -86,9 +104,9 @@ def client_command(
             help="Go over to bundles that the aggregator rolls out.  [default: where a key is trusted]",
         ),
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Privacy budget: no round after which ε would be larger.  [default: none]"),
+    policy: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="TOML file of what this device may release, whatever the fleet asks for."),
     ] = None,
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     withdraw: Annotated[
@@ -104,7 +122,7 @@ def client_command(
     ] = None,
 ) -> int:
     """Run one device: take part in the fleet's rounds, run after run, until it is stopped."""
-    given = dict(locals())
+    given = dict(locals()) | {"trust": tuple(trust or ()) or None}
     settings = settle_config(given.pop("config"), given)
     if Path(sys.argv[0]).name in ("protofleet", "__main__.py"):
         become(settings)

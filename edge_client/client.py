@@ -16,12 +16,10 @@ What happens, in order:
    publish a death and return.
 
 While nothing happens the loop sleeps: it looks for new photos every ten minutes, or when `look` asks for it (SIGUSR1,
-`process.py`), and says how many there are, tells a service manager that it gets on, and does nothing else. A person is
-told what is waited for, once for each change.
+`process.py`), and tells a service manager that it gets on. A person is told what is waited for, once for each change.
 
-Everything that arrives is taken in (`inbox.py`) before anything is begun, so that what is worked on is the newest there
-is. A malformed message is acknowledged like any other, so that it does not come again. At any moment
-the process may be killed: the journal then holds either all of a round or nothing of it.
+Everything that arrives is taken in (`inbox.py`) before anything is begun, so that the newest is worked on. A malformed
+message is acknowledged, so that it does not come again. Killed at any moment, the journal has all of a round or none.
 """
 
 from __future__ import annotations
@@ -30,31 +28,36 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
-from contract.errors import LinkError, PrivacyError
-from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
-from contract.messages import Announcement
+from contract.envelopes import ENVELOPE_BYTES
+from contract.errors import LinkError
+from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Noticed, Received, client_id
+from contract.messages import Announcement, Status
 from contract.service_manager import ServiceManager
 from contract.wire import encode
 from edge_client import process_metrics
+from edge_client.blinded import Blinding
 from edge_client.device import Device
 from edge_client.drift import DriftWatch
+from edge_client.enrolling import Enrolling
 from edge_client.health import Health
+from edge_client.identity import Identity
 from edge_client.inbox import Inbox
-from edge_client.journal import Journal, Key
+from edge_client.journal import Journal
 from edge_client.kept_state import KeptState
 from edge_client.outbox import Outbox
 from edge_client.own_samples import OwnSamples
 from edge_client.patience import Patience
 from edge_client.presence import Presence
-from edge_client.privacy import Accountant
+from edge_client.releases import Releases
 from edge_client.rollout_work import RolloutWork
 from edge_client.round_work import RoundWork
-from edge_client.rounds import Follower, Task
+from edge_client.rounds import Follower, Task, largest_message_bytes
+from edge_client.trusted import Trust
 from edge_client.waiting_notice import Absence, Waits
 
 __all__ = ["SUMMARY_SCHEMA", "Client"]
@@ -75,6 +78,9 @@ class Client:
         bundle: the fleet's bundle.
         address: where the broker is.
         fleet, device_id: as in the topics.
+        trusted: public keys, 32 bytes each: nothing else is believed; none where signatures are not looked at.
+        identity: the key that the device signs with.
+        token: with which it is to be enrolled first.
         rollout: what it does about roll-outs, one of which may have brought the bundle.
         samples: its photos, which are looked after between rounds.
         until_finished: whether `run` ends with the run, instead of waiting for the next one.
@@ -82,7 +88,8 @@ class Client:
             of a run for a receipt.
         keepalive_s: how long an idle connection says nothing.
         measured: figures of `profile --measure` that go into every birth.
-        accountant: of noise, where the bundle says that its method adds it.
+        releases: what all that leaves passes: the policy of its owner, and the ledger.
+        blinding: what it asks of blinded rounds; None for open rounds alone.
         photos: what the device tests with, in words.
         tells_accuracy: whether its accuracy goes into its status.
         drift: measures how unlike earlier photos new ones are, for its status; None where that is not told.
@@ -102,12 +109,16 @@ class Client:
         fleet: str,
         device_id: str,
         rollout: RolloutWork,
+        releases: Releases,
+        trusted: Collection[bytes] = (),
+        identity: Identity | None = None,
+        token: bytes | None = None,
         samples: OwnSamples | None = None,
         until_finished: bool = True,
         patience_s: float | None = 60.0,
         keepalive_s: int = 60,
         measured: Mapping[str, float] | None = None,
-        accountant: Accountant | None = None,
+        blinding: Blinding | None = None,
         photos: str = "test photos",
         tells_accuracy: bool = False,
         drift: DriftWatch | None = None,
@@ -123,12 +134,17 @@ class Client:
         self._manager = manager or ServiceManager({})
         self._log, self._detail = log, detail or (lambda line: None)
         self._stopping = stopping or threading.Event()
-        self._accountant, self._tells_accuracy, self._drift = accountant, tells_accuracy, drift
+        self._releases, self._tells_accuracy, self._drift = releases, tells_accuracy, drift
+        self._blinding = blinding or Blinding(bundle.manifest, fleet=fleet, device=device_id)
         instance = os.urandom(8)
         self._boot = journal.begin(instance)
-        self._health = Health(instance, self._boot, measured or {})
+        self._health = Health(instance, self._boot, measured or {}, is_private=releases.is_private)
         self._health.tell_bundle(rollout.versions())
-        self._outbox = Outbox(random.Random())
+        self._up, self._status = topics.up(fleet, device_id), topics.status(fleet, device_id)
+        self._identity = identity or Identity()
+        self._trust = Trust(trusted, self._identity, journal.issued, fleet=fleet, device_id=device_id, log=log)
+        self._enrolling = Enrolling(fleet, device_id, self._identity.signer, token, log)
+        self._outbox = Outbox(random.Random(), seal=self._sealing)
         self._follower = Follower(
             device_id,
             bundle,
@@ -137,7 +153,8 @@ class Client:
             was_rejected=lambda key: (journal.outcome(key) or ("", 0))[0] == "rejected",
             stays=not until_finished,
         )
-        self._presence = Presence(device_id, instance, is_own=journal.is_own_instance)
+        is_signed = self._identity.signer is not None
+        self._presence = Presence(device_id, instance, self._boot, is_own=journal.is_own_instance, is_signed=is_signed)
         self._rounds = RoundWork(
             device,
             journal,
@@ -147,40 +164,44 @@ class Client:
             boot=self._boot,
             samples=samples,
             manager=self._manager,
-            accountant=accountant,
+            releases=releases,
             photos=photos,
             log=log,
+            blinding=self._blinding,
             probation=rollout.probation,
+            seal=self._sealed,
         )
+        self._tells_new = releases.policy.allows_figure("new-photos") and not self._blinding.is_on
         self._note = ""
-        self._left_out: Key | None = None  # a round that the privacy budget does not allow
         self._waits, self._absence = Waits(), Absence()
         self._kept = KeptState(device, journal, self._follower, anew=rollout.probation.is_on)
         self._look_at_s = time.monotonic() + _LOOK_S
         self._count_new_photos()
-        self._up = topics.up(fleet, device_id)
-        self._status = topics.status(fleet, device_id)
         self._inbox = Inbox(
             self._follower,
             self._outbox,
             journal,
             self._presence,
             bundle,
+            trust=self._trust,
+            enrolling=self._enrolling,
             fleet=fleet,
             device_id=device_id,
             stays=not until_finished,
             on_announcement=rollout.announced,
             on_piece=lambda piece: rollout.take(piece, time.monotonic()),
             on_settled=self._rounds.settled,
+            on_news=self._rounds.told,
             log=log,
             say=self._say,
             detail=self._detail,
         )
         self._link = Link(
             address,
-            f"pf-{fleet}-{device_id}-{instance.hex()}",
+            client_id(fleet, device_id),
             subscriptions=[topics.round_(fleet), topics.global_all(fleet), topics.down(fleet, device_id), self._status],
-            will=(self._status, encode(self._health.death())),
+            will=(self._status, self._said(self._health.death())),
+            largest_bytes=largest_message_bytes(bundle.manifest) + ENVELOPE_BYTES,
             echo_topic=self._status,
             keepalive_s=keepalive_s,
         )
@@ -192,11 +213,8 @@ class Client:
             LinkError: no broker within the patience, refused for good, or another process under this id.
             UsageError: the fleet runs another bundle, and the client ends with the run.
             StoreError: the disk refused; what was committed is safe.
-            PrivacyError: the client ends with its run, and another round would exceed the budget, or release something
-                without noise. One that stays leaves such rounds out.
         """
-        for pending in self._journal.pending():
-            self._outbox.add(pending)
+        self._add_kept()
         self._link.open()
         polite = True
         try:
@@ -206,12 +224,13 @@ class Client:
             raise
         finally:
             if polite:
-                self._link.publish(self._status, encode(self._health.death()), retain=True)
+                self._link.publish(self._status, self._said(self._health.death()), retain=True)
             self._link.close()
             self._rollout.close()
             self._detail(
                 f"link closed: {self._patience.connections} connections, {self._inbox.malformed} messages skipped, "
-                f"{self._link.dropped} dropped at QoS 0, {len(self._outbox)} contributions without a receipt"
+                f"{self._trust.refused} refused, {self._link.dropped} dropped at QoS 0, "
+                f"{len(self._outbox)} contributions without a receipt"
             )
 
     def wake(self) -> None:
@@ -233,9 +252,10 @@ class Client:
             "boot": self._boot,
             "contributions": self._journal.outcomes(),
             "malformed": self._inbox.malformed,
+            "refused": self._trust.refused,
             "connections": self._patience.connections,
             "step_ms": self._health.step_ms,
-            "privacy": None if self._accountant is None else self._accountant.facts(),
+            "privacy": self._releases.facts(),
             **process_metrics.facts(),
         }
 
@@ -256,12 +276,14 @@ class Client:
                     return
                 follower, unsent = self._follower, len(self._outbox)
                 self._patience.check(time.monotonic(), finished=follower.finished, waiting=unsent, reason=self._note)
+                if follower.announcement is None:
+                    self._patience.check_trust(time.monotonic(), refused=self._trust.refused)
                 self._rollout.rested(follower.announcement, settled=not unsent, plausible=self._kept.is_plausible)
                 self._tell_what_is_waited_for()
 
     def _wait_s(self) -> float:
         now_s = time.monotonic()
-        due = (self._outbox, self._presence, self._waits, self._rollout)
+        due = (self._outbox, self._presence, self._waits, self._rollout, self._enrolling)
         waits = [self._manager.wait_s, self._look_at_s - now_s, *(each.wait_s(now_s) for each in due)]
         waits.append(_BUSY_S if self._is_timed() else _IDLE_S)
         return max(min(wait for wait in waits if wait is not None), _QUIET_S)
@@ -273,13 +295,21 @@ class Client:
 
     def _send(self) -> None:
         now_s = time.monotonic()
-        if self._presence.birth_due(now_s):
+        enrolment = self._enrolling.due(now_s)
+        if enrolment is not None:
+            self._link.publish(self._up, enrolment)
+        if self._enrolling.is_open:
+            return
+        refused = self._trust.to_report(now_s)
+        if refused is not None:
+            self._health.unsigned = refused
+        if refused is not None or self._presence.birth_due(now_s):
             self._publish_birth()
         for payload in self._outbox.due(now_s, idle=self._link.idle):
             taken = self._link.publish(self._up, payload)
             self._detail(f"{'sent' if taken else 'not sent'} {len(payload):,} bytes on {self._up}")
         if self._link.idle:
-            self._rollout.send(lambda payload: self._link.publish(self._up, payload), now_s)
+            self._rollout.send(lambda payload: self._link.publish(self._up, self._sealed(payload)), now_s)
         if self._health.tell_bundle(self._rollout.versions()):
             self._publish_birth()
 
@@ -297,44 +327,51 @@ class Client:
         report = self._rounds.unreported
         if report is not None and (task is not None or last or self._rounds.is_complete(report)):
             accuracy = self._rounds.report(report)
-            if accuracy is not None and self._tells_accuracy:
+            if accuracy is not None and self._tells_accuracy and not self._releases.is_private:
                 run, number, _ = report.key
                 self._health.accuracy = accuracy.metrics(run, number)
                 self._publish_birth()
             return True
-        if task is not None and task.key != self._left_out:
+        if task is not None:
             self._take_part(task)
             return True
         return False
 
+    def _add_kept(self) -> None:
+        """What earlier processes left to be sent, but for what the policy of this start does not allow."""
+        made = self._journal.contributed()
+        for pending in self._journal.pending():
+            why = self._releases.may_send(pending.key) if pending.key in made else ""
+            if not why and not self._blinding.permits(pending.payload):
+                why = "it was open, and now there is --helper-key"
+            if why:
+                self._journal.give_up(pending.key, f"not sent: {why}")
+                self._log(f"what was made for round {pending.key[1]} ({pending.key[2]}) is not sent: {why}")
+            else:
+                self._outbox.add(self._identity.signed_anew(self._up, pending))
+
     def _take_part(self, task: Task) -> None:
-        try:
-            step_ms, changed = self._rounds.take_part(task), self._count_new_photos()
-        except PrivacyError as error:
-            if self._until_finished:
-                raise
-            self._left_out = task.key
-            self._log(f"round {task.announcement.round} is left out: {error}")
-            return
+        step_ms, changed = self._rounds.take_part(task), self._count_new_photos() | self._tell_refusal()
         first = step_ms is not None and self._health.step_ms is None
         self._health.step_ms = step_ms if first else self._health.step_ms
-        if first | changed | self._health.measure(self._drift):  # the aggregator's side reads it
+        if first | changed | self._measure_drift():  # the aggregator's side reads it
             self._publish_birth()
 
+    def _tell_refusal(self) -> bool:
+        """Whether the operator is to be told anew what the policy refused."""
+        before, self._health.refused = self._health.refused, self._rounds.refused
+        return before != self._health.refused
+
     def _stand(self, a: Announcement) -> bool:
-        try:
-            sent = self._rounds.stand(a)
-        except PrivacyError as error:
-            if self._until_finished:
-                raise
-            self._say(f"nothing of this device stands: {error}")
-            return False
-        if sent and self._count_new_photos() | self._health.measure(self._drift):
+        sent = self._rounds.stand(a)
+        if self._tell_refusal():
+            self._publish_birth()
+        if sent and self._count_new_photos() | self._measure_drift():
             self._publish_birth()
         return sent
 
     def _look_for_photos(self) -> None:
-        """When it is time; how many are new is said where that has changed, and where no noise protects what is."""
+        """When it is time; how many are new is said where that has changed, and where it may be."""
         if time.monotonic() < self._look_at_s:
             return
         self._look_at_s = time.monotonic() + _LOOK_S
@@ -343,9 +380,12 @@ class Client:
         if self._count_new_photos():
             self._publish_birth()
 
+    def _measure_drift(self) -> bool:
+        return not self._releases.is_private and self._health.measure(self._drift)
+
     def _count_new_photos(self) -> bool:
         before = self._health.samples_new
-        if self._samples is not None and self._accountant is None:
+        if self._samples is not None and self._tells_new and not self._releases.is_private:
             self._health.samples_new = self._samples.new
         return self._health.samples_new != before
 
@@ -356,8 +396,10 @@ class Client:
     def _handle(self, event: Event) -> None:
         now_s = time.monotonic()
         if isinstance(event, Received):
-            self._patience.progress_s = now_s
-            self._inbox.take(event)
+            if self._inbox.take(event):
+                self._patience.progress_s = now_s
+            elif event.topic == self._status:
+                self._presence.overwritten(now_s)
             self._link.acknowledge(event)
         elif isinstance(event, Connected):
             self._patience.progress_s = now_s
@@ -365,11 +407,12 @@ class Client:
             self._outbox.connected(event.limit_bytes)
             self._detail(f"connection {self._patience.connections}, messages up to {event.limit_bytes:,} bytes")
             self._presence.connected(now_s)
+            self._enrolling.connected()
             self._rollout.connected()
             self._absence.over()
             self._say(f"connected to {self._address}")
         elif isinstance(event, Disconnected):
-            for each in (self._outbox, self._presence, self._rollout):
+            for each in (self._outbox, self._presence, self._rollout, self._enrolling):
                 each.disconnected()
             if self._patience.connections or not self._until_finished:
                 what = "connection lost" if self._patience.connections else f"no broker at {self._address} yet"
@@ -379,12 +422,30 @@ class Client:
                     self._manager.status(line)
             self._detail(f"no connection ({event.reason}), again in {event.retry_s:.1f} s")
             self._note = event.reason
+        elif isinstance(event, Noticed):
+            self._log(event.line)
         elif isinstance(event, Failed):
             raise event.error
 
     def _publish_birth(self) -> None:
-        if self._link.publish(self._status, encode(self._health.birth()), retain=True):
-            self._presence.born()
+        if self._enrolling.is_open:
+            return
+        self._releases.figures(self._health.figures)
+        birth = self._identity.numbered(self._health.birth(), self._journal.issued, time.time())
+        if self._link.publish(self._status, self._said(birth), retain=True):
+            self._presence.born(birth.issued)
+
+    def _sealed(self, payload: bytes) -> bytes:
+        """What goes up, as it is published."""
+        return self._identity.sealed(self._up, payload)
+
+    @property
+    def _sealing(self) -> Callable[[bytes], bytes] | None:
+        return None if self._identity.signer is None else self._sealed
+
+    def _said(self, status: Status) -> bytes:
+        """What this device says of itself, as it is published."""
+        return self._identity.sealed(self._status, encode(status))
 
     def _tell_what_is_waited_for(self) -> None:
         waited_for = self._outbox.waits_for()

@@ -14,14 +14,14 @@ device that does something else than its owner thinks.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from contract.errors import UsageError, near_names
+from contract.files import read_toml
+from contract.tokens import read_token
 from contract.topics import check_device, check_id
 from contract.verbosity import check_loudness
 from edge_client.providers import check_provider
@@ -51,9 +51,12 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
-    trust: str | None = None
+    trust: str | tuple[str, ...] | None = None
+    identity: str | None = None
+    token: str | None = None
+    helper_key: str | None = None
     rollout: bool = True
-    epsilon: float | None = None
+    policy: str | None = None
     method: str | None = None
     withdraw: bool = False
     json: str | None = None
@@ -67,7 +70,7 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     Raises:
         UsageError: the file cannot be read, a key is unknown, a value is of the wrong kind or missing.
     """
-    values: dict[str, Any] = {} if file is None else _read_toml(file)
+    values: dict[str, Any] = {} if file is None else _settings_of(file)
     values |= {name: value for name, value in options.items() if value is not None}
     where = "protofleet client" if file is None else f"protofleet client with {file}"
     needed = (
@@ -84,11 +87,12 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     check_device(config.id, "--id")
     check_id(config.fleet, "--fleet")
     check_provider(config.provider)
+    if config.token is not None:
+        read_token(config.token)
     limits: list[tuple[str, float, float, float]] = [("activations", config.activations, 0, 1e9)]
     limits += [("threads", config.threads, 1, 256), ("keepalive", config.keepalive, 10, 3600)]
     limits += [] if config.patience is None else [("patience", config.patience, 0.1, 1e6)]
     limits += [] if config.hold_out is None else [("hold-out", config.hold_out, 0.0, 0.5)]
-    limits += [] if config.epsilon is None else [("epsilon", config.epsilon, 1e-6, 1e6)]
     for name, value, low, high in limits:
         if not low <= value <= high:
             raise UsageError(f"--{name}", expected=f"{low:g} to {high:g}", got=value)
@@ -96,21 +100,11 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
         raise UsageError(
             "--hold-out with --test", expected="one of them", got="both", hint="--test alone holds none out"
         )
-    for name, told in (("report-accuracy", config.report_accuracy), ("tell-drift", config.tell_drift)):
-        if config.epsilon is not None and told:
-            what = name.partition("-")[2]
-            got = f"both: nothing noises {what}"
-            raise UsageError(f"--{name} with --epsilon", expected="one of them", got=got)
     return config
 
 
-def _read_toml(file: str) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"--config {file}", expected="a TOML file", got=error.strerror) from None
-    except ValueError as error:
-        raise UsageError(f"--config {file}", expected="TOML", got=error) from None
+def _settings_of(file: str) -> dict[str, Any]:
+    values = read_toml(file, f"--config {file}")
     known = ClientConfig.__struct_fields__
     for name in values:
         if name not in known:

@@ -52,6 +52,7 @@ from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
 from edge_client.evaluate import Evaluation, measured, score, summary
+from edge_client.exposure import exposed
 from edge_client.extractor import Extractor
 from edge_client.global_state_check import Caution, Judged
 from edge_client.local import LocalSamples, OwnMeans, own_means
@@ -248,10 +249,15 @@ class Device:
         the samples, and must not be told without noise.
         """
         m, found = self._manifest, self._method_of(announcement)
-        if found.mechanism(m.hyper) is not None:
+        if found.mechanism(found.settled_in(m.hyper)) is not None:
             return self._untrained(found, announcement)
+        return self.abstain(announcement)
+
+    def abstain(self, announcement: Announcement) -> RoundResult:
+        """What may be sent where its owner's policy refuses the round: no class rows, nothing computed of a sample."""
+        m, found = self._manifest, self._method_of(announcement)
         zero = found.statistic.zero(m.classes, found.row_width(found.settled_in(m.hyper), m.features))
-        return RoundResult(self._wrapped(zero, announcement), None, 0, 0)
+        return RoundResult(replace(self._wrapped(zero, announcement), triangle=None, further=()), None, 0, 0)
 
     def evaluate(self, global_state: GlobalState | None) -> Evaluation | None:
         """How well the device answers now, given this global state; None without test samples.
@@ -428,10 +434,16 @@ class Device:
             )
         return made
 
+    def exposed(self, contribution: Contribution, announcement: Announcement) -> str:
+        """What a contribution of this device shows of single photos, for its owner; empty for nothing."""
+        m, found = self._manifest, method(announcement.method)
+        return exposed(contribution, announcement, found, found.settled_in(m.hyper), m.features)
+
     def _untrained(self, found: Method, announcement: Announcement) -> RoundResult:
         """What the samples come to under the present weights."""
         statistic = self._summarise(found, announcement)
-        return RoundResult(self._wrapped(statistic, announcement), None, int(statistic.counts.sum()), 0)
+        samples = int(statistic.counts.sum()) if statistic.COUNTED else len(self._data)
+        return RoundResult(self._wrapped(statistic, announcement), None, samples, 0)
 
     def _wrapped(self, statistic: Statistic, announcement: Announcement) -> Contribution:
         a, found = announcement, method(announcement.method)
@@ -462,11 +474,11 @@ class Device:
             params=self._params(),
             extractor=self._extractor,
             own_means=self._means,
-            min_samples=1 if a is None else a.min_samples,
+            min_samples=a.min_samples if a is not None and found.statistic.COUNTED else 1,
             chosen=chosen,
             withheld=() if a is None else a.withheld,
             secret=self._secret,
-            what=b"" if a is None else a.run + a.round.to_bytes(8, "big"),
+            what=b"" if a is None else a.run + a.round.to_bytes(8, "big") + self._bundle.sha256 + found.name.encode(),
         )
 
     def _longest(self) -> float:

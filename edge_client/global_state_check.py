@@ -46,7 +46,7 @@ class Caution:
 
     def __init__(self, found: Method, hyper: Mapping[str, Value]) -> None:
         noise = found.mechanism(hyper)
-        noised = noise is not None and noise.predictions
+        noised = noise is not None and bool(noise.soft_slack(np.ones(1, np.int64)).any())
         self._probabilities = [kind for kind, width in found.global_rows.items() if width == "classes" and not noised]
         self._good: GlobalState | None = None
 

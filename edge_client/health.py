@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from contract.envelopes import REFUSED
 from contract.messages import Status
 from edge_client import process_metrics
 from edge_client.drift import DriftWatch
@@ -18,21 +19,27 @@ class Health:
         instance: 8 bytes of this process.
         boot: how often the device has started.
         profiled: figures of `profile --measure`.
+        is_private: whether nothing may be said that follows from samples, not even how much memory they take.
 
     Attributes:
         accuracy: what the fleet is told of the newest round's accuracy; empty where it is told nothing.
         drift: what the fleet is told of its newest photos; empty where it is told nothing.
         step_ms: the time of a training step; None before the first round that trains.
         samples_new: how many photos came or went since the last contribution; None where that is not told.
+        refused: what the owner's policy refused last; empty for nothing.
+        unsigned: how many messages came that no trusted key has signed.
     """
 
-    def __init__(self, instance: bytes, boot: int, profiled: Mapping[str, float]) -> None:
+    def __init__(self, instance: bytes, boot: int, profiled: Mapping[str, float], *, is_private: bool = False) -> None:
         self._instance, self._boot, self._profiled = instance, boot, dict(profiled)
+        self._is_private = is_private
         self.accuracy: Mapping[str, float] = {}
         self.drift: Mapping[str, float] = {}
         self._bundle: Mapping[str, str] = {}
         self.step_ms: float | None = None
         self.samples_new: int | None = None
+        self.refused = ""
+        self.unsigned = 0
 
     def measure(self, drift: DriftWatch | None) -> bool:
         """Look how unlike earlier photos new ones are; whether there is something to say of it."""
@@ -46,20 +53,23 @@ class Health:
         before, self._bundle = self._bundle, versions
         return before != versions
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the next birth says that is computed from samples."""
+        new = {} if self.samples_new is None else {"samples_new": float(self.samples_new)}
+        return {**self.accuracy, **self.drift, **new}
+
     def death(self) -> Status:
         """This process is gone."""
         return Status(False, self._instance, self._boot)
 
     def birth(self) -> Status:
         """This process is here."""
-        metrics: dict[str, float] = {**self._profiled, **self.accuracy, **self.drift}
-        metrics |= {
-            "peak_rss_bytes": float(process_metrics.peak_rss_bytes()),
-            "rss_bytes": float(process_metrics.rss_bytes()),
-        }
-        if self.step_ms is not None:
-            metrics["train_step_ms"] = self.step_ms
-        if self.samples_new is not None:
-            metrics["samples_new"] = float(self.samples_new)
-        versions = {**process_metrics.versions(), **self._bundle}
+        metrics: dict[str, float] = {**self._profiled, **self.figures}
+        if not self._is_private:
+            metrics["peak_rss_bytes"] = float(process_metrics.peak_rss_bytes())
+            metrics["rss_bytes"] = float(process_metrics.rss_bytes())
+            metrics |= {} if self.step_ms is None else {"train_step_ms": self.step_ms}
+        metrics |= {REFUSED: float(self.unsigned)} if self.unsigned else {}
+        versions = {**process_metrics.versions(), **self._bundle, **({"policy": self.refused} if self.refused else {})}
         return Status(True, self._instance, self._boot, process_metrics.board_name(), versions, metrics)

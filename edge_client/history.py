@@ -96,7 +96,7 @@ def last_tested(path: Path) -> dict[str, Any] | None:
     for line in reversed(lines):
         try:
             found = json.loads(line)
-        except ValueError:  # torn by a power cut, or by where we began to read
+        except (ValueError, RecursionError):  # torn by a power cut, or by where we began to read
             continue
         if isinstance(found, dict) and found.get("schema") == SCHEMA and found.get("accuracy"):
             return found

@@ -1,4 +1,5 @@
-"""What arrives at a device, message by message: decoded, held to its topic, and handed to whoever it concerns.
+"""What arrives at a device, message by message: decoded if it is trusted (`trusted.py`), held to its topic, and handed
+to whoever it concerns.
 
 A malformed message is counted and logged, and stops nothing.
 """
@@ -11,15 +12,17 @@ from typing import Any
 
 from contract import topics
 from contract.bundle import Bundle
+from contract.envelopes import ENROL
 from contract.errors import UsageError, WireError
 from contract.link import Received
 from contract.messages import Announcement, GlobalPart, Message, Piece, Receipt, Status
 from contract.methods import METHODS, method
-from contract.wire import decode
+from edge_client.enrolling import Enrolling
 from edge_client.journal import FINAL, Journal
 from edge_client.outbox import Outbox
 from edge_client.presence import Presence
 from edge_client.rounds import Follower
+from edge_client.trusted import Trust
 
 __all__ = ["Inbox"]
 
@@ -28,9 +31,11 @@ class Inbox:
     """Of one device.
 
     Args:
+        trust: says whether a message is believed.
         stays: whether a run of another bundle is told of, instead of being an error.
         on_announcement: is told of each announcement, also of one that is of other bundles; `on_piece` of each piece.
-        on_settled: is told of each receipt that ends a contribution.
+        on_settled: is told of each receipt that ends a contribution; `on_news` of one that answers none, by which the
+            aggregator says how it stands with this device.
         log: takes one line for a person; `say` the same, unless it is what was said last.
         detail: takes a line for each message.
 
@@ -46,30 +51,36 @@ class Inbox:
         presence: Presence,
         bundle: Bundle,
         *,
+        trust: Trust,
+        enrolling: Enrolling,
         fleet: str,
         device_id: str,
         stays: bool,
         on_announcement: Callable[[Announcement], None],
         on_piece: Callable[[Piece], None],
         on_settled: Callable[[Receipt], None],
+        on_news: Callable[[Receipt], None],
         log: Callable[[str], None],
         say: Callable[[str], None],
         detail: Callable[[str], None],
     ) -> None:
         self._follower, self._outbox, self._journal, self._bundle = follower, outbox, journal, bundle
-        self._stays, self._on_settled, self._told = stays, on_settled, on_announcement
+        self._stays, self._on_settled, self._on_news, self._told = stays, on_settled, on_news, on_announcement
         self._log, self._say, self._detail = log, say, detail
+        self._trust, self._enrolling = trust, enrolling
+        self._status = topics.status(fleet, device_id)
         self.malformed = 0
         self._handlers: dict[type[Message], tuple[str, Callable[[Any], None]]] = {
             Announcement: (topics.round_(fleet), self._on_announcement),
             GlobalPart: (topics.global_all(fleet)[:-1], self._on_global_part),
             Receipt: (topics.down(fleet, device_id), self._on_receipt),
             Piece: (topics.down(fleet, device_id), on_piece),
-            Status: (topics.status(fleet, device_id), lambda status: presence.heard(status, time.monotonic())),
+            Status: (self._status, lambda status: presence.heard(status, time.monotonic())),
         }
 
-    def take(self, received: Received) -> None:
-        """A message; what follows from it is durable on return.
+    def take(self, received: Received) -> bool:
+        """A message; what follows from it is durable on return. False for one that is not believed, and where our own
+        status was cleared.
 
         Raises:
             LinkError: another process runs under this device's id.
@@ -77,9 +88,11 @@ class Inbox:
             UsageError: the fleet runs another bundle, and the client ends with its run.
         """
         if not received.payload:
-            return  # a retained message that its publisher has cleared
+            return received.topic != self._status  # a retained message that its publisher, or somebody, has cleared
         try:
-            message = decode(received.payload)
+            message = self._trust.opened(received)
+            if message is None:
+                return False
             topic, handler = self._handlers.get(type(message), ("", None))
             if handler is None or not received.topic.startswith(topic):
                 raise WireError(received.topic, expected="a message of this topic", got=type(message).__name__)
@@ -88,6 +101,7 @@ class Inbox:
         except WireError as error:
             self.malformed += 1
             self._log(f"skipped a message on {received.topic}: {error}")
+        return True
 
     def _on_announcement(self, announcement: Announcement) -> None:
         self._told(announcement)
@@ -116,11 +130,18 @@ class Inbox:
 
     def _on_receipt(self, receipt: Receipt) -> None:
         key = (receipt.run, receipt.round, receipt.method)
+        if receipt.method == ENROL:
+            self._enrolling.heard(receipt)
+            return
         if receipt.status not in FINAL:
             self._outbox.need_chunks(receipt)
             return
-        if receipt.status == "rejected" and not self._outbox.is_refused(receipt):
-            self._log(f"round {receipt.round} ({receipt.method}): other bytes than ours were refused: {receipt.reason}")
+        if not self._outbox.is_answered(receipt):
+            if self._outbox.holds(key):
+                said = f"other bytes than ours were answered: {receipt.status} {receipt.reason}".rstrip()
+                self._log(f"round {receipt.round} ({receipt.method}): {said}")
+            elif not receipt.digest:
+                self._on_news(receipt)
             return
         if self._journal.settle(receipt, self._outbox.sent_bytes(key)):
             reason = f" ({receipt.reason})" if receipt.reason else ""

@@ -32,13 +32,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from contract.errors import StatisticError, StoreError, WireError
+from contract.errors import StoreError, WireError
 from contract.files import own_directory
-from contract.messages import GlobalPart, Receipt
-from contract.sqlite import Database, Kind, read_only
+from contract.messages import MAX_ROUND, GlobalPart, Receipt
+from contract.sqlite import Database, Kind, read_only, typed
 from contract.state import GlobalCollector, GlobalState
 from contract.statistics import ClassMeans
 from contract.wire import decode, encode
+from edge_client.issued import IssuedMarks
 from edge_client.local import OwnMeans
 from edge_client.retention import drop_old_rounds, dropped
 from edge_client.standing_journal import StandingMarks
@@ -153,8 +154,8 @@ class Journal:
         self._path = directory / FILE
         own_directory(directory, "another --state")
         self._file = Database(self._path, KIND)
-        self._db, self._guard, self._transaction = self._file.connection, self._file.guard, self._file.transaction
-        self.standing = StandingMarks(self._file)
+        self._db, self._transaction = self._file.connection, self._file.transaction
+        self.standing, self.issued = StandingMarks(self._file, self._guard), IssuedMarks(self._file)
         try:
             self._claim({"fleet": fleet, "device": device, "bundle": bundle.hex()}, extends, lies_at)
         except BaseException:
@@ -175,8 +176,10 @@ class Journal:
 
     def begin(self, instance: bytes) -> int:
         """Count this start of the device and remember its instance; returns the boot number, 1 for the first."""
-        with self._transaction() as db:
+        with _as_written(self._path), self._transaction() as db:
             boot = int(db.execute("SELECT coalesce(max(boot), 0) + 1 FROM instances").fetchone()[0])
+            if not 0 < boot <= MAX_ROUND:
+                raise ValueError(f"boot number {boot}")
             db.execute("INSERT INTO instances VALUES (?, ?)", (boot, instance))
             db.execute("DELETE FROM instances WHERE boot <= ?", (boot - _INSTANCES_KEPT,))
         return boot
@@ -189,7 +192,7 @@ class Journal:
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """The weights after the last round that was done; empty before the first."""
-        with self._guard(), _as_written(self._path):
+        with self._guard():
             return _tensors(self._db, "weights")
 
     def commit_round(
@@ -231,20 +234,17 @@ class Journal:
 
     def rounds_done(self, method: str | None = None) -> int:
         """How many rounds of a method, or of all, were committed, of whatever run."""
-        with self._guard(), _as_written(self._path):
+        with self._guard():
             return _rounds_done(self._db, method)
-
-    def metrics(self, method: str) -> list[dict[str, Any]]:
-        """What was measured in each round of a method that was committed, of whatever run."""
-        with self._guard(), _as_written(self._path):
-            rows = self._db.execute("SELECT metrics FROM rounds WHERE method = ? ORDER BY rowid", (method,))
-            return [dict(json.loads(metrics)) for (metrics,) in rows]
 
     def secret(self) -> bytes:
         """32 random bytes that are this state directory's alone; the same on every start."""
-        with self._transaction() as db:
+        with _as_written(self._path), self._transaction() as db:
             db.execute("INSERT OR IGNORE INTO meta VALUES ('secret', ?)", (os.urandom(32),))
-            return bytes(db.execute("SELECT value FROM meta WHERE name = 'secret'").fetchone()[0])
+            (secret,) = typed(db.execute("SELECT value FROM meta WHERE name = 'secret'").fetchone(), bytes)
+            if len(secret) != 32:
+                raise ValueError(f"a secret of {len(secret)} bytes")
+            return bytes(secret)
 
     def took_part(self, run: bytes) -> bool:
         """Whether any round of this run was committed."""
@@ -254,7 +254,8 @@ class Journal:
         """Rounds that the history does not have yet, oldest first."""
         with self._guard():
             rows = self._db.execute("SELECT run, round, method, metrics FROM rounds WHERE NOT reported ORDER BY rowid")
-            return [Report((run, number, method), json.loads(metrics)) for run, number, method, metrics in rows]
+            found = (typed(row, bytes, int, str, str) for row in rows)
+            return [Report((run, number, method), dict(json.loads(metrics))) for run, number, method, metrics in found]
 
     def mark_reported(self, key: Key) -> None:
         """The history has this round."""
@@ -276,7 +277,7 @@ class Journal:
 
     def kept_global(self) -> GlobalState | None:
         """The newest global state that was kept."""
-        with self._guard(), _as_written(self._path):
+        with self._guard():
             return _kept_global(self._db)
 
     # ── contributions ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -288,7 +289,8 @@ class Journal:
                 "SELECT run, round, method, payload, limit_bytes FROM contributions"
                 " WHERE outcome IS NULL ORDER BY serial"
             )
-            return [Pending((run, number, method), payload, limit) for run, number, method, payload, limit in rows]
+            found = [typed(row, bytes, int, str, bytes, int) for row in rows]
+            return [Pending((run, number, method), payload, limit) for run, number, method, payload, limit in found]
 
     def settle(self, receipt: Receipt, uplink_bytes: int) -> bool:
         """Record a final receipt. False when the contribution is unknown or already settled: the first receipt counts.
@@ -316,7 +318,11 @@ class Journal:
             " WHERE run = ? AND round = ? AND method = ? AND outcome IS NOT NULL",
             *key,
         )
-        return None if row is None else (str(row[0]), int(row[1]))
+        if row is None:
+            return None
+        with self._guard():
+            outcome, uplink_bytes = typed(row, str, int)
+            return outcome, uplink_bytes
 
     def outcomes(self) -> dict[str, int]:
         """How many contributions ended each way, and how many were made in all (`sent`) or still wait (`pending`)."""
@@ -327,6 +333,31 @@ class Journal:
                 counts[name] += number
         counts["sent"] = sum(counts.values())
         return counts
+
+    def contributed(self) -> set[Key]:
+        """What contributions were made for that may say something of the samples: all but withdrawals, of those that
+        are remembered."""
+        with self._guard():
+            rows = self._db.execute(
+                "SELECT run, round, method FROM contributions JOIN rounds USING (run, round, method)"
+                " WHERE metrics NOT LIKE '%\"withdrawn\"%'"
+            )
+            return {(bytes(run), number, method) for run, number, method in rows}
+
+    def give_up(self, key: Key, reason: str) -> None:
+        """A contribution that waits for a receipt is not sent any more; sums that stand do not count.
+
+        Raises:
+            StoreError: it could not be written; it still waits.
+        """
+        run, number, method = key
+        with self._transaction() as db:
+            db.execute(
+                "UPDATE contributions SET outcome = 'rejected', reason = ?, uplink_bytes = 0, payload = NULL"
+                " WHERE run = ? AND round = ? AND method = ? AND outcome IS NULL",
+                (reason, run, number, method),
+            )
+            db.execute("UPDATE standing SET samples = NULL WHERE run = ? AND generation = ?", (run, number))
 
     # ── inside ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -349,6 +380,12 @@ class Journal:
         if any(found.get(name) != value for name, value in told.items()):
             with self._transaction() as db:
                 db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(told.items()))
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """What the disk refuses, and what no device wrote, becomes a `StoreError`."""
+        with self._file.guard(), _as_written(self._path):
+            yield
 
     def _drop_old_payloads(self, db: sqlite3.Connection) -> None:
         db.execute(
@@ -390,7 +427,7 @@ def _as_written(path: Path) -> Iterator[None]:
     """What no device wrote, in a file that is a journal all the same, becomes a `StoreError`."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, SafetensorError, StatisticError, WireError) as error:
+    except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError, SafetensorError) as error:
         raise StoreError(f"journal {path}", expected="what a device wrote", got=error, hint="another --state") from None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from contract.methods import Value
 from contract.methods.base import Extractor as ExtractorName
+from contract.secret_noise import SecretNoise, key_of
 from contract.statistics import ClassMeans, shareable
 from edge_client.data import LocalData
 from edge_client.extractor import Extractor
@@ -52,7 +54,7 @@ class LocalSamples:
         chosen: (N,) the samples that are summed, where not all of them are.
         withheld: classes that the fleet has forgotten, which are left out, too.
         own_means: gives what is known of all samples under the present weights.
-        secret, what: what noise is drawn from: a secret of the device, and the run and round.
+        secret, what: what noise is drawn from: a secret of the device, and the run, the round, its method and bundle.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class LocalSamples:
         self._secret, self._what = secret, what
         self.min_samples = min_samples
         self._kept = shareable(data.y, classes, min_samples) if chosen is None else chosen  # (N,)
+        self.asked: NDArray[np.bool_] = ~np.isin(np.arange(classes), list(withheld))
         if withheld:
             self._kept = self._kept & ~np.isin(data.y, list(withheld))
         self.counts: NDArray[np.int64] = np.bincount(data.y[self._kept], minlength=classes)
@@ -100,6 +103,10 @@ class LocalSamples:
         """A generator that is fixed by the device's secret, the run and the round."""
         return np.random.default_rng(int.from_bytes(hmac.digest(self._secret, self._what, hashlib.sha256), "big"))
 
+    def secret_noise(self, *of: bytes | NDArray[np.generic]) -> SecretNoise:
+        """Noise that is fixed by the device's secret, the run, the round, its method and bundle, and these numbers."""
+        return SecretNoise(key_of(self._secret, self._what, *of))
+
 
 class Remembered:
     """What a device kept of its samples (`edge_client/journal.py`), as a method sees them: enough to answer.
@@ -118,6 +125,7 @@ class Remembered:
         self.classes, self.width, self.hyper, self.params = classes, width, hyper, params
         self._means = ClassMeans.zero(classes, width) if means is None else means.classes
         self._head = None if means is None else means.head
+        self.asked: NDArray[np.bool_] = np.ones(classes, dtype=bool)
         self.counts: NDArray[np.int64] = self._means.counts
 
     def features(self, extractor: ExtractorName) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]:
@@ -135,6 +143,10 @@ class Remembered:
     def noise(self) -> np.random.Generator:
         """Of no use, since nothing is sent."""
         return np.random.default_rng()
+
+    def secret_noise(self, *of: bytes | NDArray[np.generic]) -> SecretNoise:
+        """Of no use either."""
+        return SecretNoise(key_of(os.urandom(32), *of))
 
 
 def own_means(extractor: Extractor, data: LocalData, *, classes: int) -> OwnMeans:

@@ -23,15 +23,16 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from contract.chunks import in_bitmap, split
-from contract.errors import WireError
-from contract.messages import Chunk, Contribution, Encoding, Receipt
+from contract.envelopes import ENVELOPE_BYTES
+from contract.messages import LEAST_LIMIT_BYTES, Chunk, Receipt
 from contract.wire import encode
 from edge_client.journal import Key, Pending
 
-__all__ = ["MAX_CHUNK_BYTES", "Outbox", "fitting"]
+__all__ = ["MAX_CHUNK_BYTES", "Outbox"]
 
 MAX_CHUNK_BYTES = 64 << 10
 _WINDOW_BYTES = 256 << 10  # handed to the link at a time
@@ -59,9 +60,18 @@ class Outbox:
         rng: for the jitter.
         first_wait_s: how long to wait for the first receipt; doubled each time.
         max_wait_s: but never longer than this.
+        seal: signs a chunk; None where nothing is signed. A contribution that is sent whole is signed already.
     """
 
-    def __init__(self, rng: random.Random, *, first_wait_s: float = 10.0, max_wait_s: float = 4 * 3600.0) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        *,
+        first_wait_s: float = 10.0,
+        max_wait_s: float = 4 * 3600.0,
+        seal: Callable[[bytes], bytes] | None = None,
+    ) -> None:
+        self._seal, self._envelope_bytes = seal or (lambda payload: payload), 0 if seal is None else ENVELOPE_BYTES
         self._rng, self._first_wait_s, self._max_wait_s = rng, first_wait_s, max_wait_s
         self._items: dict[Key, _Item] = {}
         self._limit_bytes: int | None = None  # what the broker takes; None while there is no connection
@@ -153,7 +163,7 @@ class Outbox:
     def need_chunks(self, receipt: Receipt) -> None:
         """The aggregator lacks some chunks: send those at once. Of no effect for what is not here."""
         item = self._items.get((receipt.run, receipt.round, receipt.method))
-        if item is None or item.queue:
+        if item is None or item.queue or not self.is_answered(receipt):
             return
         missing = [part.index for part in item.parts if in_bitmap(part.index, receipt.missing)]
         item.queue.extend(missing or self._indices(item))
@@ -164,10 +174,15 @@ class Outbox:
         item = self._items.get(key)
         return 0 if item is None else item.sent_bytes
 
-    def is_refused(self, receipt: Receipt) -> bool:
-        """Whether a rejection speaks of the contribution that is here, and not of other bytes under its key."""
+    def holds(self, key: Key) -> bool:
+        """Whether a contribution is here that waits for its receipt."""
+        return key in self._items
+
+    def is_answered(self, receipt: Receipt) -> bool:
+        """Whether a receipt speaks of the contribution that is here, and not of other bytes under its key: somebody
+        else's, or those of a receipt that was recorded and is sent again."""
         item = self._items.get((receipt.run, receipt.round, receipt.method))
-        return item is None or receipt.digest in (b"", hashlib.sha256(item.pending.payload).digest()[:8])
+        return item is not None and receipt.digest == hashlib.sha256(item.pending.payload).digest()[:8]
 
     def settled(self, key: Key) -> None:
         """A final receipt for `key` is in the journal: forget it."""
@@ -182,9 +197,11 @@ class Outbox:
         if self._limit_bytes is None:
             return
         run, number, method = item.pending.key
-        limit = min(self._limit_bytes, self._announced.get(run, item.pending.limit_bytes), MAX_CHUNK_BYTES)
+        told = max(self._announced.get(run, item.pending.limit_bytes), LEAST_LIMIT_BYTES)
+        limit = min(self._limit_bytes, told, MAX_CHUNK_BYTES)
         whole = len(item.pending.payload) <= limit
-        item.parts = [] if whole else split(item.pending.payload, limit, run=run, round=number, method=method)
+        room = limit - self._envelope_bytes
+        item.parts = [] if whole else split(item.pending.payload, room, run=run, round=number, method=method)
 
     def _recut(self, item: _Item) -> None:
         """Cut for another limit; what was on its way in the old size starts anew, if the size has changed."""
@@ -203,20 +220,11 @@ class Outbox:
     def _indices(item: _Item) -> list[int]:
         return list(range(max(len(item.parts), 1)))
 
-    @staticmethod
-    def _message(item: _Item, index: int) -> bytes:
-        return encode(item.parts[index]) if item.parts else item.pending.payload
+    def _message(self, item: _Item, index: int) -> bytes:
+        return self._seal(encode(item.parts[index])) if item.parts else item.pending.payload
 
     def _await_receipt(self, item: _Item, now_s: float) -> None:
         longest = min(self._first_wait_s * 2.0 ** min(item.waits, 16), self._max_wait_s)
         item.attempt, item.waits, item.leaving = item.attempt + 1, item.waits + 1, True
         item.wait_s = longest * self._rng.uniform(0.5, 1.0)
         item.due_s = now_s + item.wait_s
-
-
-def fitting(contribution: Contribution, encoding: Encoding) -> bytes:
-    """The contribution in the announced encoding, or in f32 when its numbers do not fit (float16 ends at 65,504)."""
-    try:
-        return encode(contribution, encoding)
-    except WireError:
-        return encode(contribution, "f32")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contract.address import Address
 from contract.errors import LinkError
 
 __all__ = ["Patience"]
@@ -21,7 +22,7 @@ class Patience:
         progress_s: when a message or a connection came last.
     """
 
-    def __init__(self, address: object, limit_s: float | None, *, until_finished: bool, now_s: float) -> None:
+    def __init__(self, address: Address, limit_s: float | None, *, until_finished: bool, now_s: float) -> None:
         self._address, self._limit_s, self._until_finished = address, limit_s, until_finished
         self.connections, self.progress_s = 0, now_s
 
@@ -50,7 +51,7 @@ class Patience:
                 f"no broker at {self._address} within {self._limit_s:g} s",
                 expected="an MQTT 5 broker",
                 got=reason or "no answer",
-                hint="protofleet broker",
+                hint="protofleet pki list" if self._address.tls else "protofleet broker",
             )
         raise LinkError(
             f"the run is over, contributions without a receipt: {waiting}",
@@ -58,3 +59,22 @@ class Patience:
             got="none; nothing is lost, they stay in the state directory",
             hint="starting this client again when the aggregator runs",
         )
+
+    def check_trust(self, now_s: float, *, refused: int) -> None:
+        """See whether a client that ends with its run has waited long enough for an aggregator that it trusts.
+
+        Args:
+            refused: how many messages no trusted key has signed.
+
+        Raises:
+            LinkError: it has.
+        """
+        if not (refused and self._until_finished and self._limit_s is not None):
+            return
+        if now_s - self.progress_s >= self._limit_s:
+            raise LinkError(
+                "--trust",
+                expected=f"an announcement of a trusted key within {self._limit_s:g} s",
+                got=f"{refused} messages that none has signed",
+                hint="protofleet aggregate --sign KEY, or no --trust",
+            )

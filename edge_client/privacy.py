@@ -1,196 +1,100 @@
-"""The accountant: what the noise that a method adds to its contributions (`contract/mechanism.py`) has cost so far.
+"""The accountant: what ε the releases of a device come to, by the ledger (`edge_client/ledger.py`).
 
-Features are clipped to norm ζ, and a class mean over n samples has noise of deviation 2ζσ/n. Through a network that has
-never seen the samples, a replaced one would move one class mean by at most 2ζ/n: so the paper counts. But the network
-was trained on them, and one sample moves every feature of every class. All that then holds is that a mean has norm ζ at
-most: each of the class means moves by 2ζ at most, n/σ deviations. A round is a Gaussian release of noise multiplier
-σ/√(Σ n²) for the features, the sum over classes, and another for the soft predictions; k of them compose exactly to one
-of σ over the root of all their Σ n² together, each round with the samples that it had. Which class a sample is of, and
-how many each has, is not hidden. See docs/decisions/095. Source: FedHKD (Chen, Wang, Vikalo, ICLR 2023), section 3,
-which noises the features alone; Balle and Wang, ICML 2018, for ε(δ).
+A mechanism says what one release costs (`contract/mechanism.py`): a Gaussian noise multiplier for data sets of which
+one has a sample more, and one for data sets that differ in one that was replaced. Releases of multipliers m₁, m₂, … are
+together one of (Σ m⁻²)^(−1/2), exactly, whatever each was of and whatever followed from those before; the ledger keeps
+Σ m⁻², and ε at δ is that of the analytic Gaussian mechanism (Balle and Wang, ICML 2018).
 
-The noise comes from a secret that never leaves the device (`edge_client/local.py`): a round that is repeated after a
-crash gives the same bytes, and who knows the device's name and the round cannot subtract it.
+What FedHKD's rounds cost, whose network is trained on the same samples, is in docs/decisions/095: a multiplier of
+σ/√(2 Σ n²) for one sample replaced by another of its class, and none for one sample more or fewer.
 
-ε holds only for what was noised. With a budget, a round that adds no noise (FFC's sums, above all) is refused, and so
-is a state directory that ever released anything without; without a budget such a round takes place, and from then on
-no ε is stated.
-
-The accountant is `dp-accounting`. It draws in 80 MB of libraries, so it runs in a process of its own, once at the
-start. Run as `python -m edge_client.privacy`, this module is that process.
+ε is computed by `dp-accounting`. It draws in 80 MB of libraries, so it runs in a process of its own, for the releases
+so far and two hundred further ones at a time. Run as `python -m edge_client.privacy`, this module is that process.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.errors import PrivacyError, UsageError
+from contract.errors import UsageError
 from contract.mechanism import Mechanism
-from contract.terminal import counted
+from edge_client.ledger import Cost
 
-__all__ = ["Accountant", "squared_counts"]
+__all__ = ["Accountant", "cost_of"]
 
-_ROUNDS_AT_ONCE = 200  # 2 ms each
+_AHEAD = 200  # releases; 4 ms each
 _TIMEOUT_S = 300.0
 _HINT = "pip install 'protofleet[privacy]'"
+_LEAST = 1e-6  # of multipliers; ε is above 10¹¹ there
+_ROUNDED_UP = 1.0 + 1e-6  # so that sums that differ in their last bits are one, and never one that is too small
 
 
 class Accountant:
-    """What k rounds cost, and whether there may be another.
+    """ε at one δ."""
 
-    Args:
-        mechanism: with noise.
-        delta: δ.
-        budget: the largest ε the device may come to, or None.
-        rounds: done before, with noise.
-        method: the one whose rounds add noise.
-        counts: (C,) samples of each class.
-        earlier: Σ n² of the noised rounds before, all together; None where they had these samples, too.
-        bare: rounds done before without noise.
+    def __init__(self, delta: float) -> None:
+        self.delta = delta
+        self._known: dict[str, float] = {_name(0.0): 0.0}
 
-    Attributes:
-        squared_counts: Σ n² of a round with these samples, for the journal.
-
-    Raises:
-        UsageError: `dp-accounting` is not installed, or there is a budget and the mechanism does not noise everything.
-        PrivacyError: there is a budget, and something was released without noise before.
-    """
-
-    def __init__(
-        self,
-        mechanism: Mechanism,
-        delta: float,
-        budget: float | None,
-        rounds: int,
-        *,
-        method: str,
-        counts: NDArray[np.integer],
-        earlier: float | None = None,
-        bare: int = 0,
-    ) -> None:
-        if budget is not None and not mechanism.predictions:
-            raise UsageError(
-                f"--epsilon {budget:g}",
-                expected="a bundle that adds noise to all that it sends",
-                got="noise_on=features, so soft predictions go out as they are",
-                hint="export --set noise_on=all",
-            )
-        if budget is not None and bare:  # perhaps still in the outbox, to be sent before any round
-            raise PrivacyError(
-                f"--epsilon {budget:g} cannot hold",
-                expected="a state directory from which nothing was released without noise",
-                got=f"{bare} such rounds",
-                hint="a new --state, which counts from now on, or no --epsilon",
-            )
-        self._mechanism, self._delta, self._budget = mechanism, delta, budget
-        self._rounds, self._method, self._bare = rounds, method, bare
-        self.squared_counts = squared_counts(counts)
-        self._done = rounds * self.squared_counts if earlier is None else earlier
-        self._first, self._table = rounds, self._epsilons()
-
-    def hold(self, counts: NDArray[np.integer]) -> None:
-        """From now on the device has these many samples of each class (C,)."""
-        found = squared_counts(counts)
-        if found != self.squared_counts:
-            self.squared_counts = found
-            self._first, self._table = self._rounds, self._epsilons()
-
-    def epsilon(self, more: int = 0) -> float:
-        """ε at δ of the noised rounds done so far and `more`; 0 before the first. Holds only where `holds` says so."""
-        index = self._rounds + more - self._first
-        if index >= len(self._table):
-            self._first, self._table = self._rounds, self._epsilons()
-            index = more
-        return self._table[index]
-
-    @property
-    def holds(self) -> bool:
-        """Whether ε covers all that was released: nothing went out without noise."""
-        return self._mechanism.predictions and not self._bare
-
-    def check(self, method: str) -> None:
-        """Refuse a round that the budget does not allow: without noise, or one too many.
+    def epsilon(self, cost: float) -> float:
+        """ε of releases of this cost Σ m⁻² together, rounded up in its sixth digit.
 
         Raises:
-            PrivacyError: one line; the device's contributions so far stand.
+            UsageError: `dp-accounting` is not installed, or failed.
         """
-        if self._budget is None:
-            return
-        if method != self._method:
-            raise PrivacyError(
-                f"--epsilon {self._budget:g}: nothing is released without noise",
-                expected=f"a round of {self._method}, which adds it",
-                got=f"a round of {method}, which adds none",
-                hint="aggregate --no-calibrate, or this client without --epsilon",
-            )
-        if self.epsilon(1) > self._budget:
-            raise PrivacyError(
-                f"the privacy budget is spent: ε = {self.epsilon():.3g}, δ = {self._delta:g}, "
-                + counted(self._rounds, "round"),
-                expected=f"at most ε = {self._budget:g}",
-                got=f"{self.epsilon(1):.3g} with another round",
-                hint="more noise in a new bundle, or a larger --epsilon",
-            )
+        if _name(cost) not in self._known:
+            self._compute([cost])
+        return self._known[_name(cost)]
 
-    def facts(self) -> dict[str, float | int | None]:
-        """What `--json` says of it; `epsilon` is null where none holds."""
-        return {
-            "epsilon": self.epsilon() if self.holds else None,
-            "delta": self._delta,
-            "budget": self._budget,
-            "rounds": self._rounds,
-            "rounds_without_noise": self._bare,
-        }
+    def look_ahead(self, sums: Iterable[tuple[float, float]]) -> None:
+        """Compute ε of these, and of what comes of further releases, all at once, unless the next one is known.
 
-    def check_standing(self) -> None:
-        """Refuse sums that stand, which are sent anew without an end and carry no noise.
+        Args:
+            sums: of each, Σ m⁻² so far, and what a release adds to it.
 
         Raises:
-            PrivacyError: always; nothing was sent.
+            UsageError: as `epsilon`.
         """
-        raise PrivacyError(
-            "the fleet's sums stand",
-            expected=f"rounds of {self._method}, each of which costs its ε",
-            got="sums without noise, sent anew whenever photos change",
-            hint="a fleet with rounds, or a bundle without noise",
-        )
+        wanted = []
+        for cost, each in sums:
+            if _name(cost) not in self._known or _name(cost + each) not in self._known:
+                wanted += [cost + further * each for further in range(_AHEAD if each else 1)]
+        if wanted:
+            self._compute(wanted)
 
-    def count(self, method: str) -> None:
-        """A round of `method` was done."""
-        if method == self._method:
-            self._rounds += 1
-            self._done += self.squared_counts
-        else:
-            self._bare += 1
-
-    def told(self) -> str:
-        """What all rounds so far have cost, for a person."""
-        if self._bare:
-            return f"no ε holds: without noise went out {counted(self._bare, 'round')}"
-        if not self.holds:
-            return "no ε holds: soft predictions go out without noise"
-        of = "" if self._budget is None else f" of {self._budget:g}"
-        return f"ε = {self.epsilon():.3g}{of} at δ = {self._delta:g} after {counted(self._rounds, 'round')}"
-
-    def _epsilons(self) -> list[float]:
-        """ε after the rounds so far, and after each further one."""
-        return _table([self._mechanism.noise, self._mechanism.releases, self._delta, self._done, self.squared_counts])
+    def _compute(self, costs: list[float]) -> None:
+        self._known |= zip(map(_name, costs), _epsilons(self.delta, costs), strict=True)
 
 
-def squared_counts(counts: NDArray[np.integer]) -> float:
-    """Σ n² over classes (C,): what a round weighs in ε; 1 at least."""
-    return max(float((counts.astype(np.float64) ** 2).sum()), 1.0)
+def cost_of(mechanism: Mechanism | None, counts: NDArray[np.integer]) -> Cost:
+    """What one release costs a device with `counts` (C,) samples of each class; no ε holds without noise, or where some
+    of it goes out without."""
+    release = None if mechanism is None else mechanism.release(counts)
+    if release is None or not release.covers_all:
+        return Cost()
+    return Cost(_squared(release.add_remove), _squared(release.replace))
 
 
-def _table(numbers: list[float]) -> list[float]:
-    """What this module's own process answers to: σ, releases in a round, δ, Σ n² so far, and of each further round."""
-    command = [sys.executable, "-m", "edge_client.privacy", json.dumps(numbers)]
+def _squared(multiplier: float | None) -> float | None:
+    """The squared inverse of a multiplier; None where nothing holds, or as good as nothing."""
+    if multiplier is None or not multiplier >= _LEAST:
+        return None
+    return float(multiplier) ** -2
+
+
+def _name(cost: float) -> str:
+    return f"{cost:.8e}"
+
+
+def _epsilons(delta: float, costs: Sequence[float]) -> list[float]:
+    """What this module's own process answers."""
+    command = [sys.executable, "-m", "edge_client.privacy", json.dumps([delta, *costs])]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
         return [float(value) for value in json.loads(done.stdout)]
@@ -204,10 +108,8 @@ def _table(numbers: list[float]) -> list[float]:
 def _main(arguments: list[str]) -> int:
     from dp_accounting import get_epsilon_gaussian
 
-    noise, releases, delta, done, each = json.loads(arguments[0])
-    sums = [done + further * each for further in range(_ROUNDS_AT_ONCE)]
-    table = [get_epsilon_gaussian(noise / math.sqrt(n * releases), delta) if n else 0.0 for n in sums]
-    print(json.dumps(table))
+    delta, *costs = json.loads(arguments[0])
+    print(json.dumps([get_epsilon_gaussian((cost * _ROUNDED_UP) ** -0.5, delta) if cost else 0.0 for cost in costs]))
     return 0
 
 

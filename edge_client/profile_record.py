@@ -8,11 +8,11 @@ describe another network.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from pathlib import Path
 
 from contract.errors import UsageError
-from contract.messages import MAX_ENTRIES
+from contract.messages import MAX_ENTRIES, MAX_NAME
 
 __all__ = ["PROFILE_FILE", "measured_metrics"]
 
@@ -34,12 +34,12 @@ def measured_metrics(state: Path, *bundles: bytes) -> dict[str, float]:
         table = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read {path}", expected="JSON of profile --measure", got=error) from None
     record = table.get("measured", table) if isinstance(table, dict) else None
     if not isinstance(record, dict) or not isinstance(record.get("bundle"), dict):
         raise UsageError(f"{path}", expected="a record of profile --measure", got="another file", hint="removing it")
-    if record["bundle"].get("sha256") not in {sha256.hex() for sha256 in bundles}:
+    if record["bundle"].get("sha256") not in [sha256.hex() for sha256 in bundles]:
         return {}
     found = record.get("status_metrics")
     if not isinstance(found, dict) or not all(_is_figure(name, value) for name, value in found.items()):
@@ -50,9 +50,6 @@ def measured_metrics(state: Path, *bundles: bytes) -> dict[str, float]:
 
 
 def _is_figure(name: object, value: object) -> bool:
-    return (
-        isinstance(name, str)
-        and not isinstance(value, bool)
-        and isinstance(value, int | float)
-        and math.isfinite(value)
-    )
+    """Whether a status can tell it."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(name, str) and 1 <= len(name) <= MAX_NAME and is_number

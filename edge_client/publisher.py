@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from contract import topics
 from contract.address import Address
 from contract.errors import LinkError, UsageError
-from contract.link import Connected, Disconnected, Failed, Link
+from contract.link import Connected, Disconnected, Failed, Link, Noticed
 
 __all__ = ["LinePublisher", "Target"]
 
@@ -170,6 +170,8 @@ class LinePublisher:
                 self._say(f"publishing on {self.target}")
             elif isinstance(event, Disconnected):
                 self._say(f"no connection to {self.target.address} ({event.reason}): answers wait")
+            elif isinstance(event, Noticed):
+                self._say(event.line)
             elif isinstance(event, Failed):
                 self._error = event.error
                 self._say(str(event.error))

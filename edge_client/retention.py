@@ -2,8 +2,8 @@
 
 Kept are the newest 4,096 rounds with what became of their contributions; payloads that were sent, newest first up to 16
 MiB (`journal.py`); and two history files of 16 MiB each (`history.py`). Of older rounds their numbers remain, by method
-and by outcome. Never dropped: a round whose contribution waits for a receipt, one that the history does not have yet,
-and one that added noise, since the accountant counts each.
+and by outcome. Never dropped: a round whose contribution waits for a receipt, and one that the history does not have
+yet. What has left the device stays in the ledger (`ledger.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROUNDS_KEPT = 4_096
 _NAME = "dropped"  # in the table `meta`
 _OLD = """
 SELECT r.rowid, r.run, r.round, r.method, c.outcome FROM rounds r LEFT JOIN contributions c USING (run, round, method)
-WHERE r.rowid <= (SELECT max(rowid) FROM rounds) - ? AND r.reported AND r.metrics NOT LIKE '%"squared_counts"%'
+WHERE r.rowid <= (SELECT max(rowid) FROM rounds) - ? AND r.reported
     AND NOT EXISTS (SELECT 1 FROM contributions w WHERE w.run = r.run AND w.round = r.round AND w.method = r.method
         AND w.outcome IS NULL)
 """

@@ -204,7 +204,7 @@ _RECORDS = msgspec.json.Decoder(Rollouts)  # made here: see `contract.bundle._MA
 def _decoded(row: tuple[bytes] | None, path: Path) -> Rollouts:
     try:
         return Rollouts() if row is None else _RECORDS.decode(row[0])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
         raise StoreError(
             f"record of roll-outs {path}", expected="what a device wrote", got=error, hint="another --state"
         ) from None

@@ -51,14 +51,14 @@ class RolloutTerms:
     """On what terms a device takes part in roll-outs.
 
     Attributes:
-        public_key: of whoever signs bundles; None where no key is trusted, and nothing is taken.
+        public_keys: of whoever signs bundles; none where no key is trusted, and nothing is taken.
         wanted: whether its owner takes part.
         budget: whether a privacy budget is kept.
         threads: within an operator, for the self-test.
         method: of the device's own, as `--method` takes it; empty for none.
     """
 
-    public_key: bytes | None = None
+    public_keys: tuple[bytes, ...] = ()
     wanted: bool = True
     budget: bool = False
     threads: int = 1
@@ -244,7 +244,7 @@ class RolloutWork:
             offer,
             self._seat,
             in_stage=in_stage(offer, self._id),
-            trusts=terms.public_key is not None,
+            trusts=bool(terms.public_keys),
             wanted=terms.wanted,
             budget=terms.budget,
         )
@@ -311,11 +311,11 @@ class RolloutWork:
             return
         self._file.put(msgspec.structs.replace(self._file.known, tries=before + 1))
         photos, terms = some_photos(self._samples()), self._terms
-        assert terms.public_key is not None
+        assert terms.public_keys
         extends = rollout.seat_of(offer, self._seat).fleet == self._seat.fleet
         trial = Trial(
             path=os.fspath(part_file(self._file.state, sha256)),
-            public_key=terms.public_key,
+            public_keys=terms.public_keys,
             version=offer.version,
             extends=self._seat.sha256 if extends else "",
             extractor=self._bundle.manifest.extractor,

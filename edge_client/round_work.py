@@ -3,10 +3,12 @@
 Photos that came or went since the last one are taken in first. While those there are now cannot be read, the device
 sits its rounds out: nothing is made of photos that its owner has taken away.
 
-Weights, contribution and the round's mark are committed in one transaction, and only then may anything be sent. A round
-whose training diverges is left out: the weights stay, and what is sent says only that the device took part. The report,
-a line of `history.jsonl` with the accuracy that the device then has, follows when the round's outcome and the global
-state that came out of it are here, or when nothing more will come.
+A round that the owner's policy refuses is answered without any row, before anything is read or computed. Otherwise,
+what was made of the samples goes into the ledger (`releases.py`); then weights, contribution and the round's mark are
+committed in one transaction, and only then may anything be sent. A round whose training diverges is left out: the
+weights stay, and what is sent says only that the device took part. The report, a line of `history.jsonl` with the
+accuracy that the device then has, follows when the round's outcome and the global state that came out of it are here,
+or when nothing more will come.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ import time
 from collections.abc import Callable
 
 from contract.accuracy import Accuracy
-from contract.errors import DataError, DivergedError, UsageError
-from contract.messages import Announcement, Receipt
+from contract.errors import DataError, DivergedError, PrivacyError, UsageError
+from contract.messages import MAX_VERSION, Announcement, Encoding, Receipt
 from contract.service_manager import ServiceManager
 from contract.terminal import counted
+from contract.wire import encode
 from edge_client import process_metrics
+from edge_client.blinded import Blinding
 from edge_client.device import Device, RoundResult
 from edge_client.evaluate import in_words
 from edge_client.history import append_line, history_line
 from edge_client.journal import Journal, Pending, Report
-from edge_client.outbox import Outbox, fitting
+from edge_client.outbox import Outbox
 from edge_client.own_samples import OwnSamples
-from edge_client.privacy import Accountant
+from edge_client.policy import Refusal
 from edge_client.probation import ProbationWatch
+from edge_client.releases import Releases
 from edge_client.rounds import Follower, Task
 from edge_client.standing_sums import StandingSums, is_complete
 
@@ -42,11 +47,16 @@ class RoundWork:
     Args:
         boot: how often the device has started.
         samples: its photos; without them it has what `device` was given.
-        accountant: of noise, where the bundle says that its method adds it.
+        blinding: what it asks of blinded rounds, and how it takes part in them.
+        releases: what all that leaves passes.
         manager: is told that the device gets on.
         photos: what the device tests with, in words.
         probation: of a bundle that came in a roll-out, is told what comes of it.
         log: takes one line for a person.
+        seal: signs what is sent, if the device signs.
+
+    Attributes:
+        refused: what the policy refused last, as the operator is told; empty for nothing, and once something was made.
     """
 
     def __init__(
@@ -60,18 +70,21 @@ class RoundWork:
         boot: int,
         samples: OwnSamples | None,
         manager: ServiceManager,
-        accountant: Accountant | None,
+        releases: Releases,
         photos: str,
         log: Callable[[str], None],
+        blinding: Blinding,
         probation: ProbationWatch | None = None,
+        seal: Callable[[bytes], bytes] = lambda payload: payload,
     ) -> None:
         self._device, self._journal, self._outbox, self._follower = device, journal, outbox, follower
-        self._id, self._boot, self._accountant = device_id, boot, accountant
-        self._samples, self._manager = samples, manager
+        self._id, self._boot, self._releases = device_id, boot, releases
+        self._samples, self._manager, self._blinding = samples, manager, blinding
         self._photos, self._log, self._probation = photos, log, probation
         self._unreported = journal.unreported()
-        self._standing = StandingSums(device, journal, device_id)
-        self._note = ""  # what was said last where sums stand
+        self._standing = StandingSums(device, journal, device_id, releases, seal)
+        self._seal, self.refused = seal, ""
+        self._note = self._exposed = ""  # what was said last where sums stand, and of what is shown
 
     @property
     def unreported(self) -> Report | None:
@@ -85,18 +98,24 @@ class RoundWork:
             the median time of a training step in milliseconds; None where none was trained.
 
         Raises:
-            PrivacyError: the round would exceed the budget, or release something without noise.
             StoreError: the disk refused; nothing of the round happened.
         """
-        a, key = task.announcement, task.key
+        a, key = self._releases.narrowed(task.announcement), task.key
         what = f"round {a.round} ({a.method})"
-        readable = self._take_in_photos(what, "the round is left out", self._log)
-        if self._accountant is not None:
-            self._accountant.check(a.method)
         clock, began_s = process_metrics.StepClock(), time.monotonic()
-        result = self._result(task, what, clock) if readable else self._device.sit_out(a)
+        refusal = self._refusal(a)
+        readable = refusal is None and self._take_in_photos(what, "the round is left out", self._log)
+        if readable:
+            refusal = self._refusal(a)  # once more: a mechanism may cost more with the photos that came
+        if refusal is not None:
+            self._log(f"{what} is refused: {refusal.line}; nothing of the photos is sent")
+            result = self._device.abstain(a)
+        else:
+            result = self._result(Task(a, task.state), what, clock) if readable else self._device.sit_out(a)
+        payload, refusal, result = self._ledgered(a, result, refusal)
+        self.refused = "" if refusal is None else f"{what}: {refusal.word}"[:MAX_VERSION]
         seconds = time.monotonic() - began_s
-        payload = fitting(result.contribution, a.encoding)
+        payload = self._seal(payload)
         metrics = {
             "device": self._id,
             "boot": self._boot,
@@ -108,8 +127,6 @@ class RoundWork:
             "payload_bytes": len(payload),
             **({} if result.check is None else result.check.facts()),
         }
-        if self._accountant is not None:
-            metrics["squared_counts"] = self._accountant.squared_counts
         self._journal.commit_round(
             key,
             weights=self._device.state(),
@@ -124,23 +141,67 @@ class RoundWork:
             self._samples.sent()
         process_metrics.release_memory()
         loss = "" if result.loss is None else f"loss {result.loss:.3f}, "
-        cost = ""
-        if self._accountant is not None:
-            self._accountant.count(a.method)
-            cost = f", {self._accountant.told()}"
-        sent = f"{len(payload):,} bytes to send"
-        self._log(f"{what}: {loss}{counted(result.samples, 'sample')}, {seconds:.1f} s, {sent}{cost}")
+        cost = self._releases.told()
+        sent = f"{len(payload):,} bytes to send{f', {cost}' if cost else ''}"
+        if refusal is None:
+            self._log(f"{what}: {loss}{counted(result.samples, 'sample')}, {seconds:.1f} s, {sent}")
+            self._tell_exposure(self._device.exposed(result.contribution, a))
         return clock.step_ms
+
+    def _refusal(self, a: Announcement) -> Refusal | None:
+        try:
+            self._blinding.check(a)
+        except PrivacyError as error:
+            return Refusal("not blinded" if a.helper is None else "blinded", str(error))
+        counts = self._device.samples.counts(self._device.classes)
+        return self._releases.refusal(a, counts)
+
+    def _ledgered(
+        self, a: Announcement, result: RoundResult, refusal: Refusal | None
+    ) -> tuple[bytes, Refusal | None, RoundResult]:
+        """What goes out, in the ledger: the result, or what says nothing where that was refused or may not travel."""
+        if refusal is None:
+            found = self._travelling(a, result)
+            if not isinstance(found, Refusal):
+                plain, encoding, payload = found
+                self._releases.made(a, encoding, plain, self._device.samples.counts(self._device.classes))
+                return payload, None, result
+            refusal = found
+            self._log(f"round {a.round} ({a.method}) is refused: {refusal.line}; nothing of the photos is sent")
+            result = self._device.abstain(a)
+        payload = encode(result.contribution, a.encoding)
+        self._releases.abstained(a, payload)
+        return payload, refusal, result
+
+    def _travelling(self, a: Announcement, result: RoundResult) -> tuple[bytes, Encoding, bytes] | Refusal:
+        """What is released, in which encoding, and how it travels, which in a blinded round is as a share of it; or why
+        it may not."""
+        found = self._releases.encoded(result.contribution, a)
+        if found is None:
+            return Refusal("encoding f32", f"its numbers do not fit {a.encoding}, the policy does not allow f32")
+        plain, encoding = found
+        if a.helper is None:
+            return plain, encoding, plain
+        warning = self._blinding.warning(a, result.samples)
+        if warning:
+            self._log_once(warning)
+        try:
+            return plain, encoding, encode(self._blinding.blinded(result.contribution, a), encoding)
+        except PrivacyError as error:
+            return Refusal("too large to be blinded", str(error))
 
     def stand(self, a: Announcement) -> bool:
         """Where sums stand: send those of what is here, if enough has changed; False when nothing is to be sent.
 
         Raises:
-            PrivacyError: noise is asked for, and sums that stand have none.
             StoreError: the disk refused; nothing is sent.
         """
-        if self._accountant is not None:
-            self._accountant.check_standing()
+        a = self._releases.narrowed(a)
+        refusal = self._refusal(a)
+        self.refused = "" if refusal is None else f"sums ({a.method}): {refusal.word}"[:MAX_VERSION]
+        if refusal is not None:
+            self._log_once(f"nothing more of this device is summed: {refusal.line}")
+            return False
         changed = self._samples is not None and self._samples.has_changed
         if changed and not self._take_in_photos("the sums", "what was sent stands", self._log_once):
             return False
@@ -155,17 +216,28 @@ class RoundWork:
             self._samples.sent()
         process_metrics.release_memory()
         self._log(made.words)
+        self._tell_exposure(made.exposed)
         return True
 
     def waits_for(self) -> str:
         """What is waited for where sums stand, for a person; empty where there are rounds."""
         return self._standing.waits_for()
 
+    def told(self, receipt: Receipt) -> None:
+        """Where sums stand, a receipt came that answers nothing: how it stands with what was sent before."""
+        self._standing.told(receipt, time.monotonic())
+
     def settled(self, receipt: Receipt) -> None:
         """A receipt that ends a contribution came."""
         self._standing.told(receipt, time.monotonic())
         if self._probation is not None:
             self._probation.settled(receipt)
+
+    def _tell_exposure(self, line: str) -> None:
+        """Once for each change."""
+        if line and line != self._exposed:
+            self._log(f"what is sent shows single photos: {line}")
+        self._exposed = line
 
     def _log_once(self, line: str) -> None:
         if line != self._note:
@@ -184,8 +256,6 @@ class RoundWork:
             return False
         if found is not None:
             self._device.hold(found.data, test=found.test, held=found.held)
-            if self._accountant is not None:
-                self._accountant.hold(found.data.labelled.counts(self._device.classes))
             self._log(f"the photos have changed: {len(found.data):,} samples now")
         return True
 
@@ -200,7 +270,7 @@ class RoundWork:
             result = self._device.run_round(a, task.state, on_step=on_step)
         except DivergedError as error:
             self._log(f"{what}: {error}; weights as before the round, which is left out")
-            if self._probation is not None:
+            if self._probation is not None and not self._releases.is_private:
                 self._probation.fail(str(error))
             result = self._device.sit_out(a)
         if result.refused:
@@ -247,7 +317,8 @@ class RoundWork:
         self._journal.mark_reported(report.key)
         self._unreported.remove(report)
         if self._probation is not None:
-            self._probation.reported(told if state is not None and state.version else None)
+            measured = state is not None and state.version and not self._releases.is_private
+            self._probation.reported(told if measured else None)
         if told is not None:
             personal = None if evaluation is None else evaluation.all_classes.get("personal")
             what = "sums" if "standing" in report.metrics else "round"

@@ -3,7 +3,7 @@
 An announcement is retained, so the newest one is all there is to know. It becomes a task when its round is open, this
 device is sampled and has not done the round yet, and the global state that the round starts from is here. Global
 parts are collected for each run on its own, because a broker may still retain parts of an older run, and they come in
-any order.
+any order. A version far above the one that is announced is none: it would keep every true one out.
 
 A run that is announced as finished ends a client that stays no longer than its run, but only a run that this device
 has seen open or took part in: what a broker still retains of last week's run must not end a device that came for
@@ -16,8 +16,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from contract.bundle import Bundle
-from contract.errors import UsageError
+from contract.bundle import Bundle, Manifest
+from contract.errors import UsageError, WireError
 from contract.fleet import list_digest
 from contract.messages import Announcement, GlobalPart
 from contract.methods import METHODS, method
@@ -25,9 +25,12 @@ from contract.sampling import sampled
 from contract.state import GlobalCollector, GlobalState
 from edge_client.journal import Key
 
-__all__ = ["Follower", "Task"]
+__all__ = ["Follower", "Task", "largest_message_bytes"]
 
 _RUNS_KEPT = 4
+_MESSAGE_BYTES = 1 << 20  # more than any message takes, but for the class rows in it
+_STATE_MESSAGES = 16  # that take as much as the whole of a global state
+_AHEAD = 16  # versions of a global state that may come before the announcement that names them
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,12 @@ class Task:
     @property
     def key(self) -> Key:
         return (self.announcement.run, self.announcement.round, self.announcement.method)
+
+
+def largest_message_bytes(manifest: Manifest) -> int:
+    """The largest message that is of any use to a device of this bundle: one with all rows of a kind, also of a list of
+    classes that is twice as long."""
+    return _MESSAGE_BYTES + 2 * 8 * manifest.classes * max(manifest.features, 2 * manifest.classes)
 
 
 class Follower:
@@ -96,6 +105,8 @@ class Follower:
                 for a run that is for its own.
         """
         self._announcement, self._foreign = announcement, False
+        if self._is_absurd(announcement.run, self._collected(announcement.run)):
+            del self._runs[announcement.run]
         if announcement.phase == "finished":
             return
         if not self._is_of_bundle(announcement):
@@ -151,9 +162,13 @@ class Follower:
         """Take in a part of a global state.
 
         Raises:
-            WireError: it contradicts the parts before it.
+            WireError: it contradicts the parts before it, or is of a version far above the one that is announced.
         """
-        collector, state = self._runs.pop(part.run, (GlobalCollector(), None))
+        if self._is_absurd(part.run, part.version):
+            assert self._announcement is not None
+            expected = f"version {self._announcement.global_version}, as announced"
+            raise WireError("global state", expected=expected, got=f"version {part.version}")
+        collector, state = self._runs.pop(part.run, (self._collector(), None))
         try:
             whole = collector.add(part)
         finally:
@@ -162,6 +177,14 @@ class Follower:
             self._runs[part.run] = (collector, whole)
         while len(self._runs) > _RUNS_KEPT:
             self._runs.popitem(last=False)
+
+    def _collected(self, run: bytes) -> int:
+        """The version of the parts that came of a run."""
+        return self._runs[run][0].version if run in self._runs else 0
+
+    def _is_absurd(self, run: bytes, version: int) -> bool:
+        a = self._announcement
+        return a is not None and a.run == run and version > a.global_version + _AHEAD
 
     def state(self, run: bytes) -> GlobalState | None:
         """The newest whole global state of a run, if there is one yet."""
@@ -175,7 +198,10 @@ class Follower:
 
     def restore(self, state: GlobalState) -> None:
         """Begin with a global state that an earlier process kept."""
-        self._runs[state.run] = (GlobalCollector(), state)
+        self._runs[state.run] = (self._collector(), state)
+
+    def _collector(self) -> GlobalCollector:
+        return GlobalCollector(_STATE_MESSAGES * largest_message_bytes(self._bundle.manifest))
 
     @property
     def is_called(self) -> bool:

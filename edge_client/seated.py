@@ -70,22 +70,29 @@ class Seated:
             StoreError: the disk refused.
         """
         known = self.known
-        if known.probation is None and self.terms.public_key is not None:
+        if known.probation is None and self.terms.public_keys:
             known = rollout.proved(known, self.seat)
         file.put(known)
 
 
 def settle(
-    settings: ClientConfig, file: RolloutFile, key: bytes | None, log: Callable[[str], None], *, starts: bool = True
+    settings: ClientConfig,
+    file: RolloutFile,
+    keys: tuple[bytes, ...],
+    log: Callable[[str], None],
+    *,
+    starts: bool = True,
+    budget: bool = False,
 ) -> Seated:
     """Choose, and read the bundle. A start on probation is counted, and one too many brings back what was before.
 
     Args:
-        key: of the trusted key; None where the signature is not looked at.
+        keys: that are trusted; none where the signature is not looked at.
         starts: whether a client starts.
+        budget: whether the owner's policy has an ε.
 
     Raises:
-        BundleError: it cannot be read, or is not signed by that key.
+        BundleError: it cannot be read, or is signed by none of these keys.
         UsageError: a key is trusted, and the named file is older than what has run here.
         StoreError: the disk refuses.
     """
@@ -97,20 +104,20 @@ def settle(
     known = file.known
     seat = rollout.instead(known, sha256, settings.fleet)
     if seat is None:
-        bundle = read_bundle(path, public_key=key)
+        bundle = read_bundle(path, public_key=keys or None)
         named = Seat(bundle.sha256.hex(), bundle.manifest.version, settings.fleet)
-        known, seat = rollout.given(known, named, trusts=key is not None, where=str(path))
+        known, seat = rollout.given(known, named, trusts=bool(keys), where=str(path))
     else:
         kept = bundle_file(file.state, seat.sha256)
         path = path if sha256 == seat.sha256 and not kept.is_file() else kept
         try:
-            bundle = read_bundle(path, public_key=key)
+            bundle = read_bundle(path, public_key=keys or None)
         except BundleError as error:
             if known.probation is None:
                 raise
             log(str(error))
             file.change(rollout.rolled_back, "its file cannot be read")
-            return settle(settings, file, key, log, starts=starts)
+            return settle(settings, file, keys, log, starts=starts, budget=budget)
         if path == kept:
             log(f"bundle {rollout.tag(seat)} of a roll-out runs in place of {settings.bundle}")
     left = [bytes.fromhex(sha256) for sha256, failure in known.failed.items() if failure.back_to == seat.sha256]
@@ -120,9 +127,7 @@ def settle(
         bundle=bundle,
         path=path,
         directory=file.state / seat.directory,
-        terms=RolloutTerms(
-            key, settings.rollout, settings.epsilon is not None, settings.threads, settings.method or ""
-        ),
+        terms=RolloutTerms(keys, settings.rollout, budget, settings.threads, settings.method or ""),
         known=known,
         extends=(*bundle.manifest.extended, *left),
     )

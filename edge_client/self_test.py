@@ -3,7 +3,7 @@
 Reading a bundle takes memory, and a graph may crash ONNX Runtime or never end; whatever it does, the device goes on
 with the bundle that it has. What is done, with the parts that a device runs:
 
-1. read the bundle, with the trusted key's signature;
+1. read the bundle, with a trusted key's signature;
 2. hold its manifest to what was offered: the version, and, for the same fleet, that it extends the bundle that runs,
    over the same extractor;
 3. compute the test vectors of the extractor, and the features of some of the device's own photos: finite numbers;
@@ -55,7 +55,7 @@ class Trial(msgspec.Struct, frozen=True):
 
     Attributes:
         path: where the bundle lies.
-        public_key: of the trusted key.
+        public_keys: that are trusted.
         version: that was offered.
         extends: sha256 (hex) of the bundle that it has to extend, and `extractor`, that one's; empty for another fleet.
         threads: within an operator.
@@ -64,7 +64,7 @@ class Trial(msgspec.Struct, frozen=True):
     """
 
     path: str
-    public_key: bytes
+    public_keys: tuple[bytes, ...]
     version: int
     extends: str = ""
     extractor: str = ""
@@ -153,7 +153,7 @@ def failure(trial: Trial, photos: NDArray[np.uint8]) -> str:
     try:
         if trial.method:
             load_method(trial.method)
-        bundle = read_bundle(trial.path, public_key=trial.public_key)
+        bundle = read_bundle(trial.path, public_key=trial.public_keys)
         _check_offered(bundle.manifest, trial)
         _run(bundle, photos, trial)
     except _FAILURES as error:

@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 from contract.bundle import Manifest
 from contract.errors import UsageError
 from contract.link import Address
-from contract.methods import METHODS, load_method, method
+from contract.methods import load_method, method
+from contract.sealing import read_helper_public
 from contract.service_manager import ServiceManager
-from contract.signing_keys import read_public_key
+from contract.signing_keys import read_public_keys
 from contract.terminal import counted
+from contract.tokens import read_token
 from edge_client import process_metrics
+from edge_client.blinded import Blinding
 from edge_client.client import Client
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.config import ClientConfig
@@ -30,12 +33,14 @@ from edge_client.data import LocalData
 from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
 from edge_client.drift import DriftWatch
-from edge_client.journal import Journal
+from edge_client.identity import Identity, identity_of
+from edge_client.ledger import Ledger
 from edge_client.own_samples import OwnSamples
-from edge_client.privacy import Accountant, squared_counts
+from edge_client.policy import Figure, Policy, read_policy
 from edge_client.probation import ProbationWatch
 from edge_client.profile_record import measured_metrics
 from edge_client.provider_trials import Providers, settle_providers
+from edge_client.releases import Releases, ledger_path
 from edge_client.rollout_file import RolloutFile
 from edge_client.rollout_work import RolloutWork
 from edge_client.seated import Seated, settle
@@ -77,14 +82,21 @@ class Service:
         settings = self._settings
         if settings.method is not None:
             load_method(settings.method)
-        key = None if settings.trust is None else read_public_key(settings.trust)
-        with RolloutFile(Path(settings.state), make=key is not None) as file:
+        policy = Policy() if settings.policy is None else read_policy(settings.policy)
+        if policy.blinded and settings.helper_key is None:
+            raise UsageError(f"--policy {settings.policy}: blinded", expected="--helper-key beside it", got="none")
+        keys = () if settings.trust is None else read_public_keys(settings.trust)
+        with RolloutFile(Path(settings.state), make=bool(keys)) as file:
+            identity = identity_of(settings)
+            if settings.helper_key is not None and identity.signer is None:
+                got, hint = "none", "client --identity, or --token"
+                raise UsageError("--helper-key", expected="a key to sign with", got=got, hint=hint)
             while True:
                 self._has_started = False
-                seated = settle(settings, file, key, log)
+                seated = settle(settings, file, keys, log, budget=policy.is_private)
                 watch = ProbationWatch(file, log)
                 try:
-                    summary, is_over = self._run_with(seated, file, log, on_summary)
+                    summary, is_over = self._run_with(seated, identity, file, policy, log, on_summary)
                 except BaseException as error:
                     watch.ended(error, at_start=not self._has_started)
                     if not watch.is_over:
@@ -96,7 +108,7 @@ class Service:
                 process_metrics.release_memory()
 
     def _run_with(
-        self, seated: Seated, file: RolloutFile, log: Log, on_summary: OnSummary
+        self, seated: Seated, identity: Identity, file: RolloutFile, policy: Policy, log: Log, on_summary: OnSummary
     ) -> tuple[dict[str, Any], bool]:
         """Run with one bundle; what the device has done, and whether another one has to run now."""
         settings, bundle, m = seated.settings, seated.bundle, seated.bundle.manifest
@@ -105,7 +117,10 @@ class Service:
         own = OwnSamples(settings, m, state, log, self._arrays, learned=Path(settings.state))
         found = own.read()
         data, test = found.data, found.test
-        with seated.journal() as journal:
+        with seated.journal() as journal, Ledger(ledger_path(file.state, policy)) as ledger:
+            own_method = method(m.method)
+            releases = Releases(policy, ledger, fleet=settings.fleet, own=own_method, hyper=m.hyper)
+            releases.begin(journal)
             graphs = CompiledGraphs(bundle, settings.threads, providers=_providers(settings, seated, log))
             device = Device(
                 bundle,
@@ -124,8 +139,12 @@ class Service:
             beside += f", {len(own.learned):,} of them learned" if len(own.learned) else ""
             classes = counted(int(device.own_classes.sum()), "class", "classes")
             log(f"{counted(len(data), 'sample')} of {classes}{beside}, bundle {bundle.sha256.hex()[:12]}")
-            accountant = _accountant(settings, m, journal, data.labelled)
-            tells = test is not None and _tells_accuracy(settings, accountant, log)
+            if releases.warning():
+                log(releases.warning())
+            tells = _tells(releases, "accuracy", _unblinded(settings, settings.report_accuracy), "--report-accuracy")
+            drifts = _tells(releases, "drift", _unblinded(settings, settings.tell_drift), "--tell-drift")
+            if test is not None and not tells and settings.report_accuracy is None:
+                log(f"accuracy stays on this device: {_why_untold(releases, settings)}")
             rollout = RolloutWork(
                 file,
                 seated.seat,
@@ -133,7 +152,7 @@ class Service:
                 seated.path,
                 device_id=settings.id,
                 terms=seated.terms,
-                samples=lambda: device.samples,
+                samples=lambda: _none_of(device.samples) if releases.is_private else device.samples,
                 manager=self._manager,
                 stopping=self._stopping,
                 log=log,
@@ -141,20 +160,24 @@ class Service:
             client = self._client = Client(
                 device=device,
                 rollout=rollout,
+                releases=releases,
                 samples=own,
                 journal=journal,
                 bundle=bundle,
                 address=address,
                 fleet=settings.fleet,
                 device_id=settings.id,
+                trusted=seated.terms.public_keys,
+                identity=identity,
+                token=None if settings.token is None else read_token(settings.token),
                 until_finished=settings.until_finished,
                 patience_s=settings.patience or (_PATIENCE_S if settings.until_finished else None),
                 keepalive_s=settings.keepalive,
                 measured=measured_metrics(state, bundle.sha256, *m.extended),
-                accountant=accountant,
+                blinding=_blinding(settings, m, identity),
                 photos=self._photos,
-                tells_accuracy=tells,
-                drift=DriftWatch(device, state) if _tells_drift(settings, accountant) else None,
+                tells_accuracy=tells and test is not None,
+                drift=DriftWatch(device, state) if drifts else None,
                 log=log,
                 detail=log if settings.verbose else None,
                 stopping=self._stopping,
@@ -196,6 +219,12 @@ class Service:
             self._client.look()
 
 
+def _blinding(settings: ClientConfig, manifest: Manifest, identity: Identity) -> Blinding:
+    """What it asks of blinded rounds."""
+    helper = None if settings.helper_key is None else read_helper_public(settings.helper_key, "--helper-key")
+    return Blinding(manifest, helper=helper, signer=identity.signer, fleet=settings.fleet, device=settings.id)
+
+
 def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:
     """Where this device computes."""
     state, wanted, threads = seated.directory, settings.provider, settings.threads
@@ -204,51 +233,31 @@ def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:
     return found
 
 
-def _tells_accuracy(settings: ClientConfig, accountant: Accountant | None, log: Log) -> bool:
-    """Whether accuracy goes into the status: not where noise protects what is sent, since none is added to it."""
-    if accountant is None:
-        return settings.report_accuracy is not False
-    if settings.report_accuracy:
-        raise UsageError("--report-accuracy", expected="a bundle whose method adds no noise", got="one that adds some")
-    log("accuracy stays on this device: no noise is added to it")
-    return False
+def _none_of(samples: LocalData) -> LocalData:
+    """What a bundle is tried with where nothing may follow from samples: none of them, but their shape."""
+    return LocalData(samples.x[:0], samples.y[:0])
 
 
-def _tells_drift(settings: ClientConfig, accountant: Accountant | None) -> bool:
-    """Whether the status says how unlike earlier photos new ones are: not where noise protects what is sent."""
-    if accountant is None:
-        return settings.tell_drift is not False
-    if settings.tell_drift:
-        raise UsageError("--tell-drift", expected="a bundle whose method adds no noise", got="one that adds some")
-    return False
+def _unblinded(settings: ClientConfig, wanted: bool | None) -> bool | None:
+    """Beside a sum that hides it, a figure is told only where it is asked for."""
+    return False if wanted is None and settings.helper_key is not None else wanted
 
 
-def _accountant(settings: ClientConfig, manifest: Manifest, journal: Journal, data: LocalData) -> Accountant | None:
-    """For a bundle whose method adds noise; without any, there is no ε to keep a budget of."""
-    mechanism = method(manifest.method).mechanism(manifest.hyper)
-    if mechanism is None:
-        if settings.epsilon is not None:
-            raise UsageError(
-                f"--epsilon {settings.epsilon:g}",
-                expected="a bundle whose method adds noise",
-                got=f"{manifest.method} without",
-                hint=f"export --method {_noised()} --set noise=…",
-            )
-        return None
-    done, counts = journal.rounds_done(manifest.method), data.counts(manifest.classes)
-    before = [metrics.get("squared_counts", squared_counts(counts)) for metrics in journal.metrics(manifest.method)]
-    return Accountant(
-        mechanism,
-        float(manifest.hyper["delta"]),
-        settings.epsilon,
-        done,
-        method=manifest.method,
-        counts=counts,
-        earlier=sum(before),
-        bare=journal.rounds_done() - done,
-    )
+def _why_untold(releases: Releases, settings: ClientConfig) -> str:
+    """Why accuracy is not told where nobody has asked for it, nor against it."""
+    if releases.is_private:
+        return "no noise is added to it"
+    if settings.helper_key is not None and releases.policy.allows_figure("accuracy"):
+        return "beside sums that are blinded it is told with --report-accuracy alone"
+    return "its policy does not name it"
 
 
-def _noised() -> str:
-    """The methods that can add noise."""
-    return " or ".join(name for name, found in METHODS.items() if "noise" in found.hyper)
+def _tells(releases: Releases, figure: Figure, wanted: bool | None, option: str) -> bool:
+    """Whether a figure that is computed from samples goes into the status: not where noise protects what is sent, since
+    none is added to it, nor against the owner's policy."""
+    allowed = not releases.is_private and releases.policy.allows_figure(figure)
+    if wanted and not allowed:
+        if releases.policy.is_private or not releases.is_private:
+            raise UsageError(option, expected=f"a --policy that lets {figure} be told", got="one that does not")
+        raise UsageError(option, expected="a bundle whose method adds no noise", got="one that adds some")
+    return allowed and wanted is not False

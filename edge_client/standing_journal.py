@@ -8,10 +8,11 @@ their place; of what is settled, the newest `GENERATIONS_KEPT` lines stay.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
-from contract.sqlite import Database
+from contract.sqlite import Database, typed
 
 __all__ = ["StandingMarks"]
 
@@ -20,10 +21,14 @@ _Key = tuple[bytes, int, str]
 
 
 class StandingMarks:
-    """This part of an open journal."""
+    """This part of an open journal.
 
-    def __init__(self, file: Database) -> None:
-        self._db, self._guard, self._transaction = file.connection, file.guard, file.transaction
+    Args:
+        guard: turns what cannot be read into a `StoreError`.
+    """
+
+    def __init__(self, file: Database, guard: Callable[[], AbstractContextManager[None]]) -> None:
+        self._db, self._guard, self._transaction = file.connection, guard, file.transaction
 
     def newest(self, run: bytes) -> tuple[int, bool]:
         """The generation that was sent last, 0 for none, and whether its sums are known to count. Asked on every turn
@@ -32,13 +37,13 @@ class StandingMarks:
             row = self._db.execute(
                 "SELECT generation, samples IS NOT NULL FROM standing WHERE run = ?", (run,)
             ).fetchone()
-        return (0, False) if row is None else (int(row[0]), bool(row[1]))
+            return (0, False) if row is None else (typed(row, int, int)[0], bool(row[1]))
 
     def samples(self, run: bytes) -> bytes | None:
         """The samples of the sums that were sent last; None where none were, or they are not known to count."""
         with self._guard():
             row = self._db.execute("SELECT samples FROM standing WHERE run = ?", (run,)).fetchone()
-        return None if row is None or row[0] is None else bytes(row[0])
+            return None if row is None or row[0] is None else bytes(typed(row, bytes)[0])
 
     def pending(self, run: bytes) -> list[_Key]:
         """What was sent in this run and has no receipt yet."""
@@ -46,7 +51,7 @@ class StandingMarks:
             rows = self._db.execute(
                 "SELECT run, round, method FROM contributions WHERE run = ? AND outcome IS NULL", (run,)
             )
-            return [(bytes(found), number, method) for found, number, method in rows.fetchall()]
+            return [(run, number, method) for run, number, method in (typed(row, bytes, int, str) for row in rows)]
 
     def withdraws(self, run: bytes) -> bool:
         """Whether a withdrawal is on its way, and has no receipt yet."""

@@ -5,14 +5,17 @@ keeps them. What a receipt says:
 
     committed, duplicate    they stand
     late                    the aggregator holds a newer generation of this device, which has lost its state, or
-                            nothing any more: it sends again at once, numbered above that
+                            nothing any more: it sends again at once, numbered above that. At its birth a device is
+                            told which generation is held, so that an older copy of a state directory is noticed
+                            where its photos are those of then, too
     rejected                nothing of this device counts; it tries again after `REFUSED_WAIT_S`, or when it starts anew
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +26,7 @@ from contract.state import GlobalState
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.journal import Journal, Key, Report
-from edge_client.outbox import fitting
+from edge_client.releases import Releases
 from edge_client.standing import Choice, choose, joined, left_in, sample_keys, separated
 
 __all__ = ["REFUSED_WAIT_S", "Made", "StandingSums", "is_complete"]
@@ -38,12 +41,14 @@ class Made:
     Attributes:
         words: what was done, for a person.
         older: what it takes the place of, and had no receipt.
+        exposed: what it shows of single photos, for its owner (`exposure.py`).
     """
 
     report: Report
     payload: bytes
     words: str
     older: list[Key]
+    exposed: str
 
 
 class StandingSums:
@@ -53,10 +58,20 @@ class StandingSums:
         device: its core.
         journal: its open state directory.
         device_id: as in the topics.
+        releases: what all that leaves passes.
+        seal: signs what is sent, if the device signs.
     """
 
-    def __init__(self, device: Device, journal: Journal, device_id: str) -> None:
-        self._device, self._journal, self._id = device, journal, device_id
+    def __init__(
+        self,
+        device: Device,
+        journal: Journal,
+        device_id: str,
+        releases: Releases,
+        seal: Callable[[bytes], bytes] = lambda payload: payload,
+    ) -> None:
+        self._device, self._journal, self._id, self._releases = device, journal, device_id, releases
+        self._seal = seal
         self._known: tuple[LocalData, list[bytes]] | None = None
         self._nothing_at: tuple[object, ...] | None = None  # where the last look found nothing to send
         self._held_back = self._staying = 0
@@ -89,7 +104,12 @@ class StandingSums:
         if looked != self._nothing_at:
             choice = self._choice(a, keys)
             if choice.rows is not None:
-                return self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
+                if self._releases.wait_s():
+                    self._waits = f"sums {generation + 1} wait until the policy allows another release"
+                    return None
+                made = self._made(a, generation + 1, choice.rows, joined(choice.keys), choice.waiting, boot)
+                if made is not None:
+                    return made
             self._nothing_at, self._held_back = looked, choice.waiting
             self._staying = len(keys) - len(left_in(keys, a.withheld))
         kept = f", {self._staying:,} samples of forgotten classes stay here" if self._staying else ""
@@ -120,6 +140,8 @@ class StandingSums:
         if not counts and receipt.status == "late":
             self._journal.standing.unsent(receipt.run, receipt.held)
             self._again_at_s = float("-inf")
+        if counts and receipt.status == "late" and receipt.round == MAX_ROUND and receipt.held > generation:
+            self._journal.standing.unsent(receipt.run, receipt.held)  # this state directory is an older copy
         if not counts or receipt.round != generation:
             return
         if receipt.status == "late":
@@ -137,10 +159,17 @@ class StandingSums:
 
     def _made(
         self, a: Announcement, generation: int, rows: NDArray[np.bool_], samples: bytes, waiting: int, boot: int
-    ) -> Made:
+    ) -> Made | None:
+        """The generation, in ledger and journal; None where its numbers fit no encoding that may be."""
         began_s = time.monotonic()
         result = self._device.stand(a, generation, rows)
-        payload = fitting(result.contribution, a.encoding)
+        found = self._releases.encoded(result.contribution, a)
+        if found is None:
+            return None
+        payload, encoding = found
+        counts = self._device.samples.counts(self._device.classes)
+        self._releases.made(replace(a, round=generation), encoding, payload, counts)
+        payload = self._seal(payload)
         key, older = (a.run, generation, a.method), self._journal.standing.pending(a.run)
         metrics = {
             "device": self._id,
@@ -157,7 +186,7 @@ class StandingSums:
         self._journal.standing.commit(key, samples=samples, payload=payload, limit_bytes=a.limit_bytes, metrics=metrics)
         wait = f", {waiting:,} wait until there are {a.min_samples} of a class" if waiting else ""
         words = f"sums {generation} ({a.method}): {result.samples:,} samples, {len(payload):,} bytes to send{wait}"
-        return Made(Report(key, metrics), payload, words, older)
+        return Made(Report(key, metrics), payload, words, older, self._device.exposed(result.contribution, a))
 
 
 def is_complete(report: Report, outcome: tuple[str, int] | None, state: GlobalState | None) -> bool:

@@ -1,6 +1,7 @@
 """What a device waits for, told to a person: once it has lasted a moment, and once for each change. No clock.
 
-A broker that stays away is told of once, and then once a day, however often it was looked for.
+A broker that stays away is told of once, and then once a day, however often it was looked for; a second and a third
+reason for it once each, since a connection may be lost for one and not come back for another.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 __all__ = ["Absence", "Waits"]
 
 _DAY_S = 86_400.0
+_REASONS = 3  # for one absence
 _LASTING_S = 1.0  # what is waited for between two messages of one round is not worth a line
 
 
@@ -44,6 +46,7 @@ class Absence:
     def __init__(self) -> None:
         self._since_s: float | None = None
         self._told_s = 0.0
+        self._reasons: set[str] = set()
 
     def line(self, what: str, reason: str, now_s: float) -> str:
         """What to say of an attempt that failed at `now_s`, if anything.
@@ -54,7 +57,11 @@ class Absence:
         """
         if self._since_s is None:
             self._since_s = self._told_s = now_s
+            self._reasons = {reason}
             return f"{what} ({reason}), trying again"
+        if reason not in self._reasons and len(self._reasons) < _REASONS:
+            self._reasons.add(reason)
+            return f"still no broker ({reason}), trying again"
         if now_s - self._told_s < _DAY_S:
             return ""
         self._told_s = now_s

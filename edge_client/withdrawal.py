@@ -7,33 +7,45 @@ Neither samples nor a network are needed, only the state directory, in which the
    reconnection and every few seconds, until the aggregator's receipt is in the journal, too.
 
 The aggregator removes what it holds of this device, makes anew what comes back, and refuses the device until an
-operator admits it again. Where a roll-out took the device to another fleet, it does so in both. Who may speak for a
-device is for the broker's access rules to say (its certificate, deploy/).
+operator admits it again. Where a roll-out took the device to another fleet, it does so in both. It is signed with the
+device's key, where it has one.
 """
 
 from __future__ import annotations
 
-import os
+import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from contract import topics
 from contract.errors import LinkError, UsageError, WireError
-from contract.link import Address, Connected, Disconnected, Failed, Link, Received
-from contract.messages import MAX_ROUND, Announcement, Contribution, Message, Receipt
+from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
+from contract.messages import MAX_ROUND, Announcement, Contribution, Receipt
 from contract.methods import load_method
-from contract.signing_keys import read_public_key
-from contract.wire import decode, encode
+from contract.signing_keys import read_public_keys
+from contract.wire import encode
 from edge_client.config import ClientConfig
+from edge_client.identity import Identity, identity_of
 from edge_client.journal import FILE, Journal, Key
 from edge_client.rollout import Seat
 from edge_client.rollout_file import RolloutFile
 from edge_client.seated import settle
+from edge_client.trusted import Trust
 
 __all__ = ["withdraw"]
+
+
+@dataclass(frozen=True)
+class _Who:
+    """Whom the device believes, and what it signs with."""
+
+    trusted: tuple[bytes, ...]
+    identity: Identity
+
 
 _AGAIN_S, _PATIENCE_S = 5.0, 60.0
 
@@ -49,18 +61,19 @@ def withdraw(settings: ClientConfig, log: Callable[[str], None]) -> None:
     address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
     if settings.method is not None:
         load_method(settings.method)
-    key = None if settings.trust is None else read_public_key(settings.trust)
+    keys = () if settings.trust is None else read_public_keys(settings.trust)
+    who = _Who(keys, identity_of(settings))
     with RolloutFile(Path(settings.state), make=False) as file:
-        seated = settle(settings, file, key, log, starts=False)
+        seated = settle(settings, file, keys, log, starts=False)
         try:
             with seated.journal() as journal:
-                _Withdrawal(seated.settings, journal, address, log).run()
+                _Withdrawal(seated.settings, journal, address, who, log).run()
         finally:
-            _withdraw_before(settings, file, seated.seat, address, log)
+            _withdraw_before(settings, file, seated.seat, address, who, log)
 
 
 def _withdraw_before(
-    settings: ClientConfig, file: RolloutFile, seat: Seat, address: Address, log: Callable[[str], None]
+    settings: ClientConfig, file: RolloutFile, seat: Seat, address: Address, who: _Who, log: Callable[[str], None]
 ) -> None:
     """The same in the fleet that a roll-out took the device from, if sums of it may stand there."""
     before = file.known.previous
@@ -70,21 +83,23 @@ def _withdraw_before(
     with Journal(file.state / before.directory, **of_it) as journal:  # type: ignore[arg-type]
         if journal.standing.may_stand():
             log(f"a roll-out took this device from fleet {before.fleet}")
-            _Withdrawal(msgspec.structs.replace(settings, fleet=before.fleet), journal, address, log).run()
+            _Withdrawal(msgspec.structs.replace(settings, fleet=before.fleet), journal, address, who, log).run()
 
 
 class _Withdrawal:
-    def __init__(self, settings: ClientConfig, journal: Journal, address: Address, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: ClientConfig, journal: Journal, address: Address, who: _Who, log: Callable[[str], None]
+    ) -> None:
         self._settings, self._journal, self._address, self._log = settings, journal, address, log
         self._patience_s = _PATIENCE_S if settings.patience is None else settings.patience
         self._key: Key | None = None
         self._payload = b""
         self._done = False
         fleet, device = settings.fleet, settings.id
+        self._identity = who.identity
+        self._trust = Trust(who.trusted, who.identity, journal.issued, fleet=fleet, device_id=device, log=log)
         self._up, self._down, self._round = topics.up(fleet, device), topics.down(fleet, device), topics.round_(fleet)
-        self._link = Link(
-            address, f"pf-{fleet}-{device}-{os.urandom(8).hex()}", subscriptions=[self._round, self._down]
-        )
+        self._link = Link(address, client_id(fleet, device), subscriptions=[self._round, self._down])
 
     def run(self) -> None:
         self._link.open()
@@ -111,10 +126,12 @@ class _Withdrawal:
     def _handle(self, event: object) -> None:
         if isinstance(event, Failed):
             raise event.error
+        if isinstance(event, Noticed):
+            self._log(event.line)
         if isinstance(event, Connected | Disconnected) or not isinstance(event, Received):
             return
         try:
-            message: Message | None = decode(event.payload) if event.payload else None
+            message = self._trust.opened(event) if event.payload else None
         except WireError as error:
             self._log(f"skipped a message on {event.topic}: {error}")
             message = None
@@ -147,7 +164,7 @@ class _Withdrawal:
             )
         self._key = key = (run, generation + 1, method)
         made = Contribution.withdrawal(run=run, round=key[1], method=method, bundle=bundle, extractor=extractor)
-        self._payload = encode(made)
+        self._payload = self._identity.sealed(self._up, encode(made))
         self._again = (method, bundle, extractor, limit_bytes)
         metrics = {"standing": key[1], "withdrawn": True, "payload_bytes": len(self._payload)}
         self._journal.standing.commit(
@@ -157,6 +174,9 @@ class _Withdrawal:
 
     def _received(self, receipt: Receipt) -> None:
         if self._key is None or (receipt.run, receipt.round, receipt.method) != self._key:
+            return
+        is_mine = receipt.digest in (b"", hashlib.sha256(self._payload).digest()[:8])
+        if receipt.status == "rejected" and not is_mine:  # of other bytes, which somebody sent in this device's name
             return
         self._journal.settle(receipt, len(self._payload))
         if receipt.status == "late":  # the aggregator holds a newer generation: this state directory is an old one
@@ -170,7 +190,10 @@ class _Withdrawal:
     def _too_late(self) -> LinkError:
         patience_s = self._patience_s
         if self._key is None:
+            refused = self._trust.refused
             got, hint = "no announcement", "starting its aggregator"
+            if refused:
+                got, hint = f"{refused} messages that no trusted key has signed", "protofleet aggregate --sign KEY"
         else:
             got, hint = "no receipt", "the same command again: the withdrawal is kept"
         expected = f"an answer of the fleet's aggregator within {patience_s:g} s"

@@ -26,13 +26,15 @@ class Aggregator:
         store: SQLite file that holds the run; made when absent, resumed when not.
         fleet: the fleet's id, in every topic.
         calibrate: end with one FFC round; where there is one bundle, unless said otherwise.
-        ca, cert, key: PEM files, for `mqtts://`.
+        ca, cert, key, crl: PEM files, for `mqtts://`.
         patience_s: how long the broker may be absent at the start; 60 s unless told, and for ever with `every` or
             `when_new`.
+        sign: file of the Ed25519 private key that signs all that is published.
         take_over, new_run, metrics, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
-            `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`, `ridge`,
-            `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `every`, `when_new`, `window`, `open_clients`,
-            `max_clients`, `standing`; with `every`, `when_new` or `standing` it runs until `stop`.
+            `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`,
+            `suspects`, `vouch`, `ridge`, `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `every`,
+            `when_new`, `window`, `open_clients`, `max_clients`, `standing`, `enrolled`; with `every`, `when_new` or
+            `standing` it runs until `stop`.
 
     Raises:
         ProtofleetError: a bundle that cannot be read, an option out of range; one line says what, and what to do.
@@ -49,19 +51,22 @@ class Aggregator:
         ca: str | None = None,
         cert: str | None = None,
         key: str | None = None,
+        crl: str | None = None,
         patience_s: float | None = None,
         take_over: bool = False,
         new_run: bool = False,
         metrics: str | None = None,
+        sign: str | None = None,
         **options: Any,
     ) -> None:
         bundles = [Path(bundle)] if isinstance(bundle, str | os.PathLike) else [Path(each) for each in bundle]
         if calibrate is None:
             calibrate = len(bundles) == 1 or bool(options.get("standing"))
         settings = settle(calibrate=calibrate, **options)
-        address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
+        address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
         served = None if metrics is None else parse_metrics(metrics)
-        self._service = Service(bundles, address, Path(store), fleet, settings, patience_s, take_over, new_run, served)
+        store = Path(store)
+        self._service = Service(bundles, address, store, fleet, settings, patience_s, take_over, new_run, served, sign)
 
     def run(
         self,

@@ -59,10 +59,16 @@ COMMANDS = {
     "cost": Command("hw_profiles.cli:cost_command", "export", "Cycles and memory on a systolic array."),
     "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
     "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
+    "helper": Command(
+        "aggregator.helper.cli:helper_command", "security", "Open the sums of blinded rounds, for another party."
+    ),
     "forget": Command(
         "aggregator.fleet_cli:forget_command", None, "Take a device out of what the fleet has learned, exactly."
     ),
-    "fleet": Command("aggregator.fleet_cli:fleet_app", None, "See a fleet's devices; admit, remove, pause; back up."),
+    "fleet": Command(
+        "aggregator.fleet_keys_cli:fleet_app", None, "See a fleet's devices; invite, admit, pause; back up."
+    ),
+    "pki": Command("protofleet.commands.pki:pki_app", "security", "Certificates for a fleet, and the broker's files."),
     "rollout": Command("aggregator.rollout_cli:rollout_command", None, "Roll a bundle out to devices in stages."),
     "client": Command("edge_client.cli:client_command", None, "Run one device: train, summarise, publish."),
     "predict": Command(

@@ -30,6 +30,7 @@ from contract.errors import BundleError, DataError, UsageError
 from contract.messages import Announcement, Contribution, GlobalPart
 from contract.methods import method
 from contract.methods.base import Merged
+from contract.signed import inside
 from contract.state import GlobalCollector, GlobalState, least_limit_bytes
 from contract.terminal import counted
 from contract.uplink_bytes import Rung
@@ -181,7 +182,9 @@ class FrozenFleet:
         def messages() -> Iterator[tuple[str, Contribution]]:
             return zip(traits, map(_contribution, self._payloads(bundle, rung)), strict=True)
 
-        result = merge_round(rung.method, messages, traits, rung.hyper, classes=m.classes, width=width)
+        result = merge_round(
+            rung.method, messages, traits, rung.hyper, classes=m.classes, width=width, suspects="ignore"
+        )
         return [
             Outcome(way, right, np.mean([one[way] for one in alone], axis=0), largest, result.told, result.doubt)
             for way, right in self._right(rung, result.merged).items()
@@ -236,7 +239,7 @@ def _exported_for(bundle: Bundle, rung: Rung) -> Bundle:
 
 
 def _contribution(payload: bytes) -> Contribution:
-    message = decode(payload)
+    message = inside(payload)
     assert isinstance(message, Contribution)
     return message
 

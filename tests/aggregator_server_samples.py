@@ -16,6 +16,7 @@ from contract.bundle import Manifest
 from contract.errors import ProtofleetError
 from contract.link import Address, Link, Received
 from contract.messages import Message
+from contract.signed import Signer
 from contract.wire import decode
 
 FLEET, WIDTH = "test", 4
@@ -27,13 +28,14 @@ class Running:
 
     def __init__(
         self,
-        url: str,
+        url: str | Address,
         store: Store,
         bundle: bytes,
         settings: Settings = SETTINGS,
         width: int = WIDTH,
         *,
         take_over: bool = False,
+        signer: Signer | None = None,
         made: Manifest | None = None,
         shorter: Mapping[bytes, int] | None = None,
     ) -> None:
@@ -44,12 +46,13 @@ class Running:
         self._stopping = threading.Event()
         self.server = Server(
             self.core,
-            Address.parse(url),
+            url if isinstance(url, Address) else Address.parse(url),
             FLEET,
             listener=self.events.append,
             on_round=lambda finished: None,
             patience_s=10,
             take_over=take_over,
+            signer=signer,
             stopping=self._stopping,
         )
         self._thread = threading.Thread(target=self._run, daemon=True)

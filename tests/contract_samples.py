@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from contract.blinding import share_digest
 from contract.bundle import SCHEMA, Manifest, StateTensor
 from contract.messages import (
     MAX_KIND,
@@ -13,19 +14,28 @@ from contract.messages import (
     Chunk,
     ClassRows,
     Contribution,
+    Enrolment,
     GlobalPart,
+    HelperTerms,
     Message,
     Offer,
+    Opened,
+    Opening,
     Piece,
     Receipt,
     Request,
+    SealedSeed,
+    Signed,
     Status,
 )
 from contract.methods import method
+from contract.signed import Signer, enrolment_of
 from contract.statistics import MAX_FIELDS
+from contract.wire import encode
 
 ENCODINGS = ("f64", "f32", "f16", "int8")
 U32 = st.integers(1, 2**32 - 1)
+SIGNER = Signer(bytes(range(32)))
 RUN = st.binary(min_size=4, max_size=4)
 METHOD = st.text(min_size=1, max_size=32)
 
@@ -105,6 +115,9 @@ announcements = st.builds(
     class_lists=st.sets(st.binary(min_size=8, max_size=8), max_size=4).map(tuple),
     offer=st.none() | offers,
     withheld=st.sets(st.integers(0, 2**16 - 1), max_size=4).map(sorted).map(tuple),
+    issued=st.just(0) | st.integers(1, 2**63 - 1),
+    helper=st.none()
+    | st.builds(HelperTerms, st.binary(min_size=32, max_size=32), st.integers(2, 2**32 - 1), st.integers(1, 62)),
 )
 receipts = st.builds(
     Receipt,
@@ -125,6 +138,7 @@ statuses = st.builds(
     profile=st.text(max_size=200),
     versions=st.dictionaries(st.text(min_size=1, max_size=64), st.text(max_size=64), max_size=8),
     metrics=st.dictionaries(st.text(min_size=1, max_size=64), floats(1e12), max_size=8),
+    issued=st.just(0) | st.integers(1, 2**63 - 1),
 )
 requests = st.builds(
     Request, run=RUN, bundle=st.binary(min_size=8, max_size=8), offset=st.integers(0, 2**32 - 1), wanted_bytes=U32
@@ -136,7 +150,70 @@ pieces = st.builds(
     offset=st.integers(0, (1 << 31) - 200),
     data=st.binary(min_size=1, max_size=200),
 )
-messages = st.one_of(announcements, global_parts(), contributions(), chunks(), receipts, statuses, requests, pieces)
+enrolments = st.builds(Enrolment, key=st.binary(min_size=32, max_size=32), proof=st.binary(min_size=64, max_size=64))
+WORDS = st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=9).map(lambda w: np.array(w, np.uint64))
+SEED_BYTES = st.binary(min_size=1, max_size=300)
+DEVICE = st.text("abcdef-0123456789", min_size=1, max_size=64)
+SHA256 = st.binary(min_size=32, max_size=32)
+
+
+@st.composite
+def shares(draw: st.DrawFn) -> Contribution:
+    nothing = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 0)))
+    key = (draw(RUN), draw(U32), draw(METHOD), draw(RUN))
+    share, seed = draw(WORDS), draw(SEED_BYTES)
+    return Contribution(*key, nothing, np.zeros(0, np.uint64), extractor=draw(RUN), share=share, seed=seed)
+
+
+@st.composite
+def openings(draw: st.DrawFn) -> Opening:
+    part = draw(st.integers(0, 3))
+    seeds = draw(st.dictionaries(DEVICE, SEED_BYTES, min_size=1, max_size=4))
+    return Opening(draw(RUN), draw(U32), draw(METHOD), draw(SHA256), part, part + draw(st.integers(1, 3)), seeds)
+
+
+@st.composite
+def opened(draw: st.DrawFn) -> Opened:
+    key = (draw(RUN), draw(U32), draw(METHOD), draw(SHA256), 0, 1)
+    if draw(st.booleans()):
+        return Opened(*key, "opened", draw(WORDS))
+    refused = draw(st.dictionaries(DEVICE, st.text(max_size=50), max_size=4))
+    return Opened(*key, "refused", np.zeros(0, np.uint64), draw(st.text(max_size=50)), refused)
+
+
+sealed_seeds = st.builds(
+    SealedSeed,
+    run=RUN,
+    round=U32,
+    method=METHOD,
+    words=U32,
+    share=SHA256,
+    least=st.integers(2, 2**32 - 1),
+    terms=SHA256,
+    sealed=st.binary(min_size=80, max_size=80),
+)
+plain_messages = st.one_of(
+    announcements,
+    global_parts(),
+    contributions(),
+    chunks(),
+    receipts,
+    statuses,
+    requests,
+    pieces,
+    enrolments,
+    shares(),
+    openings(),
+    opened(),
+    sealed_seeds,
+)
+signed_messages = st.builds(
+    Signed,
+    key_id=st.binary(min_size=8, max_size=8),
+    payload=st.builds(encode, plain_messages, st.sampled_from(ENCODINGS)),
+    signature=st.binary(min_size=64, max_size=64),
+)
+messages = plain_messages | signed_messages
 
 
 def readable_messages() -> dict[str, Message]:
@@ -148,7 +225,11 @@ def readable_messages() -> dict[str, Message]:
     gram = Contribution(
         run, 8, "ffc", bundle[:4], rows, counts, triangle=np.array([2.0, 0.5, 3.0]), extractor=bundle[::-1][:4]
     )
-    nothing = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 0)))
+    receipt = encode(Receipt(run, 7, "fedproto", "committed"))
+    nothing, none = ClassRows(np.zeros(0, np.uint16), np.zeros((0, 0))), np.zeros(0, np.uint64)
+    words = np.array([0, 1 << 36, 2**64 - 1], np.uint64)
+    seed = SealedSeed(run, 9, "ncm", 3, share_digest(words), 10, bundle, bytes(range(80)))
+    signed_seed = SIGNER.sign("pf/v2/pets/up/cam-3", encode(seed))
     groups = ClassRows(np.array([1, 1, 4], np.uint16), np.array([[0.5, -1.0], [1.5, 2.0], [-0.25, 8.0]]))
     return {
         "announcement": Announcement(
@@ -171,11 +252,26 @@ def readable_messages() -> dict[str, Message]:
         "announcement-withheld": Announcement(
             run, 0, "standing", "ncm", bundle, extractor=bundle[::-1], withheld=(0, 300)
         ),
+        "announcement-issued": Announcement(run, 7, "open", "fedproto", bundle, issued=1_795_000_000_000),
+        "announcement-helper": Announcement(
+            run, 7, "open", "ffc", bundle, extractor=bundle[::-1], helper=HelperTerms(bundle, 10, 36)
+        ),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,
         "contribution-soft": Contribution(
             run, 7, "fedhkd", bundle[:4], rows, counts, further=(np.array([[0.75, 0.25], [0.5, 0.5], [0.0, 1.0]]),)
+        ),
+        "contribution-noised": Contribution(
+            run,
+            7,
+            "ffc-dp",
+            bundle[:4],
+            rows,
+            np.ones(3, np.uint64),
+            triangle=np.array([-2.0, 0.5, 3.0]),
+            further=(np.array([[4.5], [-1.25], [1000.0]]),),
+            extractor=bundle[::-1][:4],
         ),
         "contribution-empty": Contribution(run, 7, "spherefed", bundle[:4], nothing, np.zeros(0, np.uint64)),
         "contribution-groups": Contribution(run, 7, "fedcof", bundle[:4], groups, counts, extractor=bundle[::-1][:4]),
@@ -188,6 +284,9 @@ def readable_messages() -> dict[str, Message]:
         "contribution-withdrawn": Contribution.withdrawal(
             run=run, round=10, method="ncm", bundle=bundle, extractor=bundle[::-1]
         ),
+        "contribution-share": Contribution(
+            run, 9, "ncm", bundle[:4], nothing, none, extractor=bundle[::-1][:4], share=words, seed=signed_seed
+        ),
         "chunk": Chunk(run, 8, "ffc", 1, 3, 20, bytes.fromhex("0123456789abcdef"), b"slice"),
         "receipt": Receipt(run, 7, "fedproto", "committed"),
         "receipt-chunks": Receipt(run, 8, "ffc", "need-chunks", missing=bytes([0b00000110])),
@@ -196,8 +295,17 @@ def readable_messages() -> dict[str, Message]:
         "status": Status(
             True, bytes(range(8)), 3, "Raspberry Pi Zero 2 W", {"protofleet": "0.1.0"}, {"peak_rss_bytes": 98e6}
         ),
+        "status-issued": Status(True, bytes(range(8)), 3, issued=1_795_000_000_000),
         "request": Request(run, bundle[::-1][:8], 65_536, 1_000_000),
         "piece": Piece(run, bundle[::-1][:8], 65_536, b"bytes of a bundle"),
+        "signed": Signed(SIGNER.key_id, receipt, SIGNER.signature("pf/v2/pets/down/cam-3", receipt)),
+        "enrolment": enrolment_of("pets", "cam-3", SIGNER.public_key, bytes(range(20))),
+        "opening": Opening(run, 9, "ncm", bundle[::-1], 0, 1, {"cam-3": signed_seed}),
+        "opened": Opened(run, 9, "ncm", bundle[::-1], 0, 1, "opened", words),
+        "opened-refused": Opened(
+            run, 9, "ncm", bundle[::-1], 0, 1, "refused", none, "1 device of 12 cannot be summed now", {"cam-3": "why"}
+        ),
+        "sealed-seed": seed,
     }
 
 

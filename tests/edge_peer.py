@@ -6,6 +6,7 @@ for chunks, which the real one never does on purpose.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 
@@ -16,6 +17,7 @@ from contract.bundle import Bundle
 from contract.chunks import Assembler
 from contract.link import Address, Link, Received
 from contract.messages import Announcement, Chunk, ClassRows, Contribution, Message, Phase, Receipt, Status
+from contract.signed import Signer, inside
 from contract.state import GlobalState
 from contract.wire import decode, encode
 
@@ -23,9 +25,16 @@ FLEET = "fleet"
 
 
 class Peer:
-    """One run on one fleet. `uplink` keeps every payload a device published, `statuses` its births and deaths."""
+    """One run on one fleet; it signs with `signer`, if it has one.
+
+    `uplink` keeps every payload a device published, `statuses` its births and deaths.
+    """
+
+    signer: Signer | None = None
 
     def __init__(self, url: str, bundle: Bundle) -> None:
+        self._issued = 0
+        self._digests: dict[tuple[int, str], bytes] = {}
         self.run, self.bundle, self.version = os.urandom(4), bundle, 0
         self.uplink: list[bytes] = []
         self.statuses: list[Status] = []
@@ -42,11 +51,14 @@ class Peer:
         self.link.close()
 
     def announce(self, number: int, method: str = "fedproto", phase: Phase = "open", **fields: object) -> None:
+        self._issued = max(self._issued + 1, int(time.time() * 1000))
+        fields |= {} if self.signer is None else {"issued": self._issued}
         named = {"run": self.run, "round": number, "phase": phase, "method": method, "bundle": self.bundle.sha256}
         message = Announcement(**{**named, "global_version": self.version, **fields})  # type: ignore[arg-type]
         self.publish(topics.round_(FLEET), encode(message), retain=True)
 
     def answer(self, number: int, method: str = "fedproto", status: str = "committed", **fields: object) -> None:
+        fields = {"digest": self._digests.get((number, method), b""), **fields}
         receipt = Receipt(self.run, number, method, status, **fields)  # type: ignore[arg-type]
         self.publish(topics.down(FLEET, "pi-1"), encode(receipt))
 
@@ -60,6 +72,7 @@ class Peer:
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         deadline = time.monotonic() + 20
+        payload = payload if self.signer is None else self.signer.sign(topic, payload)
         while not self.link.publish(topic, payload, retain=retain):
             assert time.monotonic() < deadline, "the peer has no connection"
             self.receive()
@@ -75,6 +88,10 @@ class Peer:
             self.statuses.append(message)
         else:
             self.uplink.append(event.payload)
+            said = inside(event.payload)
+            if isinstance(said, Chunk | Contribution):
+                digest = said.digest if isinstance(said, Chunk) else hashlib.sha256(event.payload).digest()[:8]
+                self._digests[said.round, said.method] = digest
         return message
 
     def contribution(self, number: int, *, timeout_s: float = 60.0) -> Contribution:

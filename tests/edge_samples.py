@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from contract.bundle import Bundle
 from contract.messages import Announcement
+from contract.methods import method
+from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.data.load import load_data
+from edge_client.device import Device
+from edge_client.elapsed import Moment, moment
+from edge_client.journal import Journal
+from edge_client.ledger import Ledger
+from edge_client.policy import Policy
+from edge_client.releases import Releases
+from edge_client.standing_sums import StandingSums
 
 FASHION = Path(__file__).parent.parent / "lab" / "data" / "fashion_mnist"
 FASHION_LABELS = (
@@ -25,6 +36,7 @@ FASHION_LABELS = (
     "Ankle boot",
 )
 RUN = bytes.fromhex("0badcafe")
+_GRAPHS: dict[bytes, CompiledGraphs] = {}
 _READ: dict[tuple[object, ...], LocalData] = {}  # decoding all of them takes half a second
 
 
@@ -46,3 +58,22 @@ def announcement(bundle: Bundle, number: int = 1, method: str | None = None, **f
     """An open round of this bundle."""
     named = {"run": RUN, "round": number, "phase": "open", "method": method or bundle.manifest.method}
     return Announcement(**{**named, "bundle": bundle.sha256, **fields})  # type: ignore[arg-type]
+
+
+def graphs_of(bundle: Bundle) -> CompiledGraphs:
+    """Graphs of a bundle that devices of this process share: sessions of its own cost each a tenth of a second."""
+    return _GRAPHS.setdefault(bundle.sha256, CompiledGraphs(bundle, keep=True))
+
+
+def releases(
+    folder: Path, bundle: Bundle, policy: Policy | None = None, *, now: Callable[[], Moment] = moment
+) -> Releases:
+    """What a device's releases pass, with a new ledger in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ledger, m = Ledger(folder / f"ledger-{os.urandom(4).hex()}.sqlite"), bundle.manifest
+    return Releases(policy or Policy(), ledger, fleet="fleet", own=method(m.method), hyper=m.hyper, now=now)
+
+
+def sums_of(device: Device, journal: Journal) -> StandingSums:
+    """The standing sums of a device, as a process that has just started has them."""
+    return StandingSums(device, journal, "pi-1", releases(journal.directory, device._bundle))

@@ -13,6 +13,7 @@ from contract import topics
 from contract.bundle import Bundle, read_bundle
 from contract.messages import Announcement, Message, Piece, Request
 from contract.offers import MAX_PIECES, Offer
+from contract.signed import Signer
 from contract.wire import encode
 
 SEED = bytes(range(32))
@@ -34,6 +35,8 @@ def offer_of(path: Path, fleet: str = "", **fields: object) -> Offer:
 
 class RolloutPeer(Peer):
     """`requests` keeps every request; `lost` says which pieces, by their number, do not arrive."""
+
+    signer = Signer(SEED)
 
     def __init__(self, url: str, bundle: Bundle, *, piece_bytes: int = 20_000) -> None:
         self.requests: list[Request] = []

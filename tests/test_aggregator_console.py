@@ -89,6 +89,11 @@ def test_every_refused_device_of_a_small_fleet_is_named_and_a_flood_is_not() -> 
     assert len(_lines(*[events.Refused(f"d{n}", "no") for n in range(500)])) == 20
 
 
+def test_invented_names_do_not_fill_the_log() -> None:
+    told = [events.IntruderTold(f"x{number}", "not-enrolled", "no", 1) for number in range(2_000)]
+    assert 20 <= len(_lines(*told)) < 100  # the first ones, then one a second
+
+
 def test_an_event_without_a_line_is_a_mistake_that_shows() -> None:
     with pytest.raises(TypeError, match="no line for object"):
         Progress(Console(file=io.StringIO()))(object())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -14,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aggregator_samples import bundle_file, means
-from brokers import Proxy, free_port, require_mosquitto, wait_for_port
-from certificates import issue
+from brokers import Proxy
+from commands import run
 from edge_samples import fashion
+from pki_samples import Authority, GuardedMosquitto
 from talker import Talker
 
 import protofleet
@@ -25,49 +25,34 @@ from contract.bundle import read_bundle
 from contract.errors import LinkError
 from contract.link import Address, Disconnected, Link, Received
 from edge_client.predictor import Answers
+from protofleet.pki.x509 import new_member, revocation_list
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 FLEET = "pf/v2/fleet"
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The shipped files with nothing changed but the paths and the port, and the access rules for answers that the page
-    beside them adds; its URL and the folder of certificates."""
-    require_mosquitto()
-    folder, port = tmp_path_factory.mktemp("deploy"), free_port()
-    authority = issue(folder, "ca")
-    (answers,) = re.findall(r"^```\n(pattern write answers.*?)^```", (DEPLOY / "README.md").read_text(), re.M | re.S)
-    (folder / "acl").write_text(f"{(DEPLOY / 'acl').read_text()}\n{answers}")
-    for name in ("broker", "aggregator", "d1", "d2", "dashboard"):
-        issue(folder, name, authority)
-    issue(folder, "stranger", issue(folder, "other-authority"))
-    config = (DEPLOY / "mosquitto.conf").read_text()
-    assert len(re.findall(r"^[a-z_]*file ", config, flags=re.M)) == 4
-    config = config.replace("/etc/mosquitto/protofleet", str(folder)).replace("/var/lib/mosquitto/", f"{folder}/")
-    config = config.replace("listener 8883", f"listener {port} 127.0.0.1")
-    if os.geteuid() == 0:
-        config += "user root\n"  # Mosquitto drops its rights, and the folder of a test is another user's
-    (folder / "mosquitto.conf").write_text(config)
-    process = subprocess.Popen(
-        ["mosquitto", "-c", str(folder / "mosquitto.conf")],
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin"},
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Two devices, and what else the page beside the configuration gives a certificate."""
+    made = Authority(
+        tmp_path_factory.mktemp("deploy") / "pki", {"d1": ("fleet", "tls"), "d2": ("fleet", "tls")}, ("fleet", "tls")
     )
-    wait_for_port(port, process)
-    yield f"mqtts://127.0.0.1:{port}", folder
-    process.terminate()
-    process.wait()
+    page = (DEPLOY / "README.md").read_text()
+    for line in re.findall(r"^protofleet pki (other .*)$", page, re.M):
+        words = line.replace("kitchen", "d1").replace("'", "").split()
+        assert run("pki", *words, "--dir", made.folder).returncode == 0
+    return made
 
 
-def _address(broker: tuple[str, Path], name: str | None) -> Address:
-    url, folder = broker
-    files = {} if name is None else {"cert_file": f"{folder / name}.pem", "key_file": f"{folder / name}.key"}
-    return Address.parse(url, ca_file=str(folder / "ca.pem"), **files)
+@pytest.fixture(scope="module")
+def broker(authority: Authority) -> Iterator[Authority]:
+    running = GuardedMosquitto(authority)
+    yield authority
+    running.close()
 
 
-def _link(broker: tuple[str, Path], name: str, *topics: str) -> Link:
-    link = Link(_address(broker, name), f"test-{name}", subscriptions=topics).open()
+def _link(authority: Authority, name: str, *topics: str) -> Link:
+    link = Link(authority.address(name), f"test-{name}", subscriptions=topics).open()
     link.wait_connected(60)
     return link
 
@@ -83,7 +68,7 @@ def _heard(link: Link, expected: int) -> list[tuple[str, bytes]]:
     return heard
 
 
-def test_a_device_can_speak_for_nobody_but_itself(broker: tuple[str, Path]) -> None:
+def test_a_device_can_speak_for_nobody_but_itself(broker: Authority) -> None:
     aggregator = _link(
         broker, "aggregator", f"{FLEET}/up/+", f"{FLEET}/status/+", f"{FLEET}/round", f"{FLEET}/global/+"
     )
@@ -115,10 +100,10 @@ def test_a_device_can_speak_for_nobody_but_itself(broker: tuple[str, Path]) -> N
         link.close()
 
 
-def test_a_device_publishes_its_own_answers_alone_and_is_told_when_it_may_not(broker: tuple[str, Path]) -> None:
-    url, folder = broker
+def test_a_device_publishes_its_own_answers_alone_and_is_told_when_it_may_not(broker: Authority) -> None:
+    url, client = broker.url, _link(broker, "d1")  # whose session is not taken
     listener = _link(broker, "dashboard", "answers/+")
-    files = {"ca": f"{folder}/ca.pem", "cert": f"{folder}/d1.pem", "key": f"{folder}/d1.key"}
+    files = {"ca": f"{broker.folder}/broker/ca.pem", "cert": str(broker.file("d1.answers"))}
     answer = Answers(("cat", "dog"), np.array([[0.25, 0.75]]), np.zeros(1), np.array([False]), version=3)
     with protofleet.Publisher(f"{url}/answers/d1", **files) as own:
         own.put("a.jpg", answer)
@@ -138,10 +123,12 @@ def test_a_device_publishes_its_own_answers_alone_and_is_told_when_it_may_not(br
         "schema": "protofleet.predict/1", "photo": "a.jpg", "label": "dog", "unknown": False, "novelty": 0.0,
         "global_version": 3, "top": [{"label": "dog", "score": 0.75}, {"label": "cat", "score": 0.25}],
     }  # fmt: skip
+    assert client.receive(0) is None
+    client.close()
     listener.close()
 
 
-def test_the_aggregator_speaks_to_the_fleet_and_a_receipt_reaches_its_device_only(broker: tuple[str, Path]) -> None:
+def test_the_aggregator_speaks_to_the_fleet_and_a_receipt_reaches_its_device_only(broker: Authority) -> None:
     devices = [_link(broker, n, f"{FLEET}/round", f"{FLEET}/global/+", f"{FLEET}/down/+") for n in ("d1", "d2")]
     aggregator = _link(broker, "aggregator", f"{FLEET}/up/+")
     for topic in ("round", "global/0", "down/d1"):
@@ -153,93 +140,72 @@ def test_the_aggregator_speaks_to_the_fleet_and_a_receipt_reaches_its_device_onl
         link.close()
 
 
-@pytest.mark.parametrize("name", [None, "stranger"])
-def test_without_a_certificate_of_the_authority_nobody_gets_in(broker: tuple[str, Path], name: str | None) -> None:
-    link = Link(_address(broker, name), "intruder", subscriptions=["#"]).open()
-    with pytest.raises(LinkError, match="no broker at mqtts"):
-        link.wait_connected(1.5)
-    link.close()
-
-
-def test_the_limit_of_the_configuration_reaches_the_link(broker: tuple[str, Path]) -> None:
-    link = Link(_address(broker, "d1"), "test-limit", subscriptions=[f"{FLEET}/round"]).open()
+def test_the_limit_of_the_configuration_reaches_the_link(broker: Authority) -> None:
+    link = Link(broker.address("d1"), "test-limit", subscriptions=[f"{FLEET}/round"]).open()
     assert 65_536 < link.wait_connected(60).limit_bytes < 131_072
     with pytest.raises(LinkError, match="at most"):
         link.publish(f"{FLEET}/up/d1", bytes(200_000))
     link.close()
 
 
-def test_a_run_over_tls(broker: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_run_over_tls(broker: Authority, tmp_path: Path) -> None:
     """The command with its certificate, and two devices with theirs."""
-    url, folder = broker
     bundle_file(tmp_path / "f.bundle")
-    command = [sys.executable, "-m", "protofleet", "aggregate", "--bundle", str(tmp_path / "f.bundle"), "--broker", url]
-    command += [
-        "--store",
-        str(tmp_path / "s"),
-        "--rounds",
-        "1",
-        "--no-calibrate",
-        "--min-clients",
-        "2",
-        "--fleet",
-        "tls",
-    ]
-    command += ["--ca", f"{folder}/ca.pem", "--cert", f"{folder}/aggregator.pem", "--key", f"{folder}/aggregator.key"]
+    now, signer = int(time.time()), broker.signer()
+    (tmp_path / "crl.pem").write_bytes(revocation_list(signer, {}, 99, now - 30 * 86_400, now + 86_400))
+    mine = broker.folder / "aggregator.tls"
+    command = (
+        f"{sys.executable} -m protofleet aggregate --bundle {tmp_path}/f.bundle --broker {broker.url} --fleet tls "
+    )
+    command += (
+        f"--store {tmp_path}/s --rounds 1 --no-calibrate --min-clients 2 --ca {mine}/ca.pem --crl {tmp_path}/crl.pem"
+    )
+    command = [*command.split(), "--cert", str(broker.file("aggregator.tls"))]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    talkers = [Talker(_address(broker, name), "tls", name, lambda a: means()) for name in ("d1", "d2")]
+    talkers = [Talker(broker.address(name), "tls", name, lambda a: means()) for name in ("d1", "d2")]
     for talker in talkers:
         talker.start()
-    error = process.communicate(timeout=30)[1]
+    error = process.communicate(timeout=120)[1]
     assert process.returncode == 0, error
     assert "connected to mqtts://" in error
+    assert re.search(
+        r"^warning: revocation list \S+crl.pem expires in 24 h, on \S+: protofleet pki renew --crl", error, re.M
+    )
     for talker in talkers:
         talker.join(5)
         assert talker.receipts == {(1, "fedproto"): ["committed"]}
 
 
 def test_a_client_whose_certificate_does_not_fit_its_id_gives_up_in_one_line(
-    broker: tuple[str, Path], mnist_like_bundle: Callable[..., Path], tmp_path: Path
+    broker: Authority, mnist_like_bundle: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Mosquitto lets it in and denies each of its births: it reconnected for ever, and nobody was told why."""
-    url, folder = broker
     bundle = mnist_like_bundle()
     data = fashion(read_bundle(bundle), 20, (0, 1))
     np.savez(tmp_path / "train.npz", x=data.x, y=data.y)
-    command = [
-        sys.executable,
-        "-m",
-        "protofleet",
-        "client",
-        "--until-finished",
-        "--broker",
-        url,
-        "--id",
-        "d1",
-        "--bundle",
-        str(bundle),
-    ]
-    command += ["--data", str(tmp_path / "train.npz"), "--state", str(tmp_path / "state")]
-    command += ["--ca", f"{folder}/ca.pem", "--cert", f"{folder}/d2.pem", "--key", f"{folder}/d2.key"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = f"{sys.executable} -m protofleet client --until-finished --broker {broker.url} --id d1 --bundle {bundle} "
+    command += f"--data {tmp_path}/train.npz --state {tmp_path}/state --ca {broker.folder}/broker/ca.pem"
+    (tmp_path / "d2.pem").write_bytes(new_member(broker.signer(), "d2", int(time.time()) - 364 * 86_400, 365)[0])
+    command = [*command.split(), "--cert", str(tmp_path / "d2.pem")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
+    assert f"certificate {tmp_path}/d2.pem expires in 24 h, on " in done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("error: ")
     assert "3 times now, got publish refused on" in last
     assert "try a certificate or user that fits the id" in last
 
 
-def test_a_certificate_that_is_renewed_under_a_link_that_runs_is_used(broker: tuple[str, Path], tmp_path: Path) -> None:
+def test_a_certificate_that_is_renewed_under_a_link_that_runs_is_used(broker: Authority, tmp_path: Path) -> None:
     """And while it is being written the connection is lost, not the link."""
-    _, folder = broker
-    files = {name: tmp_path / name for name in ("ca.pem", "d1.pem", "d1.key")}
+    folder = broker.file("d1").parent
+    files = {name: tmp_path / name for name in ("ca.pem", "d1.pem")}
     for name, path in files.items():
         path.write_bytes((folder / name).read_bytes())
-    proxy = Proxy(broker[0])
+    proxy = Proxy(broker.url)
     url = proxy.url.replace("mqtt:", "mqtts:")
-    named = {"ca_file": files["ca.pem"], "cert_file": files["d1.pem"], "key_file": files["d1.key"]}
-    address = Address.parse(url, **{key: str(path) for key, path in named.items()})
+    address = Address.parse(url, ca_file=str(files["ca.pem"]), cert_file=str(files["d1.pem"]))
     link = Link(address, "renewed", subscriptions=[f"{FLEET}/round"]).open()
     link.wait_connected(60)
     files["ca.pem"].write_bytes((folder / "ca.pem").read_bytes()[:100])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 from aggregator_samples import BUNDLE
 from commands import one_error_line, run
 
+from aggregator.enrolment import Gate
 from aggregator.standing_store import Stands
 from aggregator.store import SqliteStore
+from contract.signed import Signer, invitation_key
+from contract.tokens import read_token
 
 
 @pytest.fixture
@@ -56,6 +60,52 @@ def test_an_order_is_recorded_and_says_that_nobody_is_there_to_do_it(store: Path
         assert opened.standing.next_order().what == "withdraw"
 
 
+def test_how_far_to_go_back_is_recorded(store: Path) -> None:
+    for words in ((), ("--rounds", "3"), ("porch",)):
+        assert run("fleet", "rollback", *words, "--store", store).returncode == 0
+    said = run("fleet", "log", "--store", store).stdout
+    assert [line.split(", ")[0] for line in said.splitlines()][1:] == ["rollback 1", "rollback 3", "rollback porch"]
+    for words, line in (
+        (("porch", "--rounds", "2"), "DEVICE and --rounds, expected one of them, got both"),
+        (("--rounds", "0"), "--rounds, expected 1 or more, got 0"),
+        (("nobody",), "a device that the store knows, got nobody"),
+    ):
+        assert line in one_error_line(run("fleet", "rollback", *words, "--store", store))
+
+
+def test_devices_are_invited_enrolled_revoked_and_listed(store: Path, tmp_path: Path) -> None:
+    signer = Signer(bytes(range(32)))
+    (tmp_path / "k.pub").write_bytes(signer.public_key)
+    (tmp_path / "devices.toml").write_text(f'[devices]\nporch = "{Signer(bytes(32)).public_key.hex()}"\n')
+    invited = run("fleet", "invite", "attic", "--store", store, "--expires", "90m")
+    token = read_token(invited.stdout.strip())
+    assert "within 90 min" in invited.stderr
+    assert invited.stdout.strip() not in invited.stderr
+    assert run("fleet", "enrol", "kitchen", "--key", tmp_path / "k.pub", "--store", store).returncode == 0
+    assert run("fleet", "enrol", "--from", tmp_path / "devices.toml", "--store", store).returncode == 0
+    assert run("fleet", "revoke", "porch", "--store", store).returncode == 0
+    with SqliteStore(store, BUNDLE, "fleet") as made:
+        gate = Gate("fleet", made.enrolment)
+        while (order := made.standing.next_order()) is not None:
+            gate.obey(order, 1.0)
+            made.standing.done(order, 1.0, "done", 0, 0)
+        invitation, expires = made.enrolment.invitation("attic")
+        gate.note("kitchen", "unsigned", "not signed", 5.0)
+        gate.take_news(6.0)
+    assert invitation == invitation_key(token)
+    assert 5300 < expires - time.time() < 5500
+    done = run("fleet", "list", "--store", store)
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:]}
+    assert signer.key_id.hex() in rows["kitchen"]
+    assert "revoked" in rows["porch"]
+    assert "intruder as kitchen: 1 message" in done.stderr + done.stdout
+    shown = json.loads(run("fleet", "show", "kitchen", "--store", store, "--json", "-").stdout)
+    assert (shown["key"], shown["intruders"][0]["cause"]) == (signer.key_id.hex(), "unsigned")
+    log = run("fleet", "log", "--store", store).stdout
+    assert "invite attic, asked by" in log
+    assert invitation.hex() not in log
+
+
 def test_what_somebody_wrote_into_the_orders_by_hand_is_shown_as_it_is(store: Path) -> None:
     with closing(sqlite3.connect(store)) as db, db:
         db.execute("INSERT INTO fleet_order (what, device, who, given_at) VALUES (x'ff', 'A/#', 7, 'soon')")
@@ -73,6 +123,10 @@ def test_what_somebody_wrote_into_the_orders_by_hand_is_shown_as_it_is(store: Pa
         (("fleet", "admit", "nobody"), "a device that the store knows, got nobody"),
         (("fleet", "show", "nobody"), "a device that the store knows, got nobody"),
         (("fleet", "remove", "No Device"), "DEVICE"),
+        (("fleet", "invite", "No Device"), "DEVICE"),
+        (("fleet", "invite", "attic", "--expires", "0s"), "--expires, expected above 0"),
+        (("fleet", "enrol", "attic"), "--key KEY, or --from TOML"),
+        (("fleet", "enrol", "--from", "/nowhere"), "a TOML file"),
     ],
 )
 def test_a_device_that_is_none_is_one_line(store: Path, words: tuple[str, ...], line: str) -> None:

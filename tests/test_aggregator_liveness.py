@@ -17,8 +17,8 @@ from brokers import BROKERS, TestBroker, make_broker
 from rich.console import Console
 from talker import Talker
 
+import aggregator.ending as ending_module
 import aggregator.run_events as events_module
-import aggregator.server as server_module
 from aggregator import events
 from aggregator.console import Progress
 from aggregator.coordinator import Coordinator, Settings
@@ -183,7 +183,7 @@ def test_a_finished_store_answers_who_comes_late(
         _talker(broker.url, "d").join(20)
         first.join(20)
         assert first.error is None
-        monkeypatch.setattr(server_module, "LATECOMERS_S", 6.0)
+        monkeypatch.setattr(ending_module, "LATECOMERS_S", 6.0)
         again = Running(broker.url, store, bundle, ONE)
         wait(lambda: again.told(events.Answering))
         time.sleep(3.0)  # nobody is here, and it stays all the same
@@ -200,7 +200,7 @@ def test_a_finished_store_answers_who_comes_late(
 def test_a_contributor_that_is_offline_when_the_run_ends_is_waited_for(
     broker: TestBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "GRACE_S", 5.0)
+    monkeypatch.setattr(ending_module, "GRACE_S", 5.0)
     bundle = bundle_file(tmp_path / "f.bundle")
     with SqliteStore(tmp_path / "s", bundle, FLEET) as store, Listener(broker.url, topics.down(FLEET, "d")) as device:
         status = topics.status(FLEET, "d")

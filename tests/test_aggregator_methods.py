@@ -156,6 +156,9 @@ def _statistic(kind: type[Statistic]) -> Statistic:
         return HyperKnowledge.of(*_knowledge(last=False), CLASSES)
     if kind is Participation:
         return Participation.zero(CLASSES, WIDTH)
+    if not kind.COUNTED:  # of every class, whatever there is
+        zero = kind.zero(CLASSES, WIDTH)
+        return zero.build([np.ones_like(each) for each in zero.arrays()], np.ones(CLASSES, np.int64))
     if kind in (UnitMeans, GroupMeans):
         z = unit_rows(np.random.default_rng(3).normal(size=(20, WIDTH)))
         labels = np.arange(20) % 2 * kind.GROUPS + np.arange(20) // 2 % 2 * (kind.GROUPS > 1)
@@ -175,7 +178,7 @@ def test_a_round_changes_what_its_method_says_and_a_class_that_nobody_holds_keep
         assert after is before
         return
     assert (after.run, after.version, after.round) == (RUN, 7, 5)
-    own = {"fedhkd": {"prototypes", "soft"}, "ffc": {"head"}, "ncm": {"means"}}
+    own = {"fedhkd": {"prototypes", "soft"}, "ffc": {"head"}, "ncm": {"means"}, "ffc-dp": {"head"}, "ncm-dp": {"means"}}
     own["fedcof"] = {"discriminant", "discriminant-bias"}
     changed = own.get(name, {"prototypes"})
     assert set(found.global_rows) == changed
@@ -214,8 +217,10 @@ def test_a_round_takes_its_own_kind_and_no_other(name, other) -> None:
     decision = _decide(contribution(_statistic(other), method=name), name)
     own = METHODS[name].statistic
     alike = {UnitMeans, GroupMeans, ClassMeans}  # what cannot be told apart by its fields is by the lengths of its rows
-    assert (decision.outcome == "committed") == (own is other), decision.reason
-    if decision.outcome != "committed" and not {own, other} <= alike:
+    nothing = other is Participation  # what a device says that abstains, of samples of whatever kind
+    assert (decision.outcome == "committed") == (own is other or nothing), decision.reason
+    alike_too = {HyperKnowledge, METHODS["ncm-dp"].statistic}  # two fields of rows, of other widths
+    if decision.outcome != "committed" and not {own, other} <= alike and not {own, other} <= alike_too:
         assert decision.receipt.status == "rejected"
         assert f"round of {name}, expected" in decision.receipt.reason
 

@@ -17,6 +17,7 @@ import pytest
 from aggregator_samples import BUNDLE, bundle_file, contribution, manifest, means
 from aggregator_server_samples import FLEET, wait
 from brokers import Embedded
+from certificates import issue
 from talker import Talker
 from test_aggregator_standing import core_of, message, outcomes
 
@@ -27,6 +28,7 @@ from aggregator.metrics import Metrics
 from aggregator.metrics_server import MetricsServer, parse_metrics
 from aggregator.store import SqliteStore
 from contract import topics
+from contract.certificates import Expiry
 from contract.errors import UsageError
 from contract.link import Address, Link
 from contract.messages import Status
@@ -105,6 +107,20 @@ def test_what_is_scraped_is_what_the_summary_says(url: str, tmp_path: Path) -> N
     assert totals["malformed"] == 2
     with pytest.raises(OSError, match="refused"):
         scraped(served.url)
+
+
+def test_when_certificates_expire_is_told_and_read_anew_each_time(tmp_path: Path) -> None:
+    issue(tmp_path, "d1", issue(tmp_path, "ca"))
+    files = {"ca_file": f"{tmp_path}/ca.pem", "cert_file": f"{tmp_path}/d1.pem", "key_file": f"{tmp_path}/d1.key"}
+    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        core = core_of(store)
+        assert "expiry" not in Metrics("fleet", core, store.standing, address=Address("b", 1883)).text()
+        metrics = Metrics("fleet", core, store.standing, address=Address.parse("mqtts://b", **files))
+        until = issue(tmp_path, "d1", issue(tmp_path, "ca"))[0].not_valid_after_utc.timestamp()
+        for of in ("certificate", "authority"):
+            assert f'protofleet_expiry_timestamp_seconds{{of="{of}"}} {until:.17g}\n' in metrics.text()
+        metrics.broker_certificate = lambda: Expiry("broker's certificate", "b", 0.0, until)
+        assert f'protofleet_expiry_timestamp_seconds{{of="broker_certificate"}} {until:.17g}\n' in metrics.text()
 
 
 def test_what_happens_between_two_looks_is_in_the_next(tmp_path: Path) -> None:

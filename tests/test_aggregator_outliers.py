@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aggregator.outliers import OUTLIER, Screened, Traits
 from aggregator.outliers import screen as screen_traits
-from contract.mechanism import Mechanism
+from contract.mechanism import RowNoise
 from contract.messages import Contribution
 from contract.methods.fedhkd import HyperKnowledge
 from contract.rules import Source, merge
@@ -63,7 +63,7 @@ def test_hyper_knowledge_is_screened_as_class_means_are() -> None:
 @settings(max_examples=60, deadline=None)
 def test_a_class_of_one_sample_under_much_noise_is_no_outlier(seed: int, multiplier: float, length: float) -> None:
     """Noise on a mean goes with one over its samples: honest devices of few and of many must both stay."""
-    rng, mechanism = np.random.default_rng(seed), Mechanism(1.0, multiplier, True)
+    rng, mechanism = np.random.default_rng(seed), RowNoise(1.0, multiplier, True)
     centres = length * unit_rows(rng.normal(size=(6, 64)))
     traits: dict[str, Traits] = {}
     for name in NAMES:

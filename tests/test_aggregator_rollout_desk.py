@@ -19,6 +19,7 @@ from aggregator.rollout_store import PIECE_BYTES, give_rollout, said_in
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.store import SqliteStore
 from aggregator.store_schema import KIND
+from contract import topics
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from contract.messages import Status
@@ -210,6 +211,10 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(world: World) -> None:
         assert step.outcome == "done"  # of the same bytes: it takes the place of what it was
 
 
+def elsewhere(core: Core, device: str, status: Status) -> None:
+    core.hear_elsewhere(device, topics.status("pets2", device), encode(status))
+
+
 def test_devices_that_went_over_are_heard_in_the_other_fleet(world: World) -> None:
     world.give((1.0,), fleet="pets2", version=3)
     with world.core() as core:
@@ -218,7 +223,7 @@ def test_devices_that_went_over_are_heard_in_the_other_fleet(world: World) -> No
         world.steps(core)
         world.say(core, "a", OTHER, "3 testing")
         for device, word in (("a", "3 healthy"), ("stranger", ""), ("b", "3 healthy")):
-            core.hear_elsewhere(device, Status(True, bytes(8), 1, versions={"bundle": "3 aa", "rollout": word}))
+            elsewhere(core, device, Status(True, bytes(8), 1, versions={"bundle": "3 aa", "rollout": word}))
         world.say(core, "a", OTHER, "3 testing")  # retained from before
         assert world.steps(core) == []  # others may be on their way
         assert world.steps(core, 61.0) == [Completed(3, 2)]
@@ -231,7 +236,7 @@ def test_of_the_other_fleet_no_flood_of_names_is_kept(world: World, monkeypatch:
         world.say(core, "a")
         world.steps(core)
         for device in ("x1", "x2", "x3", "x4", "a"):
-            core.hear_elsewhere(device, Status(True, bytes(8), 1, versions={"rollout": "3 healthy"}))
+            elsewhere(core, device, Status(True, bytes(8), 1, versions={"rollout": "3 healthy"}))
         told = core.rollouts.current.told
         assert (list(told), told["a"].word) == (["a", "x1", "x2"], "healthy")
 

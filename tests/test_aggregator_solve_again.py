@@ -137,7 +137,7 @@ def test_what_has_no_sums_is_said_in_a_line(tmp_path: Path) -> None:
     _run(tmp_path / "dropped", "ffc", SENT)
     with SqliteStore(tmp_path / "dropped", BUNDLE, "fleet") as store:
         store._db.execute("DELETE FROM payload")
-    wanted = "expected the sums of a closed round of fedcof or ffc"
+    wanted = "expected the sums of a closed round of fedcof or ffc or ffc-dp"
     for name, given, words in (
         ("new", {"ridge": 1}, f"{wanted}, got no closed round"),
         ("means", {"ridge": 1}, f"{wanted}, got rounds of fedproto"),

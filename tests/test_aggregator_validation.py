@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aggregator.outliers import Traits
 from aggregator.validation import Terms, _slack, check_content, check_sums
 from contract.errors import StatisticError, WireError
-from contract.mechanism import Mechanism
+from contract.mechanism import RowNoise
 from contract.messages import ClassRows, Contribution, Encoding
 from contract.methods import METHODS
 from contract.methods import method as method_of
@@ -190,7 +190,7 @@ def test_soft_predictions_of_any_network_pass(shape, encoding: Encoding, sharpne
 def test_declared_noise_passes(shape, encoding: Encoding, multiplier: float, clip: float) -> None:
     z, y = _data(*shape)
     hyper = {"noise": multiplier, "clip": clip, "noise_on": "all"}
-    mechanism, soft = Mechanism.of(hyper), np.full((len(y), shape[2]), 1.0 / shape[2])
+    mechanism, soft = RowNoise.of(hyper), np.full((len(y), shape[2]), 1.0 / shape[2])
     plain = HyperKnowledge.of(mechanism.clipped(z), soft, y, shape[2])
     statistic = mechanism.released(plain, np.random.default_rng(shape[0]))
     _check(_message(statistic, "fedhkd", encoding), statistic, Terms(noise=mechanism))
@@ -217,7 +217,7 @@ def test_soft_predictions_that_are_no_probabilities_are_refused(soft: np.ndarray
 
 def test_noise_excuses_no_more_than_it_explains() -> None:
     loud = _knowledge(np.full((3, 3), 5.0), scale=0.2)
-    little = Terms(noise=Mechanism(clip=1.0, noise=0.01, predictions=True))
+    little = Terms(noise=RowNoise(clip=1.0, noise=0.01, predictions=True))
     with pytest.raises(WireError, match="soft predictions"):
         _check(_message(loud, "fedhkd"), loud, little)
     long = _knowledge(np.full((3, 3), 1 / 3), scale=100.0)
@@ -226,8 +226,8 @@ def test_noise_excuses_no_more_than_it_explains() -> None:
     _check(_message(long, "fedhkd"), long)  # without clipping nobody says how long features are
     endless = _knowledge(np.full((3, 3), 1 / 3), scale=1e8)
     with pytest.raises(WireError, match="the mean of class 0"):  # whatever a bundle declares
-        _check(_message(endless, "fedhkd"), endless, Terms(noise=Mechanism(clip=1e9, noise=1.0, predictions=True)))
-    features_only = Terms(noise=Mechanism(clip=1e3, noise=50.0, predictions=False))
+        _check(_message(endless, "fedhkd"), endless, Terms(noise=RowNoise(clip=1e9, noise=1.0, predictions=True)))
+    features_only = Terms(noise=RowNoise(clip=1e3, noise=50.0, predictions=False))
     with pytest.raises(WireError, match="soft predictions"):
         _check(_message(loud, "fedhkd"), loud, features_only)
 
@@ -239,7 +239,7 @@ def test_below_zero_above_one_and_another_sum_are_each_improbable(row: list[floa
 
 @pytest.mark.parametrize("deviations", [4.0, 30.0])
 def test_noise_explains_soft_predictions_by_its_own_deviation(deviations: float) -> None:
-    noise = Mechanism(clip=10.0, noise=1.0, predictions=True)
+    noise = RowNoise(clip=10.0, noise=1.0, predictions=True)
     off = deviations * np.sqrt(2.0) / 10  # √2 σ/n, over the 10 samples of each class
     moved = _knowledge(np.tile([1 / 3 + off, 1 / 3 - off, 1 / 3], (3, 1)))
     if deviations < 10:

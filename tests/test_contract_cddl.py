@@ -24,6 +24,7 @@ from test_contract_hostile import VALID, mutate
 
 import contract
 from contract.errors import WireError
+from contract.messages import Signed
 from contract.wire import decode, encode
 
 CDDL = (Path(contract.__file__).parent / "messages.cddl").read_text()
@@ -78,15 +79,23 @@ OPTIONAL = {
     ("announcement-class-lists", 16),
     ("announcement-withheld", 15),
     ("announcement-withheld", 18),
+    ("announcement-issued", 19),
+    ("announcement-helper", 15),
+    ("announcement-helper", 20),
+    ("contribution-share", 13),
     ("contribution-class-list", 13),
     ("contribution-class-list", 16),
     ("contribution-soft", 10),
+    ("contribution-noised", 10),
+    ("contribution-noised", 9),
+    ("contribution-noised", 13),
     ("announcement-offer", 17),
     ("announcement-offer-fleet", 17),
+    ("status-issued", 8),
 }
 
 
-UPLINK_TYPES = (3, 4, 6, 7)
+CLOSED_TYPES = (3, 4, 6, 7, 9, 10, 11, 12, 13)
 
 
 def wrong_structures() -> Iterator[tuple[str, dict]]:
@@ -102,7 +111,7 @@ def wrong_structures() -> Iterator[tuple[str, dict]]:
                 yield f"{name} with {key} one byte longer", whole | {key: value + b"x"}
             if isinstance(value, int) and not isinstance(value, bool):
                 yield f"{name} with {key} negative", whole | {key: -1}
-        if whole[0] in UPLINK_TYPES:
+        if whole[0] in CLOSED_TYPES:
             yield f"{name} with a field more", whole | {99: 1}
             yield f"{name} with weights", whole | {99: cbor2.CBORTag(85, bytes(400))}
         else:
@@ -124,7 +133,7 @@ def test_a_structure_that_departs_from_the_file_is_refused_by_it_and_by_the_deco
         decode(payload)
 
 
-ADDITIONS = {19: 1, 20: "text", 40: [1.5, None, {"a": b"b"}], 2**32 - 1: cbor2.CBORTag(85, bytes(8))}
+ADDITIONS = {41: 1, 42: "text", 43: [1.5, None, {"a": b"b"}], 2**32 - 1: cbor2.CBORTag(85, bytes(8))}
 
 
 @pytest.mark.parametrize("name", readable_messages())
@@ -133,7 +142,7 @@ def test_what_comes_down_may_gain_fields_and_what_goes_up_may_not(name):
     message = readable_messages()[name]
     plain = encode(message, "f64")
     more = cbor2.dumps(cbor2.loads(plain) | ADDITIONS, canonical=True)
-    assert fits(more) is (cbor2.loads(plain)[0] not in UPLINK_TYPES)
+    assert fits(more) is (cbor2.loads(plain)[0] not in CLOSED_TYPES)
     if fits(more):
         assert encode(decode(more), "f64") == plain
     else:
@@ -147,6 +156,8 @@ def test_what_the_decoder_accepts_the_file_accepts():
         payload = mutate(rng.choice(VALID), rng)
         try:
             message = decode(payload)
+            if isinstance(message, Signed):  # what is inside is decoded once the signature holds
+                decode(message.payload)
         except WireError:
             continue
         accepted += 1
@@ -163,17 +174,23 @@ BULK = {
     # at most 256 of 32 and 8 bytes, and each class's number once; the aggregator sends them
     "announcement": {"bundle-hashes", "list-digests", "class-numbers"},
     "global-part": {"class-numbers", "class-rows"},
-    "contribution": {"class-numbers", "class-counts", "class-rows", "triangle"},
+    "contribution": {"class-numbers", "class-counts", "class-rows", "triangle", "share"},
     "chunk": {"contribution-slice"},
     "receipt": set(),
     "status": set(),
     "request": set(),
     "piece": {"bundle-slice"},  # the aggregator sends it
+    "enrolment": set(),
+    "signed": {"plain"},  # any of the others
+    "opening": set(),  # of at most 1,024 devices
+    "opened": {"sum-words"},  # the helper sends it to the aggregator
+    "sealed-seed": set(),
 }
-DOWNLINK = {"announcement", "offer", "global-part", "receipt", "piece"}
+DOWNLINK = {"announcement", "helper-terms", "offer", "global-part", "receipt", "piece"}
 SMALL_BYTES = 8192  # a receipt's bitmap of missing chunks, sent by the aggregator to one device
 SMALL_TEXT = 800
 SMALL_ENTRIES = 32
+ENTRIES = {"opening": 1024, "opened": 64}  # between aggregator and helper
 
 
 def names_in(node: ast.CDDLNode) -> Iterator[str]:
@@ -209,7 +226,8 @@ def _words(node: ast.CDDLNode) -> list[str]:
 
 
 def alternatives(rule: str) -> list[str]:
-    return [alternative.name for alternative in RULES[rule].type.types]
+    names = [alternative.name for alternative in RULES[rule].type.types]
+    return [inner for name in names for inner in (alternatives(name) if name == "plain" else [name])]
 
 
 def largest(control: ast.Operator) -> int:
@@ -225,6 +243,10 @@ def bulk_of(node: ast.CDDLNode, rule: str, rules: dict[str, ast.Rule] = RULES) -
     """The rules under `node` in which an unbounded amount of data can stand; anything else unbounded fails here."""
     if isinstance(node, ast.Operator):
         target = node.type.name
+        if node.name.literal == "cbor":
+            assert target == "bstr", target
+            assert set(names_in(rules[node.controller.name].type)) <= set(BULK) - {"signed"}, rule
+            return {node.controller.name}
         assert target in ("uint", "bstr", "tstr"), target
         assert largest(node) <= {"uint": 4, "bstr": SMALL_BYTES, "tstr": SMALL_TEXT}[target], rule
         return set()
@@ -232,7 +254,7 @@ def bulk_of(node: ast.CDDLNode, rule: str, rules: dict[str, ast.Rule] = RULES) -
         return set()
     if isinstance(node, ast.GroupEntry) and node.occurrence is not None:
         optional = any(token.type == Tokens.QUEST for token in node.occurrence.tokens)
-        assert optional or node.occurrence.m <= SMALL_ENTRIES, f"{rule}: entries without end"
+        assert optional or node.occurrence.m <= ENTRIES.get(rule, SMALL_ENTRIES), f"{rule}: entries without end"
     if isinstance(node, ast.Tag | ast.Array):
         return {rule}  # a typed array, or an array of them
     if isinstance(node, ast.Typename):
@@ -249,7 +271,7 @@ def bulk_of(node: ast.CDDLNode, rule: str, rules: dict[str, ast.Rule] = RULES) -
     return found
 
 
-def test_the_eight_messages_are_all_there_are():
+def test_the_thirteen_messages_are_all_there_are():
     assert set(alternatives("message")) == set(BULK)
 
 
@@ -268,6 +290,13 @@ def test_no_message_has_room_for_weights_gradients_or_samples(message):
         ("status", "{ 0*32 entry-name => float / int }", "{ * tstr => float }"),
         ("receipt", "receipt-missing => bstr .size (0..8192),", "receipt-missing => any,"),
         ("request", "request-bundle => bstr .size 8,", "request-bundle => bstr,"),
+        ("signed", "signed-payload => bstr .cbor plain,", "signed-payload => bstr,"),
+        ("signed", "piece / enrolment", "piece / enrolment / signed"),
+        ("signed", "signed-signature => bstr .size 64", "signed-signature => bstr"),
+        ("enrolment", "enrolment-key => bstr .size 32,", "enrolment-key => bstr,"),
+        ("contribution", "contribution-seed => seed-bytes ", "contribution-seed => bstr "),
+        ("sealed-seed", "sealed-seed-sealed => bstr .size 80", "sealed-seed-sealed => bstr"),
+        ("opening", "{ 1*1024 device-name", "{ * device-name"),
         ("request", "request-wanted => u32", "request-wanted => u32, * piece-later => any"),
         ("announcement", "announcement-seed => u32,", "announcement-seed => real-array,"),
         ("announcement", "? announcement-others => bundle-hashes,", "? announcement-others => class-rows,"),

@@ -209,6 +209,42 @@ def test_messages_at_qos_0_are_bounded_and_counted(length):
     assert len(told(actions(core, 0.0), Received)) == 1
 
 
+# ── renewed certificates ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_connection_is_made_anew_when_nothing_is_on_its_way_and_politely():
+    core = up(machine())
+    core.publish("t", b"x", False, 0.0)
+    (sent,) = actions(core, 0.0)
+    hear(core, 1)
+    (held,) = told(actions(core, 0.0), Received)
+    core.renew(1.0)
+    assert actions(core, 1.0) == []
+    core.published(sent.ticket, None, False, 2.0)
+    assert actions(core, 2.0) == []  # the owner has not acknowledged what it was told
+    core.acknowledge(held)
+    left = actions(core, 3.0)
+    assert left[:2] == [Acknowledge(1), Hangup(polite=True)]  # no last will
+    assert told(left, Disconnected) == [Disconnected("its certificates are others now", 0.0)]
+    assert left[-1] == Dial(2)
+    core.renew(3.0)  # it is being made: with the new ones
+    core.accepted(Terms(), 4.0)
+    actions(core, 4.0)
+    core.subscribed([None, None], 4.0)
+    assert [type(a) for a in actions(core, 9999.0)] == [Tell]
+
+
+def test_one_that_is_never_quiet_is_made_anew_after_ten_minutes():
+    core = up(machine())
+    hear(core, 1)
+    actions(core, 0.0)
+    core.renew(5.0)
+    core.renew(100.0)
+    assert core.due_in_s(5.0) == rules.RENEW_S
+    assert actions(core, rules.RENEW_S + 4.9) == []
+    assert Hangup(polite=True) in actions(core, rules.RENEW_S + 5.0)
+
+
 # ── a broker that does nothing ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -483,6 +519,11 @@ class Anything(RuleBasedStateMachine):
         else:
             self.connected = False
             self.ended = isinstance(event, Failed)
+
+    @rule()
+    def renew(self) -> None:
+        self.core.renew(self.now)
+        self.obey()
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 29.0, 31.0, 400.0]))
     def pass_time(self, seconds: float) -> None:

@@ -83,7 +83,8 @@ def of(kind: type[Statistic], data: Samples) -> Statistic:
         if isinstance(field, Triangle):
             made.append(pack_triangle(z.T @ z))
         else:
-            made.append(class_sums(p if field.holds == "probabilities" else z, y, C)[0])
+            rows = {"features": z, "classes": p, "one": np.ones((len(z), 1))}[field.width]
+            made.append(class_sums(rows, y, C)[0])
     return kind.build(made, np.bincount(y, minlength=C))
 
 
@@ -110,7 +111,7 @@ def sent(statistic: Statistic, encoding: Any = "f64") -> Contribution:
 def test_there_is_one_statistic_of_each_name() -> None:
     every = {found.statistic for found in METHODS.values()}
     assert len({kind.NAME for kind in every}) == len(every)
-    assert {"class-means", "hyper-knowledge", "feature-gram", "participation"} < set(KINDS)
+    assert {"class-means", "hyper-knowledge", "feature-gram", "noised-gram", "participation"} < set(KINDS)
 
 
 @every_kind
@@ -199,7 +200,7 @@ def test_fields_of_another_fleet_are_refused_where_they_can_be_told(
     """More classes are only told by fields with a number for each class: class rows say which classes they are of."""
     data = np.ones((C, D)), np.full((C, C), 1 / C), np.arange(C)
     message = sent(of(kind, data))
-    if classes > C and all(field.width == "features" for field in kind.row_fields()):
+    if classes > C and all(field.width != "classes" for field in kind.row_fields()):
         assert message.statistic(kind, classes, width).classes == classes
         return
     with pytest.raises(WireError, match=f"classes below {classes} and width|class numbers"):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import ssl
 import struct
-import threading
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from attacks.hostile_broker import CONNACK, FakeBroker, accept, packet, packet_id, publish, say
 from certificates import issue
 
 from contract import connection as connection_rules
@@ -18,83 +19,6 @@ from contract.connection import Connection
 from contract.errors import UsageError
 from contract.link import Address, Connected, Disconnected, Event, Failed, Link, Received
 from contract.transport import Transport
-
-CONNACK = bytes.fromhex("2003000000")
-
-
-class FakeBroker:
-    """A TCP server that plays one script per connection, the last for ever after."""
-
-    def __init__(self, *scripts: Callable[[socket.socket], None]) -> None:
-        self._scripts, self.connections = list(scripts), 0
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.url = f"mqtt://127.0.0.1:{self._server.getsockname()[1]}"
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._server.accept()
-                script = self._scripts[min(self.connections, len(self._scripts) - 1)]
-                self.connections += 1
-                with connection, contextlib.suppress(OSError, EOFError):
-                    connection.settimeout(10)
-                    script(connection)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self._thread.join(timeout=2)
-
-
-def packet(connection: socket.socket) -> tuple[int, bytes]:
-    """The next MQTT packet: first byte and body."""
-    first, length, shift = read(connection, 1)[0], 0, 0
-    while True:
-        byte = read(connection, 1)[0]
-        length |= (byte & 127) << shift
-        shift += 7
-        if byte < 128:
-            return first, read(connection, length)
-
-
-def read(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = connection.recv(count - len(data))
-        if not more:
-            raise EOFError
-        data += more
-    return data
-
-
-def accept(connection: socket.socket, connack: bytes = CONNACK) -> None:
-    """CONNECT and SUBSCRIBE, both answered well."""
-    packet(connection)
-    connection.sendall(connack)
-    _, body = packet(connection)
-    connection.sendall(b"\x90\x04" + body[:2] + b"\x00\x01")
-
-
-def say(*parts: bytes) -> Callable[[socket.socket], None]:
-    """Accept, send those bytes, and wait for the other side to go."""
-
-    def script(connection: socket.socket) -> None:
-        accept(connection)
-        for part in parts:
-            connection.sendall(part)
-        while connection.recv(4096):
-            pass
-
-    return script
-
-
-def publish(topic: bytes, payload: bytes, mid: int = 1, first: int = 0x32) -> bytes:
-    body = struct.pack(">H", len(topic)) + topic + struct.pack(">H", mid) + b"\x00" + payload
-    assert len(body) < 128
-    return bytes([first, len(body)]) + body
 
 
 @pytest.fixture
@@ -180,6 +104,20 @@ def test_a_port_that_speaks_something_else_is_a_disconnection_not_a_death(fake, 
     for _ in range(2):
         until(device, Disconnected)
     until(device, Connected)
+
+
+def test_a_packet_that_claims_256_mb_is_not_waited_for(fake, link):
+    """All of it was collected in memory first."""
+
+    def lies(connection: socket.socket) -> None:
+        accept(connection)
+        connection.sendall(b"\x32\xff\xff\xff\x7f" + bytes(5_000))
+        with contextlib.suppress(OSError):
+            connection.recv(1)  # until we hang up
+
+    device = link(fake(lies, good).url, largest_bytes=65_536)
+    until(device, Connected)
+    assert until(device, Disconnected).reason.startswith("a packet of 268,435,455 bytes, at most")
 
 
 def test_a_broker_that_accepts_and_says_nothing_is_given_up_after_the_keepalive(fake, link):
@@ -355,6 +293,37 @@ def test_messages_that_came_in_one_tls_record_are_all_heard_at_once(fake, tmp_pa
         link.close(timeout_s=0.5)
 
 
+def test_a_broker_that_ends_tls_and_keeps_the_connection_is_left(fake, tmp_path):
+    """Half of a connection is none: what is handed over would wait for the keepalive, twice over."""
+    issue(tmp_path, "broker")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "broker.pem", tmp_path / "broker.key")
+
+    def half(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secure:
+            accept(secure)
+            secure.settimeout(0.0)
+            with contextlib.suppress(OSError):
+                secure.unwrap()  # says goodbye, and waits for no answer
+            secure.setblocking(True)
+            while os.read(secure.fileno(), 4096):  # until the other side goes
+                pass
+
+    def whole(connection: socket.socket) -> None:
+        with context.wrap_socket(connection, server_side=True) as secure:
+            good(secure)
+
+    url = fake(half, whole).url.replace("mqtt:", "mqtts:")
+    link = Link(Address.parse(url, ca_file=str(tmp_path / "broker.pem")), "device", subscriptions=["to/device"]).open()
+    try:
+        until(link, Connected)
+        until(link, Disconnected, 10.0)
+        until(link, Connected)
+        assert until(link, Received).payload == b"hello"
+    finally:
+        link.close(timeout_s=0.5)
+
+
 def test_nothing_is_acknowledged_before_its_owner_says_so(fake, link):
     acknowledged: list[float] = []
 
@@ -389,11 +358,11 @@ def test_no_more_is_sent_unacknowledged_than_the_broker_takes(fake, link):
         unanswered: list[bytes] = []
         with contextlib.suppress(TimeoutError):
             while True:
-                unanswered.append(_packet_id(packet(connection)[1]))
+                unanswered.append(packet_id(packet(connection)[1]))
         got.append(len(unanswered))
         connection.settimeout(10)
         while len(got) < 30:
-            connection.sendall(b"\x40\x02" + (unanswered.pop(0) if unanswered else _packet_id(packet(connection)[1])))
+            connection.sendall(b"\x40\x02" + (unanswered.pop(0) if unanswered else packet_id(packet(connection)[1])))
             got.append(0)
         time.sleep(5)
 
@@ -406,12 +375,6 @@ def test_no_more_is_sent_unacknowledged_than_the_broker_takes(fake, link):
         time.sleep(0.01)
     assert device.idle
     assert got[0] == 10
-
-
-def _packet_id(publish: bytes) -> bytes:
-    """Of a PUBLISH packet's body: it stands behind the topic."""
-    end = 2 + int.from_bytes(publish[:2])
-    return publish[end : end + 2]
 
 
 @pytest.mark.parametrize(
@@ -456,14 +419,14 @@ def test_a_broker_that_answers_everything_and_delivers_nothing_is_left(fake, lin
         accept(connection)
         while True:
             first, body = packet(connection)
-            connection.sendall(b"\xd0\x00" if first == 0xC0 else b"\x40\x02" + _packet_id(body))
+            connection.sendall(b"\xd0\x00" if first == 0xC0 else b"\x40\x02" + packet_id(body))
 
     def echoing(connection: socket.socket) -> None:
         accept(connection)
         while True:
             first, body = packet(connection)
             if first & 0xF0 == 0x30:
-                connection.sendall(b"\x40\x02" + _packet_id(body) + publish(b"to/device", b"here"))
+                connection.sendall(b"\x40\x02" + packet_id(body) + publish(b"to/device", b"here"))
 
     device = link(fake(deaf, echoing).url, echo_topic="to/device")
     until(device, Connected)
@@ -493,7 +456,7 @@ def test_a_slow_broker_gets_everything_in_order_and_the_connection_stays(fake, l
             time.sleep(0.02)
             _, body = packet(connection)
             got.append(body[-1:])
-            connection.sendall(b"\x40\x02" + _packet_id(body))
+            connection.sendall(b"\x40\x02" + packet_id(body))
 
     device = link(fake(slow).url)
     until(device, Connected)
@@ -539,3 +502,26 @@ def test_a_connection_that_cannot_be_begun_is_tried_again(fake, link, monkeypatc
 def test_a_fault_of_the_link_itself_is_told(fake, link, monkeypatch):
     monkeypatch.setattr(Connection, "due_in_s", lambda self, now: 1 / 0)
     assert "the link broke, got ZeroDivisionError" in str(until(link(fake(good).url), Failed).error)
+
+
+def test_a_parting_link_stays_until_the_broker_has_read_its_disconnect(fake, link):
+    """A reset on the way would have the broker publish the last will of a device that is well."""
+    ended: list[str] = []
+
+    def parting(connection: socket.socket) -> None:
+        accept(connection)
+        while connection.recv(4096)[:1] != b"\xe0":
+            pass
+        connection.sendall(publish(b"to/device", b"crosses the DISCONNECT"))
+        time.sleep(0.1)
+        with contextlib.suppress(OSError):
+            ended.append("hung up" if connection.recv(4096) == b"" else "still talking")
+        connection.close()
+
+    device = link(fake(parting).url)
+    until(device, Connected)
+    device.close()
+    deadline = time.monotonic() + 60.0
+    while not ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == ["hung up"]

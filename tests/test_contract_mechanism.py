@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.mechanism import Mechanism
+from contract.mechanism import Release, RowNoise
 from contract.methods import METHODS, method
 from contract.methods.fedhkd import HyperKnowledge
 from contract.plausible import improbable
@@ -29,7 +29,7 @@ def _knowledge(seed: int = 0) -> HyperKnowledge:
     return HyperKnowledge.from_means(rng.normal(size=(C, D)), rng.random((C, C)), counts)
 
 
-def _noise(mechanism: Mechanism, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def _noise(mechanism: RowNoise, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """What was added to features and soft predictions, in units of their sensitivity: should be N(0, σ²)."""
     before = _knowledge()
     after = mechanism.released(before, np.random.default_rng(seed))
@@ -49,10 +49,19 @@ class _Sums(Statistic):
     counts: np.ndarray
 
 
+def test_epsilon_is_stated_for_one_sample_more_or_fewer_and_else_for_one_replaced() -> None:
+    assert [Release(*each).multiplier for each in ((2.0, 1.0), (None, 3.0), (None, None))] == [2.0, 3.0, 0.0]
+
+
+def test_the_least_noise_is_noise_and_none_is_none() -> None:
+    assert RowNoise.of({"noise": 1e-9}) == RowNoise(1.0, 1e-9, True)
+    assert RowNoise.of({"noise": 0.0}) is None
+
+
 def test_sums_get_the_noise_of_a_sum() -> None:
     """One sample moves a sum by 2ζ at most, however many there are beside it."""
     before = _knowledge()
-    after = Mechanism(CLIP, NOISE, True).released(_Sums(before.sums, before.counts), np.random.default_rng(1))
+    after = RowNoise(CLIP, NOISE, True).released(_Sums(before.sums, before.counts), np.random.default_rng(1))
     noise = (after.sums - before.sums) / (2 * CLIP)
     assert not noise[-1].any()  # nobody holds the last class
     assert noise[:3].std() == pytest.approx(NOISE, rel=0.1)
@@ -64,7 +73,7 @@ def test_sums_get_the_noise_of_a_sum() -> None:
 def test_features_are_shortened_to_the_clip_and_no_further(seed: int, clip: float) -> None:
     z = np.random.default_rng(seed).normal(size=(9, 5)).astype(np.float32) * np.logspace(-4, 4, 9)[:, None]
     z[4] = 0.0
-    clipped = Mechanism(clip, NOISE, True).clipped(z)
+    clipped = RowNoise(clip, NOISE, True).clipped(z)
     for one, kept in zip(z.astype(np.float64), clipped, strict=True):
         norm = math.sqrt(sum(v * v for v in one))
         wanted = one if norm <= clip else one * (clip / norm)
@@ -74,7 +83,7 @@ def test_features_are_shortened_to_the_clip_and_no_further(seed: int, clip: floa
 
 def test_the_noise_is_normal_of_the_stated_scale() -> None:
     """9400 and 2256 numbers: their deviation is known to a percent or two, and every count has its own scale."""
-    features, soft = _noise(Mechanism(CLIP, NOISE, True))
+    features, soft = _noise(RowNoise(CLIP, NOISE, True))
     assert not features[-1].any()  # nobody holds the last class
     assert not soft[-1].any()
     for held, tolerance in ((features[:-1], 0.03), (soft[:-1], 0.06)):
@@ -86,12 +95,12 @@ def test_the_noise_is_normal_of_the_stated_scale() -> None:
 
 
 def test_the_noise_follows_sigma() -> None:
-    half, whole = (_noise(Mechanism(CLIP, noise, True))[0] for noise in (NOISE / 2, NOISE))
+    half, whole = (_noise(RowNoise(CLIP, noise, True))[0] for noise in (NOISE / 2, NOISE))
     np.testing.assert_allclose(2 * half, whole, rtol=1e-6, atol=1e-9)
 
 
 def test_the_noise_is_fresh_for_each_class_and_draw_and_the_same_for_the_same_generator() -> None:
-    mechanism = Mechanism(CLIP, NOISE, True)
+    mechanism = RowNoise(CLIP, NOISE, True)
     features, soft = _noise(mechanism)
     again = _noise(mechanism)
     np.testing.assert_array_equal(features, again[0])
@@ -108,24 +117,28 @@ def test_the_noise_is_fresh_for_each_class_and_draw_and_the_same_for_the_same_ge
 def test_as_published_soft_predictions_stay_as_they_are() -> None:
     hyper = method("fedhkd").settle({"noise": NOISE, "clip": CLIP, "noise_on": "features"})
     mechanism = method("fedhkd").mechanism(hyper)
-    assert mechanism == Mechanism(CLIP, NOISE, False)
+    assert mechanism == RowNoise(CLIP, NOISE, False)
     features, soft = _noise(mechanism)
     assert features[:-1].std() == pytest.approx(NOISE, rel=0.03)
     np.testing.assert_allclose(soft, 0.0, atol=1e-12)
-    assert (mechanism.releases, Mechanism(CLIP, NOISE, True).releases) == (1, 2)
+    counts = np.array([3, 0, 4])
+    told, both = mechanism.release(counts), RowNoise(CLIP, NOISE, True).release(counts)
+    assert (told.covers_all, told.bare, both.covers_all) == (False, ("soft predictions",), True)
+    assert (told.multiplier, both.multiplier) == pytest.approx((NOISE / 5, NOISE / 5 / math.sqrt(2)))
+    assert told.add_remove is both.add_remove is None  # counts are public: only a replaced sample is hidden
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name, found in METHODS.items() if found.statistic.COUNTED])
 def test_a_method_without_noise_has_no_mechanism(name: str) -> None:
     assert method(name).mechanism(method(name).settle({})) is None
-    assert Mechanism.of(method(name).settle({})) is None
+    assert RowNoise.of(method(name).settle({})) is None
 
 
 @given(seed=st.integers(0, 10_000), noise=st.floats(1e-3, 10.0), clip=st.floats(1e-2, 1e2))
 @settings(max_examples=30, deadline=None)
 def test_what_comes_out_is_within_what_others_are_told_to_expect(seed: int, noise: float, clip: float) -> None:
     """Means of clipped features, and soft predictions, noised: no device of a bundle that declares it is refused."""
-    mechanism, rng = Mechanism(clip, noise, True), np.random.default_rng(seed)
+    mechanism, rng = RowNoise(clip, noise, True), np.random.default_rng(seed)
     held = np.arange(C) < C - 1
     means = mechanism.clipped(rng.normal(size=(C, D)) * clip) * held[:, None]
     soft = rng.dirichlet(np.ones(C), C) * held[:, None]
@@ -135,11 +148,11 @@ def test_what_comes_out_is_within_what_others_are_told_to_expect(seed: int, nois
     assert (norms <= mechanism.largest_norm(counts, D)).all()
     assert (np.linalg.norm((sent.means - means)[held], axis=1) <= mechanism.on_mean(counts, D)).all()
     assert not improbable(sent.soft_means[held], mechanism.soft_slack(counts)).any()
-    assert not Mechanism(clip, noise, False).soft_slack(counts).any()
+    assert not RowNoise(clip, noise, False).soft_slack(counts).any()
 
 
 def test_the_bounds_are_the_clip_and_ten_deviations() -> None:
-    mechanism, counts = Mechanism(3.0, 0.5, True), np.array([1, 6])
+    mechanism, counts = RowNoise(3.0, 0.5, True), np.array([1, 6])
     np.testing.assert_allclose(mechanism.on_mean(counts, 16), [3.0 * 14, 3.0 * 14 / 6])
     np.testing.assert_allclose(mechanism.largest_norm(counts, 16), [45.0, 10.0])
     np.testing.assert_allclose(mechanism.soft_slack(counts), [10 * math.sqrt(2) / 2, 10 * math.sqrt(2) / 12])

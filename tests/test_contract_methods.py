@@ -47,7 +47,8 @@ def test_a_method_tells_one_consistent_data_flow(found):
     assert found.weighting_of(found.settle({})) == found.weighting
     if "noise" in found.hyper:
         assert found.mechanism(found.settle({"noise": 1.0})) is not None
-    assert found.mechanism(found.settle({})) is None
+    assert (found.mechanism(found.settle({})) is None) == found.statistic.COUNTED  # counts that noise hides, or none
+    assert found.statistic.COUNTED or not found.stands  # a new sum would be a new release
 
 
 @pytest.mark.parametrize("found", METHODS.values(), ids=METHODS)
@@ -86,7 +87,12 @@ def test_a_default_is_allowed_and_says_where_it_comes_from(name, setting):
 def test_answers_over_unit_features_are_the_same_for_features_of_any_length(name):
     found, rng = METHODS[name], np.random.default_rng(0)
     z, groups = rng.normal(size=(12, 4)), found.statistic.GROUPS
-    statistic = found.statistic.of(unit_rows(z), np.arange(12) % 3 * groups + np.arange(12) % groups // 2, 3 * groups)
+    y = np.arange(12) % 3 * groups + np.arange(12) % groups // 2
+    if found.statistic.COUNTED:
+        statistic = found.statistic.of(unit_rows(z), y, 3 * groups)
+    else:
+        zero = found.statistic.zero(3, 4)
+        statistic = zero.build([rng.normal(size=each.shape) for each in zero.arrays()], np.ones(3, np.int64))
     hyper = found.settle({})
     rows = found.next_rows({}, found.merge(lambda: [statistic], "mean", hyper), hyper)
     (answer,) = found.shared_answers(GlobalState(bytes(4), 1, 1, rows), 3, 4, hyper).values()
@@ -103,6 +109,8 @@ def test_projected_features_are_worth_comparing_where_that_halves_them():
     [
         ("ffc", {"ridge": "auto", "form": "ridge", "project": 0}),
         ("fedcof", {"ridge": "auto", "groups": 4}),
+        ("ffc-dp", {"noise_multiplier": 3.731, "gram_share": 0.2, "count_share": 0.05, "ridge": "auto", "project": 0}),
+        ("ncm-dp", {"noise_multiplier": 3.731, "count_share": 0.05}),
         ("fedproto", {"distance": "squared", "reading": "sample", "aggregation": "count", "pu_weight": 0.0}),
         ("fedpr", {"distance": "squared", "lambda": 1.0}),
     ],
@@ -159,7 +167,7 @@ def test_one_method_closes_runs_of_the_others():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_bundle_serves_rounds_of_its_own_method_and_of_those_that_train_nothing(name):
-    frozen = ("fedcof", "ffc", "ncm")
+    frozen = ("fedcof", "ffc", "ffc-dp", "ncm", "ncm-dp")
     assert runs_on(name) == (name, *(other for other in frozen if other != name))
 
 

@@ -84,7 +84,15 @@ def test_an_installed_package_is_all_that_a_method_needs(install: Install) -> No
     assert "spread" in methods.METHODS
     assert list(methods.METHODS) == sorted([*METHODS, "spread"])
     assert len(methods.METHODS) == len(list(methods.METHODS))
-    assert runs_on("fedproto") == ("fedproto", "fedcof", "ffc", "ncm", "spread")  # since that one trains nothing
+    assert runs_on("fedproto") == (
+        "fedproto",
+        "fedcof",
+        "ffc",
+        "ffc-dp",
+        "ncm",
+        "ncm-dp",
+        "spread",
+    )  # since that one trains nothing
     with pytest.raises(MethodError, match="got spred, try one of spread"):
         method("spred")
 

@@ -27,7 +27,8 @@ def test_profile_and_inspect_tell_what_a_device_sends(name, tmp_path, capsys):
     result = Device(bundle, some(shipped().train, 8), "device-1").run_round(
         Announcement(bytes(4), 1, "open", name, bundle.sha256), None
     )
-    sent = dataclasses.replace(result.contribution, counts=np.full_like(result.contribution.counts, 1000))
+    samples = 1000 if method(name).statistic.COUNTED else 1
+    sent = dataclasses.replace(result.contribution, counts=np.full_like(result.contribution.counts, samples))
     really = len(encode(sent, METHODS[name].encoding))
     assert payload_bytes(bundle.manifest, method(name)) == really
     args = ["profile", str(tmp_path / "b.bundle"), "--devices", "raspberry-pi-4", "--json", str(tmp_path / "r.json")]

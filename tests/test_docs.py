@@ -96,6 +96,7 @@ def test_ci_runs_the_test_command_of_the_readme_and_its_tests_come_last():
         "bin/mypy",
         "lint-imports",
         "protofleet demo",
+        "benchmarks/fuzz.py --seconds",
         'bash -c "$install"',
     ):
         assert step in script
@@ -242,14 +243,14 @@ def test_the_bytes_decoded_by_hand_are_the_golden_ones():
 
 
 def test_the_limits_and_waits_of_the_wire_page_are_those_of_the_code():
-    from aggregator import ingest, refusal_rate, server
+    from aggregator import ending, ingest, refusal_rate
     from contract.chunks import Assembler
     from contract.plausible import LARGEST_NORM
     from edge_client import global_state_check
     from edge_client.outbox import MAX_CHUNK_BYTES, Outbox
 
     text = " ".join((ROOT / "docs" / "wire.md").read_text().split())
-    waits = {"first_wait_s": 10.0, "max_wait_s": 4 * 3600.0}
+    waits = {"first_wait_s": 10.0, "max_wait_s": 4 * 3600.0, "seal": None}
     assert Outbox.__init__.__kwdefaults__ == waits
     assert "waits 5 to 10 s" in text
     assert "up to 2 to 4 hours" in text
@@ -266,7 +267,7 @@ def test_the_limits_and_waits_of_the_wire_page_are_those_of_the_code():
     assert "four at once for a device, then one a second" in text
     assert (global_state_check.FOREIGN, LARGEST_NORM) == (100.0, 1e6)
     assert "more than 100 times its own longest class mean, of norm above 10⁶" in text
-    assert server.GRACE_S == 40.0
+    assert ending.GRACE_S == 40.0
     assert "up to 40 s" in text
 
 
@@ -317,6 +318,19 @@ def test_every_field_and_member_of_a_bundle_is_on_its_page():
         assert f"`{name}`" in text, name
     for member in ("manifest.json", "features.onnx", "train_step.onnx", "params.safetensors", "manifest.sig"):
         assert f"`{member}`" in text
+
+
+def test_every_promise_of_the_security_page_names_a_test_that_exists():
+    text, promises = (ROOT / "docs" / "security.md").read_text(), 0
+    for table in re.findall(r"^\| .* \| shown by \|\n(?:\| --- )+\|\n((?:\|.*\n)+)", text, re.MULTILINE):
+        for row in table.splitlines():
+            promises += 1
+            assert re.search(r"`[\w/]+\.py::test_\w+`", row.split(" | ")[-1]), row
+    assert promises > 25
+    named = set(re.findall(r"`([\w/]+\.py)::(\w+)`", text))
+    assert len(named) == len(set(re.findall(r"`[\w/]*\.py::[^`]*`", text)))  # none that the pattern passes over
+    for file, name in sorted(named):
+        assert re.search(rf"^ *def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), f"{file}::{name}"
 
 
 def test_no_page_or_source_names_the_machine_it_was_written_on():

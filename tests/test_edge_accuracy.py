@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -21,7 +22,8 @@ from edge_client.device import Device
 from edge_client.evaluate import in_words
 from edge_client.extractor import Extractor
 from edge_client.own_samples import LEAST, OwnSamples, Samples
-from edge_client.service import _tells_accuracy
+from edge_client.policy import Policy
+from edge_client.service import _tells
 from export.build import build_bundle
 
 CLASSES = (0, 3, 8)
@@ -167,22 +169,21 @@ def test_what_cannot_be_asked_together(tmp_path: Path) -> None:
     for options, words in (
         ({"hold_out": 0.1, "test": "t"}, "--hold-out with --test"),
         ({"hold_out": 0.6}, "--hold-out, expected 0 to 0.5"),
-        ({"epsilon": 1.0, "report_accuracy": True}, "--report-accuracy with --epsilon"),
     ):
         with pytest.raises(UsageError, match=words):
             _settings(tmp_path, **options)
     assert _settings(tmp_path, hold_out=0.0, test="t") is not None
 
 
-def test_where_noise_protects_what_is_sent_accuracy_stays_at_home(tmp_path: Path) -> None:
-    """With a budget or without one: no ε would cover it."""
-    said = list[str]()
-    noised = object()  # an accountant: there is one where the bundle's method adds noise
-    for options in ({}, {"epsilon": 1.0}):
-        assert not _tells_accuracy(_settings(tmp_path, **options), noised, said.append)  # type: ignore[arg-type]
-    assert said == ["accuracy stays on this device: no noise is added to it"] * 2
-    with pytest.raises(UsageError, match="--report-accuracy, expected a bundle whose method adds no noise"):
-        _tells_accuracy(_settings(tmp_path, report_accuracy=True), noised, said.append)  # type: ignore[arg-type]
-    assert _tells_accuracy(_settings(tmp_path), None, said.append)
-    assert not _tells_accuracy(_settings(tmp_path, report_accuracy=False), None, said.append)
-    assert len(said) == 2
+def test_where_noise_protects_what_is_sent_or_the_policy_says_so_figures_stay_at_home() -> None:
+    """With a budget or without one: no ε would cover them."""
+    for figure, option in (("accuracy", "--report-accuracy"), ("drift", "--tell-drift")):
+        free, noised = (SimpleNamespace(policy=Policy(), is_private=private) for private in (False, True))
+        kept, budget = Policy(figures=("new-photos",)), Policy(epsilon=1.0, delta=1e-5)
+        others = [SimpleNamespace(policy=each, is_private=each.is_private) for each in (kept, budget)]
+        assert _tells(free, figure, None, option)  # type: ignore[arg-type]
+        assert not _tells(free, figure, False, option)  # type: ignore[arg-type]
+        for found, expected in ((noised, "a bundle whose method adds no noise"), *((o, "a --policy") for o in others)):
+            assert not _tells(found, figure, None, option)  # type: ignore[arg-type]
+            with pytest.raises(UsageError, match=f"{option}, expected {expected}"):
+                _tells(found, figure, True, option)  # type: ignore[arg-type]

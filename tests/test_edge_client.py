@@ -367,7 +367,7 @@ def test_a_refusal_of_other_bytes_under_its_key_does_not_end_a_contribution(
         peer.answer(1, status="rejected", reason="yours", digest=hashlib.sha256(peer.uplink[0]).digest()[:8])
         finish(peer, 1)
         said = ended(client, 0)
-    assert "other bytes than ours were refused: noise" in said
+    assert "other bytes than ours were answered: rejected noise" in said
     assert "round 1 (fedproto): rejected (yours)" in said
 
 

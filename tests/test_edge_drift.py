@@ -13,17 +13,15 @@ import pytest
 from brokers import Embedded
 from edge_peer import FLEET, Peer
 from edge_samples import fashion
-from test_edge_accuracy import _settings
 
 from contract.bundle import Bundle, read_bundle
 from contract.drift import FARTHEST, LEAST, read_drift
-from contract.errors import UsageError
 from edge_client.config import settle_config
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.drift import DriftWatch, Reference
 from edge_client.health import Health
-from edge_client.service import Service, _tells_drift
+from edge_client.service import Service
 
 
 @pytest.fixture(scope="module")
@@ -138,18 +136,6 @@ def test_the_status_carries_it_where_the_device_may_say_it(bundle: Bundle, tmp_p
     told = health.birth().metrics
     assert {name for name in told if "drift" in name} == {"drift_samples", "drift_unlike", "drift_distance"}
     assert len(told) <= 32
-
-
-def test_not_where_noise_is_added_or_the_owner_says_no(tmp_path: Path) -> None:
-    settings = _settings(tmp_path)
-    noised = object()
-    assert _tells_drift(settings, None)
-    assert not _tells_drift(settings, noised)  # type: ignore[arg-type]
-    assert not _tells_drift(_settings(tmp_path, tell_drift=False), None)
-    with pytest.raises(UsageError, match="--tell-drift, expected a bundle whose method adds no noise"):
-        _tells_drift(_settings(tmp_path, tell_drift=True), noised)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="--tell-drift with --epsilon, expected one of them"):
-        _settings(tmp_path, tell_drift=True, epsilon=1.0)
 
 
 def test_a_running_client_says_it_after_the_contribution_that_holds_new_photos(

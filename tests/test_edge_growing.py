@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from edge_samples import RUN, announcement, fashion
+from edge_samples import RUN, announcement, fashion, sums_of
 
 import protofleet
 from aggregator.store import SqliteStore
@@ -23,7 +23,6 @@ from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.journal import Journal, read_kept
 from edge_client.rounds import Follower
-from edge_client.standing_sums import StandingSums
 from export.extend import extend_bundle
 
 OWNER = {"fleet": "fleet", "device": "pi-1"}
@@ -152,7 +151,7 @@ def test_a_device_that_changes_keeps_its_state_and_sends_nothing_again(
     with Journal(tmp_path, **OWNER, bundle=old.sha256, lies_at=paths[0]) as journal:
         journal.begin(b"instance")
         secret = journal.secret()
-        made = StandingSums(Device(old, few, "pi-1"), journal, "pi-1").make(told(new, knows=old), 1, 0.0)
+        made = sums_of(Device(old, few, "pi-1"), journal).make(told(new, knows=old), 1, 0.0)
         assert made is not None
         journal.keep_global(state(new, 2))
     following = protofleet.Predictor(tmp_path)
@@ -160,14 +159,14 @@ def test_a_device_that_changes_keeps_its_state_and_sends_nothing_again(
     with Journal(tmp_path, **OWNER, bundle=new.sha256, extends=new.manifest.extended, lies_at=paths[1]) as journal:
         assert (journal.secret(), journal.begin(b"another!")) == (secret, 2)
         assert [waiting.key[1] for waiting in journal.pending()] == [1]
-        sums = StandingSums(Device(new, few, "pi-1"), journal, "pi-1")
+        sums = sums_of(Device(new, few, "pi-1"), journal)
         assert sums.make(told(new, knows=old), 2, 0.0) is None
         after = following(few.x)  # which was asked before, and goes on with the new class
         assert (before.names, after.names) == (old.manifest.labels, new.manifest.labels)
         np.testing.assert_array_equal(after.scores[:, :10], before.scores)
         assert np.isfinite(after.scores[:, 10]).all()
         hamsters = LocalData(np.concatenate([few.x, few.x[:4] // 2]), np.concatenate([few.y, np.full(4, 10)]))
-        made = StandingSums(Device(new, hamsters, "pi-1"), journal, "pi-1").make(told(new, knows=old), 2, 0.0)
+        made = sums_of(Device(new, hamsters, "pi-1"), journal).make(told(new, knows=old), 2, 0.0)
         assert made is not None
         sent = decode(made.payload)
         assert (sent.round, sent.body.classes.tolist(), sent.samples) == (2, [0, 1, 10], 24)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import hashlib
 import random
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from aggregator.server import GRACE_S, LATECOMERS_S
+from aggregator.ending import GRACE_S, LATECOMERS_S
 from contract.chunks import Assembler, bitmap
 from contract.errors import WireError
-from contract.messages import Chunk, Contribution, Receipt
-from contract.statistics import ClassMeans
+from contract.messages import Chunk, Receipt
 from contract.wire import decode
 from edge_client.journal import Pending
-from edge_client.outbox import MAX_CHUNK_BYTES, Outbox, fitting
+from edge_client.outbox import MAX_CHUNK_BYTES, Outbox
 from edge_client.waiting_notice import Waits
 
 RUN = b"run1"
@@ -40,6 +38,10 @@ def ready(*items: Pending, limit: int = BIG) -> Outbox:
     for item in items:
         box.add(item)
     return box
+
+
+def digest(payload: bytes) -> bytes:
+    return hashlib.sha256(payload).digest()[:8]
 
 
 def indices(messages: list[bytes]) -> list[int]:
@@ -132,7 +134,11 @@ def test_a_window_at_a_time() -> None:
 def test_only_missing_chunks_are_sent_again() -> None:
     box = ready(pending(size=10_000), limit=2000)
     assert indices(box.due(0.0, idle=True)) == [0, 1, 2, 3, 4, 5]
-    box.need_chunks(Receipt(RUN, 1, "fedproto", "need-chunks", missing=bitmap({1, 4}, 6)))
+    box.need_chunks(
+        Receipt(
+            RUN, 1, "fedproto", "need-chunks", missing=bitmap({1, 4}, 6), digest=digest(pending(size=10_000).payload)
+        )
+    )
     assert indices(box.due(0.1, idle=True)) == [1, 4]
     assert box.due(0.2, idle=True) == []
 
@@ -177,15 +183,6 @@ def test_a_limit_without_room_is_an_error() -> None:
     box.add(pending(size=1000))
     with pytest.raises(WireError, match="a limit of 100 bytes"):
         box.connected(100)
-
-
-def test_what_overflows_float16_goes_as_float32() -> None:
-    for top, expected in ((60_000.0, np.float16), (70_000.0, np.float32)):
-        means = ClassMeans(np.array([[1.0, top]]), np.array([1]))
-        sent = decode(fitting(Contribution.of(means, run=RUN, round=1, method="fedproto", bundle=bytes(32)), "f16"))
-        assert isinstance(sent, Contribution)
-        assert sent.body.rows.dtype == expected
-        np.testing.assert_allclose(sent.body.rows, means.means, rtol=1e-3)
 
 
 class Fleet(RuleBasedStateMachine):
@@ -267,7 +264,8 @@ class Fleet(RuleBasedStateMachine):
             self.downlink.append(Receipt(*key, "committed"))
         else:
             missing = self.assembler.missing("pi", key[2])
-            self.downlink.append(Receipt(*key, "need-chunks", missing=missing or b""))
+            named = digest(self.journal[key].payload)
+            self.downlink.append(Receipt(*key, "need-chunks", missing=missing or b"", digest=named))
 
     def whole(self, message: bytes) -> tuple[tuple[bytes, int, str], bytes | None]:
         for key, item in self.journal.items():
@@ -394,13 +392,6 @@ def test_a_smaller_announced_limit_cuts_anew_and_sends_at_once(size: int) -> Non
     assert (len(messages) > 1) == (size > 1_024)
     whole = messages[0] if size < 1_024 else b"".join(decode(m).data for m in messages)  # type: ignore[union-attr]
     assert whole == pending(size=size).payload
-
-
-def test_a_rejection_is_of_these_bytes_or_of_none_in_particular() -> None:
-    box = ready(pending())
-    own = hashlib.sha256(pending().payload).digest()[:8]
-    for digest, expected in ((own, True), (b"", True), (bytes(8), False)):
-        assert box.is_refused(Receipt(RUN, 1, "fedproto", "rejected", digest=digest)) == expected
 
 
 def test_what_is_waited_for_is_told_once_for_each_change_and_only_when_it_lasts() -> None:

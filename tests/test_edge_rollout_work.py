@@ -60,7 +60,7 @@ def paths(mnist_like_bundle: Callable[..., Path], tmp_path_factory: pytest.TempP
 
 
 def trial(path: Path, folder: Path, **fields: object) -> Trial:
-    return Trial(**{"path": str(path), "public_key": trusted(folder).read_bytes(), "version": 2, **fields})  # type: ignore[arg-type]
+    return Trial(**{"path": str(path), "public_keys": (trusted(folder).read_bytes(),), "version": 2, **fields})  # type: ignore[arg-type]
 
 
 def test_a_bundle_is_tried_with_the_parts_that_run_it(paths: tuple[Path, Path, Path], tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_bundle_is_tried_with_the_parts_that_run_it(paths: tuple[Path, Path, P
         (new, {"version": 3}, "expected version 3, as offered, got version 2"),
         (other, {**extends, "version": 3}, "expected one that extends"),
         (new, {**extends, "extractor": "another"}, "expected one that extends"),
-        (new, {"public_key": bytes(32)}, "Ed25519 signature"),
+        (new, {"public_keys": (bytes(32),)}, "Ed25519 signature"),
         (tmp_path / "none", {}, "cannot read bundle"),
     ):
         assert expected in failure(trial(path, tmp_path, **fields), photos.x)
@@ -117,7 +117,9 @@ def runs(path: Path, folder: Path, **options: object) -> Seat:
     """A start with this file."""
     config = of(path, folder, **options)
     with RolloutFile(folder / "s", make=True) as file:
-        seated = settle(config, file, None if config.trust is None else trusted(folder).read_bytes(), lambda line: None)
+        seated = settle(
+            config, file, () if config.trust is None else (trusted(folder).read_bytes(),), lambda line: None
+        )
         with seated.journal():
             seated.runs(file)
         return seated.seat
@@ -179,7 +181,7 @@ def goes_over(old: Path, new: Path, folder: Path, fleet: str = "") -> Seat:
     offer, blob, said = offer_of(new, fleet), new.read_bytes(), list[str]()
     with RolloutFile(folder / "s", make=True) as file:
         key = trusted(folder).read_bytes()
-        seated = settle(of(old, folder), file, key, said.append)
+        seated = settle(of(old, folder), file, (key,), said.append)
         with seated.journal():
             seated.runs(file)
         if seated.seat.version > 1:
@@ -301,7 +303,7 @@ def test_answers_go_over_to_the_other_fleet_once_it_has_a_global_state_and_back(
 def work(paths: tuple[Path, Path, Path], tmp_path: Path) -> Iterator[RolloutWork]:
     """Of a device that runs the old bundle."""
     with RolloutFile(tmp_path / "s", make=True) as file:
-        seated = settle(of(paths[0], tmp_path), file, trusted(tmp_path).read_bytes(), lambda line: None)
+        seated = settle(of(paths[0], tmp_path), file, (trusted(tmp_path).read_bytes(),), lambda line: None)
         made = working(file, seated, [])
         yield made
         made.close()
@@ -352,7 +354,7 @@ def test_a_self_test_that_takes_the_device_down_is_made_three_times(
     monkeypatch.setattr(rollout_work, "tried_apart", trials)
     for _ in range(7):
         with RolloutFile(tmp_path / "s", make=True) as file:
-            work = working(file, settle(of(paths[0], tmp_path), file, key, lambda line: None), [])
+            work = working(file, settle(of(paths[0], tmp_path), file, (key,), lambda line: None), [])
             with contextlib.suppress(KilledError):
                 work.announced(Announcement(RUN, 1, "closed", "ncm", bytes(32), offer=offer))
                 work.take(Piece(RUN, offer.digest, 0, blob), 0.0)

@@ -113,11 +113,11 @@ def test_many_runs_do_not_fill_the_memory() -> None:
     assert fleet.state((99).to_bytes(4, "big")) is not None
 
 
-def test_contradicting_parts_are_refused_and_forgotten() -> None:
+def test_contradicting_parts_are_forgotten() -> None:
     fleet = follower()
     fleet.part(parts(1)[0])
-    with pytest.raises(WireError, match="parts of one count"):
-        fleet.part(parts(1, count=6)[5])
+    fleet.part(parts(1, count=6)[5])
+    assert fleet.state(RUN) is None
     for part in parts(2):
         fleet.part(part)
     assert fleet.state(RUN) is not None
@@ -273,3 +273,17 @@ def test_a_round_over_the_extractor_it_shares_is_for_it_whatever_the_bundle() ->
     for other in others:
         with pytest.raises(UsageError, match="the fleet runs another bundle"):
             follower().announced(other)
+
+
+def test_a_version_far_above_the_announced_one_keeps_no_true_one_out() -> None:
+    """Of 2^32 − 1, above which none can come: before the announcement is known, and after."""
+    fleet, highest = follower(), parts(2**32 - 1, count=1)[0]
+    fleet.part(highest)
+    fleet.announced(announced(2, global_version=1))
+    assert fleet.state(RUN) is None
+    with pytest.raises(WireError, match="version 1, as announced"):
+        fleet.part(highest)
+    fleet.part(parts(1, count=1)[0])
+    state = fleet.state(RUN)
+    assert state is not None
+    assert state.version == 1

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from brokers import Embedded
 from edge_peer import FLEET, Peer
-from edge_samples import RUN, announcement, fashion
+from edge_samples import RUN, announcement, fashion, sums_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +30,7 @@ from edge_client.rollout import Seat, activated
 from edge_client.rollout_file import RolloutFile
 from edge_client.standing import choose, sample_keys, separated
 from edge_client.standing_journal import GENERATIONS_KEPT
-from edge_client.standing_sums import REFUSED_WAIT_S, StandingSums, is_complete
+from edge_client.standing_sums import REFUSED_WAIT_S, is_complete
 from edge_client.withdrawal import withdraw
 from export.extend import extend_bundle
 
@@ -107,7 +107,7 @@ def test_generations_rise_through_receipts_restarts_and_lost_state(bundle: Bundl
     few, more = fashion(bundle, 20, (0, 1)), fashion(bundle, 24, (0, 1))
     a = standing(bundle)
     with journal(tmp_path, bundle) as kept:
-        sums = StandingSums(Device(bundle, few, "pi-1"), kept, "pi-1")
+        sums = sums_of(Device(bundle, few, "pi-1"), kept)
         made = sums.make(a, 1, 0.0)
         sent = decode(made.payload)
         assert isinstance(sent, Contribution)
@@ -124,8 +124,8 @@ def test_generations_rise_through_receipts_restarts_and_lost_state(bundle: Bundl
         assert sums.waits_for() == "sums 1 stand: waiting for photos to change"
     with journal(tmp_path, bundle) as kept:  # the same photos, in another order, are no news
         shuffled = LocalData(few.x[::-1], few.y[::-1])
-        assert StandingSums(Device(bundle, shuffled, "pi-1"), kept, "pi-1").make(a, 2, 0.0) is None
-        sums = StandingSums(Device(bundle, more, "pi-1"), kept, "pi-1")
+        assert sums_of(Device(bundle, shuffled, "pi-1"), kept).make(a, 2, 0.0) is None
+        sums = sums_of(Device(bundle, more, "pi-1"), kept)
         made = sums.make(a, 2, 0.0)
         assert (made.report.key[1], made.older, [p.key[1] for p in kept.pending()]) == (2, [(RUN, 1, "ncm")], [2])
         assert made.words.startswith("sums 2 (ncm): 24 samples, ")
@@ -142,11 +142,11 @@ def test_generations_rise_through_receipts_restarts_and_lost_state(bundle: Bundl
             sums.make(standing(bundle, run=b"run3", method="fedcof"), 2, 9e9)
 
 
-def forgets(method: str, bundle: Bundle, folder: Path) -> tuple[StandingSums, Journal, Announcement]:
+def forgets(method: str, bundle: Bundle, folder: Path) -> tuple[Journal, Announcement]:
     """Sums of classes 0 and 1 that stand, of a device with a journal that is open."""
     kept = journal(folder, bundle)
     data = fashion(bundle, 20, (0, 1))
-    sums = StandingSums(Device(bundle, data, "pi-1"), kept, "pi-1")
+    sums = sums_of(Device(bundle, data, "pi-1"), kept)
     a = standing(bundle, method=method, min_samples=3)
     sums.make(a, 1, 0.0)
     sums.told(Receipt(RUN, 1, method, "committed"), 1.0)
@@ -198,7 +198,7 @@ def test_in_rounds_samples_of_a_forgotten_class_stay_at_home(bundle: Bundle) -> 
 def test_an_admitted_device_sends_at_once_what_was_forgotten(bundle: Bundle, tmp_path: Path) -> None:
     a = standing(bundle)
     with journal(tmp_path, bundle) as kept:
-        sums = StandingSums(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept, "pi-1")
+        sums = sums_of(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept)
         sums.make(a, 1, 0.0)
         sums.told(Receipt(RUN, 1, "ncm", "committed"), 1.0)
         assert sums.make(a, 1, 1.0) is None
@@ -215,7 +215,7 @@ def test_a_withdrawal_on_its_way_is_not_overtaken_by_sums(bundle: Bundle, tmp_pa
     """The command found no aggregator, and the service starts its client again before the second try."""
     a, withdrawn = standing(bundle), {"samples": None, "payload": b"gone", "limit_bytes": 1024}
     with journal(tmp_path, bundle) as kept:
-        sums = StandingSums(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept, "pi-1")
+        sums = sums_of(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept)
         sums.make(a, 1, 0.0)
         kept.standing.commit((RUN, 2, "ncm"), metrics={"withdrawn": True}, **withdrawn)
         assert sums.make(a, 2, 1.0) is None
@@ -262,7 +262,7 @@ def test_above_the_highest_number_nothing_is_sent_and_that_is_said(
             kept.standing.commit((run, 1, "ncm"), samples=b"", payload=b"sums", limit_bytes=1024, metrics={})
             kept.standing.unsent(run, 2**32 - 1)
             kept.settle(Receipt(run, 1, "ncm", "late"), 4)
-        sums = StandingSums(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept, "pi-1")
+        sums = sums_of(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept)
         assert sums.make(standing(bundle), 1, 0.0) is None
         assert sums.waits_for().endswith("no higher number is left, give this device another --id")
     peer.announce(0, "ncm", "standing")
@@ -274,8 +274,8 @@ def test_a_person_is_told_what_is_held_back(bundle: Bundle, tmp_path: Path) -> N
     data, a = fashion(bundle, 24, (0, 1)), standing(bundle, min_samples=5)
     with journal(tmp_path, bundle) as kept:
         fewer = LocalData(data.x[:-1], data.y[:-1])
-        assert StandingSums(Device(bundle, data, "pi-1"), kept, "pi-1").make(a, 1, 0.0) is not None
-        sums = StandingSums(Device(bundle, fewer, "pi-1"), kept, "pi-1")
+        assert sums_of(Device(bundle, data, "pi-1"), kept).make(a, 1, 0.0) is not None
+        sums = sums_of(Device(bundle, fewer, "pi-1"), kept)
         assert sums.make(a, 1, 1.0) is None
         assert sums.make(a, 1, 2.0) is None
         assert sums.waits_for().startswith("sums 1 stand, 1 changes are too few of their class to be told")
@@ -290,7 +290,7 @@ def test_what_waits_is_not_taken_for_sent(bundle: Bundle, tmp_path: Path) -> Non
 
     device = Device(bundle, held(2), "pi-1")
     with journal(tmp_path, bundle) as kept:
-        sums = StandingSums(device, kept, "pi-1")
+        sums = sums_of(device, kept)
         made = sums.make(standing(bundle, min_samples=5), 1, 0.0)
         assert (made.report.metrics["samples"], made.words[-37:]) == (20, ", 2 wait until there are 5 of a class")
         device.hold(held(5))
@@ -301,7 +301,7 @@ def test_photos_that_change_while_it_runs_are_seen(bundle: Bundle, tmp_path: Pat
     data, a = fashion(bundle, 24, (0, 1)), standing(bundle)
     device = Device(bundle, LocalData(data.x[:20], data.y[:20]), "pi-1")
     with journal(tmp_path, bundle) as kept:
-        sums = StandingSums(device, kept, "pi-1")
+        sums = sums_of(device, kept)
         assert sums.make(a, 1, 0.0).report.metrics["samples"] == 20
         assert sums.make(a, 1, 1.0) is None
         device.hold(data)
@@ -325,7 +325,7 @@ def test_a_generation_is_over_when_it_is_answered_and_came_back(bundle: Bundle, 
     from contract.state import GlobalState
 
     with journal(tmp_path, bundle) as kept:
-        report = StandingSums(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept, "pi-1").make(
+        report = sums_of(Device(bundle, fashion(bundle, 20, (0, 1)), "pi-1"), kept).make(
             standing(bundle, global_version=4), 1, 0.0
         ).report  # fmt: skip
     assert not is_complete(report, None, None)

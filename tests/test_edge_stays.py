@@ -22,15 +22,13 @@ from test_edge_rounds import OTHER, announced, follower
 
 import edge_client.client as client_module
 from contract.bundle import Bundle, read_bundle
-from contract.errors import DataError, PrivacyError, UsageError
+from contract.errors import DataError, UsageError
 from contract.service_manager import ServiceManager
 from edge_client import history, process, retention
 from edge_client.config import ClientConfig, settle_config
 from edge_client.journal import read_kept
+from edge_client.ledger import read_ledger
 from edge_client.own_samples import OwnSamples
-from edge_client.retention import drop_old_rounds
-from edge_client.round_work import RoundWork
-from edge_client.rounds import Task
 from edge_client.service import Service
 from edge_client.waiting_notice import Absence, Waits
 
@@ -154,18 +152,6 @@ def test_old_rounds_are_forgotten_but_their_numbers_and_what_still_counts(
     assert read_kept(tmp_path).rounds == 10
 
 
-def test_a_round_that_added_noise_is_never_forgotten(tmp_path: Path) -> None:
-    with opened(tmp_path) as journal:
-        for number in range(1, 6):
-            journal.commit_round(
-                (b"run1", number, "fedhkd"), weights={}, payload=None, limit_bytes=1, metrics={"squared_counts": 4.0}
-            )
-            journal.mark_reported((b"run1", number, "fedhkd"))
-        with journal._transaction() as db:
-            drop_old_rounds(db, 2)
-        assert len(journal.metrics("fedhkd")) == 5
-
-
 def test_a_history_that_is_large_enough_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "HISTORY_BYTES", 100)
     path = tmp_path / "history.jsonl"
@@ -179,12 +165,15 @@ def test_a_history_that_is_large_enough_is_put_aside(tmp_path: Path, monkeypatch
 # ── weeks alone ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_broker_that_stays_away_is_told_of_once_a_day() -> None:
+def test_a_broker_that_stays_away_is_told_of_once_a_day_and_each_of_three_reasons_once() -> None:
+    """A device whose certificate was revoked said that a message was refused, and nothing more for a day."""
     absence, said = Absence(), list[str]()
     for minute in range(3 * 1440):
-        said.append(absence.line("connection lost", f"refused {minute % 2}", 60.0 * minute))
+        said.append(absence.line("connection lost", f"refused {minute % 10}", 60.0 * minute))
     assert [line for line in said if line] == [
         "connection lost (refused 0), trying again",
+        "still no broker (refused 1), trying again",
+        "still no broker (refused 2), trying again",
         "no broker for 1 day (refused 0), trying again",
         "no broker for 2 days (refused 0), trying again",
     ]
@@ -310,33 +299,30 @@ def broker(tmp_path: Path) -> Iterator[TestBroker]:
     found.stop()
 
 
-def test_a_round_that_the_privacy_budget_does_not_allow_is_left_out_and_said_once(
-    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_round_that_the_policy_does_not_allow_is_answered_without_a_row_and_told(
+    broker: TestBroker, bundle: Bundle, path: Path, tmp_path: Path
 ) -> None:
-    take_part, said = RoundWork.take_part, list[str]()
-
-    def refuses(self: RoundWork, task: Task) -> float | None:
-        if task.announcement.round == 1:
-            raise PrivacyError("the privacy budget is spent")
-        return take_part(self, task)
-
-    monkeypatch.setattr(RoundWork, "take_part", refuses)  # a network that adds noise takes long to export
-    folder = photos(bundle, tmp_path / "photos")
+    """One release in a day: the second round closes without waiting, the operator is told, and it goes on so."""
+    folder, said = photos(bundle, tmp_path / "photos"), list[str]()
+    (tmp_path / "policy.toml").write_text('releases_per_day = 1\nfigures = []\nmethods = ["fedproto"]\n')
     given = {"bundle": str(path), "broker": broker.url, "id": "pi-1", "data": str(folder), "hold_out": 0.0}
-    service = Service(settle_config(None, {**given, "state": str(tmp_path / "state")}))
-    threading.Thread(target=lambda: service.run(said.append, lambda content, finished: None), daemon=True).start()
+    given |= {"policy": str(tmp_path / "policy.toml"), "state": str(tmp_path / "state")}
+    service = Service(settle_config(None, given))
+    thread = threading.Thread(target=lambda: service.run(said.append, lambda content, finished: None), daemon=True)
+    thread.start()
     with Peer(broker.url, bundle) as peer:
-        peer.announce(1)
-        peer.announce(1, phase="closed")
-        peer.announce(1)
-        deadline = time.monotonic() + 30
-        while not any("left out" in line for line in said):
-            assert time.monotonic() < deadline, said
-            time.sleep(0.02)
-        peer.announce(2)
-        peer.contribution(2)
+        for number, rows in ((1, 2), (2, 0), (3, 0)):
+            peer.announce(number)
+            assert len(peer.contribution(number).counts) == rows
+            peer.answer(number)
+        while peer.statuses[-1].versions.get("policy") != "round 3 (fedproto): releases per day":
+            peer.receive()
+    assert not any("samples_new" in status.metrics for status in peer.statuses)
     service.stop()
-    assert [line for line in said if "left out" in line] == ["round 1 is left out: the privacy budget is spent"]
+    thread.join(30)
+    assert [line[:29] for line in said if "refused" in line] == [f"round {n} (fedproto) is refused" for n in (2, 3)]
+    entries, _, _ = read_ledger(tmp_path / "state" / "ledger.sqlite")
+    assert [(each.what, each.round) for each in entries] == [("round", 1), ("sat-out", 2), ("sat-out", 3)]
 
 
 def says_new(peer: Peer, count: int) -> None:

@@ -7,6 +7,7 @@ the journal of its device, and FFC's head equals ridge regression on the pooled 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import signal
@@ -29,6 +30,7 @@ from contract.rules import merge
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from contract.wire import decode
+from edge_client.ledger import read_ledger
 
 FLEET, DEVICES, SAMPLES = "e2e", 3, 200
 
@@ -132,6 +134,15 @@ def _check_nothing_lost_nothing_doubled(fleet: Fleet, rounds: int) -> None:
     assert len(sent) == DEVICES * (rounds + 1)
     assert {outcome for _, outcome in sent.values()} <= {"committed", "duplicate"}
     assert stored == {key: payload for key, (payload, _) in sent.items()}
+    for device in {device for _, _, device in sent}:  # and nothing that left is not in the ledger, or is there twice
+        entries, _, _ = read_ledger(fleet.folder / f"state-{device}" / "ledger.sqlite")
+        made = {(each.round, each.method): each.digest for each in entries if each.what == "round"}
+        assert made == {
+            (round, name): hashlib.sha256(payload).digest()
+            for (round, name, whose), payload in stored.items()
+            if whose == device
+        }
+        assert sum(each.what == "round" for each in entries) == len(made)
     told = json.loads((fleet.folder / "summary.json").read_text())
     assert told["finished"]
     assert told["totals"]["committed"] == len(sent)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleets import CLASSES, Fleet, Samples, bundle, error_line, fleet_in, share
+from fleets import CLASSES, Fleet, Samples, bundle, fleet_in, share
 
 from contract.bundle import read_bundle
 from contract.messages import Contribution
 from contract.methods import method as method_of
 from contract.sphere import projection
+from contract.wire import decode
 from edge_client.extractor import Extractor
 
 HELD = ((0, 1), (1, 2, 3))  # of two devices; class 4 is nobody's
@@ -50,7 +51,7 @@ def _merged(rounds: list[list[Contribution]], weight: Weight, field: str = "body
     for messages in rounds:
         for j in range(CLASSES):
             total, weights = 0.0, 0.0
-            for message in messages:
+            for message in (each for each in messages if not each.says_nothing):
                 rows = message.body.rows if field == "body" else message.further[0]
                 for number, n, row in zip(message.body.classes, message.counts, rows, strict=True):
                     if number == j:
@@ -107,26 +108,32 @@ def _deviations(multiplier: float, samples: Samples) -> float:
     return multiplier * float(np.linalg.norm(np.bincount(samples[1])))
 
 
+def _policy(fleet: Fleet, epsilon: float) -> tuple[str, Path]:
+    path = fleet.folder / "policy.toml"
+    path.write_text(f'epsilon = {epsilon}\ndelta = 1e-5\nneighbours = "replace"\n')
+    return "--policy", path
+
+
 def test_hyper_knowledge_with_noise_and_a_budget_that_one_device_spends(fleet: Fleet) -> None:
-    """8 deviations cost ε = 0.634 after one round and 0.926 after two: a device with 0.8 stops between them."""
+    """8 deviations cost ε = 0.634 after one round and 0.926 after two: a device with 0.8 answers the second without a
+    row, and the round does not wait for it."""
     names, data = ["d0", "d1", "d2"], [share(0, (0, 4)), share(1, HELD[0]), share(2, HELD[1])]
     path = bundle(fleet.folder / "a.bundle", "fedhkd", hyper={"epochs": 1, "noise": _deviations(8.0, data[0])})
     for name, samples in zip(names, data, strict=True):
-        fleet.client(name, path, samples, *(("--epsilon", 0.8) if name == "d0" else ()))
+        fleet.client(name, path, samples, *(_policy(fleet, 0.8) if name == "d0" else ()))
     for name in names:
         fleet.wait_for(name, "connected", 120.0)
-    fleet.aggregator([path], "--rounds", 2, "--min-clients", 2, "--no-calibrate")
-    codes = fleet.finish()
-    assert codes == {"aggregator": 0, "d0": 1, "d1": 0, "d2": 0}, fleet.log("d0")
-    line = error_line(fleet.log("d0"))
-    assert "the privacy budget is spent: ε = 0.634, δ = 1e-05, 1 round" in line
-    assert "expected at most ε = 0.8, got 0.926 with another round" in line
-    assert {name: len(fleet.sent(name)) for name in names} == {"d0": 1, "d1": 2, "d2": 2}
-    assert fleet.told("d0")["privacy"]["rounds"] == 1
-    assert fleet.told("d1")["privacy"]["rounds"] == 2
-    assert fleet.told("d0")["privacy"]["epsilon"] < 0.8 < fleet.told("d1")["privacy"]["epsilon"]
+    fleet.aggregator([path], "--rounds", 2, "--min-clients", 3, "--no-calibrate")
+    assert set(fleet.finish().values()) == {0}, fleet.log("d0")
+    line = "round 2 (fedhkd) is refused: ε = 0.634 of 0.8 is spent, and it would be 0.926 with this release"
+    assert fleet.log("d0").count(line) == 1
+    assert "refused by the policy of d0, round 2 (fedhkd): epsilon is spent" in fleet.log("aggregator")
+    told = {name: fleet.told(name)["privacy"] for name in names}
+    assert [told[name]["releases"] for name in names] == [2, 2, 2]
+    assert told["d0"]["epsilon"] < 0.8 < told["d1"]["epsilon"]
+    assert told["d0"]["epsilon_add_remove"] is None  # FedHKD tells its counts
     rounds = [fleet.messages(1), fleet.messages(2)]
-    assert [len(messages) for messages in rounds] == [3, 2]
+    assert [sum(bool(len(message.counts)) for message in messages) for messages in rounds] == [3, 2]
     _check_counts(rounds[0], data)
     state = fleet.state(read_bundle(path).sha256)
     prototypes, soft = _merged(rounds, _count), _merged(rounds, _count, "soft")
@@ -136,21 +143,23 @@ def test_hyper_knowledge_with_noise_and_a_budget_that_one_device_spends(fleet: F
 
 
 def test_a_device_with_a_budget_sends_no_ffc_sums(fleet: Fleet) -> None:
-    """They carry no noise: the device with a budget ends before that round, and nothing of it leaves."""
+    """They carry no noise: the device with a budget answers that round without a row, and stays for the head."""
     noise = _deviations(8.0, share(0, HELD[0]))
     path = bundle(fleet.folder / "a.bundle", "fedhkd", hyper={"epochs": 1, "noise": noise})
-    for index, options in enumerate((("--epsilon", 5), ())):
-        fleet.client(f"d{index}", path, share(index, HELD[index]), *options)
+    for index in range(2):
+        fleet.client(f"d{index}", path, share(index, HELD[index]), *(() if index else _policy(fleet, 5.0)))
         fleet.wait_for(f"d{index}", "connected", 120.0)
-    fleet.aggregator([path], "--rounds", 1, "--min-clients", 1, "--calibrate")
-    assert fleet.finish() == {"aggregator": 0, "d0": 1, "d1": 0}, fleet.log("d0")
-    line = error_line(fleet.log("d0"))
-    assert "--epsilon 5: nothing is released without noise" in line
-    assert "got a round of ffc, which adds none, try aggregate --no-calibrate" in line
-    assert set(fleet.payloads(2)) == {"d1"}
-    assert set(fleet.sent("d0")) == {1}
-    assert fleet.told("d0")["privacy"]["epsilon"] == pytest.approx(0.634, abs=1e-3)
-    assert (fleet.told("d1")["privacy"]["epsilon"], fleet.told("d1")["privacy"]["rounds_without_noise"]) == (None, 1)
+    fleet.aggregator([path], "--rounds", 1, "--min-clients", 2, "--calibrate")
+    assert set(fleet.finish().values()) == {0}, fleet.log("d0")
+    line = "round 2 (ffc) is refused: the policy asks an ε of every release, ffc adds no noise"
+    assert fleet.log("d0").count(line) == 1
+    assert {name: bool(len(decode(payload).counts)) for name, payload in fleet.payloads(2).items()} == {
+        "d0": False,
+        "d1": True,
+    }
+    told = [fleet.told(f"d{index}")["privacy"] for index in range(2)]
+    assert told[0]["epsilon"] == pytest.approx(0.634, abs=1e-3)
+    assert (told[1]["epsilon"], told[1]["releases_without_noise"]) == (None, 1)
     assert "no ε holds" in fleet.log("d1")
 
 

@@ -206,20 +206,6 @@ def test_one_sample_is_enough_for_ffc(fleet: Fleet, made: Callable[..., Path]) -
 # ── privacy ──
 
 
-def test_a_budget_without_noise(tmp_path: Path, made: Callable[..., Path]) -> None:
-    code, said = _client(tmp_path, made("fedproto", epochs=1, lr=0.01), *share(0, (0, 1)), "--epsilon", 1)
-    assert code == 2
-    wanted = "--epsilon 1, expected a bundle whose method adds noise, got fedproto without, try export --method fedhkd"
-    assert wanted in error_line(said)
-
-
-@pytest.mark.parametrize("epsilon", ["0", "-1", "nan"])
-def test_a_budget_that_is_none(epsilon: str, tmp_path: Path, made: Callable[..., Path]) -> None:
-    code, said = _client(tmp_path, made("fedproto", epochs=1, lr=0.01), *share(0, (0, 1)), f"--epsilon={epsilon}")
-    assert code == 2
-    assert "--epsilon, expected 1e-06 to 1e+06, got" in error_line(said)
-
-
 def test_an_accountant_that_is_not_installed(
     tmp_path: Path, made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

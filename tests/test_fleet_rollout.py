@@ -38,13 +38,25 @@ def fleet(broker: TestBroker, tmp_path: Path) -> Iterator[Fleet]:
     made = Fleet(folder=tmp_path, url=broker.url)
     public = Ed25519PrivateKey.from_private_bytes(SEED).public_key().public_bytes_raw()
     (tmp_path / "key.pub").write_bytes(public)
+    (tmp_path / "key").write_bytes(SEED)
     yield made
     made.end()
 
 
 def aggregator(fleet: Fleet, path: Path, of: str = "pets") -> None:
     told = ("--broker", fleet.url, "--fleet", of, "--store", fleet.folder / f"{of}.sqlite", "--method", "ffc")
-    fleet.start(f"aggregator-{of}", "aggregate", "--bundle", path, *told, "--standing", "--every", "0.2s")
+    fleet.start(
+        f"aggregator-{of}",
+        "aggregate",
+        "--bundle",
+        path,
+        *told,
+        "--standing",
+        "--every",
+        "0.2s",
+        "--sign",
+        fleet.folder / "key",
+    )
 
 
 def device(fleet: Fleet, name: str, path: Path, *more: object) -> None:

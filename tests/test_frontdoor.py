@@ -171,7 +171,7 @@ def test_what_logs_can_be_quiet_in_one_way(name):
     ("words", "wanted"),
     [
         ("protofleet ag", ["aggregate"]),
-        ("protofleet client --eps", ["--epsilon"]),
+        ("protofleet client --pol", ["--policy"]),
         ("protofleet lab r", ["run"]),
         ("protofleet lab run --save", ["--save-weights"]),
     ],

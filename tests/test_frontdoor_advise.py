@@ -111,7 +111,8 @@ def test_photos_to_a_recommendation_on_a_narrow_terminal(path: Path, photos: Pat
         (line,) = [line for line in done.stdout.splitlines() if row.match(line)]
         assert f"{way['accuracy']:.1%}" in line
         assert f"{way['alone']:.1%}" in line
-        assert way["accuracy"] > 0.4, "real features of real images tell ten classes apart"
+        if method(way["way"].split()[0]).statistic.COUNTED:  # else there is noise, which so few photos drown in
+            assert way["accuracy"] > 0.4, "real features of real images tell ten classes apart"
         assert way["standard_error"] == pytest.approx(np.sqrt(way["accuracy"] * (1 - way["accuracy"]) / 48))
         assert (" * " in line) == (way["way"] == told["recommended"])
     sizes = [way["uplink_bytes"] for way in told["ways"]]
@@ -159,7 +160,8 @@ def test_a_head_that_came_with_the_bundle_stands_beside(bundle: Bundle) -> None:
     z = unit_rows(made[1].x)
     assert first["accuracy"] == pytest.approx(((z @ means.T).argmax(axis=1) == made[1].y).mean())
     assert first["accuracy"] > 0.3
-    assert all(way["alone"] < 0.25 < way["accuracy"] for way in found["ways"][1:])  # who holds two of ten classes
+    plain = [way for way in found["ways"][1:] if method(way["way"].split()[0]).statistic.COUNTED]
+    assert all(way["alone"] < 0.25 < way["accuracy"] for way in plain)  # who holds two of ten classes
     assert list(found["trained_not_measured"]) == ["fedproto"]
 
 
@@ -278,8 +280,9 @@ def test_features_that_say_nothing_are_one_clear_line(
 
 
 def _ways(bundle: Bundle) -> list[Rung]:
-    """Every way of it, and FFC on projected features, which an export of width 128 does not suggest."""
-    found = rungs(bundle.manifest)
+    """Every way of it, and FFC on projected features, which an export of width 128 does not suggest; but for those with
+    noise, which is another for another bundle."""
+    found = [rung for rung in rungs(bundle.manifest) if rung.method.mechanism(rung.hyper) is None]
     ffc = next(rung for rung in found if rung.name == "ffc")
     narrow = {"project": 32}
     found = [rung for rung in found if rung.hyper.get("groups", 1) in (1, 4)]

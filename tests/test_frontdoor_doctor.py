@@ -94,3 +94,10 @@ def test_a_fault_is_the_exit_code(tmp_path):
     code, said = fleets.run("doctor", "--bundle", tmp_path / "none.bundle", "--json", "-")
     assert code == 1
     assert "FAULT" in said
+
+
+def test_an_extra_lacks_what_the_extras_that_it_names_lack() -> None:
+    """`demo` is `protofleet[broker,report]`, and was well without either."""
+    named = ['iotcore>=0.4; extra == "broker"', 'jinja2>=3.1; extra == "report"']
+    wanted = [*named, 'protofleet[broker,report]; extra == "demo"']
+    assert doctor._of_extra("demo", wanted) == named

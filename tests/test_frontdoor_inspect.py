@@ -18,9 +18,9 @@ from lab_samples import lab_bundle, shipped, some
 from test_contract_hostile import VALID, mutate
 
 from contract.bundle import read_bundle, write_bundle
-from contract.messages import Announcement
+from contract.messages import Announcement, Signed
 from contract.methods import METHODS
-from contract.wire import encode
+from contract.wire import decode, encode
 from edge_client.device import Device
 from protofleet import cli
 
@@ -110,8 +110,11 @@ def test_a_message_is_shown_field_by_field(tmp_path, name):
     message = readable_messages()[name]
     (tmp_path / "message.cbor").write_bytes(encode(message))
     got = facts(tmp_path / "message.cbor")
-    assert (got["kind"], got["type"]) == ("message", type(message).__name__)
     assert got["bytes"] == len(encode(message))
+    if isinstance(message, Signed):  # what is inside is shown, and whose it is said to be
+        assert got["fields"]["signed_with"] == message.key_id.hex()
+        message = decode(message.payload)
+    assert (got["kind"], got["type"]) == ("message", type(message).__name__)
     if hasattr(message, "body"):
         rows, numbers = message.body.rows.astype(np.float32), message.body.classes
         low, high = (float(rows.min()), float(rows.max())) if rows.size else (None, None)

@@ -46,7 +46,7 @@ def test_a_verbose_fleet_tells_each_message_and_counts_at_the_end(tmp_path: Path
     assert "link closed: 1 connections, 0 messages dropped at QoS 0" in aggregator
     assert "announcement, " in device
     assert "bytes on pf/v2/" in device
-    assert "link closed: 1 connections, 0 messages skipped, 0 dropped at QoS 0, 0 contributions" in device
+    assert "link closed: 1 connections, 0 messages skipped, 0 refused, 0 dropped at QoS 0, 0 contributions" in device
 
 
 def test_a_quiet_lab_run_prints_nothing_and_a_verbose_one_each_turn(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def test_no_method_is_known_by_name() -> None:
 @by_name
 def test_its_bytes_are_those_of_a_contribution_that_is_really_encoded(found: Method) -> None:
     rng, room = np.random.default_rng(0), found.statistic.GROUPS
-    counts = np.where(np.arange(C * room) % room < found.groups(found.settle({})), 1000, 0)
+    samples = 1000 if found.statistic.COUNTED else 1
+    counts = np.where(np.arange(C * room) % room < found.groups(found.settle({})), samples, 0)
     drawn = [rng.random(array.shape) for array in found.statistic.zero(C, 64).arrays()]
     drawn = [array * (counts > 0)[:, None] if array.ndim == 2 else array for array in drawn]
     statistic = found.statistic.build(drawn, 0 * counts if found.statistic is Participation else counts)

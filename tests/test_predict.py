@@ -195,7 +195,7 @@ def test_what_cannot_answer_says_so_in_one_line(trained: Finished, frozen: Finis
     with pytest.raises(error, match=r"journal .*expected a journal, got no such file"):
         protofleet.Predictor(tmp_path)
     shutil.copytree(trained.state(), tmp_path / "moved")
-    with pytest.raises(error, match=r"store .*expected a store of version 3, got another file"):
+    with pytest.raises(error, match=r"store .*expected a store of version 4, got another file"):
         protofleet.Predictor(trained.bundle, store=tmp_path / "moved" / "journal.sqlite")
 
 

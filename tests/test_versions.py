@@ -23,7 +23,9 @@ from contract.errors import BundleError, UsageError, WireError
 from contract.offers import Told
 from contract.wire import decode, encode
 from edge_client import rollout
+from edge_client.elapsed import Moment
 from edge_client.journal import Journal
+from edge_client.ledger import Ledger, Terms, read_ledger
 from edge_client.rollout_file import RolloutFile
 
 FILES = Path(__file__).parent / "files"
@@ -45,10 +47,10 @@ def journal_of(folder: Path) -> Journal:
 
 
 def test_there_are_files_of_every_version_since_0_2_and_no_others() -> None:
-    assert VERSIONS == ["v2", "v3"]
+    assert VERSIONS == ["v2", "v3", "v4"]
     for version in VERSIONS:
         names = {path.name for path in (FILES / version).iterdir()}
-        later = set() if version == "v2" else {"rollout.sqlite"}
+        later = set() if version == "v2" else {"rollout.sqlite", "ledger.sqlite"}
         assert names == {"small.bundle", "store.sqlite", "journal.sqlite", "messages.json"} | later
 
 
@@ -117,6 +119,21 @@ def test_a_device_on_probation_goes_on_from_every_version(files: Path, version: 
 
 
 @versions
+def test_a_ledger_goes_on_from_every_version(files: Path, version: str) -> None:
+    with Ledger(files / "ledger.sqlite") as ledger:
+        spent = ledger.spent()
+        if version == "v2":
+            assert spent.releases == 0
+            return
+        found = ledger.newest("fleet", RUN, 2, "ncm-dp")
+        assert found is not None
+        assert found.cost == version_files.LEDGER_COST
+        assert (spent.releases, spent.replace) == (1, 0.5)
+        assert ledger.free_in_s(1, 86_400.0, Moment("another", 1.0, 1100.0)) == 86_300.0
+    assert read_ledger(files / "ledger.sqlite")[2] == Terms(4.0, 1e-6, "replace")
+
+
+@versions
 def test_a_roll_out_goes_on_from_every_version(files: Path, version: str) -> None:
     """Version 2 had none."""
     with SqliteStore(files / "store.sqlite", BUNDLE, "fleet") as store:
@@ -143,7 +160,7 @@ def test_the_newest_files_are_what_this_version_writes(tmp_path: Path) -> None:
     """A changed table or field needs files, and after a release a version, of its own: `tests/version_files.py`."""
     version_files.make(tmp_path)
     assert (tmp_path / "messages.json").read_bytes() == (FILES / VERSIONS[-1] / "messages.json").read_bytes()
-    for name in ("store.sqlite", "journal.sqlite", "rollout.sqlite"):
+    for name in ("store.sqlite", "journal.sqlite", "rollout.sqlite", "ledger.sqlite"):
         made, kept = (_tables(folder / name) for folder in (tmp_path, FILES / VERSIONS[-1]))
         assert made == kept
 
@@ -172,7 +189,7 @@ def test_what_0_1_wrote_is_refused_in_one_line_each(tmp_path: Path) -> None:
         db.execute("PRAGMA journal_mode = WAL")
         db.close()
     with pytest.raises(
-        UsageError, match=r"expected a store of versions 2 to 3, got one of Protofleet 0.1, try another --store"
+        UsageError, match=r"expected a store of versions 2 to 4, got one of Protofleet 0.1, try another --store"
     ):
         SqliteStore(tmp_path / "store.sqlite", BUNDLE, "fleet")
     with pytest.raises(

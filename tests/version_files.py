@@ -1,4 +1,4 @@
-"""Sample files of the present version, as `tests/files/v3` holds them: `python tests/version_files.py FOLDER`.
+"""Sample files of the present version, as `tests/files/v4` holds them: `python tests/version_files.py FOLDER`.
 
 Run it only for a version that is not released yet; a released version's files are never written again.
 """
@@ -25,12 +25,15 @@ from contract.messages import ClassRows, Receipt
 from contract.state import GlobalState
 from contract.wire import encode
 from edge_client import rollout
+from edge_client.elapsed import Moment
 from edge_client.journal import Journal
+from edge_client.ledger import Cost, Entry, Ledger, Terms
 from edge_client.rollout import Seat
 from edge_client.rollout_file import RolloutFile
 
 BUNDLE, RUN, STOOD, PRIVATE = bytes(range(32)), b"run1", b"run2", b"k" * 32
 ROWS = ClassRows(np.array([0, 2], np.uint16), np.array([[0.5, -1.0], [3.0, 4.0]]))
+LEDGER_COST = Cost(0.25, 0.5)
 LATER = {40: "a field of later", 41: [1.5, {"a": b"b"}]}
 
 
@@ -42,7 +45,8 @@ def make(folder: Path) -> None:
         _store(folder / "store.sqlite")
         _journal(folder / "state")
         _rollouts(folder / "state")
-    for name in ("journal.sqlite", "rollout.sqlite"):
+        _ledger(folder / "state")
+    for name in ("journal.sqlite", "rollout.sqlite", "ledger.sqlite"):
         (folder / "state" / name).rename(folder / name)
     (folder / "state").rmdir()
     (folder / "messages.json").write_text(json.dumps(_messages(), indent=1) + "\n")
@@ -91,6 +95,13 @@ def _rollouts(state: Path) -> None:
         file.change(rollout.activated, failed, first)
         file.change(rollout.rolled_back, "rejected: rows")
         file.change(rollout.activated, second, first)
+
+
+def _ledger(state: Path) -> None:
+    with Ledger(state / "ledger.sqlite") as ledger:
+        ledger.put_terms(Terms(4.0, 1e-6, "replace"))
+        now, digest = Moment("a start of the system", 100.0, 1000.0), bytes(range(32))
+        ledger.record(Entry("round", "fleet", RUN, 2, "ncm-dp", "noised-means", "f32", 1, 9, digest, LEDGER_COST), now)
 
 
 def _messages() -> dict[str, dict[str, str]]:

@@ -33,6 +33,7 @@ from contract.errors import MethodError, near_names
 from contract.mechanism import Mechanism
 from contract.messages import ClassRows
 from contract.rules import Rule, Source, Weighting, merge
+from contract.secret_noise import SecretNoise
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, Participation, Statistic
 
@@ -50,6 +51,7 @@ __all__ = [
     "Update",
     "Value",
     "newer_rows",
+    "noised",
     "sgd",
 ]
 
@@ -124,6 +126,16 @@ def sgd(source: str, *, lr: float, momentum: float, weight_decay: float, epochs:
     }
 
 
+def noised() -> dict[str, Hyper]:
+    """The hyper-parameters of methods that send nothing without noise (`contract/noised_sums.py`)."""
+    return {
+        "noise_multiplier": Hyper(
+            3.731, "ours: ε = 1 at δ = 1e-5 for one release (Balle and Wang, ICML 2018)", low=1e-3, high=1e6
+        ),
+        "delta": Hyper(1e-5, "of (ε, δ), as stated", low=1e-12, high=0.5),
+    }
+
+
 @dataclass(frozen=True)
 class Update:
     """How training moves one tensor.
@@ -171,17 +183,19 @@ class Local(Protocol):
     """What a device offers a method in a round: features of its own samples, under its present weights.
 
     Only samples that may be told of are in it: classes with fewer examples than the aggregator's `min_samples` are left
-    out.
+    out, unless the method's statistic says nothing of counts (`Statistic.COUNTED`), and those that were forgotten.
 
     Attributes:
         hyper: the round's method's hyper-parameters, settled.
         classes, width: C and D.
         params: the device's present weights by state-tensor name.
         counts: (C,) int64, its labelled samples of each class.
+        asked: (C,) bool, the classes that may be told of whatever the samples: all that were not forgotten.
         min_samples: no group of fewer may be told of.
     """
 
     min_samples: int
+    asked: NDArray[np.bool_]
     hyper: Mapping[str, Value]
     classes: int
     width: int
@@ -199,8 +213,12 @@ class Local(Protocol):
         has none, or where samples were never seen. Computed once for each weights."""
 
     def noise(self) -> np.random.Generator:
-        """A generator that this round's noise is drawn from: fixed by a secret of the device, so that a round that is
-        repeated gives the same bytes."""
+        """A generator that this round's random choices are drawn from: fixed by a secret of the device, so that a round
+        that is repeated gives the same bytes. Not for noise that is to hide anything."""
+
+    def secret_noise(self, *of: bytes | NDArray[np.generic]) -> SecretNoise:
+        """Normal noise that nobody without the device's secret can tell from chance, for these very numbers: other ones
+        get other noise, the same ones in the same round the same."""
 
 
 class Method(ABC):

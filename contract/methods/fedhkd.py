@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.answers import linear_logits, softmax
-from contract.mechanism import Mechanism
+from contract.mechanism import RowNoise
 from contract.messages import ClassRows
 from contract.methods.base import Head, Hyper, Local, LossTerm, Merged, Method, RowWidth, Value, newer_rows
 from contract.state import GlobalState
@@ -117,8 +117,8 @@ class FedHKD(Method):
         soft, _ = state.dense("soft", classes, classes)
         return {**super().inputs(counts, state, classes, width), _SOFT: soft}
 
-    def mechanism(self, hyper: Mapping[str, Value]) -> Mechanism | None:
-        return Mechanism.of(hyper)
+    def mechanism(self, hyper: Mapping[str, Value]) -> RowNoise | None:
+        return RowNoise.of(hyper)
 
     def summarise(self, local: Local) -> Statistic:
         """Class sums of features, clipped where noise is to come, and of softmax(logits / T); with the noise."""
@@ -129,7 +129,9 @@ class FedHKD(Method):
             soft = softmax(linear_logits(features, weight, bias) / temperature)
             kept = features if mechanism is None else mechanism.clipped(features)
             total = total.merge(HyperKnowledge.of(kept, soft, labels, local.classes))
-        return total if mechanism is None else mechanism.released(total, local.noise())
+        if mechanism is None:
+            return total
+        return mechanism.released(total, local.secret_noise(repr(mechanism).encode(), *total.arrays(), total.counts))
 
     def next_rows(
         self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]

@@ -37,7 +37,7 @@ from contract.sphere import projection, unit_rows
 from contract.state import GlobalState
 from contract.statistics import FeatureGram, Statistic
 
-__all__ = ["CALIBRATION", "FFC", "closed_form", "personal_head", "prepared", "ridge_of"]
+__all__ = ["CALIBRATION", "FFC", "agreed_projection", "closed_form", "personal_head", "prepared", "ridge_of"]
 
 NARROW = 256  # columns that wide features are projected to, where that is compared (docs/methods.md)
 _PAPER = "SphereFed (Dong et al., ECCV 2022)"
@@ -131,17 +131,17 @@ class FFC(Method):
         if state.head is None or not len(state.head.classes):  # nobody is left who sent any sums
             return {}
         head, present = state.head.dense(classes, self.row_width(hyper, width))
-        return {"linear": linear_answer(head, present=present, unit=True, project=_agreed(width, hyper))}
+        return {"linear": linear_answer(head, present=present, unit=True, project=agreed_projection(width, hyper))}
 
 
 def prepared(features: NDArray[np.floating], hyper: Mapping[str, Value]) -> NDArray[np.float64]:
     """Features (N, D) as FFC sums and classifies them: float64 on the unit sphere, projected to (N, D') if agreed."""
     z = np.asarray(unit_rows(features.astype(np.float64)), dtype=np.float64)
-    agreed = _agreed(z.shape[1], hyper)
+    agreed = agreed_projection(z.shape[1], hyper)
     return z if agreed is None else np.asarray(z @ agreed, dtype=np.float64)
 
 
-def _agreed(width: int, hyper: Mapping[str, Value]) -> NDArray[np.float64] | None:
+def agreed_projection(width: int, hyper: Mapping[str, Value]) -> NDArray[np.float64] | None:
     """The projection (D, D') that the bundle's devices agree on; None for none."""
     return projection(width, int(hyper["project"]), int(hyper["project_seed"])) if hyper["project"] else None
 

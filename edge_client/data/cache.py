@@ -259,8 +259,9 @@ def _read(path: Path, key: str | None, count: int | None, shape: tuple[int, int,
             file.seek(rows * each)
             ids, hashes = np.frombuffer(file.read(8 * rows), "<u8"), file.read(_HASH_BYTES * rows)
             mapped = mmap.mmap(file.fileno(), rows * each, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    except (OSError, ValueError, KeyError, TypeError, struct.error):
+            broken, left_out = tuple(Broken(*one) for one in facts["broken"]), facts["left_out"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error):
         return None
     x = np.frombuffer(mapped, np.uint8).reshape(rows, *shape)
-    decoded = Decoded(x, kept, tuple(Broken(*one) for one in facts["broken"]), facts["left_out"])
+    decoded = Decoded(x, kept, broken, left_out)
     return _Stored(decoded, ids, np.frombuffer(hashes, np.uint8).reshape(rows, _HASH_BYTES))

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from contract.bundle import Manifest
 from contract.errors import DataError, StoreError, UsageError, near_names
-from contract.sqlite import Database, Kind, Watch, read_only
+from contract.sqlite import Database, Kind, Watch, as_written, read_only, typed
 from edge_client.data.listing import Images, Listing
 from edge_client.data.npz import pixels
 from edge_client.data.samples import LocalData, pixel_hash
@@ -264,11 +264,12 @@ class Learned:
                 found = db.execute("SELECT png FROM examples WHERE pixels = ?", (self.hashes[row],)).fetchone()
                 if found is None:
                     raise ExampleGoneError(f"{self._path}", expected="the examples of a moment ago", got="others")
-                yield bytes(found[0])
+                yield typed(found, bytes)[0]
 
     def _rows(self) -> list[tuple[bytes, str]]:
         with self._reading() as db:
-            return db.execute("SELECT pixels, label FROM examples ORDER BY pixels").fetchall()
+            rows = db.execute("SELECT pixels, label FROM examples ORDER BY pixels").fetchall()
+            return [typed(row, bytes, str) for row in rows]
 
     def _finish(self) -> None:
         """Wait for whoever is just making the file, or finish what one who was killed began."""
@@ -277,7 +278,7 @@ class Learned:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        with _as_data(), read_only(self._path, KIND) as db:
+        with _as_data(), read_only(self._path, KIND) as db, as_written(self._path, KIND):
             yield db
 
     def is_duplicate(self, hashed: bytes) -> bool:

@@ -120,7 +120,7 @@ def read_measurement(path: str | Path) -> dict[str, Any]:
     """
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot read measurement {path}", expected="JSON of profile --measure", got=error) from None
     found = table.get("measured", table) if isinstance(table, dict) else None
     if not isinstance(found, dict) or found.get("kind") != "measured" or found.get("schema") != SCHEMA:

@@ -202,7 +202,7 @@ def parse_devices(text: str, origin: str) -> list[Device]:
     """The devices of one TOML text: one at the top level, or several as `[[device]]`."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"device file {origin}", expected="TOML", got=error) from None
     tables = table.get("device", [table])
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):

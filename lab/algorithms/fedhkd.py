@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from contract.answers import softmax
-from contract.mechanism import Mechanism
+from contract.mechanism import RowNoise
 from contract.methods import METHODS, Value
 from contract.methods.fedhkd import HyperKnowledge
 from contract.rules import merge
@@ -35,7 +35,7 @@ class FedHKD(Algorithm):
     hyper: ClassVar = {name: METHODS["fedhkd"].hyper[name] for name in ("lr", "epochs", "optimizer")}
 
     def __init__(self, classes: int, width: int, hyper: Mapping[str, Value], clients: int) -> None:
-        self._mechanism, self._temperature = Mechanism.of(hyper), float(hyper["temperature"])
+        self._mechanism, self._temperature = RowNoise.of(hyper), float(hyper["temperature"])
         self._round: list[HyperKnowledge] = []
         self._global = HyperKnowledge.zero(classes, width)
 

@@ -170,6 +170,9 @@ def _comparison(summary: Mapping[str, Any], row: Method, manifest: Manifest) -> 
             if noise
             else "The Gaussian mechanism is off (noise = 0): what was sent is not differentially private."
         )
+    if "noise_multiplier" in manifest.hyper:
+        multiplier = float(manifest.hyper["noise_multiplier"])
+        found.append(f"What a device sends carries Gaussian noise of multiplier {multiplier:g}.")
     return found
 
 

@@ -318,7 +318,7 @@ def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) 
         fraction=course.fraction,
         seed=step.seed,
         global_version=state.version,
-        encoding=course.sums_encoding if found.statistic.has_triangle() else course.encoding,
+        encoding=course.sums_encoding if found.encoding == "f64" else course.encoding,
         min_samples=course.min_samples,
         extractor=bundle.extractor(found),
     )

@@ -23,6 +23,7 @@ from contract.errors import MethodError
 from contract.messages import ClassRows, Contribution, Encoding
 from contract.methods import Value, method
 from contract.methods.base import Extractor
+from contract.secret_noise import SecretNoise, key_of
 from contract.state import GlobalState
 from contract.statistics import ClassMeans, Statistic, shareable
 from contract.wire import decode, encode
@@ -138,8 +139,8 @@ def measure(
     encoding = rung.encoding or found.encoding
     statistics, largest = [], 0
     for number, share in enumerate(shares):
-        local = _Local(share, classes, hyper, min_samples, (seed, number))
-        if local.counts.any():
+        local = _Local(share, classes, hyper, min_samples if found.statistic.COUNTED else 1, (seed, number))
+        if local.counts.any() or not found.statistic.COUNTED:
             statistic, size = _travelled(found.name, found.summarise(local), encoding)
             statistics.append(statistic)
             largest = max(largest, size)
@@ -172,6 +173,7 @@ class _Local:
         self, share: Features, classes: int, hyper: Mapping[str, Value], min_samples: int, seed: tuple[int, int]
     ) -> None:
         kept = shareable(share.y, classes, min_samples)
+        self.asked: NDArray[np.bool_] = np.ones(classes, dtype=bool)
         self._z, self._y = np.asarray(share.z[kept], dtype=np.float32), share.y[kept]
         self._seed = seed
         self.classes, self.width, self.hyper, self.min_samples = classes, share.z.shape[1], hyper, min_samples
@@ -188,3 +190,7 @@ class _Local:
     def noise(self) -> np.random.Generator:
         """Fixed by the seed and the device's place."""
         return np.random.default_rng(self._seed)
+
+    def secret_noise(self, *of: bytes | NDArray[np.generic]) -> SecretNoise:
+        """The same."""
+        return SecretNoise(key_of(repr(self._seed).encode(), *of))

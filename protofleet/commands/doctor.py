@@ -17,11 +17,11 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, metadata, requires, version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -30,6 +30,10 @@ from contract.json_output import JSON_HELP, beside, write_json
 from contract.methods import LOAD_HELP, METHODS, load_method
 from contract.tables import show_table
 from contract.terminal import counted
+
+if TYPE_CHECKING:
+    from contract.address import Address
+    from contract.certificates import Expiry
 
 __all__ = ["Finding", "doctor_command", "examine"]
 
@@ -63,13 +67,14 @@ def doctor_command(
     ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the broker.")] = None,
     cert: Annotated[str | None, typer.Option(help="PEM file of the device's certificate.")] = None,
     key: Annotated[str | None, typer.Option(help="PEM file of its key.")] = None,
+    crl: Annotated[str | None, typer.Option(help="PEM file of the broker's revocation list.")] = None,
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the findings"))] = None,
 ) -> int:
     """Look whether this machine, a bundle, a broker and a state directory are as a device needs them."""
     if method is not None:
         load_method(method)
-    findings = list(examine(bundle, broker, fleet, id, state, (ca, cert, key)))
+    findings = list(examine(bundle, broker, fleet, id, state, (ca, cert, key, crl)))
     write_json(json, {"schema": SCHEMA, "findings": [asdict(finding) for finding in findings]})
     rows = [(f.check, _MARKS[f.state], f.found, f.advice) for f in findings]
     show_table(beside(json), ("check", "", "found", "what helps"), rows, words=range(4))
@@ -82,12 +87,12 @@ def examine(
     fleet: str = "fleet",
     device: str = "doctor",
     state: Path | None = None,
-    tls: tuple[str | None, str | None, str | None] = (None, None, None),
+    tls: tuple[str | None, ...] = (None, None, None, None),
 ) -> Iterator[Finding]:
     """Every check that there is something to look at for, in the order in which a device would meet them.
 
     Args:
-        tls: PEM files of authority, certificate and key.
+        tls: PEM files of authority, certificate, key and revocation list.
     """
     yield from _system()
     yield from _packages()
@@ -97,7 +102,9 @@ def examine(
     if state is not None:
         yield _tried("state directory", lambda: _state(state))
     if broker is not None:
-        yield _tried("broker", lambda: _broker(broker, fleet, device, tls))
+        shown: list[Expiry] = []
+        yield _tried("broker", lambda: _broker(broker, fleet, device, tls, shown))
+        yield from _certificates(broker, tls, shown)
 
 
 def _tried(check: str, look: Callable[[], Finding]) -> Finding:
@@ -146,10 +153,19 @@ def _packages() -> Iterator[Finding]:
     found = f"protofleet {version('protofleet')}{runtime}"
     yield Finding("packages", "fault" if base else "good", found, advice)
     for extra in sorted({*extras} - {"all", "dev"}):
-        marked = [line for line in wanted if f'extra == "{extra}"' in line.replace("'", '"')]
-        lacks = _missing([line for line in marked if not line.startswith("protofleet")])
+        lacks = _missing(_of_extra(extra, wanted))
         advice = f"pip install 'protofleet[{extra}]'" if lacks else ""
         yield Finding(f"extra {extra}", "note" if lacks else "good", f"no {', '.join(lacks)}" if lacks else "", advice)
+
+
+def _of_extra(extra: str, wanted: list[str]) -> list[str]:
+    """The requirements of an extra, and of those that it names in turn: `demo` is `protofleet[broker,report]`."""
+    marked = [line for line in wanted if f'extra == "{extra}"' in line.replace("'", '"')]
+    own = [line for line in marked if not line.startswith("protofleet")]
+    named = {
+        name.strip() for line in marked if line not in own for name in line.partition("[")[2].split("]")[0].split(",")
+    }
+    return own + [line for name in sorted(named - {extra}) for line in _of_extra(name, wanted)]
 
 
 def _missing(lines: list[str]) -> list[str]:
@@ -227,19 +243,49 @@ def _state(path: Path) -> Finding:
     return Finding("state directory", "fault" if advice else "good", f"{there}, {free >> 20:,} MB free", advice)
 
 
-def _broker(url: str, fleet: str, device: str, tls: tuple[str | None, str | None, str | None]) -> Finding:
-    """Connect as a device does, and see whether what is published on its own status topic comes back."""
+def _certificates(url: str, tls: tuple[str | None, ...], shown: Iterable[Expiry]) -> Iterator[Finding]:
+    """Until when what the connection hangs on is good. Files that cannot be used are a fault of the broker's check.
+
+    Args:
+        shown: what the broker has shown.
+    """
+    from contract.certificates import expiries
+
+    try:
+        address = _address(url, tls)
+    except UsageError:
+        return
+    now = time.time()
+    for expiry in (*expiries(address), *shown):
+        state: Literal["good", "note", "fault"] = "note" if expiry.is_soon(now) else "good"
+        state = "fault" if expiry.until <= now else state
+        found = f"{expiry.name} {expiry.words(now)}"
+        yield Finding(expiry.what, state, found, "" if state == "good" else expiry.help)
+
+
+def _address(url: str, tls: tuple[str | None, ...]) -> Address:
+    from contract.address import Address
+
+    ca, cert, key, crl = tls
+    return Address.parse(url, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
+
+
+def _broker(url: str, fleet: str, device: str, tls: tuple[str | None, ...], shown: list[Expiry]) -> Finding:
+    """Connect as a device does, and see whether what is published on its own status topic comes back.
+
+    Args:
+        shown: takes the broker's certificate.
+    """
     from contract import topics
-    from contract.link import Address, Link, Received
+    from contract.link import Link, Received, client_id
     from contract.messages import Status
     from contract.wire import encode
 
-    ca, cert, key = tls
-    address = Address.parse(url, ca_file=ca, cert_file=cert, key_file=key)
+    address = _address(url, tls)
     topic = topics.status(topics.check_id(fleet, "--fleet"), topics.check_device(device, "--id"))
     death = encode(Status(False, secrets.token_bytes(8), 0))
     began = time.monotonic()
-    link = Link(address, f"pf-{fleet}-{device}-{secrets.token_hex(8)}", subscriptions=[topic]).open()
+    link = Link(address, client_id(fleet, device), subscriptions=[topic]).open()
     try:
         link.wait_connected(_ECHO_S)
         connected_ms = (time.monotonic() - began) * 1e3
@@ -253,6 +299,7 @@ def _broker(url: str, fleet: str, device: str, tls: tuple[str | None, str | None
                     found = f"{address}: connected in {connected_ms:.0f} ms, an echo after {seconds:.1f} s"
                     return Finding("broker", "good", found)
     finally:
+        shown += [] if link.broker_certificate is None else [link.broker_certificate]
         link.close()
     advice = f"the broker's access rules: may {device} read and write {topic}?"
     return Finding("broker", "fault", f"{address}: connected, but what was published did not come back", advice)

@@ -1,8 +1,9 @@
-"""`protofleet inspect FILE`: what a bundle, or a message from the wire, holds.
+"""`protofleet inspect FILE`: what a bundle, a message from the wire, or the ledger of a device holds.
 
-In order: tell by its first bytes which of the two the file is; read it with the same checks as a device would, so
-that what is shown can be trusted; gather the facts as plain values (`describe_bundle`, `describe_message`); show
-them, as tables for a person or as JSON. Needs neither torch nor onnx: the graphs are named and hashed, not opened.
+In order: tell by its first bytes which of them the file is; read it with the same checks as a device would, so that
+what is shown can be trusted; gather the facts as plain values (`describe_bundle`, `describe_message`); show them, as
+tables for a person or as JSON. A state directory stands for the ledger in it (`inspect_ledger.py`). Needs neither torch
+nor onnx: the graphs are named and hashed, not opened.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from rich.text import Text
 from contract.bundle import Manifest, read_bundle
 from contract.errors import UsageError, WireError
 from contract.json_output import JSON_HELP, beside, write_json
-from contract.messages import ClassRows, Message
+from contract.messages import ClassRows, HelperTerms, Message, Signed
 from contract.methods import LOAD_HELP, METHODS, load_method
 from contract.terminal import printable
 from contract.uplink_bytes import rungs, uplink_bytes
 from contract.wire import MAX_MESSAGE_BYTES, decode
+from protofleet.commands.inspect_ledger import describe_ledger, is_ledger, show_ledger
 
 __all__ = ["describe_bundle", "describe_message", "inspect_command"]
 
@@ -38,23 +40,32 @@ _SHOWN_LABELS = 12
 
 
 def inspect_command(
-    file: Annotated[Path, typer.Argument(help="A .bundle file, or the payload of one message, saved as it came.")],
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A .bundle file, one message's payload, saved as it came, or a device's state directory or ledger."
+        ),
+    ],
     method: Annotated[str | None, typer.Option(help=LOAD_HELP)] = None,
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the facts"))] = None,
 ) -> None:
-    """Show what a bundle or a message holds, after checking it as a device would."""
+    """Show what a bundle or a message holds, after checking it as a device would, or what has left a device."""
     if method is not None:
         load_method(method)
     facts = _facts(file)
     write_json(json, facts)  # before it is shown: whoever reads along may leave (`| head`)
     console = beside(json, highlight=False)
-    if facts["kind"] == "bundle":
+    if facts["kind"] == "ledger":
+        show_ledger(facts, console)
+    elif facts["kind"] == "bundle":
         _show_bundle(facts, console)
     else:
         _show_message(facts, console)
 
 
 def _facts(file: Path) -> dict[str, Any]:
+    if is_ledger(file):
+        return {"schema": SCHEMA, **describe_ledger(file)}
     if _looks_like_a_bundle(file):
         return describe_bundle(file)
     try:
@@ -135,8 +146,12 @@ def _members(file: Path, m: Manifest) -> list[dict[str, Any]]:
 
 
 def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
-    """What a message says, as JSON-ready values; arrays by shape, type and range."""
+    """What a message says, as JSON-ready values; arrays by shape, type and range. Of a signed one, what is inside, and
+    the name of the key; whether the signature holds is not looked at."""
     fields: dict[str, Any] = {}
+    if isinstance(message, Signed):
+        fields["signed_with"] = message.key_id.hex()
+        message = decode(message.payload)
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
         if isinstance(value, ClassRows):
@@ -156,11 +171,15 @@ def describe_message(message: Message, payload: bytes) -> dict[str, Any]:
 
 
 def _plain_value(value: Any) -> Any:
-    """Bytes as hexadecimal and arrays as their shape and range, alone or in a tuple."""
+    """Bytes as hexadecimal and arrays as their shape and range, alone, in a tuple or by name."""
     if isinstance(value, np.ndarray):
         return _array(value)
     if isinstance(value, tuple):
         return [_plain_value(each) for each in value]
+    if isinstance(value, HelperTerms):
+        value = dataclasses.asdict(value)
+    if isinstance(value, dict):
+        return {name: _plain_value(each) for name, each in value.items()}
     return value.hex() if isinstance(value, bytes) else value
 
 

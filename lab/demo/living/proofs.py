@@ -26,8 +26,8 @@ from aggregator.store_schema import KIND
 from contract.bundle import Bundle
 from contract.messages import Contribution
 from contract.methods import method
+from contract.signed import inside
 from contract.sqlite import read_only
-from contract.wire import decode
 from edge_client.knowledge import Knowledge
 from edge_client.predictor import Predictor
 from lab.demo.living.fleet import LivingFleet
@@ -60,7 +60,7 @@ def read_store(path: Path, bundle: Bundle, fleet: str) -> Held:
     with SqliteStore(path, bundle.sha256, fleet, extends=m.extended) as store:
         sums = {}
         for device, payload in store.standing.payloads():
-            message = decode(payload)
+            message = inside(payload)
             assert isinstance(message, Contribution)
             sums[device] = ExactSum.of(message.statistic(kind, m.classes, m.features))
         head, _ = store.state().dense("head", m.classes, m.features)

@@ -1,0 +1,139 @@
+"""Blinded rounds in the store: the seeds that came, the set that the helper was asked for, and the sum that it opened.
+
+A set is durable before the helper is asked for it, and as long as it stands nothing else of its round is: the helper
+may have opened it although no answer came, and opens none of its shares a second time. The transaction that closes the
+round takes the set away, and with it the shares and seeds, which are of no use any more; the sum stays, until the next
+round of its method has one.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from aggregator.forgotten_classes import held_by
+from aggregator.rounds import Rounds
+from contract.errors import UsageError
+from contract.sqlite import Database, typed
+
+__all__ = ["AskedSet", "BlindedTables"]
+
+
+@dataclass(frozen=True)
+class AskedSet:
+    """A set whose sum the helper is asked for.
+
+    Attributes:
+        digest: as `contract.helper_messages.set_digest` of its seeds.
+        devices: in order.
+        since: seconds since the epoch.
+    """
+
+    round: int
+    method: str
+    digest: bytes
+    devices: tuple[str, ...]
+    since: float
+
+
+class BlindedTables:
+    """These tables of an open store."""
+
+    def __init__(self, file: Database) -> None:
+        self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
+
+    def keep_seeds(self, seeds: Iterable[tuple[int, str, bytes]]) -> None:
+        """Part of the transaction that commits contributions: round, device and signed seed of each."""
+        self._db.executemany("INSERT INTO blinded_seed VALUES (?, ?, ?)", seeds)
+
+    def seeds(self, round: int, devices: Collection[str]) -> dict[str, bytes]:
+        """The signed seeds of these devices, as far as their contributions are held."""
+        with self._disk():
+            rows = self._db.execute(
+                "SELECT s.device, s.seed FROM blinded_seed s JOIN contribution c ON c.round = s.round"
+                " AND c.device = s.device WHERE s.round = ? ORDER BY s.device",
+                (round,),
+            ).fetchall()
+            found = dict(typed(row, str, bytes) for row in rows)
+        return {device: found[device] for device in sorted(found.keys() & set(devices))}
+
+    def holds_shares(self, round: int) -> bool:
+        """Whether a contribution to a round that is held is a share."""
+        with self._disk():
+            return self._db.execute("SELECT 1 FROM blinded_seed WHERE round = ?", (round,)).fetchone() is not None
+
+    def holds_numbers(self, round: int) -> bool:
+        """Whether one is not: neither a share, nor of a device that abstains."""
+        with self._disk():
+            rows = self._db.execute(
+                "SELECT p.bytes FROM contribution c JOIN payload p ON p.id = c.payload WHERE c.round = ? AND NOT EXISTS"
+                " (SELECT 1 FROM blinded_seed s WHERE s.round = c.round AND s.device = c.device)",
+                (round,),
+            )
+            return any(not held_by(bytes(payload)).says_nothing for (payload,) in rows)
+
+    def asked(self) -> AskedSet | None:
+        """The set that the helper was asked for and has not answered."""
+        with self._disk():
+            row = self._db.execute("SELECT round, method, digest, devices, since FROM blinded_set").fetchone()
+            if row is None:
+                return None
+            round, method, digest, devices, since = typed(row, int, str, bytes, str, float)
+            named = json.loads(devices)
+            return AskedSet(round, method, digest, typed(tuple(named), *[str] * len(named)), since)
+
+    def ask(self, asked: AskedSet) -> None:
+        """From now on the helper is asked for this set, and for no other."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM blinded_set")
+            db.execute(
+                "INSERT INTO blinded_set VALUES (?, ?, ?, ?, ?)",
+                (asked.round, asked.method, asked.digest, json.dumps(asked.devices), asked.since),
+            )
+
+    def dropped(self) -> None:
+        """The helper has not opened the set, and is asked for it no more."""
+        with self._transaction() as db:
+            db.execute("DELETE FROM blinded_set")
+
+    def closed(self, db: sqlite3.Connection, round: int, method: str, devices: int, payload: bytes | None) -> None:
+        """Part of the transaction that closes a round: what is left of it is its sum, if there is one.
+
+        Args:
+            payload: the sum as an encoded contribution.
+        """
+        db.execute("DELETE FROM blinded_set")
+        db.execute("DELETE FROM blinded_seed WHERE round <= ?", (round,))
+        db.execute("DELETE FROM payload WHERE round = ?", (round,))
+        if payload is not None:
+            db.execute("DELETE FROM blinded_sum WHERE method = ?", (method,))
+            db.execute("INSERT INTO blinded_sum VALUES (?, ?, ?, ?)", (round, method, devices, payload))
+
+    @staticmethod
+    def replaced(db: sqlite3.Connection, method: str) -> None:
+        """Part of the transaction that closes an open round: what it gathered is kept instead of an earlier sum."""
+        db.execute("DELETE FROM blinded_sum WHERE method = ?", (method,))
+
+    def sums(self) -> dict[str, int]:
+        """By method, the round whose opened sum is kept."""
+        with self._disk():
+            return {str(m): int(r) for m, r in self._db.execute("SELECT method, round FROM blinded_sum").fetchall()}
+
+
+def check_open_round(tables: BlindedTables, rounds: Rounds, *, blinded: bool) -> None:
+    """That what the open round holds is of the kind that it is resumed as.
+
+    Raises:
+        UsageError: it holds shares, and no helper is named now; or the other way round.
+    """
+    if rounds.phase != "open":
+        return
+    if blinded and tables.holds_numbers(rounds.number):
+        expected, got, hint = "a blinded round", "an open one", "leaving out --helper until it is closed"
+    elif not blinded and tables.holds_shares(rounds.number):
+        expected, got, hint = "an open round", "a blinded one", "--helper"
+    else:
+        return
+    raise UsageError(f"round {rounds.number} of this store", expected=expected, got=got, hint=hint)

@@ -1,0 +1,54 @@
+"""What spoke against devices when rounds closed, in the store: for whoever looks at the fleet, days later.
+
+Written in the transaction that closes a round, kept for as many rounds as devices' accuracy is, and removed with all
+else that is held of a device when it is forgotten.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aggregator.outliers import Finding
+from contract.terminal import counted, printable
+
+__all__ = ["findings_of", "found_in_short", "found_in_words", "newest_findings", "put_findings"]
+
+
+def put_findings(db: sqlite3.Connection, round: int, findings: Sequence[Finding], keep_rounds: int) -> None:
+    """Part of the transaction that closes a round."""
+    rows = [(round, found.device, found.verdict, found.reason) for found in findings]
+    db.executemany("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", rows)
+    db.execute("DELETE FROM finding WHERE round <= ?", (round - keep_rounds,))
+
+
+def findings_of(db: sqlite3.Connection, round: int) -> list[dict[str, str]]:
+    """What spoke against devices in a round, by device, for JSON."""
+    rows = db.execute(
+        "SELECT device, verdict, reason FROM finding WHERE round = ? ORDER BY device, verdict", (round,)
+    ).fetchall()
+    return [dict(zip(("device", "verdict", "reason"), map(str, row), strict=True)) for row in rows]
+
+
+def newest_findings(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
+    """The newest of each device, and in how many rounds there was one, by name, for JSON."""
+    rows = db.execute(
+        "SELECT device, round, verdict, reason, (SELECT count(DISTINCT round) FROM finding o WHERE o.device = f.device)"
+        " FROM finding f ORDER BY device, round, verdict"
+    ).fetchall()
+    return {
+        str(device): {"round": int(round), "verdict": str(verdict), "reason": str(reason), "rounds": int(rounds)}
+        for device, round, verdict, reason, rounds in rows
+    }
+
+
+def found_in_short(newest: Mapping[str, Any] | None) -> str:
+    """What spoke last against a device, for a table; empty where nothing did."""
+    return "" if newest is None else printable(f"{newest['verdict']}, round {newest['round']}")
+
+
+def found_in_words(newest: Mapping[str, Any]) -> str:
+    """The same for a person, with the reason."""
+    of = counted(newest["rounds"], "round")
+    return printable(f"{newest['verdict']} in round {newest['round']}: {newest['reason']}; {of} in all")

@@ -1,0 +1,165 @@
+"""The helper's loop: one thread that joins a link with `opening.py`.
+
+It listens on one topic and speaks on one. What is asked is acknowledged once the answer was handed over; where the
+answer is lost on the way the aggregator asks again, and is told the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from aggregator.helper.opening import Answer, Helper
+from contract import topics
+from contract.envelopes import Signed
+from contract.errors import LinkError, UsageError, WireError
+from contract.helper_messages import Opened, Opening, parts_of
+from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
+from contract.service_manager import ServiceManager
+from contract.signed import Keyring, Signer
+from contract.terminal import counted, printable
+from contract.wire import decode, encode
+
+__all__ = ["HelperServer"]
+
+_LARGEST_BYTES = 65_536  # of what is answered
+_AROUND_BYTES = 512  # of a message that is not words, with the signature around it
+_TURN_S = 5.0
+_HANGS_S = 120.0
+
+Log = Callable[[str], None]
+
+
+class HelperServer:
+    """Serves one fleet.
+
+    Args:
+        helper: decides.
+        signer: signs answers.
+        trusted: whose asking is heard, by its signature; anybody's when None, since nothing hangs on who asks but that
+            another than the aggregator could use up shares.
+        log: takes one line for a person.
+        stopping: ends `run` once it is set.
+    """
+
+    def __init__(
+        self,
+        helper: Helper,
+        signer: Signer,
+        address: Address,
+        fleet: str,
+        *,
+        trusted: Keyring | None,
+        log: Log,
+        stopping: threading.Event,
+        manager: ServiceManager | None = None,
+    ) -> None:
+        self._helper, self._signer, self._trusted = helper, signer, trusted
+        self._log, self._stopping, self._manager = log, stopping, manager or ServiceManager({})
+        self._ask, self._answer = topics.helper_ask(fleet), topics.helper_answer(fleet)
+        self._address, self._limit_bytes, self._said = address, _LARGEST_BYTES, ""
+        self._link = Link(address, client_id(fleet, "helper"), subscriptions=[self._ask], largest_bytes=1 << 20)
+
+    def run(self) -> None:
+        """Serve until `stopping` is set.
+
+        Raises:
+            LinkError: the broker refuses us for good.
+            StoreError: the disk refuses.
+        """
+        self._link.open()
+        self._manager.ready()
+        try:
+            while not self._stopping.is_set():
+                event = self._link.receive(_TURN_S)
+                if event is not None:
+                    self._take(event)
+                if self._link.still_s < _HANGS_S:
+                    self._manager.alive()
+        finally:
+            self._manager.stopping()
+            self._link.close()
+
+    def stop(self) -> None:
+        """End `run`, from any thread."""
+        self._stopping.set()
+        self._link.wake()
+
+    def _take(self, event: object) -> None:
+        if isinstance(event, Received):
+            self._hear(event)
+            self._link.acknowledge(event)
+        elif isinstance(event, Connected):
+            self._limit_bytes = min(event.limit_bytes, _LARGEST_BYTES)
+            self._say(f"connected to {self._address}")
+        elif isinstance(event, Disconnected):
+            self._say(f"no connection ({event.reason})")
+        elif isinstance(event, Noticed):
+            self._log(event.line)
+        elif isinstance(event, Failed):
+            raise event.error
+
+    def _hear(self, received: Received) -> None:
+        try:
+            message = decode(received.payload)
+            if isinstance(message, Signed):
+                inner = message.payload if self._trusted is None else self._trusted.payload(message, self._ask)
+                message = decode(inner)
+            elif self._trusted is not None:
+                raise WireError("what is asked", expected="the aggregator's signature", got="none")
+            if not isinstance(message, Opening):
+                raise WireError("message", expected="an opening", got=type(message).__name__.lower())
+            answer = self._helper.take(message, time.time())
+        except WireError as error:
+            self._say(f"skipped a message: {error}")
+            return
+        except UsageError as error:  # the list of devices, while somebody writes it: it is asked for again
+            self._say(f"not answered: {error}")
+            return
+        if answer is not None:
+            self._tell(answer)
+
+    def _tell(self, answer: Answer) -> None:
+        a = answer.asked
+        what = f"round {a.round} ({a.method}) of run {a.run.hex()}"
+        if answer.total is None:
+            first = "; ".join(f"{device}: {why}" for device, why in list(answer.refused.items())[:3])
+            self._log(printable(f"{what}: not opened: {answer.reason}{f' ({first})' if first else ''}"))
+        elif answer.again:
+            self._log(f"{what}: told once more")
+        else:
+            self._log(f"{what}: opened the sum of {counted(answer.devices, 'device')}")
+        for part in self._parts(answer):
+            payload = self._signer.sign(self._answer, encode(part))
+            if not self._link.publish(self._answer, payload):
+                return  # it is asked for again
+
+    def _parts(self, answer: Answer) -> list[Opened]:
+        a = answer.asked
+        key = (a.run, a.round, a.method, a.digest)
+        if answer.total is None:
+            return [self._refusal(key, answer)]
+        each = (self._limit_bytes - _AROUND_BYTES) // 8
+        if each < 1:
+            raise LinkError("broker", expected="room for an answer", got=f"{self._limit_bytes} bytes")
+        count = parts_of(len(answer.total), each)
+        cuts = [answer.total[n * each : (n + 1) * each] for n in range(count)]
+        return [Opened(*key, n, count, "opened", words) for n, words in enumerate(cuts)]
+
+    def _refusal(self, key: tuple[bytes, int, str, bytes], answer: Answer) -> Opened:
+        """As many devices as a message holds are named; the next ones are once these are left out."""
+        named, none = list(answer.refused.items()), np.zeros(0, np.uint64)
+        while True:
+            part = Opened(*key, 0, 1, "refused", none, answer.reason[:200], dict(named))
+            if not named or len(encode(part)) + _AROUND_BYTES <= self._limit_bytes:
+                return part
+            named = named[: len(named) // 2]
+
+    def _say(self, line: str) -> None:
+        """Log a line unless it is what was said last."""
+        if line != self._said:
+            self._log(printable(line))
+        self._said = line

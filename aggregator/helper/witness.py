@@ -1,0 +1,70 @@
+"""What lies beside the helper's key: which ledger opens sums with it, and how many it has opened.
+
+A ledger that is lost, or put back from a backup, knows less than was opened, and would open a share once more in
+another set. So its number of openings is written to a second file, `KEY.FLEET.opened`, before any answer is told; a
+ledger that has opened fewer, or that is another, is refused. Key and ledger are to be in different backups, or in none:
+where both go back together nobody can tell.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from contract.errors import StoreError, UsageError
+from contract.files import whole_file
+
+__all__ = ["Witness"]
+
+
+class Witness:
+    """Of one key and fleet.
+
+    Args:
+        file: the helper's key file.
+        key: its X25519 public key, 32 bytes: what was written of another, whose file this was before, says nothing.
+    """
+
+    def __init__(self, file: Path, fleet: str, key: bytes) -> None:
+        self.path, self._key = file.with_name(f"{file.name}.{fleet}.opened"), key.hex()
+
+    def check(self, ledger: bytes, opened: int, what: str) -> None:
+        """That no other ledger, and no newer state of this one, has opened sums with the key.
+
+        Args:
+            ledger: its id; empty for one that is new.
+            opened: how many sets it has opened.
+            what: stands for it in an error.
+
+        Raises:
+            StoreError: the file cannot be read.
+            UsageError: one has.
+        """
+        try:
+            told = self.path.read_text("ascii").split()
+        except FileNotFoundError:
+            return
+        except (OSError, UnicodeDecodeError) as error:
+            raise StoreError(f"{self.path}", expected="what the helper wrote", got=str(error)) from None
+        if len(told) != 3 or not told[2].isdigit():
+            raise StoreError(f"{self.path}", expected="what the helper wrote", got="something else")
+        key, opener, times = told
+        if key != self._key or not int(times):
+            return
+        hint = "the ledger itself, or protofleet helper --new-key and a new --store, for devices of another list"
+        if opener != ledger.hex():
+            got = "another" if ledger else "a new one"
+            raise UsageError(what, expected=f"the ledger that opened {times} with this key", got=got, hint=hint)
+        if opened < int(times):
+            raise UsageError(what, expected=f"{times} openings", got=f"{opened}: an older copy", hint=hint)
+
+    def write(self, ledger: bytes, opened: int) -> None:
+        """So many are open now; durable on return.
+
+        Raises:
+            StoreError: the disk refuses; nothing may be told.
+        """
+        try:
+            with whole_file(self.path, private=True) as file:
+                file.write(f"{self._key} {ledger.hex()} {opened}\n".encode())
+        except OSError as error:
+            raise StoreError(f"{self.path}", expected="room beside the key", got=error.strerror or error) from None

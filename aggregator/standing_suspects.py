@@ -1,0 +1,55 @@
+"""Where sums stand, whose class means contradict the others': looked at in the store, beside its aggregator.
+
+Sums that stand are exactly what all devices sent, so nobody is left out of them; whom an operator believes to lie can
+be forgotten, and then the head is as if that device had never been there. Judging reads what stands of every device a
+few times, and nothing is written.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Collection, Iterator
+
+from aggregator.contradictions import Contradicted, contradicted
+from aggregator.forgotten_classes import held_by
+from contract.errors import UsageError
+from contract.messages import Contribution
+from contract.methods import method
+from contract.statistics import Statistic
+
+__all__ = ["standing_suspects"]
+
+
+def standing_suspects(db: sqlite3.Connection, vouched: Collection[str] = ()) -> tuple[int, list[Contradicted]]:
+    """How many devices' sums stand, and who is contradicted, of a store that is read beside its aggregator.
+
+    Args:
+        vouched: the names of devices that do not lie.
+
+    Raises:
+        UsageError: no sums stand there.
+        ValueError: somebody has written something else there.
+    """
+    row = db.execute("SELECT value FROM meta WHERE name = 'standing'").fetchone()
+    if row is None:
+        raise UsageError(
+            "this store", expected="standing sums", got="one of rounds, or a new one", hint="protofleet fleet list"
+        )
+    kind = method(row[0] if isinstance(row[0], str) else bytes(row[0]).decode()).statistic
+    devices, classes, width = list[str](), 1, 1
+    for device, message in _messages(db):
+        devices.append(device)
+        classes = max(classes, 1 + int(message.body.classes.max(initial=0)))
+        width = max(width, message.body.rows.shape[1])
+
+    def source() -> Iterator[Statistic]:
+        for _, message in _messages(db):
+            yield message.statistic(kind, classes, width)
+
+    return len(devices), contradicted(source, devices, vouched)
+
+
+def _messages(db: sqlite3.Connection) -> Iterator[tuple[str, Contribution]]:
+    """What stands, ordered by device, one at a time."""
+    for device, payload in db.execute("SELECT device, payload FROM standing WHERE payload IS NOT NULL ORDER BY device"):
+        yield str(device), held_by(payload)

@@ -1,0 +1,121 @@
+"""What the aggregator says, signed where it has a key, and what others say in its place. No sockets.
+
+With `--sign` every message that is published is signed for its topic, and every announcement has a number above all
+that were announced before (`Core.issue`), so that one that was recorded is known when it is sent again. Who publishes
+on the aggregator's own topics without its key is no aggregator: it is noted, ends nothing here, and what the broker
+retains of ours is published again, now and then, since it may have been overwritten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from aggregator.enrolment import Intrusion
+from contract import topics
+from contract.envelopes import ENVELOPE_BYTES
+from contract.errors import SignatureError, WireError
+from contract.messages import Announcement, Message, Signed
+from contract.signed import Keyring, Signer, inside
+from contract.state import GlobalState
+from contract.wire import decode, encode
+
+__all__ = ["Voice"]
+
+_MEND_AFTER_S, _MEND_EACH_S = 0.5, 5.0
+
+
+class Voice:
+    """Of one aggregator.
+
+    Args:
+        signer: None where nothing is signed.
+        issue: gives a number for an announcement, at so many seconds since the epoch.
+    """
+
+    def __init__(self, fleet: str, signer: Signer | None, issue: Callable[[float], int]) -> None:
+        self._fleet, self._signer, self._issue = fleet, signer, issue
+        self._ring = None if signer is None else Keyring([signer.public_key])
+        self._announced: tuple[Announcement, bytes] | None = None
+        self._parts: tuple[GlobalState, int, list[bytes]] | None = None
+        self._mend_at: float | None = None
+        self._mended_at = float("-inf")
+
+    @property
+    def room_bytes(self) -> int:
+        """How much longer a message is for its signature."""
+        return 0 if self._signer is None else ENVELOPE_BYTES
+
+    @property
+    def signs(self) -> bool:
+        """Whether it does."""
+        return self._signer is not None
+
+    def sealed(self, topic: str, payload: bytes) -> bytes:
+        """An encoded message as it is published on this topic."""
+        return payload if self._signer is None else self._signer.sign(topic, payload)
+
+    def announcement(self, announcement: Announcement, wall: float) -> bytes:
+        """An announcement as it is published, with a number where it is signed: the same bytes as long as it says the
+        same.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        if self._announced is None or self._announced[0] != announcement:
+            numbered = announcement if self._signer is None else replace(announcement, issued=self._issue(wall))
+            self._announced = announcement, self.sealed(topics.round_(self._fleet), encode(numbered))
+        return self._announced[1]
+
+    def parts(self, state: GlobalState, limit_bytes: int) -> list[bytes]:
+        """The parts of a global state as they are published."""
+        if self._parts is None or self._parts[0] is not state or self._parts[1] != limit_bytes:
+            made = [encode(part, "f32") for part in state.parts(limit_bytes - self.room_bytes)]
+            sealed = [self.sealed(topics.global_part(self._fleet, at), part) for at, part in enumerate(made)]
+            self._parts = state, limit_bytes, sealed
+        return self._parts[2]
+
+    def heard(self, topic: str, payload: bytes) -> Message:
+        """What was published on a topic of the aggregator's.
+
+        Raises:
+            Intrusion: we sign, and this has another signature or none.
+            WireError: it is no message.
+        """
+        if self._ring is None:
+            return inside(payload)
+        message = decode(payload)
+        if not isinstance(message, Signed):
+            raise Intrusion("posing", f"{type(message).__name__.lower()} on {topic} that is not signed", payload)
+        try:
+            return decode(self._ring.payload(message, topic))
+        except SignatureError as error:
+            raise Intrusion("posing", f"on {topic}: {error}", payload) from None
+
+    def is_ours(self, topic: str, payload: bytes) -> bool:
+        """Whether our key has signed this for this topic, as it signs a question whether a device is there."""
+        if self._ring is None:
+            return False
+        try:
+            self.heard(topic, payload)
+        except WireError:
+            return False
+        return True
+
+    # ── what was overwritten ────────────────────────────────────────────────────────────────────────────────────────
+
+    def overwritten(self, now: float) -> None:
+        """Somebody else published where we do."""
+        if self.signs and self._mend_at is None:
+            self._mend_at = max(now + _MEND_AFTER_S, self._mended_at + _MEND_EACH_S)
+
+    def wait_s(self, now: float) -> float | None:
+        """Seconds until something is to be published again; None when nothing is."""
+        return None if self._mend_at is None else max(0.0, self._mend_at - now)
+
+    def mends(self, now: float) -> bool:
+        """Whether to publish again now; then it is counted."""
+        if self._mend_at is None or now < self._mend_at:
+            return False
+        self._mend_at, self._mended_at = None, now
+        return True

@@ -1,0 +1,42 @@
+"""The devices that a party enrols, as a file: names and Ed25519 public keys.
+
+[devices]
+cam-1 = "64 hex digits"
+"""
+
+from __future__ import annotations
+
+import os
+
+from contract.errors import UsageError
+from contract.files import read_toml
+from contract.topics import check_device
+
+__all__ = ["read_allowlist"]
+
+
+def read_allowlist(path: str | os.PathLike[str], option: str = "--devices") -> dict[str, bytes]:
+    """The public keys, 32 bytes each, by device.
+
+    Raises:
+        UsageError: the file cannot be read, or is none.
+    """
+    what = f"{option} {os.fspath(path)}"
+    told = read_toml(path, what)
+    rows = told.get("devices")
+    if not isinstance(rows, dict) or set(told) != {"devices"}:
+        raise UsageError(what, expected="a table [devices]", got=", ".join(told) or "nothing")
+    keys: dict[str, bytes] = {}
+    for device, value in rows.items():
+        check_device(device, f"{what}: device")
+        try:
+            key = bytes.fromhex(value)
+        except (TypeError, ValueError):
+            key = b""
+        if len(key) != 32:
+            raise UsageError(f"{what}: {device}", expected="a public key, 64 hex digits", got=str(value)[:80])
+        keys[device] = key
+    doubled = len(keys) - len(set(keys.values()))
+    if doubled:
+        raise UsageError(what, expected="a key of its own for each device", got=f"{doubled} of another device")
+    return keys

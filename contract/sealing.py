@@ -1,0 +1,221 @@
+"""Seeds that only the helper can read, and its keys.
+
+A device's seed is sealed to the helper's X25519 key by HPKE (RFC 9180, base mode, one message; DHKEM(X25519,
+HKDF-SHA256), HKDF-SHA256, ChaCha20-Poly1305): 32 bytes of the ephemeral key, then the seed and its tag, 80 in all. What
+the seed is for goes into HPKE's `info`: fleet, run, round, method, device, the share's words and their digest, the
+least number of devices, and what the device was told to sum. Where any of these is another, it does not open.
+
+The helper's key file is 32 random bytes, in hex; HKDF-SHA256 makes two keys of it, one to open seeds and an Ed25519 one
+to sign answers. Its public file is the two public ones, 64 bytes in hex: for the aggregator, and for each device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cbor2
+
+from contract.blinding import MOST_DEVICES
+from contract.errors import UsageError, WireError
+from contract.helper_messages import SealedSeed
+from contract.messages import Announcement
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.hpke import Suite
+
+__all__ = [
+    "HelperKey",
+    "HelperPublic",
+    "check_least",
+    "make_helper_key",
+    "read_helper_key",
+    "read_helper_public",
+    "round_terms",
+    "seal",
+    "unseal",
+]
+
+_KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class HelperPublic:
+    """What others know of a helper.
+
+    Attributes:
+        seal: its X25519 public key, 32 bytes.
+        sign: its Ed25519 public key, 32 bytes.
+    """
+
+    seal: bytes
+    sign: bytes
+
+
+@dataclass(frozen=True)
+class HelperKey:
+    """A helper's two private keys, 32 bytes each."""
+
+    seal: bytes
+    sign: bytes
+
+    @property
+    def public(self) -> HelperPublic:
+        needed()
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        sealing = X25519PrivateKey.from_private_bytes(self.seal).public_key().public_bytes_raw()
+        return HelperPublic(sealing, Ed25519PrivateKey.from_private_bytes(self.sign).public_key().public_bytes_raw())
+
+
+def seal(seed: bytes, key: bytes, fleet: str, device: str, bound: SealedSeed) -> bytes:
+    """A seed for the holder of a public key alone, 80 bytes.
+
+    Args:
+        bound: what it is for; its own `sealed` is not looked at.
+
+    Raises:
+        UsageError: without `cryptography`, or with one that has no HPKE.
+    """
+    suite = needed()
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+
+    return bytes(suite.encrypt(seed, X25519PublicKey.from_public_bytes(key), info=_info(fleet, device, bound)))
+
+
+def unseal(key: HelperKey, fleet: str, device: str, bound: SealedSeed) -> bytes:
+    """The seed in `bound`.
+
+    Raises:
+        WireError: it was sealed for another helper, or for something else than it now says.
+    """
+    suite = needed()
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    private = X25519PrivateKey.from_private_bytes(key.seal)
+    try:
+        seed = bytes(suite.decrypt(bound.sealed, private, info=_info(fleet, device, bound)))
+    except (InvalidTag, ValueError):
+        raise WireError(
+            "its seed", expected="one that was sealed for this helper and this share", got="another"
+        ) from None
+    if len(seed) != _KEY_BYTES:
+        raise WireError("its seed", expected=f"{_KEY_BYTES} bytes", got=len(seed))
+    return seed
+
+
+def round_terms(announcement: Announcement) -> bytes:
+    """What stands for all that an announcement tells a device about what to sum: 32 bytes.
+
+    The helper adds up only what was summed under the same: otherwise an aggregator could tell all devices but one to
+    leave their samples out.
+    """
+    a, helper = announcement, announcement.helper
+    assert helper is not None
+    listed = a.class_lists[0] if a.class_lists else b""
+    told = [a.method, a.extractor, listed, list(a.withheld), a.min_samples, helper.scale_bits]
+    return hashlib.sha256(b"protofleet round terms v2\0" + cbor2.dumps(told, canonical=True)).digest()
+
+
+def check_least(least: int) -> int:
+    """k, when sums of so many devices can be opened.
+
+    Raises:
+        UsageError: when they cannot.
+    """
+    if not 2 <= least <= MOST_DEVICES:
+        expected = f"2 to {MOST_DEVICES:,}, the most devices that a sum has"
+        raise UsageError("--least", expected=expected, got=least)
+    return least
+
+
+def make_helper_key(path: Path) -> None:
+    """Draw a helper's key into a new file, for its owner alone; its public one goes beside it, as `.pub`.
+
+    Raises:
+        UsageError: the file is there, or cannot be written.
+    """
+    secret = os.urandom(_KEY_BYTES)
+    public = _keys_of(secret).public
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secret.hex() + "\n")
+        path.with_name(path.name + ".pub").write_text((public.seal + public.sign).hex() + "\n")
+    except OSError as error:
+        raise UsageError(f"--key {path}", expected="a path for a new file", got=error.strerror) from None
+
+
+def read_helper_key(path: str | os.PathLike[str], option: str = "--key") -> HelperKey:
+    """The private keys in a helper's key file.
+
+    Raises:
+        UsageError: there is none, or it is none.
+    """
+    hint = "protofleet helper --new-key, which makes one"
+    return _keys_of(_read(path, option, _KEY_BYTES, "a helper's key: 32 bytes in hex", hint))
+
+
+def read_helper_public(path: str | os.PathLike[str], option: str) -> HelperPublic:
+    """The public keys in the file that lies beside a helper's key as `.pub`.
+
+    Raises:
+        UsageError: there is none, or it is none.
+    """
+    expected = "a helper's public key: 64 bytes in hex"
+    raw = _read(path, option, 2 * _KEY_BYTES, expected, "the .pub file beside the helper's key")
+    return HelperPublic(raw[:_KEY_BYTES], raw[_KEY_BYTES:])
+
+
+def _read(path: str | os.PathLike[str], option: str, size: int, expected: str, hint: str) -> bytes:
+    what = f"{option} {os.fspath(path)}"
+    try:
+        raw = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(what, expected=expected, got=error.strerror, hint=hint) from None
+    try:
+        key = bytes.fromhex(raw.decode("ascii").strip())
+    except ValueError:
+        key = b""
+    if len(key) != size:
+        raise UsageError(what, expected=expected, got="something else", hint=hint)
+    return key
+
+
+def _keys_of(secret: bytes) -> HelperKey:
+    needed()
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    seal, sign = (
+        HKDF(hashes.SHA256(), 32, None, b"protofleet helper " + use).derive(secret) for use in (b"seal", b"sign")
+    )
+    return HelperKey(seal, sign)
+
+
+def _info(fleet: str, device: str, bound: SealedSeed) -> bytes:
+    b = bound
+    parts = [fleet, b.run, b.round, b.method, device, b.words, b.share, b.least, b.terms]
+    return b"protofleet sealed seed v2\0" + cbor2.dumps(parts, canonical=True)
+
+
+def needed() -> Suite:
+    """HPKE's suite.
+
+    Raises:
+        UsageError: where `cryptography` is not installed, or too old.
+    """
+    try:
+        from cryptography.hazmat.primitives import hpke
+    except ImportError:
+        hint = "pip install --upgrade 'protofleet[security]'"
+        raise UsageError(
+            "blinded rounds", expected="cryptography with HPKE, 50 or newer", got="none", hint=hint
+        ) from None
+    made: Any = hpke.Suite(hpke.KEM.X25519, hpke.KDF.HKDF_SHA256, hpke.AEAD.CHACHA20_POLY1305)
+    return made

@@ -1,0 +1,139 @@
+"""Signing messages and checking their signatures: Ed25519, by `cryptography` (extra `security`).
+
+What is signed is `protofleet signed v2`, a zero byte, the topic, a zero byte, and the encoded message. The topic names
+the fleet, the device and the direction, so a message holds nowhere but where it was published. A signature is of fixed
+length and, with one key, of fixed value: the same message on the same topic has the same bytes again.
+
+The library is loaded when a key is first used, and its absence is one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from contract import ed25519
+from contract.envelopes import KEY_ID_BYTES, Enrolment, Signed
+from contract.errors import SignatureError
+from contract.messages import Message
+from contract.wire import decode, encode
+
+__all__ = ["Keyring", "Signer", "enrolment_of", "inside", "invitation_key", "key_id", "token_proves"]
+
+_SIGNED: Final = b"protofleet signed v2\0"
+_INVITED: Final = b"protofleet invitation v2\0"
+_ENROLS: Final = b"protofleet enrolment v2\0"
+
+
+def key_id(public_key: bytes) -> bytes:
+    """8 bytes that name a public key in a signed message."""
+    return hashlib.sha256(public_key).digest()[:KEY_ID_BYTES]
+
+
+class Signer:
+    """A private key, and what it signs.
+
+    Args:
+        private_key: 32 bytes, an Ed25519 seed.
+
+    Raises:
+        UsageError: without `cryptography`.
+    """
+
+    def __init__(self, private_key: bytes) -> None:
+        self._key = ed25519.library("signing").Ed25519PrivateKey.from_private_bytes(private_key)
+        self.public_key: bytes = self._key.public_key().public_bytes_raw()
+        self.key_id = key_id(self.public_key)
+
+    def sign(self, topic: str, payload: bytes) -> bytes:
+        """The bytes of a signed message: `payload`, an encoded message, for this topic and no other."""
+        return encode(Signed(self.key_id, payload, self.signature(topic, payload)))
+
+    def signature(self, topic: str, payload: bytes) -> bytes:
+        """64 bytes: of `payload` on this topic."""
+        return self.raw(_said(topic, payload))
+
+    def raw(self, said: bytes) -> bytes:
+        """64 bytes: the signature of these very bytes."""
+        return bytes(self._key.sign(said))
+
+
+class Keyring:
+    """Public keys that are trusted.
+
+    Args:
+        keys: 32 bytes each.
+
+    Raises:
+        UsageError: without `cryptography`.
+    """
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self._keys = {key_id(key): key for key in keys}
+        ed25519.library("checking a signature")
+
+    def __contains__(self, key_id: bytes) -> bool:
+        """Whether a key of this name is here."""
+        return key_id in self._keys
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._keys.values())
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def payload(self, signed: Signed, topic: str) -> bytes:
+        """The encoded message inside, which one of these keys has signed for this topic.
+
+        Raises:
+            SignatureError: when none has.
+        """
+        key = self._keys.get(signed.key_id)
+        if key is None:
+            raise SignatureError("signature", expected="that of a trusted key", got=f"key {signed.key_id.hex()}")
+        if not ed25519.holds(key, signed.signature, _said(topic, signed.payload)):
+            expected = f"one of key {signed.key_id.hex()} for {topic}"
+            raise SignatureError("signature", expected=expected, got="another", known=True)
+        return signed.payload
+
+
+def inside(payload: bytes) -> Message:
+    """The message in `payload`, or in the signed message there, whose signature is not looked at: for what was checked
+    when it came.
+
+    Raises:
+        WireError: as `decode`.
+    """
+    message = decode(payload)
+    return decode(message.payload) if isinstance(message, Signed) else message
+
+
+# ── enrolment with a one-time token ─────────────────────────────────────────────────────────────────────────────────
+
+
+def invitation_key(token: bytes) -> bytes:
+    """32 bytes: the public key that is made of a token, by which its holder is known; it says nothing of the token."""
+    return _invited(token).public_key
+
+
+def enrolment_of(fleet: str, device: str, public_key: bytes, token: bytes) -> Enrolment:
+    """What a device sends to be enrolled: of use for this key, device and fleet alone, whoever reads it."""
+    return Enrolment(public_key, _invited(token).raw(_enrols(fleet, device, public_key)))
+
+
+def token_proves(enrolment: Enrolment, fleet: str, device: str, invitation: bytes) -> bool:
+    """Whether its sender holds the token that `invitation` (`invitation_key`) is made of."""
+    return ed25519.holds(invitation, enrolment.proof, _enrols(fleet, device, enrolment.key))
+
+
+def _invited(token: bytes) -> Signer:
+    return Signer(hashlib.sha256(_INVITED + token).digest())
+
+
+def _enrols(fleet: str, device: str, public_key: bytes) -> bytes:
+    return _ENROLS + fleet.encode() + b"\0" + device.encode() + b"\0" + public_key
+
+
+def _said(topic: str, payload: bytes) -> bytes:
+    return _SIGNED + topic.encode() + b"\0" + payload

@@ -1,0 +1,89 @@
+"""The key that a device signs with: given by `--identity`, or its own, made when a token enrols it.
+
+Its own lies in the state directory, for its owner alone, and goes with it: who has the file can speak for the device.
+Where there is none, nothing is signed.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from contract.errors import StoreError
+from contract.files import own_directory, whole_file
+from contract.messages import Signed, Status
+from contract.signed import Signer
+from contract.signing_keys import read_private_key
+from contract.wire import decode
+from edge_client.config import ClientConfig
+from edge_client.issued import IssuedMarks
+from edge_client.journal import Pending
+
+__all__ = ["FILE", "Identity", "identity_of"]
+
+FILE = "identity.key"  # of a state directory: 32 bytes
+
+
+class Identity:
+    """What signs for a device; without a key, what it is given goes as it is.
+
+    Args:
+        signer: None where the device has no key.
+    """
+
+    def __init__(self, signer: Signer | None = None) -> None:
+        self.signer = signer
+
+    def sealed(self, topic: str, payload: bytes) -> bytes:
+        """An encoded message as it is published on this topic: the same bytes each time."""
+        return payload if self.signer is None else self.signer.sign(topic, payload)
+
+    def numbered(self, birth: Status, marks: IssuedMarks, wall: float) -> Status:
+        """A birth with a number above all that this key has signed before, so that an old one is known for old.
+
+        Args:
+            wall: seconds since the epoch, as far as this device knows.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        return birth if self.signer is None else replace(birth, issued=marks.next(self.signer.key_id, wall))
+
+    def signed_anew(self, topic: str, pending: Pending) -> Pending:
+        """A contribution that an earlier process left, signed with the present key: it may have had none."""
+        if self.signer is None:
+            return pending
+        message = decode(pending.payload)
+        if isinstance(message, Signed):
+            if message.key_id == self.signer.key_id:
+                return pending
+            return replace(pending, payload=self.sealed(topic, message.payload))
+        return replace(pending, payload=self.sealed(topic, pending.payload))
+
+
+def identity_of(settings: ClientConfig) -> Identity:
+    """The device's, made where `--token` asks for one.
+
+    Raises:
+        UsageError: a file holds no key, or `cryptography` is missing.
+        StoreError: the state directory cannot be written.
+    """
+    own = Path(settings.state) / FILE
+    if settings.identity is not None:
+        return Identity(Signer(read_private_key(settings.identity, "--identity")))
+    if settings.token is not None and not own.exists():
+        _make(own)
+    return Identity(Signer(read_private_key(str(own), "--identity")) if own.exists() else None)
+
+
+def _make(path: Path) -> None:
+    Signer(bytes(32))  # without the library nothing is written
+    own_directory(path.parent, "another --state")
+    try:
+        with whole_file(path, private=True) as file:
+            file.write(os.urandom(32))
+    except OSError as error:
+        raise StoreError(
+            f"cannot write {path}", expected="a writable directory", got=error.strerror, hint="another --state"
+        ) from None

@@ -1,0 +1,353 @@
+"""What leaves a device passes here: the policy is asked before it is made, the ledger is told before it is sent.
+
+For what an announcement asks for, in order:
+
+1. `narrowed`: the larger of the announced and the policy's `min_samples` holds.
+2. `refusal`: method, statistic, encoding; how many releases there may be in a day; and, where there is an ε, whether
+   this release has one, and whether the sum stays within it. All of that follows from policy, announcement, bundle and
+   ledger, and from no sample but for what a mechanism takes to be public (FedHKD: how many there are of each class).
+   So a refusal can be told.
+3. `made`: what was computed is in the ledger, durable, with its cost; then the journal keeps it, then it is sent. A
+   crash in between leaves a row for bytes that have not left, which the repeated round finds, as it makes the same; of
+   a noised round, none is made again. Of a blinded round the ledger has the sums, not the share: the next share of
+   them is another one.
+
+A device that refuses a round answers it without any row (`Device.abstain`), so that nobody waits for it. Figures in a
+status go through `figures`, and what an earlier process left in the outbox through `may_send`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.errors import PrivacyError, UsageError, WireError
+from contract.mechanism import Mechanism
+from contract.messages import Announcement, Contribution, Encoding
+from contract.methods import METHODS, Method, Value, method
+from contract.statistics import Participation
+from contract.terminal import counted
+from contract.wire import encode
+from edge_client.elapsed import Moment, moment
+from edge_client.journal import Journal, Key
+from edge_client.ledger import FILE, Cost, Entry, Ledger, Spent, Terms, What, digest_of
+from edge_client.policy import Neighbours, Policy, Refusal
+from edge_client.privacy import Accountant, cost_of
+
+__all__ = ["Releases", "ledger_path"]
+
+_RELATIONS: tuple[Neighbours, ...] = ("add-remove", "replace")
+_IN_WORDS = {"add-remove": "one sample more or fewer", "replace": "one sample replaced"}
+
+
+class Releases:
+    """What one device releases, as long as one bundle runs.
+
+    Args:
+        policy: of its owner.
+        ledger: open.
+        fleet: the fleet that it is in.
+        own: the bundle's method.
+        hyper: the bundle's hyper-parameters.
+        now: what time it is.
+
+    Attributes:
+        policy: as given.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: Ledger,
+        *,
+        fleet: str,
+        own: Method,
+        hyper: Mapping[str, Value],
+        now: Callable[[], Moment] = moment,
+    ) -> None:
+        self.policy, self._ledger, self._fleet, self._own, self._hyper = policy, ledger, fleet, own, hyper
+        self._now = now
+        self._figures: Mapping[str, float] = {}
+        self._last, self._noised = Cost(), False
+        delta = policy.delta if policy.delta is not None else hyper.get("delta")
+        stated = policy.is_private or self._mechanism(own) is not None
+        self._accountant = Accountant(float(delta)) if stated and delta is not None else None
+
+    def begin(self, journal: Journal) -> None:
+        """See that the ledger holds what the journal does, and that the policy's ε can hold at all.
+
+        Raises:
+            PrivacyError: there is an ε, and something has left without.
+            UsageError: there is an ε to state, and `dp-accounting` is not installed.
+            StoreError: the disk refused.
+        """
+        self._ledger.found_missing(self._fleet, journal.contributed(), self._now())
+        delta = None if self._accountant is None else self._accountant.delta
+        self._ledger.put_terms(Terms(self.policy.epsilon, delta, self.policy.neighbours))
+        spent = self._ledger.spent()
+        if self.policy.is_private:
+            bare = spent.of(self.policy.neighbours)[1]
+            if bare:
+                raise PrivacyError(
+                    f"epsilon = {self.policy.epsilon:g} in the policy cannot hold",
+                    expected=f"a ledger in which every release has its ε for {_IN_WORDS[self.policy.neighbours]}",
+                    got=counted(bare, "release") + " without",
+                    hint="a new --state for samples of which nothing has left yet, or no epsilon",
+                )
+        if self._accountant is not None:
+            self._accountant.look_ahead([(1.0, 0.0)])  # so that a package that is missing is known now
+
+    # ── before it is made ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def narrowed(self, asked: Announcement) -> Announcement:
+        """What is announced, with no smaller `min_samples` than the policy's."""
+        return replace(asked, min_samples=max(asked.min_samples, self.policy.min_samples))
+
+    def refusal(self, asked: Announcement, counts: NDArray[np.integer]) -> Refusal | None:
+        """Why what is announced is not made; None where it may be.
+
+        Args:
+            counts: (C,) samples of each class, for a mechanism to which they are public.
+        """
+        found = method(asked.method)
+        refused = self.policy.refusal(asked, found.statistic) or self._threshold(found)
+        refused = refused or self._over_budget(found, counts) or self._once(found, asked)
+        return refused or (None if self.stands(asked) else self._too_often())
+
+    @staticmethod
+    def stands(asked: Announcement) -> bool:
+        """Whether it asks for sums that stand: these wait for their time (`wait_s`), and are not left out."""
+        return asked.phase == "standing"
+
+    def wait_s(self) -> float:
+        """Seconds until the policy lets another contribution be made; 0 where it does now."""
+        window_s = self.policy.window_s
+        return 0.0 if window_s is None else self._ledger.free_in_s(self.policy.most, window_s, self._now())
+
+    def _too_often(self) -> Refusal | None:
+        wait_s = self.wait_s()
+        if not wait_s:
+            return None
+        most = f"{self.policy.releases_per_day:g} in a day"
+        return Refusal("releases per day", f"the policy allows {most}, the next in {wait_s / 3600:.1f} h")
+
+    def _once(self, found: Method, asked: Announcement) -> Refusal | None:
+        """A noised round is made once, also by a device that was killed before its journal had it, or whose state
+        directory is an older copy: whether a second one has the same bytes would tell whether the samples have changed.
+        Where sums stand it would be a release for each change.
+        """
+        if self._mechanism(found) is None:
+            return None
+        if self.stands(asked):
+            return Refusal("standing", f"sums of {found.name} do not stand: each change would be a release of its own")
+        if not self._ledger.has_made(self._fleet, asked.run, asked.round, asked.method):
+            return None
+        return Refusal("released already", "the ledger has a release of it, and noise is drawn once for each round")
+
+    def _threshold(self, found: Method) -> Refusal | None:
+        """Noise that hides how many samples there are cannot keep small classes back, too: an ε has to be there that
+        bounds it, or a bundle with hardly any noise would lift the policy's `min_samples`."""
+        if self.policy.min_samples <= 1 or self.policy.is_private or found.statistic.COUNTED:
+            return None
+        line = (
+            f"{found.name} sends every class, with noise, the policy keeps classes below {self.policy.min_samples} here"
+        )
+        return Refusal("min_samples", f"{line}; with epsilon in it, noise may take the place of that")
+
+    def _over_budget(self, found: Method, counts: NDArray[np.integer]) -> Refusal | None:
+        policy, accountant = self.policy, self._accountant
+        if policy.epsilon is None or accountant is None:
+            return None
+        cost = self._cost(found, counts)
+        more = cost.replace if policy.neighbours == "replace" else cost.add_remove
+        if more is None:
+            return Refusal("no epsilon", f"the policy asks an ε of every release, {self._why_none(found)}")
+        known = self._ledger.spent()
+        accountant.look_ahead(_both(known, cost))
+        spent, _ = known.of(policy.neighbours)
+        then = accountant.epsilon(spent + more)
+        if then > policy.epsilon:
+            so_far = f"ε = {accountant.epsilon(spent):.3g} of {policy.epsilon:g} is spent"
+            return Refusal("epsilon is spent", f"{so_far}, and it would be {then:.3g} with this release")
+        return None
+
+    def _why_none(self, found: Method) -> str:
+        """Why a method has no ε for the policy's neighbours."""
+        mechanism = self._mechanism(found)
+        if mechanism is None:
+            able = ", as this bundle has it" if "noise" in found.hyper else ""
+            return f"{found.name} adds no noise{able}"
+        return f"{found.name} has none for {_IN_WORDS[self.policy.neighbours]}"
+
+    def _mechanism(self, found: Method) -> Mechanism | None:
+        return found.mechanism(found.settled_in(self._hyper))
+
+    def _cost(self, found: Method, counts: NDArray[np.integer]) -> Cost:
+        if issubclass(found.statistic, Participation):
+            return Cost(0.0, 0.0)  # it says nothing of the samples
+        return cost_of(self._mechanism(found), counts)
+
+    # ── before it is sent ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def encoded(self, contribution: Contribution, asked: Announcement) -> tuple[bytes, Encoding] | None:
+        """The contribution as it is to travel: as announced, or in f32 where its numbers do not fit that (float16 ends
+        at 65,504); None where the policy does not allow that."""
+        try:
+            return encode(contribution, asked.encoding), asked.encoding
+        except WireError:
+            return (encode(contribution, "f32"), "f32") if self.policy.allows_encoding("f32") else None
+
+    def made(self, asked: Announcement, encoding: Encoding, payload: bytes, counts: NDArray[np.integer]) -> None:
+        """A contribution was made of the samples. It may be sent on return, and not before.
+
+        Args:
+            encoding: that it travels in.
+            counts: as for `refusal`.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        self._note_noise(method(asked.method))
+        what: What = "standing" if self.stands(asked) else "round" if asked.helper is None else "blinded"
+        self._record(what, asked, encoding, payload, self._cost(method(asked.method), counts))
+
+    def _note_noise(self, found: Method) -> None:
+        """`aggregate --method` may ask for noise that the bundle's own method does not add: from then on nothing is
+        told beside it, and its ε is stated."""
+        if self._mechanism(found) is None:
+            return
+        self._noised = True
+        delta = found.settled_in(self._hyper).get("delta")
+        if self._accountant is None and delta is not None:
+            self._accountant = Accountant(float(delta))
+
+    def abstained(self, asked: Announcement, payload: bytes) -> None:
+        """A contribution was made that says nothing of the samples. It may be sent on return.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        self._record("sat-out", asked, asked.encoding, payload, Cost(0.0, 0.0))
+
+    def figures(self, figures: Mapping[str, float]) -> None:
+        """A status is to say these, which are computed from samples; it may on return.
+
+        Raises:
+            StoreError: the disk refused.
+        """
+        if not figures or figures == self._figures:
+            return
+        told = json.dumps(dict(sorted(figures.items()))).encode()
+        digest = digest_of(b"figures", self._fleet.encode(), told)
+        names = ", ".join(sorted({name.partition("_")[0] for name in figures}))
+        entry = Entry("figures", self._fleet, b"", 0, "", names, "", 1, len(told), digest, Cost())
+        self._ledger.record(entry, self._now())
+        self._figures = dict(figures)
+
+    def may_send(self, key: Key) -> str:
+        """Why what waits in the outbox since an earlier start is not sent any more under this policy; empty where it
+        is.
+
+        Args:
+            key: of the contribution that waits.
+        """
+        name, entry = key[2], self._ledger.newest(self._fleet, *key)
+        if entry is not None and entry.what == "sat-out":
+            return ""
+        statistic = METHODS[name].statistic.NAME if name in METHODS else ""
+        policy, encoding = self.policy, "" if entry is None else entry.encoding
+        for allowed, got in ((policy.methods, name), (policy.statistics, statistic), (policy.encodings, encoding)):
+            if allowed is not None and got not in allowed:
+                return f"{got or 'what it is of'} is not in the policy any more"
+        if policy.min_samples > 1 and (entry is None or entry.min_samples < policy.min_samples):
+            return f"it was made with classes below {policy.min_samples} samples"
+        return ""
+
+    def _record(self, what: What, asked: Announcement, encoding: Encoding, payload: bytes, cost: Cost) -> None:
+        a, statistic = asked, method(asked.method).statistic.NAME
+        of = (self._fleet, a.run, a.round, a.method, statistic, encoding, a.min_samples)
+        self._ledger.record(Entry(what, *of, len(payload), digest_of(payload), cost), self._now())
+        self._last = cost if what != "sat-out" else self._last
+
+    # ── what is told ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nothing but noised contributions may be told: there is an ε, the bundle's method adds noise, or what
+        was made last had some."""
+        return self.policy.is_private or self._noised or self._mechanism(self._own) is not None
+
+    def warning(self) -> str:
+        """What its owner should know at the start; empty for nothing."""
+        if not self.policy.is_private or self._mechanism(self._own) is not None:
+            return ""
+        if issubclass(self._own.statistic, Participation):
+            return ""
+        able = ", ".join(name for name, found in METHODS.items() if found.mechanism(found.settle({})) is not None)
+        of = f"rounds of {self._own.name}, the bundle's own method,"
+        return f"{of} add no noise: the policy's epsilon refuses them, and takes {able}"
+
+    def told(self) -> str:
+        """What all releases so far have cost, for a person; empty where no ε is to be stated."""
+        if self._accountant is None:
+            return ""
+        spent = self._ledger.spent()
+        relation = self._relation(spent)
+        if relation is None:
+            return f"no ε holds: without noise went out {counted(self._bare(spent), 'release')}"
+        of = "" if self.policy.epsilon is None else f" of {self.policy.epsilon:g}"
+        try:
+            self._accountant.look_ahead(_both(spent, self._last))
+        except UsageError as error:  # a bundle of another method did not say at the start that it would be needed
+            return f"no ε is stated: {error}"
+        after = f"after {counted(spent.releases, 'release')}"
+        epsilon = self._accountant.epsilon(spent.of(relation)[0])
+        its = " by another of its class" if relation == "replace" and spent.is_by_class else ""
+        return f"ε = {epsilon:.3g}{of} at δ = {self._accountant.delta:g} for {_IN_WORDS[relation]}{its} {after}"
+
+    def facts(self) -> dict[str, Any] | None:
+        """What `--json` says of it; `epsilon` is null where none holds. None where no ε is to be stated."""
+        if self._accountant is None:
+            return None
+        spent, known = self._ledger.spent(), self._accountant
+        relation = self._relation(spent)
+        known.look_ahead(_both(spent, self._last))
+        by = {name: None if spent.of(name)[1] else known.epsilon(spent.of(name)[0]) for name in _RELATIONS}
+        return {
+            "epsilon": None if relation is None else by[relation],
+            "epsilon_add_remove": by["add-remove"],
+            "epsilon_replace": by["replace"],
+            "delta": known.delta,
+            "budget": self.policy.epsilon,
+            "neighbours": relation,
+            "of_its_class": spent.is_by_class,
+            "releases": spent.releases,
+            "releases_without_noise": self._bare(spent),
+        }
+
+    def _relation(self, spent: Spent) -> Neighbours | None:
+        """That which ε is stated for: the policy's, or the first for which it holds."""
+        if self.policy.is_private:
+            return self.policy.neighbours
+        return next((name for name in _RELATIONS if not spent.of(name)[1]), None)
+
+    @staticmethod
+    def _bare(spent: Spent) -> int:
+        return min(spent.bare_add_remove, spent.bare_replace)
+
+
+def ledger_path(state: Path, policy: Policy) -> Path:
+    """Where the ledger of a state directory lies."""
+    return state / FILE if policy.ledger is None else Path(policy.ledger)
+
+
+def _both(spent: Spent, cost: Cost) -> list[tuple[float, float]]:
+    """For each relation for which ε holds so far: what is spent, and what a release like the last adds."""
+    each = {"add-remove": cost.add_remove or 0.0, "replace": cost.replace or 0.0}
+    return [(spent.of(name)[0], each[name]) for name in _RELATIONS if not spent.of(name)[1]]

@@ -1,0 +1,1 @@
+"""What is attacked, by fuzzers and by a hostile broker: see `registry.py`."""

@@ -1,0 +1,62 @@
+"""Any bytes as a message: they are refused with a `WireError`, or are a message that comes back as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from attacks.promises import is_one_line
+from contract.errors import WireError
+from contract.messages import Message
+from contract.wire import decode, encode
+
+LONGEST_BYTES = 4096
+EXACT = ("f64", "f32", "f16")  # int8 rounds again: its scale comes of the numbers
+_TESTS = Path(__file__).parents[1]
+
+
+def run(data: bytes) -> None:
+    try:
+        message = decode(data)
+    except WireError as error:
+        is_one_line(error)
+        return
+    check_message(message)
+
+
+def check_message(message: Message) -> None:
+    """What was decoded is encoded in every encoding that holds its numbers, and that is a fixed point."""
+    widest = encode(message, "f64")
+    assert encode(decode(widest), "f64") == widest, "f64 loses something"
+    for encoding in EXACT[1:]:
+        with contextlib.suppress(WireError):  # numbers that do not fit
+            once = encode(message, encoding)
+            assert encode(decode(once), encoding) == once, f"{encoding} is no fixed point"
+    with contextlib.suppress(WireError):
+        assert type(decode(encode(message, "int8"))) is type(message)
+
+
+def frozen_messages() -> Iterable[bytes]:
+    """Every message of the golden file, and of the sample files of each version."""
+    golden = json.loads((_TESTS / "golden" / "wire_v2.json").read_text())
+    for each in golden["messages"].values():
+        yield from map(bytes.fromhex, each["bytes"].values())
+
+
+def seeds() -> Iterable[bytes]:
+    yield from frozen_messages()
+    for path in sorted((_TESTS / "files").glob("v*/messages.json")):
+        yield from map(bytes.fromhex, _hex_strings(json.loads(path.read_text())))
+
+
+def _hex_strings(found: object) -> Iterable[str]:
+    if isinstance(found, dict):
+        for inner in found.values():
+            yield from _hex_strings(inner)
+    elif isinstance(found, list):
+        for inner in found:
+            yield from _hex_strings(inner)
+    elif isinstance(found, str) and len(found) > 8 and len(found) % 2 == 0 and set(found) <= set("0123456789abcdef"):
+        yield found

@@ -1,0 +1,150 @@
+"""Two processes with one certificate where the broker has one session for each: one of them ends, the right one."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from aggregator_samples import bundle_file
+from aggregator_server_samples import FLEET, Running, wait
+from pki_samples import Authority, GuardedMosquitto
+
+import aggregator.sole_aggregator as seat_module
+import contract.eviction as eviction_module
+from aggregator import events
+from aggregator.sole_aggregator import Seat
+from aggregator.store import SqliteStore
+from contract.errors import LinkError
+from contract.eviction import SOON_S, Eviction
+from contract.messages import Status
+from edge_client.presence import Presence
+
+
+class OneSession:
+    """A broker with one session for all members: who connects throws out the other, whose last will then stands. A
+    member is told what stands, may publish, and comes back as a link does: each time later."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng, self.now, self.ended = random.Random(seed), 0.0, set[str]()
+        self.retained: Status | None = None
+        self._members: dict[str, tuple[Seat | Presence, Callable[[], Status], Status]] = {}
+        self._here: str | None = None
+        self._back_at: dict[str, float] = {}
+        self._tries: Counter[str] = Counter()
+
+    def joins(self, name: str, member: Seat | Presence, birth: Callable[[], Status], will: Status) -> None:
+        self._members[name], self._back_at[name] = (member, birth, will), self.now
+
+    def until(self, end: float) -> None:
+        while self.now < end:
+            self.now += 0.05
+            for name in [name for name, at in self._back_at.items() if self.now >= at and name not in self.ended]:
+                del self._back_at[name]
+                self._comes(name)
+            if self._here is not None and self._here not in self.ended:
+                self._acts(self._here)
+
+    def _comes(self, name: str) -> None:
+        out, self._here = self._here, name
+        if out is not None and out not in self.ended:
+            self.retained = self._members[out][2]
+            self._members[out][0].disconnected()
+            self._back_at[out] = self.now + self._rng.uniform(0.5, 1.0) * 0.25 * 2 ** self._tries[out]
+            self._tries[out] += 1
+        self._members[name][0].connected(self.now)
+        if self.retained is not None:
+            self._tell(name, self.retained)
+
+    def _acts(self, name: str) -> None:
+        member, birth, _ = self._members[name]
+        try:
+            said = member.due(self.now) if isinstance(member, Seat) else birth() if member.birth_due(self.now) else None
+        except LinkError:
+            self.ended.add(name)
+            return
+        if said is not None:
+            if isinstance(member, Presence):
+                member.born()
+            self.retained = said
+            self._tell(name, said)
+
+    def _tell(self, name: str, status: Status) -> None:
+        try:
+            self._members[name][0].heard(status, self.now)
+        except LinkError:
+            self.ended.add(name)
+
+
+def _seats(seed: int, **newer: bool) -> tuple[OneSession, Seat, Seat]:
+    broker, older = OneSession(seed), Seat(FLEET, b"run1", started=100)
+    broker.joins("older", older, lambda: older.birth, older.death)
+    broker.until(SOON_S + 5)
+    assert older.taken
+    late = Seat(FLEET, b"run2", started=200, **newer)
+    broker.joins("newer", late, lambda: late.birth, late.death)
+    broker.until(broker.now + 60)
+    return broker, older, late
+
+
+def test_the_newcomer_of_two_aggregators_with_one_certificate_ends_and_never_has_the_seat() -> None:
+    for seed in range(20):
+        broker, older, newer = _seats(seed)
+        assert broker.ended == {"newer"}
+        assert older.taken
+        assert not newer.was_taken
+
+
+def test_one_that_is_to_take_over_stays() -> None:
+    for seed in range(20):
+        broker, _, newer = _seats(seed, take_over=True)
+        assert broker.ended == {"older"}
+        assert newer.taken
+
+
+def test_the_newcomer_of_two_processes_of_a_device_ends() -> None:
+    """Neither ever hears the other's birth, which is what they know each other by on other brokers."""
+    for seed in range(20):
+        broker = OneSession(seed)
+        for name, starts in (("older", 0.0), ("newer", SOON_S + 5)):
+            broker.until(starts)
+            instance = name.encode().ljust(8)
+            process = Presence("kitchen", instance, is_own=lambda other: False)
+            born, dead = Status(True, instance, 1), Status(False, instance, 1)
+            broker.joins(name, process, lambda born=born: born, dead)  # type: ignore[misc]
+        broker.until(broker.now + 60)
+        assert broker.ended == {"newer"}
+        assert broker.retained == Status(True, b"older   ", 1)
+
+
+def test_a_death_that_is_our_own_or_comes_late_or_once_means_nothing() -> None:
+    one = Eviction()
+    for at, death in ((0, True), (1, True), (2, False), (3, True), (3 + 2 * SOON_S, True)):
+        one.connected(at)
+        one.heard(strangers_death=death)
+        one.heard(strangers_death=True)  # not the first on that connection
+        assert not one.is_sure, at
+
+
+def test_over_mosquitto_with_the_shipped_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that was mistyped, with the fleet's own certificate: the newcomer ends, and no device hears of it."""
+    authority = Authority(tmp_path / "pki", {}, (FLEET,))
+    broker = GuardedMosquitto(authority)
+    bundle = bundle_file(tmp_path / "f.bundle")
+    with SqliteStore(tmp_path / "a", bundle, FLEET) as one, SqliteStore(tmp_path / "b", bundle, FLEET) as other:
+        older = Running(authority.address("aggregator"), one, bundle)
+        wait(lambda: older.server._seat.taken, 60)
+        older.server._seat._eviction._was_there = True  # as after ten seconds
+        for module, name, seconds in ((eviction_module, "SOON_S", 60.0), (seat_module, "LISTEN_S", 3.0)):
+            monkeypatch.setattr(module, name, seconds)  # of a machine that is as slow as one that runs all tests
+        monkeypatch.setattr(seat_module, "_RETURN_S", 60.0)
+        newer = Running(authority.address("aggregator"), other, bundle)
+        newer.join(90)
+        assert "another aggregator serves fleet" in str(newer.error)
+        monkeypatch.undo()
+        assert older.error is None
+        assert older.told(events.LinkDown)
+        assert not newer.server._seat.was_taken
+    broker.close()
