@@ -124,7 +124,7 @@ class Bilinear:
 
     def forward(self, graph: Graph, x: str, w: str) -> str:
         """y, in the order that activations have here."""
-        values, kernel = self._values(graph, x, self.inputs, self._forth.inputs), self._kernel(graph, w, self._forth)
+        values, kernel = self._values(graph, x, self.inputs, self._forth.inputs), self._kernel(graph, w, self._forth, x)
         if self.is_channel_major:
             product = graph.op("MatMul", kernel, values)
         else:
@@ -133,7 +133,7 @@ class Bilinear:
 
     def input_gradient(self, graph: Graph, grad: str, w: str) -> str:
         """∂x of grad (B, O, H, W), in the order that activations have here."""
-        values, kernel = self._values(graph, grad, self.outputs, self._back.outputs), self._kernel(graph, w, self._back)
+        values, kernel = self._values(graph, grad, self.outputs, self._back.outputs), self._kernel(graph, w, self._back, grad)
         if self.is_channel_major:
             product = graph.op("MatMul", graph.transpose(kernel, (0, 2, 1)), values)
         else:
@@ -149,7 +149,8 @@ class Bilinear:
         else:
             product = graph.op("MatMul", graph.transpose(left, (0, 2, 1)), right)
         flat = graph.reshape(product, (len(self._back.kernel), self.outputs * self.inputs))
-        taps = graph.op("Gemm", flat, _constant(graph, self._back.kernel), transA=1)
+        shape = (self.outputs * self.inputs, _TAPS * _TAPS)
+        taps = graph.product(flat, _constant(graph, self._back.kernel), shape, transA=1)
         return graph.reshape(taps, (self.outputs, self.inputs, _TAPS, _TAPS))
 
     @cached_property
@@ -160,10 +161,16 @@ class Bilinear:
     def _back(self) -> _Axes:
         return _Axes.of(_Line.of(self.plane[0]).reversed(), _Line.of(self.plane[1]).reversed())
 
-    def _kernel(self, graph: Graph, w: str, axes: _Axes) -> str:
-        """w at every point: (points, O, I)."""
+    def _kernel(self, graph: Graph, w: str, axes: _Axes, after: str) -> str:
+        """w at every point: (points, O, I).
+
+        Args:
+            after: an activation (rank 4) that must be there first. Weights are there from the start, and ONNX Runtime
+                would have every layer's values at once. A Gemm with β = 0 waits for a C that it does not add.
+        """
         flat = graph.reshape(w, (self.outputs * self.inputs, _TAPS * _TAPS))
-        values = graph.op("Gemm", _constant(graph, axes.kernel), flat, transB=1)
+        first = graph.reshape(graph.slice(after, range(4), [0] * 4, [1] * 4), (1,))
+        values = graph.op("Gemm", _constant(graph, axes.kernel), flat, first, transB=1, beta=0.0)
         return graph.reshape(values, (len(axes.kernel), self.outputs, self.inputs))
 
     def _values(self, graph: Graph, x: str, channels: int, axis: _Pair) -> str:

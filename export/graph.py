@@ -60,6 +60,7 @@ class Graph:
         self._reshaped_from: dict[str, str] = {}
         self._made: set[str] = set()
         self._published: dict[str, str] = {}
+        self._products: dict[str, tuple[str, str, tuple[int, int], dict[str, int]]] = {}
 
     def input(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> str:
         """Declare the next graph input."""
@@ -111,6 +112,25 @@ class Graph:
             self._seen[key] = names
             self._made.update(names)
         return self._seen[key]
+
+    def product(self, left: str, right: str, shape: tuple[int, int], *, transA: int = 0, transB: int = 0) -> str:
+        """The product of two matrices, of this shape, to which `plus` may add something."""
+        transposed = {key: 1 for key, value in (("transA", transA), ("transB", transB)) if value}
+        name = self.op("Gemm", left, right, **transposed)
+        self._products[name] = (left, right, shape, transposed)
+        return name
+
+    def plus(self, product: str, tensor: str, factor: float, shape: Sequence[int]) -> str | None:
+        """product + factor · tensor, both of `shape`, by the product itself; None where `product` is not one.
+
+        ONNX Runtime starts the product from factor · tensor: a copy in place of a product and a sum.
+        """
+        made = self._products.get(self._reshaped_from.get(product, product))
+        if made is None:
+            return None
+        left, right, flat, transposed = made
+        total = self.op("Gemm", left, right, self.reshape(tensor, flat), beta=factor, **transposed)
+        return self.reshape(total, shape)
 
     def reshape(self, tensor: str, shape: Sequence[int]) -> str:
         """`tensor` with another shape; a chain of reshapes becomes one."""

@@ -68,6 +68,7 @@ class Value:
     channel_major: str | None = None
     rows: str | None = None
     fill: float | None = field(default=None)  # every element is this number: broadcasting may use a scalar
+    scaled: tuple[float, Value] | None = field(default=None)  # it is this number times that tensor
 
     @property
     def size(self) -> int:

@@ -227,13 +227,15 @@ def _weight_gradient(e: Emitter, grad: Value, x: Value, w: Value, conv: _Conv) -
         args = (e.channel_major(grad), e.channel_major(x), conv.batch, conv.inputs, window)
         return graph.reshape(depthwise.weight_gradient(graph, *args), w.shape)
     if conv.is_pointwise:
-        right = graph.transpose(_pointwise_rows(e, x, conv), (0, 2, 1))
-        return graph.reshape(e.op("MatMul", e.rows(grad), right), w.shape)
+        right = graph.reshape(_pointwise_rows(e, x, conv), (conv.inputs, conv.length))
+        gw = graph.product(_rows(e, grad), right, (conv.outputs, conv.inputs), transB=1)
+        return graph.reshape(gw, w.shape)
     if conv.groups > 1:
         return _grouped_weight_gradient(e, grad, x, w, conv)
     chunks = _chunks(conv)
     if len(chunks) == 1:
-        gw = e.op("Gemm", _rows(e, grad), _columns(e, x, conv, chunks[0]), transB=1)
+        shape = (conv.outputs, conv.inputs * len(chunks[0]))
+        gw = graph.product(_rows(e, grad), _columns(e, x, conv, chunks[0]), shape, transB=1)
         return graph.reshape(gw, w.shape)
     parts = []
     for cells in chunks:
