@@ -19,7 +19,7 @@ The backward pass has its points in the reverse order. It computes the same, and
 forward pass had for its own and keeps them until then: the step needs as little memory as before.
 
 A padded line of two needs three products, by hand. The points are 0, ±3/4, ±3/2 and ∞; with ±1 and ±2 rounding is five
-times as bad (docs/decisions/163).
+times as bad (docs/decisions/200).
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ Matrix = NDArray[np.float64]
 
 _POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}  # finite ones, by the outputs of a tile
 _TAPS = 3
+_CHANNELS = 10  # I·O / (I + O) from which it pays
+_SAVED = 54  # products saved for each value of the kernel's, from which it pays
 
 
 @dataclass(frozen=True)
@@ -119,12 +121,21 @@ class Bilinear:
 
     @property
     def pays(self) -> bool:
-        """Whether it takes less time than the direct form."""
-        return self.inputs * self.outputs >= 12 * (self.inputs + self.outputs) and min(self.plane) >= 2
+        """Whether it takes less time than the direct form: whether what it multiplies less is worth its transforms.
+
+        Those of activations grow with I + O where products grow with I·O; those of the kernel are the same however few
+        places there are. Both limits are from `benchmarks/convolutions.py` (docs/decisions/200).
+        """
+        (height, width), axis = self.plane, self._forth.inputs
+        points, tiles = (int(np.prod(each)) for each in (axis.points, axis.tiles))
+        saved = self.batch * (_TAPS * _TAPS * height * width - points * tiles)  # products for each number of the kernel
+        enough_channels = self.inputs * self.outputs >= _CHANNELS * (self.inputs + self.outputs)
+        return enough_channels and saved >= _SAVED * points
 
     def forward(self, graph: Graph, x: str, w: str) -> str:
         """y, in the order that activations have here."""
-        values, kernel = self._values(graph, x, self.inputs, self._forth.inputs), self._kernel(graph, w, self._forth, x)
+        values = self._values(graph, x, self.inputs, self._forth.inputs)
+        kernel = self._kernel(graph, w, self._forth, x)
         if self.is_channel_major:
             product = graph.op("MatMul", kernel, values)
         else:
@@ -133,7 +144,10 @@ class Bilinear:
 
     def input_gradient(self, graph: Graph, grad: str, w: str) -> str:
         """∂x of grad (B, O, H, W), in the order that activations have here."""
-        values, kernel = self._values(graph, grad, self.outputs, self._back.outputs), self._kernel(graph, w, self._back, grad)
+        values, kernel = (
+            self._values(graph, grad, self.outputs, self._back.outputs),
+            self._kernel(graph, w, self._back, grad),
+        )
         if self.is_channel_major:
             product = graph.op("MatMul", graph.transpose(kernel, (0, 2, 1)), values)
         else:

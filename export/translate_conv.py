@@ -7,6 +7,7 @@ kernels at all. What it does have is a good matrix product. So, with measurement
     depthwise             each channel's window as a small banded matrix T (H·W, OH·OW), made from the kernel by one
                           product with a constant; forward x·T, input gradient g·Tᵀ, weight gradient xᵀ·g read at
                           the taps. Wide planes: the same over rows of the image only.
+    3 × 3, many channels  in bilinear form (export/bilinear.py), a quarter of the products, forward and backward
     small planes          forward and gradients by taps and one product (im2col, and its adjoint)
     everything else       forward ONNX Conv; input gradient ConvTranspose; weight gradient one product per run of
                           kernel rows over channel-major taps
