@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator, Settings
+from aggregator.database import Place
 from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished
 from aggregator.metrics import Metrics
 from aggregator.metrics_server import MetricsServer
@@ -26,7 +27,7 @@ from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.standing_report import StandingSummary
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import read_bundle
 from contract.durations import in_words, seconds
@@ -62,7 +63,7 @@ class Service:
     Attributes:
         bundles: the fleet's bundle, those that it extends, and one for each further backbone that devices may have.
         address: of the broker.
-        store: SQLite file that holds the run; made when absent, resumed when not.
+        store: where the run is held, a file or a server; made when absent, resumed when not.
         patience_s: how long the broker may be absent at the start; None for 60 s, and for ever where there is no end of
             the plan.
         take_over: end another aggregator that serves this fleet, instead of refusing.
@@ -73,7 +74,7 @@ class Service:
 
     bundles: Sequence[Path]
     address: Address
-    store: Path
+    store: Place
     fleet: str
     settings: Settings
     patience_s: float | None = None
@@ -100,7 +101,7 @@ class Service:
         """
         roster, first = self._roster, self._roster.bundle
         identity = _together((first, *roster.others))
-        with SqliteStore(self.store, identity, self.fleet, extends=roster.shorter) as store:
+        with DurableStore(self.store, identity, self.fleet, extends=roster.shorter) as store:
             if self.new_run:
                 store.begin_new_run()
             core = self._core(store)
@@ -162,7 +163,7 @@ class Service:
             listener(MetricsServed(server.url, server.is_local))
             yield
 
-    def _core(self, store: SqliteStore) -> Coordinator | StandingCoordinator:
+    def _core(self, store: DurableStore) -> Coordinator | StandingCoordinator:
         """Of rounds, or of sums that stand."""
         roster, now = self._roster, time.monotonic()
         bundle = (store, roster.manifest, roster.bundle, self.settings)

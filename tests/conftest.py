@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from edge_samples import FASHION_LABELS
+from postgres_server import ENGINES, Places, end_session, need_postgres
 
 LONG = (
     "test_demo",
@@ -66,3 +68,17 @@ def mnist_like_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         return made[name]
 
     return make
+
+
+@pytest.fixture(params=ENGINES)
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
+    """`places("s")`: where a store may be, a file of that name or a schema of its own on a server; the test runs with
+    both. The same name is the same place."""
+    if request.param == "sqlite":
+        return lambda name: os.fspath(tmp_path / name)
+    server = need_postgres()
+    return functools.cache(lambda name: server.new_place())
+
+
+def pytest_sessionfinish() -> None:
+    end_session()
