@@ -25,7 +25,8 @@ from pathlib import Path
 
 from aggregator.database import AnyPlace, Connection, PostgresPlace, beside, open_database, place_of, read_only, upsert
 from aggregator.database.portable import into_file, into_schema
-from aggregator.database.postgres import PostgresConnection, PostgresDatabase
+from aggregator.database.postgres import PostgresDatabase
+from aggregator.database.postgres_connection import PostgresConnection
 from aggregator.standing_store import Order, orders
 from aggregator.store_schema import KIND, MADE_AT, draw_run
 from contract.errors import ProtofleetError, StoreError, UsageError

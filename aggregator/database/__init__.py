@@ -9,6 +9,7 @@ the functions here choose one of them by the place:
     beside          one transaction, beside whoever has it
     bring_up        an older store to the present version, unless an aggregator runs on it
     is_taken        whether one does
+    watch           whether to look again
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ __all__ = [
     "place_of",
     "read_only",
     "upsert",
+    "watch",
 ]
 
 
@@ -110,6 +112,12 @@ def is_taken(place: AnyPlace, kind: Kind) -> bool:
     """Whether an aggregator runs on a store at this moment."""
     where = place_of(place)
     return postgres.is_taken(where, kind) if isinstance(where, PostgresPlace) else sqlite.is_taken(where)
+
+
+def watch(place: AnyPlace) -> sqlite.Watch | postgres.Watch:
+    """Whether the global state of a store may be newer than at the last look, whoever writes it."""
+    where = place_of(place)
+    return postgres.Watch(where) if isinstance(where, PostgresPlace) else sqlite.Watch(where)
 
 
 @contextlib.contextmanager

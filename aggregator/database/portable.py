@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
 
-from aggregator.database.postgres import PostgresConnection, version_in
+from aggregator.database.postgres_connection import PostgresConnection, version_in
 from contract.sqlite import FIRST_VERSION, Kind, lay_out
 
 __all__ = ["into_file", "into_schema"]
