@@ -17,16 +17,21 @@ import contextlib
 import fcntl
 import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from aggregator.database import AnyPlace, Connection, PostgresPlace, beside, open_database, place_of, read_only, upsert
+from aggregator.database.portable import into_file, into_schema
+from aggregator.database.postgres import PostgresDatabase
+from aggregator.database.postgres_connection import PostgresConnection
 from aggregator.standing_store import Order, orders
 from aggregator.store_schema import KIND, MADE_AT, draw_run
 from contract.errors import ProtofleetError, StoreError, UsageError
 from contract.files import lock, whole_file
-from contract.sqlite import Database, beside, is_taken, read_only
+from contract.sqlite import Database, is_taken
 
 __all__ = ["WRITTEN_TO", "BackedUp", "Restored", "back_up", "restore"]
 
@@ -68,7 +73,7 @@ class Restored:
     replaced: bool
 
 
-def back_up(store: str | os.PathLike[str], out: str | os.PathLike[str], who: str) -> BackedUp:
+def back_up(store: AnyPlace, out: str | os.PathLike[str], who: str) -> BackedUp:
     """Write a store as it is now to a file, which takes the place of an earlier backup there.
 
     Args:
@@ -78,18 +83,18 @@ def back_up(store: str | os.PathLike[str], out: str | os.PathLike[str], who: str
         StoreError: the store cannot be read, or the disk refuses; then nothing is at `out` but what was.
         UsageError: `store` is none, or a backup, or `out` is something else than an earlier backup.
     """
-    what = f"backup {os.fspath(out)}"
+    what, shown = f"backup {os.fspath(out)}", str(place_of(store))
     with read_only(store, KIND, older=True) as source:
         if _is_backup(source):
             got, hint = "a backup, which is a file like any other", "copying it"
-            raise UsageError(f"--store {os.fspath(store)}", expected="a store", got=got, hint=hint)
+            raise UsageError(f"--store {shown}", expected="a store", got=got, hint=hint)
         _check_out(Path(out))
         made_at = time.time()
         with _told(what), whole_file(out) as file, _alone(file.name):
             os.fchmod(file.fileno(), 0o600)
-            _copy(source, file.name, what, f"store {os.fspath(store)}")
+            _copy(source, file.name, what, f"store {shown}")
             with _plain(file.name) as copy:
-                copy.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (MADE_AT, b"%r" % made_at))
+                copy.execute(upsert("meta", "name", "value"), (MADE_AT, b"%r" % made_at))
     unrecorded = ""
     try:
         with beside(store, KIND) as db:
@@ -99,7 +104,7 @@ def back_up(store: str | os.PathLike[str], out: str | os.PathLike[str], who: str
     return BackedUp(os.fspath(out), os.path.getsize(out), unrecorded)
 
 
-def restore(backup: str | os.PathLike[str], store: str | os.PathLike[str], who: str, *, force: bool) -> Restored:
+def restore(backup: str | os.PathLike[str], store: AnyPlace, who: str, *, force: bool) -> Restored:
     """Make a store of a backup, as another run.
 
     Args:
@@ -111,9 +116,12 @@ def restore(backup: str | os.PathLike[str], store: str | os.PathLike[str], who: 
             what was at `store` is there as it was.
         UsageError: the backup is none, there is a store and `force` was not given, or it is of another fleet.
     """
-    path, what = os.path.realpath(store), f"store {os.fspath(store)}"
+    where, what = place_of(store), f"store {place_of(store)}"
+    if isinstance(where, PostgresPlace):
+        return _restore_there(backup, where, who, force=force)
+    path = os.path.realpath(where)
     if os.path.realpath(backup) == path:
-        raise UsageError(f"--store {os.fspath(store)}", expected="another file than the backup", got="the same")
+        raise UsageError(f"--store {where}", expected="another file than the backup", got="the same")
     with _taken(path, force) as there, _told(what):
         before = _before(path) if there is not None else _Before(orders=[])
         with whole_file(path) as file, _alone(file.name):
@@ -129,6 +137,41 @@ def restore(backup: str | os.PathLike[str], store: str | os.PathLike[str], who: 
             for companion in ("-wal", "-shm"):  # of the store before, which SQLite would read as this one's
                 Path(path + companion).unlink(missing_ok=True)
     return Restored(found[0], found[1], found[2], there is not None)
+
+
+def _restore_there(backup: str | os.PathLike[str], place: PostgresPlace, who: str, *, force: bool) -> Restored:
+    """The same where the store is on a server: in one transaction, so nothing of it is there before all is."""
+    what = f"store {place}"
+    with _told(what), _present(backup) as source:
+        file = open_database(place, KIND)
+        assert isinstance(file, PostgresDatabase)
+        try:
+            with file.transaction() as db:
+                fleet = _fleet_of(db)
+                if fleet is not None and not force:
+                    got, hint = "one that is there", "--force to replace it, or another --store"
+                    raise UsageError(f"--store {place}", expected="a new store", got=got, hint=hint)
+                _check_fleet(source, fleet, what)
+                asked = [_key(o) for o in orders(db) if o.what in _GIVEN_AGAIN]
+                into_schema(source, db)
+                run, made_at, again = _renew(db, asked, who, os.path.abspath(backup))
+        finally:
+            file.close()
+    return Restored(run, made_at, again, fleet is not None)
+
+
+@contextlib.contextmanager
+def _present(backup: str | os.PathLike[str]) -> Iterator[sqlite3.Connection]:
+    """A backup as one of the present version, to read."""
+    with _readable(backup) as source, tempfile.TemporaryDirectory() as folder:
+        if source.execute("PRAGMA user_version").fetchone()[0] == KIND.version:
+            yield source
+            return
+        path = os.path.join(folder, "store")
+        _copy(source, path, f"copy of {os.fspath(backup)}", f"backup {os.fspath(backup)}")
+        Database(path, KIND).close()
+        with _readable(path) as brought_up:
+            yield brought_up
 
 
 @dataclass(frozen=True)
@@ -183,11 +226,11 @@ def _check_out(out: Path) -> None:
         raise UsageError(what, expected="a new file, or an earlier backup", got="something else", hint=hint)
 
 
-def _is_backup(db: sqlite3.Connection) -> bool:
+def _is_backup(db: Connection) -> bool:
     return db.execute("SELECT 1 FROM meta WHERE name = ?", (MADE_AT,)).fetchone() is not None
 
 
-def _check_fleet(backup: sqlite3.Connection, fleet: bytes | None, what: str) -> None:
+def _check_fleet(backup: Connection, fleet: bytes | None, what: str) -> None:
     """That a backup does not take the place of another fleet's store."""
     mine = _fleet_of(backup)
     if None not in (mine, fleet) and mine != fleet:
@@ -195,22 +238,26 @@ def _check_fleet(backup: sqlite3.Connection, fleet: bytes | None, what: str) -> 
         raise UsageError(what, expected=f"one of the backup's fleet, {names[0]}", got=names[1], hint="another --store")
 
 
-def _fleet_of(db: sqlite3.Connection) -> bytes | None:
+def _fleet_of(db: Connection) -> bytes | None:
     row = db.execute("SELECT value FROM meta WHERE name = 'fleet'").fetchone()
     return None if row is None or not isinstance(row[0], bytes) else row[0]
 
 
-def _copy(source: sqlite3.Connection, path: str, what: str, of: str) -> None:
+def _copy(source: Connection, path: str, what: str, of: str) -> None:
     """All of a database as it is now, checked, in an empty file; without a log beside it, whatever the source has.
 
     Raises:
         StoreError: in the words of the copy, `what`, where the disk refuses it; in those of the source where that
             cannot be read.
     """
-    source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on all steps see the same
     try:
         with _plain(path) as copy:
-            source.backup(copy, pages=_PAGES, progress=lambda *_: None)
+            if isinstance(source, PostgresConnection):
+                into_file(source, copy, KIND)
+            else:
+                assert isinstance(source, sqlite3.Connection)
+                source.execute("SELECT count(*) FROM sqlite_master").fetchone()  # from here on all steps see the same
+                source.backup(copy, pages=_PAGES, progress=lambda *_: None)
             copy.execute("PRAGMA journal_mode = DELETE")
             (word,) = copy.execute("PRAGMA quick_check(1)").fetchone()
     except sqlite3.DatabaseError as error:
@@ -298,20 +345,27 @@ def _renewed(
     file = Database(path, KIND)  # brings an older one to the present version
     try:
         with file.transaction() as db:
-            known = {_key(order) for order in orders(db)}
-            again = [order for order in before or () if order not in known]
-            told = "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?)"
-            db.executemany(told, again)
-            row = db.execute("DELETE FROM meta WHERE name = ? RETURNING value", (MADE_AT,)).fetchone()
-            db.execute(
-                "UPDATE rollout SET state = 'halted', reason = 'the store was restored from a backup'"
-                " WHERE state IN ('running', 'complete')"
-            )
-            db.execute("UPDATE rollout SET state = 'ended' WHERE state IN ('coming', 'given')")
-            run = draw_run(db).hex()
-            _record(db, "restore", who, time.time(), f"of {backup}, as run {run}")
+            return _renew(db, before, who, backup)
     finally:
         file.close()
+
+
+def _renew(
+    db: Connection, before: list[tuple[object, ...]] | None, who: str, backup: str
+) -> tuple[str, float | None, int | None]:
+    """Part of the transaction that makes another run of what was copied."""
+    known = {_key(order) for order in orders(db)}
+    again = [order for order in before or () if order not in known]
+    told = "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?)"
+    db.executemany(told, again)
+    row = db.execute("DELETE FROM meta WHERE name = ? RETURNING value", (MADE_AT,)).fetchone()
+    db.execute(
+        "UPDATE rollout SET state = 'halted', reason = 'the store was restored from a backup'"
+        " WHERE state IN ('running', 'complete')"
+    )
+    db.execute("UPDATE rollout SET state = 'ended' WHERE state IN ('coming', 'given')")
+    run = draw_run(db).hex()
+    _record(db, "restore", who, time.time(), f"of {backup}, as run {run}")
     return run, None if row is None else _seconds(row[0]), None if before is None else len(again)
 
 
@@ -323,7 +377,7 @@ def _seconds(value: object) -> float | None:
         return None
 
 
-def _record(db: sqlite3.Connection, what: str, who: str, at: float, outcome: str) -> None:
+def _record(db: Connection, what: str, who: str, at: float, outcome: str) -> None:
     """What was done to the store, among what was asked of it."""
     db.execute(
         "INSERT INTO fleet_order (what, device, who, given_at, done_at, outcome, version_before, version_after)"

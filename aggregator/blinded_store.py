@@ -9,14 +9,14 @@ round of its method has one.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from aggregator.database import Connection, Database
 from aggregator.forgotten_classes import held_by
 from aggregator.rounds import Rounds
 from contract.errors import UsageError
-from contract.sqlite import Database, typed
+from contract.sqlite import typed
 
 __all__ = ["AskedSet", "BlindedTables"]
 
@@ -98,7 +98,7 @@ class BlindedTables:
         with self._transaction() as db:
             db.execute("DELETE FROM blinded_set")
 
-    def closed(self, db: sqlite3.Connection, round: int, method: str, devices: int, payload: bytes | None) -> None:
+    def closed(self, db: Connection, round: int, method: str, devices: int, payload: bytes | None) -> None:
         """Part of the transaction that closes a round: what is left of it is its sum, if there is one.
 
         Args:
@@ -112,7 +112,7 @@ class BlindedTables:
             db.execute("INSERT INTO blinded_sum VALUES (?, ?, ?, ?)", (round, method, devices, payload))
 
     @staticmethod
-    def replaced(db: sqlite3.Connection, method: str) -> None:
+    def replaced(db: Connection, method: str) -> None:
         """Part of the transaction that closes an open round: what it gathered is kept instead of an earlier sum."""
         db.execute("DELETE FROM blinded_sum WHERE method = ?", (method,))
 

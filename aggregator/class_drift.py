@@ -15,7 +15,6 @@ reports are (`aggregator/drift.py`).
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -23,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from aggregator.database import Connection, Database
 from aggregator.drift import KEPT, Suspects
 from aggregator.events import ClassDriftSuspected
 from contract.drift import LEAST, Drift
-from contract.sqlite import Database
 from contract.statistics import Statistic
 
 __all__ = ["ClassDriftTable", "Moved", "class_drift_of", "moved"]
@@ -115,12 +114,12 @@ class ClassDriftTable:
         return history
 
 
-def class_drift_of(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
+def class_drift_of(db: Connection) -> dict[str, dict[str, Any]]:
     """The classes of a store that are suspected, and why, by name, for JSON."""
     return Suspects(_histories(db)).facts()
 
 
-def _histories(db: sqlite3.Connection, where: str = "", values: Sequence[object] = ()) -> list[tuple[str, list[Drift]]]:
+def _histories(db: Connection, where: str = "", values: Sequence[object] = ()) -> list[tuple[str, list[Drift]]]:
     """Classes and how far what came of them lay, oldest first."""
     told = f"SELECT class, samples, distance FROM class_drift {where} ORDER BY class, number"
     rows = db.execute(told, values).fetchall()

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from aggregator.broker import MAX_PAYLOAD_BYTES, EmbeddedBroker, parse_listen
 from aggregator.console import Progress
+from aggregator.database import PLACE, place_of
 from aggregator.metrics_server import LOOPBACK, parse_metrics
 from aggregator.outliers import SUSPECTS
 from aggregator.rounds import DEADLINE_S
@@ -42,7 +43,14 @@ def aggregate_command(
         ),
     ],
     broker: Annotated[str, typer.Option(help="mqtt://host[:port] or mqtts://host[:port].")],
-    store: Annotated[Path, typer.Option(help="SQLite file that holds the run; made when absent, resumed when not.")],
+    store: Annotated[
+        Any,
+        typer.Option(
+            parser=place_of,
+            metavar=PLACE,
+            help="Where the run is held: a SQLite file, or postgresql://user@host/db; made, or resumed.",
+        ),
+    ],
     fleet: Annotated[str, typer.Option(help="The fleet's id, in every topic.")] = "fleet",
     method: Annotated[str | None, typer.Option(help=f"Of the rounds: {METHOD_HELP}  [default: the bundle's]")] = None,
     rounds: Annotated[

@@ -76,12 +76,19 @@ class Progress:
 
     @_show.register
     def _(self, event: events.LinkDown) -> None:
+        self._gone("broker", event)
+
+    @_show.register
+    def _(self, event: events.StoreAway) -> None:
+        self._gone("store", event)
+
+    def _gone(self, what: str, event: events.LinkDown | events.StoreAway) -> None:
         """Each time for some minutes, then once an hour: a broker may be away for weeks."""
         self._away += 1
-        now = time.monotonic()
-        if self._verbose or self._away <= _AWAY_LINES or now - self._printed_at[events.LinkDown] >= _AWAY_EVERY_S:
-            self._printed_at[events.LinkDown] = now
-            self._line(f"[yellow]broker away[/yellow] ({escape(event.reason)}), trying again in {event.retry_s:.1f} s")
+        now, kind = time.monotonic(), type(event)
+        if self._verbose or self._away <= _AWAY_LINES or now - self._printed_at.get(kind, 0.0) >= _AWAY_EVERY_S:
+            self._printed_at[kind] = now
+            self._line(f"[yellow]{what} away[/yellow] ({escape(event.reason)}), trying again in {event.retry_s:.1f} s")
 
     @_show.register
     def _(self, event: events.Waiting) -> None:

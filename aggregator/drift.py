@@ -15,17 +15,16 @@ Whoever may speak as a device may say anything here: it suspects that device, or
 
 from __future__ import annotations
 
-import sqlite3
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
+from aggregator.database import Connection, Database
 from aggregator.events import DriftSuspected
 from aggregator.rounds import MAX_DEVICES
 from contract.drift import Drift, read_drift
-from contract.sqlite import Database
 
 __all__ = ["BEFORE", "KEPT", "Departure", "DriftTable", "Suspects", "departure", "drift_of"]
 
@@ -155,7 +154,7 @@ class DriftTable:
         return [Drift(*row) for row in rows]
 
 
-def drift_of(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
+def drift_of(db: Connection) -> dict[str, dict[str, Any]]:
     """What each device of a store said last, how many reports are kept, and why it is suspected, by name, for JSON."""
     found = {}
     for device, told in _reports(db):
@@ -166,7 +165,7 @@ def drift_of(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _reports(db: sqlite3.Connection) -> Iterator[tuple[str, list[Drift]]]:
+def _reports(db: Connection) -> Iterator[tuple[str, list[Drift]]]:
     """Devices and what they said, oldest first."""
     rows = db.execute("SELECT device, samples, unlike, distance FROM drift ORDER BY device, number").fetchall()
     for device, told in groupby(rows, key=lambda row: str(row[0])):

@@ -6,17 +6,18 @@ and cannot make one. It is used once, and gone with the transaction that enrols 
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from aggregator.database import Connection, Database, upsert
 from contract.envelopes import KEY_BYTES
-from contract.sqlite import Database, typed
+from contract.sqlite import typed
 from contract.topics import AGGREGATOR
 
 __all__ = ["EnrolmentTables", "Intruder", "intruders_in", "keys_in"]
 
 _BIRTH = "birth "  # and a topic, in `meta`
+_PUT_KEY = upsert("device_key", "device", "key", "since")
 MAX_INTRUDERS = 512  # rows, the newest, of known names before others: anyone may invent some
 
 
@@ -59,7 +60,7 @@ class EnrolmentTables:
     def invite(self, device: str, key: bytes, expires: float) -> None:
         """An invitation is out, in place of an earlier one of this device."""
         with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO invitation VALUES (?, ?, ?)", (device, key, expires))
+            db.execute(upsert("invitation", "device", "key", "expires"), (device, key, expires))
 
     def enrol(self, device: str, key: bytes, at: float, *, by_token: bool = False) -> None:
         """This is the device's key from now on; its invitation is used up, and what was turned away is forgotten.
@@ -74,7 +75,7 @@ class EnrolmentTables:
                     " version_after) VALUES ('enrol', ?, 'the device, by its token', ?, ?, ?, 'done', 0, 0)",
                     (device, at, key.hex(), at),
                 )
-            db.execute("INSERT OR REPLACE INTO device_key VALUES (?, ?, ?)", (device, key, at))
+            db.execute(_PUT_KEY, (device, key, at))
             _unmark(db, device)
             db.execute("DELETE FROM invitation WHERE device = ?", (device,))
             db.execute("DELETE FROM intruder WHERE device = ?", (device,))
@@ -82,7 +83,7 @@ class EnrolmentTables:
     def revoke(self, device: str, at: float) -> None:
         """Nothing of this device holds any more, until it is enrolled with another key."""
         with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO device_key VALUES (?, NULL, ?)", (device, at))
+            db.execute(_PUT_KEY, (device, None, at))
             _unmark(db, device)
             db.execute("DELETE FROM invitation WHERE device = ?", (device,))
 
@@ -101,23 +102,23 @@ class EnrolmentTables:
         """Make durable what was noted, in place of what stood of the same device and cause, and numbers of births."""
         rows = [(i.device, i.cause, i.reason, i.messages, i.first_at, i.last_at) for i in intruders]
         with self._transaction() as db:
-            db.executemany("INSERT OR REPLACE INTO intruder VALUES (?, ?, ?, ?, ?, ?)", rows)
+            db.executemany(upsert("intruder", "device, cause", "reason", "messages", "first_at", "last_at"), rows)
             db.execute(
-                "DELETE FROM intruder WHERE rowid NOT IN (SELECT rowid FROM intruder ORDER BY"
+                "DELETE FROM intruder WHERE (device, cause) NOT IN (SELECT device, cause FROM intruder ORDER BY"
                 " device = ? OR device IN (SELECT device FROM device_key) DESC, last_at DESC LIMIT ?)",
                 (AGGREGATOR, MAX_INTRUDERS),
             )
             numbers = [(_BIRTH + topic, str(number).encode()) for topic, number in marks.items()]
-            db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", numbers)
+            db.executemany(upsert("meta", "name", "value"), numbers)
 
 
-def _unmark(db: sqlite3.Connection, device: str) -> None:
+def _unmark(db: Connection, device: str) -> None:
     """Another key has numbers of its own; ids have no slash."""
     end = f"/{device}"
-    db.execute("DELETE FROM meta WHERE name LIKE 'birth %' AND substr(name, ?) = ?", (-len(end), end))
+    db.execute("DELETE FROM meta WHERE name LIKE 'birth %' AND substr(name, length(name) - ?) = ?", (len(end) - 1, end))
 
 
-def keys_in(db: sqlite3.Connection) -> dict[str, bytes | None]:
+def keys_in(db: Connection) -> dict[str, bytes | None]:
     """By device, from an open store; None for a key that was revoked."""
     rows = db.execute("SELECT device, key FROM device_key").fetchall()
     return {str(device): None if key is None else _key(key) for device, key in rows}
@@ -135,7 +136,7 @@ def _key(value: object) -> bytes:
     return bytes(key)
 
 
-def intruders_in(db: sqlite3.Connection) -> list[Intruder]:
+def intruders_in(db: Connection) -> list[Intruder]:
     """From an open store, the newest first."""
     rows = db.execute(
         "SELECT device, cause, reason, messages, first_at, last_at FROM intruder ORDER BY last_at DESC, device, cause"

@@ -39,6 +39,7 @@ __all__ = [
     "Screened",
     "Silent",
     "StillAwaited",
+    "StoreAway",
     "SumAsked",
     "SumsStand",
     "Waiting",
@@ -65,6 +66,14 @@ class ListsCounted:
 @dataclass(frozen=True)
 class LinkDown:
     """The broker went away; the link tries again after `retry_s` seconds."""
+
+    reason: str
+    retry_s: float
+
+
+@dataclass(frozen=True)
+class StoreAway:
+    """The server that has the store is gone; after `retry_s` seconds all begins again from what it holds."""
 
     reason: str
     retry_s: float
@@ -408,6 +417,7 @@ Event = (
     | LinkUp
     | ListsCounted
     | LinkDown
+    | StoreAway
     | Waiting
     | RoundOpened
     | ContributionsIn

@@ -6,24 +6,24 @@ else that is held of a device when it is forgotten.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aggregator.database import Connection, upsert
 from aggregator.outliers import Finding
 from contract.terminal import counted, printable
 
 __all__ = ["findings_of", "found_in_short", "found_in_words", "newest_findings", "put_findings"]
 
 
-def put_findings(db: sqlite3.Connection, round: int, findings: Sequence[Finding], keep_rounds: int) -> None:
+def put_findings(db: Connection, round: int, findings: Sequence[Finding], keep_rounds: int) -> None:
     """Part of the transaction that closes a round."""
     rows = [(round, found.device, found.verdict, found.reason) for found in findings]
-    db.executemany("INSERT OR REPLACE INTO finding VALUES (?, ?, ?, ?)", rows)
+    db.executemany(upsert("finding", "round, device, verdict", "reason"), rows)
     db.execute("DELETE FROM finding WHERE round <= ?", (round - keep_rounds,))
 
 
-def findings_of(db: sqlite3.Connection, round: int) -> list[dict[str, str]]:
+def findings_of(db: Connection, round: int) -> list[dict[str, str]]:
     """What spoke against devices in a round, by device, for JSON."""
     rows = db.execute(
         "SELECT device, verdict, reason FROM finding WHERE round = ? ORDER BY device, verdict", (round,)
@@ -31,7 +31,7 @@ def findings_of(db: sqlite3.Connection, round: int) -> list[dict[str, str]]:
     return [dict(zip(("device", "verdict", "reason"), map(str, row), strict=True)) for row in rows]
 
 
-def newest_findings(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
+def newest_findings(db: Connection) -> dict[str, dict[str, Any]]:
     """The newest of each device, and in how many rounds there was one, by name, for JSON."""
     rows = db.execute(
         "SELECT device, round, verdict, reason, (SELECT count(DISTINCT round) FROM finding o WHERE o.device = f.device)"

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from aggregator.backup import WRITTEN_TO, back_up, restore
+from aggregator.database import PLACE, Place, bring_up, place_of, read_only
 from aggregator.findings import found_in_short, found_in_words
 from aggregator.fleet_words import (
     beside_record,
@@ -35,7 +36,6 @@ from aggregator.store import as_written
 from aggregator.store_schema import KIND
 from contract.errors import UsageError, near_names
 from contract.json_output import JSON_HELP, beside, check_target, write_json
-from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted, printable
 from contract.topics import check_id
@@ -43,7 +43,7 @@ from contract.topics import check_id
 __all__ = [
     "DeviceName",
     "JsonFile",
-    "StoreFile",
+    "StorePlace",
     "WaitSeconds",
     "ask",
     "check_telling",
@@ -64,7 +64,9 @@ fleet_app = typer.Typer(
     help="See the devices of a store, and tell its aggregator what to do.",
 )
 
-StoreFile = Annotated[Path, typer.Option(help="The aggregator's store; it may be running.")]
+StorePlace = Annotated[
+    Any, typer.Option(parser=place_of, metavar=PLACE, help="The aggregator's store; it may be running.")
+]
 DeviceName = Annotated[str, typer.Argument(metavar="DEVICE", help="Its id.")]
 _ADevice = Annotated[str | None, typer.Argument(metavar="DEVICE", help="Its id.")]
 _Class = Annotated[
@@ -77,14 +79,14 @@ _INTRUDERS = 20  # lines
 
 
 def forget_command(
-    store: StoreFile, device: _ADevice = None, name: _Class = None, wait: WaitSeconds = WAIT_S, json: JsonFile = None
+    store: StorePlace, device: _ADevice = None, name: _Class = None, wait: WaitSeconds = WAIT_S, json: JsonFile = None
 ) -> int:
     """Take all that came from a device or of a class out of the fleet, make anew what comes back, and take no more."""
     return _order_of_one("forget", store, device, name, wait, json)
 
 
 @fleet_app.command("list")
-def list_command(store: StoreFile, json: JsonFile = None) -> int:
+def list_command(store: StorePlace, json: JsonFile = None) -> int:
     """The devices that a store knows."""
     known = read_known(store)
     found, drift, said, policies = known.records, known.drift, known.said, known.policies
@@ -118,7 +120,7 @@ def list_command(store: StoreFile, json: JsonFile = None) -> int:
 
 
 @fleet_app.command("show")
-def show_command(device: DeviceName, store: StoreFile, json: JsonFile = None) -> int:
+def show_command(device: DeviceName, store: StorePlace, json: JsonFile = None) -> int:
     """What a store knows of one device, and what was asked about it."""
     known = read_known(store)
     drift, said = known.drift, known.said
@@ -154,7 +156,7 @@ def show_command(device: DeviceName, store: StoreFile, json: JsonFile = None) ->
 
 
 @fleet_app.command("log")
-def log_command(store: StoreFile, json: JsonFile = None) -> int:
+def log_command(store: StorePlace, json: JsonFile = None) -> int:
     """Who asked for what, when, and between which global versions it took effect."""
     asked = read_known(store).orders
     write_json(json, {"schema": SCHEMA, "orders": [asdict(order) for order in asked]})
@@ -165,7 +167,7 @@ def log_command(store: StoreFile, json: JsonFile = None) -> int:
 
 @fleet_app.command("suspects")
 def suspects_command(
-    store: StoreFile,
+    store: StorePlace,
     vouch: Annotated[
         list[str] | None, typer.Option(help="A device that does not lie: who contradicts it does. Repeatable.")
     ] = None,
@@ -185,33 +187,33 @@ def suspects_command(
 
 @fleet_app.command("admit")
 def admit_command(
-    store: StoreFile, device: _ADevice = None, name: _Class = None, wait: WaitSeconds = WAIT_S, json: JsonFile = None
+    store: StorePlace, device: _ADevice = None, name: _Class = None, wait: WaitSeconds = WAIT_S, json: JsonFile = None
 ) -> int:
     """Let a device in again that was forgotten, removed or has withdrawn, or a class that was forgotten."""
     return _order_of_one("admit", store, device, name, wait, json)
 
 
 @fleet_app.command("remove")
-def remove_command(device: DeviceName, store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
+def remove_command(device: DeviceName, store: StorePlace, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Take nothing more from a device; what it gave stays, unlike with forget."""
     return ask("remove", store, device, wait, json)
 
 
 @fleet_app.command("pause")
-def pause_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
+def pause_command(store: StorePlace, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Make nothing new of what devices send, which is taken and kept, until it is resumed."""
     return ask("pause", store, "", wait, json)
 
 
 @fleet_app.command("resume")
-def resume_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
+def resume_command(store: StorePlace, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Go on after a pause."""
     return ask("resume", store, "", wait, json)
 
 
 @fleet_app.command("rollback")
 def rollback_command(
-    store: StoreFile,
+    store: StorePlace,
     device: Annotated[
         str | None, typer.Argument(metavar="DEVICE", help="Take back every round since its first contribution.")
     ] = None,
@@ -231,13 +233,13 @@ def rollback_command(
 
 
 @fleet_app.command("open-round")
-def open_round_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
+def open_round_command(store: StorePlace, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """Open a round now, where rounds come by schedule or by news."""
     return ask("open-round", store, "", wait, json)
 
 
 @fleet_app.command("close-round")
-def close_round_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
+def close_round_command(store: StorePlace, wait: WaitSeconds = WAIT_S, json: JsonFile = None) -> int:
     """End the open round with the contributions that it has."""
     return ask("close-round", store, "", wait, json)
 
@@ -245,7 +247,7 @@ def close_round_command(store: StoreFile, wait: WaitSeconds = WAIT_S, json: Json
 @fleet_app.command("backup")
 def backup_command(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The backup, one file; an earlier one is replaced.")],
-    store: StoreFile,
+    store: StorePlace,
     json: JsonFile = None,
 ) -> int:
     """Write the store as it is now into one file, while the aggregator runs."""
@@ -260,7 +262,9 @@ def backup_command(
 @fleet_app.command("restore")
 def restore_command(
     backup: Annotated[Path, typer.Argument(metavar="BACKUP", help="What fleet backup wrote.")],
-    store: Annotated[Path, typer.Option(help="The store to make; no aggregator may run on it.")],
+    store: Annotated[
+        Any, typer.Option(parser=place_of, metavar=PLACE, help="The store to make; no aggregator may run on it.")
+    ],
     force: Annotated[bool, typer.Option("--force", help="Take the place of a store that is there.")] = False,
     json: JsonFile = None,
 ) -> int:
@@ -276,7 +280,7 @@ def restore_command(
 
 
 def _order_of_one(
-    what: str, store: Path, device: str | None, name: str | None, wait_s: float, json: Path | None
+    what: str, store: Place, device: str | None, name: str | None, wait_s: float, json: Path | None
 ) -> int:
     """An order of a device that the store knows, or of a class; whether there is such a one the aggregator says."""
     if (device is None) == (name is None):
@@ -288,7 +292,7 @@ def _order_of_one(
 
 
 def ask(
-    what: str, store: Path, device: str, wait_s: float, json: Path | None, *, known: bool = False, detail: str = ""
+    what: str, store: Place, device: str, wait_s: float, json: Path | None, *, known: bool = False, detail: str = ""
 ) -> int:
     """Record an order and wait until it is done, where somebody does it; 1 when it cannot be done.
 
@@ -317,7 +321,7 @@ def check_telling(wait_s: float, json: Path | None) -> None:
         raise UsageError("--wait", expected="0 to 1e+06 seconds", got=wait_s)
 
 
-def tell(order: Order, running: bool, store: Path, wait_s: float, json: Path | None) -> int:
+def tell(order: Order, running: bool, store: Place, wait_s: float, json: Path | None) -> int:
     """Wait until an order is done, where an aggregator runs that does it, and say what became of it; 1 when it cannot
     be done."""
     if running:
@@ -337,7 +341,7 @@ def told_of(order: Order, running: bool) -> str:
     return line if running else f"{line}: no aggregator runs on this store, its next start takes it up"
 
 
-def _backups(store: Path) -> list[str]:
+def _backups(store: Place) -> list[str]:
     """Where backups of a store were written, as far as it knows."""
     with read_only(store, KIND) as db:
         made = [order.outcome or "" for order in orders(db, "WHERE what = 'backup'")]
@@ -352,7 +356,7 @@ def operator() -> str:
         return f"user {os.getuid()}"
 
 
-def _unknown(store: Path, device: str, found: dict[str, Any]) -> UsageError:
+def _unknown(store: Place, device: str, found: dict[str, Any]) -> UsageError:
     hint = near_names(device, found) if found else "protofleet fleet list"
     return UsageError(f"DEVICE in {store}", expected="a device that the store knows", got=device, hint=hint)
 

@@ -14,7 +14,7 @@ import typer
 from aggregator.fleet_cli import WAIT_S, ask, check_telling, fleet_app, operator, told_of
 from aggregator.fleet_cli import DeviceName as _Device
 from aggregator.fleet_cli import JsonFile as _Json
-from aggregator.fleet_cli import StoreFile as _Store
+from aggregator.fleet_cli import StorePlace as _Store
 from aggregator.fleet_cli import WaitSeconds as _Wait
 from aggregator.orders import await_done, give
 from contract.allowlist import read_allowlist

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from aggregator.class_drift import class_drift_of
+from aggregator.database import AnyPlace, read_only
 from aggregator.drift import drift_of
 from aggregator.enrolment_store import Intruder, intruders_in, keys_in
 from aggregator.findings import newest_findings
@@ -18,7 +18,6 @@ from aggregator.store import as_written
 from aggregator.store_schema import KIND
 from contract.drift import WORDS
 from contract.signed import key_id
-from contract.sqlite import read_only
 from contract.terminal import counted, printable
 
 __all__ = [
@@ -63,7 +62,7 @@ class Known(NamedTuple):
     intruders: Sequence[Intruder]
 
 
-def read_known(store: Path) -> Known:
+def read_known(store: AnyPlace) -> Known:
     with read_only(store, KIND) as db, as_written(store):
         return Known(
             dict(fleet_records(db)),

@@ -20,16 +20,15 @@ one that is started on the store does. `withdraw` is an order that a device give
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aggregator.database import AnyPlace, beside, bring_up, read_only
 from aggregator.standing_store import Order, StandingTables, orders
 from aggregator.store_schema import KIND
 from contract.errors import UsageError
 from contract.messages import ADMITS
-from contract.sqlite import beside, bring_up, read_only
 from contract.topics import check_device
 
 __all__ = [
@@ -101,7 +100,7 @@ def refusal(device: str, refused: Mapping[str, str]) -> str:
     return f"{why}; fleet admit {device} {ADMITS}" if why else ""
 
 
-def give(path: str | os.PathLike[str], what: str, device: str, who: str, *, detail: str = "") -> tuple[Order, bool]:
+def give(path: AnyPlace, what: str, device: str, who: str, *, detail: str = "") -> tuple[Order, bool]:
     """Record an order; what was recorded, and whether an aggregator runs that will take it up.
 
     Args:
@@ -118,14 +117,14 @@ def give(path: str | os.PathLike[str], what: str, device: str, who: str, *, deta
     running = bring_up(path, KIND)
     with beside(path, KIND) as db:
         found = db.execute(
-            "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?)",
+            "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?) RETURNING id",
             (what, device, who, time.time(), detail),
         )
-        (made,) = orders(db, "WHERE id = ?", (found.lastrowid,))
+        (made,) = orders(db, "WHERE id = ?", found.fetchone())
     return made, running
 
 
-def await_done(path: str | os.PathLike[str], order: Order, timeout_s: float) -> Order:
+def await_done(path: AnyPlace, order: Order, timeout_s: float) -> Order:
     """The order as it stands once it has taken effect, or after so many seconds."""
     deadline = time.monotonic() + timeout_s
     while True:

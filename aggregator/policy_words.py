@@ -6,12 +6,11 @@ characters, and follows from no sample. Once the device has released something a
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 
+from aggregator.database import Connection, Database, upsert
 from aggregator.events import PolicyRefused
 from aggregator.rounds import MAX_DEVICES
-from contract.sqlite import Database
 
 __all__ = ["PolicyWords", "policy_words_in"]
 
@@ -54,7 +53,7 @@ class PolicyWords:
             gone = [(device,) for device, word in heard.items() if not word]
             db.executemany("DELETE FROM policy_word WHERE device = ?", gone)
             said = [(device, word, at) for device, word in heard.items() if word]
-            db.executemany("INSERT OR REPLACE INTO policy_word VALUES (?, ?, ?)", said)
+            db.executemany(upsert("policy_word", "device", "word", "told_at"), said)
         self._words = {device: word for device, word in (self._words | heard).items() if word}
         return [PolicyRefused(device, word) for device, word, _ in said]
 
@@ -64,7 +63,7 @@ class PolicyWords:
         self._heard.pop(device, None)
 
 
-def policy_words_in(db: sqlite3.Connection) -> Mapping[str, str]:
+def policy_words_in(db: Connection) -> Mapping[str, str]:
     """The newest word of each device of a store that has one."""
     rows = db.execute("SELECT device, word FROM policy_word").fetchall()
     return {device: word if isinstance(word, str) else repr(word) for device, word in rows}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 
+from aggregator.database import Connection, Database
 from aggregator.standing_store import Order, order_done
 from contract.messages import GlobalPart
-from contract.sqlite import Database
 from contract.state import GlobalCollector, GlobalState
 from contract.wire import decode
 
@@ -68,14 +67,16 @@ class RollbackTables:
             order_done(db, order, at, outcome, before, after)
 
 
-def keep_former(db: sqlite3.Connection, round: int) -> None:
+def keep_former(db: Connection, round: int) -> None:
     """Part of the transaction that closes a round, before its result is written: the state that it began with."""
     db.execute("DELETE FROM former WHERE round >= ?", (round,))  # which nothing but damage leaves there
     db.execute(
         "INSERT INTO former SELECT ?, part, payload FROM global WHERE version = (SELECT max(version) FROM global)",
         (round,),
     )
-    db.execute("INSERT OR IGNORE INTO former VALUES (?, 0, x'')", (round,))  # before the first there is none
+    db.execute(
+        "INSERT INTO former VALUES (?, 0, ?) ON CONFLICT (round, part) DO NOTHING", (round, b"")
+    )  # before the first there is none
     db.execute(
         "DELETE FROM former WHERE round NOT IN (SELECT DISTINCT round FROM former ORDER BY round DESC LIMIT ?)", (KEPT,)
     )

@@ -17,7 +17,8 @@ from typing import Annotated, Any
 
 import typer
 
-from aggregator.fleet_cli import WAIT_S, ask, check_telling, operator, tell
+from aggregator.database import Place, bring_up, read_only
+from aggregator.fleet_cli import WAIT_S, StorePlace, ask, check_telling, operator, tell
 from aggregator.rollout import STAGES, Plan, Rollout
 from aggregator.rollout_store import give_rollout, rollout_in
 from aggregator.store import as_written
@@ -27,7 +28,6 @@ from contract.durations import in_words, seconds
 from contract.errors import BundleError, UsageError
 from contract.json_output import JSON_HELP, beside, write_json
 from contract.offers import MAX_BUNDLE_BYTES, Told
-from contract.sqlite import bring_up, read_only
 from contract.tables import show_table
 from contract.terminal import counted, printable
 from contract.topics import check_id
@@ -40,7 +40,7 @@ _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
 def rollout_command(
-    store: Annotated[Path, typer.Option(help="The aggregator's store; it may be running.")],
+    store: StorePlace,
     bundle: Annotated[
         Path | None, typer.Argument(metavar="[BUNDLE]", help="The signed bundle; without it, see how far one is.")
     ] = None,
@@ -89,7 +89,7 @@ def rollout_command(
 
 def _begin(
     path: Path,
-    store: Path,
+    store: Place,
     stage: list[str],
     soak: str,
     healthy: str,
@@ -127,7 +127,7 @@ def _check_bundle(path: Path, found: Bundle, blob: bytes) -> None:
         raise BundleError(f"{path}", expected="a version from 1 on, and at most 2 GiB", got=got)
 
 
-def _check_free(under_way: Rollout | None, store: Path) -> None:
+def _check_free(under_way: Rollout | None, store: Place) -> None:
     if under_way is not None and under_way.state != "complete":
         raise UsageError(
             f"--store {store}",
@@ -165,7 +165,7 @@ def _check_fit(path: Path, found: Bundle, meta: Mapping[str, bytes], to_fleet: s
         )
 
 
-def _show(store: Path, json: Path | None) -> int:
+def _show(store: Place, json: Path | None) -> int:
     with read_only(store, KIND) as db, as_written(store):
         found = rollout_in(db)
         counts = {} if found is None else found.counts()

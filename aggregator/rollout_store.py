@@ -11,19 +11,17 @@ what was said of it goes at once, and its bundle a few rows at a time (`sweep`).
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple
 from typing import get_args
 
+from aggregator.database import AnyPlace, Connection, Database, beside, place_of, upsert
 from aggregator.rollout import Plan, Rollout, State
 from aggregator.standing_store import Order, orders
 from aggregator.store_schema import KIND
 from contract.errors import UsageError
 from contract.offers import Told
-from contract.sqlite import Database, beside
 
 __all__ = ["PIECE_BYTES", "RolloutTables", "give_rollout", "rollout_in", "said_in"]
 
@@ -98,7 +96,7 @@ class RolloutTables:
             return
         with self._transaction() as db:
             gone = db.execute(
-                "DELETE FROM rollout_piece WHERE rowid IN (SELECT rowid FROM rollout_piece"
+                "DELETE FROM rollout_piece WHERE (sha256, number) IN (SELECT sha256, number FROM rollout_piece"
                 " WHERE sha256 NOT IN (SELECT sha256 FROM rollout WHERE state != 'ended') LIMIT ?)",
                 (_ROWS_AT_ONCE,),
             )
@@ -120,7 +118,7 @@ class RolloutTables:
 _LIVE = f"state IN ({', '.join('?' for _ in get_args(State))})"
 
 
-def rollout_in(db: sqlite3.Connection) -> Rollout | None:
+def rollout_in(db: Connection) -> Rollout | None:
     """The roll-out of a store that was taken up and has not ended; None where there is none."""
     made = _made(db, f"WHERE {_LIVE}", get_args(State))
     if made is not None:
@@ -129,13 +127,13 @@ def rollout_in(db: sqlite3.Connection) -> Rollout | None:
     return made
 
 
-def said_in(db: sqlite3.Connection) -> Mapping[str, str]:
+def said_in(db: Connection) -> Mapping[str, str]:
     """What each device said of the roll-out, as it said it; empty for nothing yet."""
     rows = db.execute("SELECT device, told FROM rollout_device").fetchall()
     return {device: told if isinstance(told, str) else repr(told) for device, told in rows}
 
 
-def give_rollout(store: str | os.PathLike[str], blob: bytes, plan: Plan, stages: tuple[float, ...], who: str) -> Order:
+def give_rollout(store: AnyPlace, blob: bytes, plan: Plan, stages: tuple[float, ...], who: str) -> Order:
     """Put a bundle into a store, and the order to roll it out.
 
     Args:
@@ -153,23 +151,26 @@ def give_rollout(store: str | os.PathLike[str], blob: bytes, plan: Plan, stages:
     rows = [(plan.sha256, n, blob[at : at + PIECE_BYTES]) for n, at in enumerate(range(0, len(blob), PIECE_BYTES))]
     for at in range(0, len(rows), _ROWS_AT_ONCE):
         with beside(store, KIND) as db:
-            db.executemany("INSERT OR REPLACE INTO rollout_piece VALUES (?, ?, ?)", rows[at : at + _ROWS_AT_ONCE])
+            db.executemany(upsert("rollout_piece", "sha256, number", "bytes"), rows[at : at + _ROWS_AT_ONCE])
     detail = f"version {plan.version}, sha256 {plan.sha256.hex()[:12]}…{f', to fleet {plan.fleet}' * bool(plan.fleet)}"
     with beside(store, KIND) as db:
         made = db.execute(
-            "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES ('rollout', '', ?, ?, ?)",
+            "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES ('rollout', '', ?, ?, ?)"
+            " RETURNING id",
             (who, time.time(), detail),
-        )
+        ).fetchone()
         came = db.execute(
-            "UPDATE rollout SET state = 'given', given_by = ? WHERE id = ? AND state = 'coming'", (made.lastrowid, id)
+            "UPDATE rollout SET state = 'given', given_by = ? WHERE id = ? AND state = 'coming'", (made[0], id)
         )
         if not came.rowcount:
-            raise UsageError(f"--store {store}", expected="one roll-out given at a time", got="another one meanwhile")
-        (order,) = orders(db, "WHERE id = ?", (made.lastrowid,))
+            raise UsageError(
+                f"--store {place_of(store)}", expected="one roll-out given at a time", got="another one meanwhile"
+            )
+        (order,) = orders(db, "WHERE id = ?", made)
     return order
 
 
-def _made(db: sqlite3.Connection, where: str, values: tuple[object, ...]) -> Rollout | None:
+def _made(db: Connection, where: str, values: tuple[object, ...]) -> Rollout | None:
     row = db.execute(
         "SELECT sha256, version, size_bytes, fleet, soak_s, healthy, fraction, stages, since, state, reason, forgiven"
         f" FROM rollout {where} ORDER BY id DESC LIMIT 1",
@@ -182,18 +183,17 @@ def _made(db: sqlite3.Connection, where: str, values: tuple[object, ...]) -> Rol
     return Rollout(Plan(*plan), fraction, tuple(json.loads(stages)), since, known, reason, forgiven)
 
 
-def _insert(db: sqlite3.Connection, rollout: Rollout) -> int:
+def _insert(db: Connection, rollout: Rollout) -> int:
     plan = rollout.plan
     made = db.execute(
         "INSERT INTO rollout (sha256, version, size_bytes, fleet, soak_s, healthy, fraction, stages, since, state,"
-        " reason, forgiven) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'coming', '', 0)",
+        " reason, forgiven) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'coming', '', 0) RETURNING id",
         (*astuple(plan), rollout.fraction, json.dumps(rollout.stages), rollout.since),
     )
-    assert made.lastrowid is not None
-    return made.lastrowid
+    return int(made.fetchone()[0])
 
 
-def _put(db: sqlite3.Connection, rollout: Rollout) -> None:
+def _put(db: Connection, rollout: Rollout) -> None:
     """Write where the roll-out stands that was taken up."""
     stands = (rollout.fraction, json.dumps(rollout.stages), rollout.since, rollout.state, rollout.reason)
     db.execute(
@@ -203,8 +203,8 @@ def _put(db: sqlite3.Connection, rollout: Rollout) -> None:
     )
 
 
-def _say(db: sqlite3.Connection, told: Mapping[str, Told | None], at: float) -> None:
+def _say(db: Connection, told: Mapping[str, Told | None], at: float) -> None:
     db.executemany(
-        "INSERT OR REPLACE INTO rollout_device VALUES (?, ?, ?)",
+        upsert("rollout_device", "device", "told", "told_at"),
         [(device, "" if each is None else each.text, at) for device, each in told.items()],
     )

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
+from aggregator.away import Away
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator, Settings
-from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished
+from aggregator.database import Place
+from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished, StoreAway
 from aggregator.metrics import Metrics
 from aggregator.metrics_server import MetricsServer
 from aggregator.outliers import SUSPECTS, Suspects
@@ -26,12 +28,12 @@ from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.standing_report import StandingSummary
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.validation import MAX_SAMPLES
 from contract.bundle import read_bundle
 from contract.durations import in_words, seconds
 from contract.ed25519 import library
-from contract.errors import UsageError, near_names
+from contract.errors import StoreError, UsageError, near_names
 from contract.fleet import check_fleet
 from contract.link import Address
 from contract.messages import Encoding
@@ -62,7 +64,7 @@ class Service:
     Attributes:
         bundles: the fleet's bundle, those that it extends, and one for each further backbone that devices may have.
         address: of the broker.
-        store: SQLite file that holds the run; made when absent, resumed when not.
+        store: where the run is held, a file or a server; made when absent, resumed when not.
         patience_s: how long the broker may be absent at the start; None for 60 s, and for ever where there is no end of
             the plan.
         take_over: end another aggregator that serves this fleet, instead of refusing.
@@ -73,7 +75,7 @@ class Service:
 
     bundles: Sequence[Path]
     address: Address
-    store: Path
+    store: Place
     fleet: str
     settings: Settings
     patience_s: float | None = None
@@ -82,6 +84,7 @@ class Service:
     metrics: tuple[str, int] | None = None
     sign: str | None = None
     _stopping: threading.Event = field(default_factory=threading.Event)
+    _told: dict[str, Any] = field(default_factory=dict)  # the newest summary
 
     def __post_init__(self) -> None:
         check_id(self.fleet, "--fleet")
@@ -98,11 +101,27 @@ class Service:
             LinkError: when there is no broker, it refuses us, or another aggregator serves this fleet.
             StoreError, UsageError: when the disk refuses, or the store is another fleet's or bundle's.
         """
+        away = Away()
+        while True:
+            try:
+                return self._serve(listener, on_summary, away)
+            except StoreError as error:
+                wait_s = away.wait_s(error, time.monotonic())
+                if wait_s is None:
+                    raise
+                listener(StoreAway(str(error), wait_s))
+                if self._stopping.wait(wait_s):
+                    return self._told
+
+    def _serve(self, listener: Listener, on_summary: OnSummary, away: Away) -> dict[str, Any]:
+        """From the store as it is, as after a kill: what is confirmed is in it, and what is not comes again."""
         roster, first = self._roster, self._roster.bundle
         identity = _together((first, *roster.others))
-        with SqliteStore(self.store, identity, self.fleet, extends=roster.shorter) as store:
+        with DurableStore(self.store, identity, self.fleet, extends=roster.shorter) as store:
+            away.opened()
             if self.new_run:
                 store.begin_new_run()
+                self.new_run = False
             core = self._core(store)
             standing = isinstance(core, StandingCoordinator)
             metrics = Metrics(self.fleet, core, store.standing, address=self.address)
@@ -113,7 +132,8 @@ class Service:
 
             def content() -> dict[str, Any]:
                 found = summary.content(finished=is_finished, global_version=core.state.version)
-                return found | {"schedule": _schedule(self.settings.policy)}
+                self._told = found | {"schedule": _schedule(self.settings.policy)}
+                return self._told
 
             def on_round(finished: bool) -> None:
                 nonlocal is_finished
@@ -162,7 +182,7 @@ class Service:
             listener(MetricsServed(server.url, server.is_local))
             yield
 
-    def _core(self, store: SqliteStore) -> Coordinator | StandingCoordinator:
+    def _core(self, store: DurableStore) -> Coordinator | StandingCoordinator:
         """Of rounds, or of sums that stand."""
         roster, now = self._roster, time.monotonic()
         bundle = (store, roster.manifest, roster.bundle, self.settings)

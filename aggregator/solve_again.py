@@ -8,10 +8,10 @@ read; its aggregator may be running, and what the fleet has is not changed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from aggregator.database import AnyPlace, place_of
 from aggregator.merging import merge_round, traits_of
 from aggregator.state import next_global
 from aggregator.stored import StoredRun, stored_run
@@ -42,7 +42,7 @@ class SolvedAgain:
     doubt: str
 
 
-def solve_again(path: str | os.PathLike[str], manifest: Manifest, given: Mapping[str, object]) -> SolvedAgain:
+def solve_again(path: AnyPlace, manifest: Manifest, given: Mapping[str, object]) -> SolvedAgain:
     """Make the head of the newest round that has one again.
 
     Args:
@@ -56,7 +56,7 @@ def solve_again(path: str | os.PathLike[str], manifest: Manifest, given: Mapping
     """
     able = {name: found for name, found in METHODS.items() if given and set(given) <= set(found.solved_with)}
     with stored_run(path) as run:
-        number, found = _round(run, able, os.fspath(path))
+        number, found = _round(run, able, str(place_of(path)))
         settled = {name: found.hyper[name].check(f"--{name}", value) for name, value in given.items()}
         hyper: dict[str, Value] = found.settled_in({**manifest.hyper, **settled})
 

@@ -31,7 +31,7 @@ from aggregator.settings import Settings, check_heads, check_limit, standing_met
 from aggregator.standing import ExactSum, Standing
 from aggregator.standing_store import WITHDREW, Order, Stands, Taken
 from aggregator.state import next_global
-from aggregator.store import OUTCOMES, SqliteStore, as_written, global_parts
+from aggregator.store import OUTCOMES, DurableStore, as_written, global_parts
 from aggregator.validation import Terms
 from contract.bundle import Manifest
 from contract.errors import UsageError
@@ -78,7 +78,7 @@ class StandingCoordinator(Core):
 
     def __init__(
         self,
-        store: SqliteStore,
+        store: DurableStore,
         manifest: Manifest,
         bundle: bytes,
         settings: Settings,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aggregator.store import OUTCOMES, SqliteStore
+from aggregator.store import OUTCOMES, DurableStore
 
 __all__ = ["SCHEMA", "StandingSummary"]
 
@@ -19,7 +19,7 @@ class StandingSummary:
         bundle: sha256 of the fleet's bundle.
     """
 
-    def __init__(self, store: SqliteStore, fleet: str, bundle: bytes) -> None:
+    def __init__(self, store: DurableStore, fleet: str, bundle: bytes) -> None:
         self._store, self._head = store, {"fleet": fleet, "run": store.run.hex(), "bundle": bundle.hex()}
 
     def content(self, *, finished: bool, global_version: int) -> dict[str, Any]:

@@ -11,12 +11,13 @@ the record of who asked for what, when, and between which versions of the global
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from contract.sqlite import Database, typed
+from aggregator.database import Connection, Database, each, upsert
+from aggregator.store_schema import COUNT, PUT_GLOBAL
+from contract.sqlite import typed
 
 if TYPE_CHECKING:
     from aggregator.store import Tally
@@ -46,6 +47,7 @@ _BESIDE = (
     "rollout_device",
     "finding",
 )  # what is held of a device beside what it contributed
+_HOLD = ("standing", "contribution", "payload", "former", "global", *_BESIDE)  # what is taken out
 
 
 Taken = dict[str, dict[str, int]]
@@ -117,7 +119,7 @@ class StandingTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
-        self.path = file.path
+        self.path, self._file = file.path, file
         self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
         self._to_erase = False
         self.taken_out = 0  # how often a device or a class was, since this was opened
@@ -141,9 +143,7 @@ class StandingTables:
     def payloads(self) -> Iterator[tuple[str, bytes]]:
         """What stands, ordered by device, one at a time."""
         with self._disk():
-            yield from self._db.execute(
-                "SELECT device, payload FROM standing WHERE payload IS NOT NULL ORDER BY device"
-            )
+            yield from each(self._db, "SELECT device, payload FROM standing WHERE payload IS NOT NULL ORDER BY device")
 
     def records(self) -> Mapping[str, Record]:
         """What is known of each device, by name."""
@@ -168,7 +168,7 @@ class StandingTables:
             if taken is not None:
                 _put_meta(db, _TAKEN, json.dumps(taken))
             db.executemany(
-                "INSERT OR REPLACE INTO standing VALUES (?, ?, ?, ?, ?)",
+                upsert("standing", "device", "generation", "received_bytes", "received_at", "payload"),
                 [(s.device, s.generation, s.received_bytes, at, s.payload) for s in newer],
             )
             for gone in (s.device for s in newer if s.payload is None):
@@ -178,7 +178,7 @@ class StandingTables:
                     (gone, at),
                 )
             db.executemany(
-                "INSERT INTO tally VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET messages = messages + excluded.messages",
+                COUNT,
                 [(round, outcome, messages) for (round, outcome), messages in tally.items()],
             )
 
@@ -193,8 +193,8 @@ class StandingTables:
             self._put_global(db, parts)
             _put_meta(db, "standing solved", digest)
 
-    def _put_global(self, db: sqlite3.Connection, parts: Sequence[tuple[int, int, bytes]]) -> None:
-        db.executemany("INSERT OR REPLACE INTO global VALUES (?, ?, ?)", parts)
+    def _put_global(self, db: Connection, parts: Sequence[tuple[int, int, bytes]]) -> None:
+        db.executemany(PUT_GLOBAL, parts)
         db.execute("DELETE FROM global WHERE version < (SELECT max(version) FROM global)")
 
     def take_out(
@@ -249,9 +249,10 @@ class StandingTables:
     def round_payloads(self) -> Iterator[tuple[int, tuple[int, str, str], bytes]]:
         """What is kept of rounds, one at a time: its number here; round, method and device; and what was sent."""
         with self._disk():
-            for number, *key, payload in self._db.execute(
+            for number, *key, payload in each(
+                self._db,
                 "SELECT p.id, c.round, c.method, c.device, p.bytes FROM payload p"
-                " JOIN contribution c ON c.round = p.round AND c.payload = p.id ORDER BY p.id"
+                " JOIN contribution c ON c.round = p.round AND c.payload = p.id ORDER BY p.id",
             ):
                 yield number, (key[0], key[1], key[2]), payload
 
@@ -299,15 +300,11 @@ class StandingTables:
         self.taken_out += 1
 
     def erase(self) -> bool:
-        """Overwrite what the write-ahead log still holds of what was taken out; False while a reader is in the way."""
+        """Leave nothing readable of what was taken out; False while a reader is in the way."""
         if not self._to_erase:
             return True
-        with self._disk():
-            self._db.execute("PRAGMA busy_timeout = 0")  # a backup may read for minutes: we look again, and go on
-            busy, *_ = self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._db.execute("PRAGMA busy_timeout = 5000")
-        self._to_erase = bool(busy)
-        return not busy
+        self._to_erase = not self._file.erase(_HOLD)
+        return not self._to_erase
 
     # ── who is refused ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -346,7 +343,7 @@ def forgotten_in(value: str | None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def classes_forgotten(db: sqlite3.Connection) -> tuple[str, ...]:
+def classes_forgotten(db: Connection) -> tuple[str, ...]:
     """The same of a store that is read beside its aggregator; nothing of what no aggregator wrote."""
     row = db.execute("SELECT value FROM meta WHERE name = ?", (_CLASSES,)).fetchone()
     try:
@@ -355,12 +352,12 @@ def classes_forgotten(db: sqlite3.Connection) -> tuple[str, ...]:
         return ()
 
 
-def orders(db: sqlite3.Connection, where: str = "", values: Sequence[object] = (), limit: int = -1) -> list[Order]:
-    """The orders of a store, oldest first, `limit` at most; -1 for all."""
+def orders(db: Connection, where: str = "", values: Sequence[object] = (), limit: int | None = None) -> list[Order]:
+    """The orders of a store, oldest first, `limit` at most."""
     rows = db.execute(
         "SELECT id, what, device, who, given_at, detail, done_at, outcome, version_before, version_after"
-        f" FROM fleet_order {where} ORDER BY id LIMIT ?",
-        (*values, limit),
+        f" FROM fleet_order {where} ORDER BY id{'' if limit is None else f' LIMIT {limit}'}",
+        values,
     )
     return [_order(*row) for row in rows.fetchall()]
 
@@ -383,7 +380,7 @@ def _order(
     return Order(id, what, device, who, given_at, None if done is None else done_at, outcome, before, after, detail)
 
 
-def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
+def fleet_records(db: Connection) -> Mapping[str, Record]:
     """What a store knows of each device, by name: of each that it holds anything of, so that each can be forgotten.
 
     Raises:
@@ -410,7 +407,7 @@ def fleet_records(db: sqlite3.Connection) -> Mapping[str, Record]:
     }
 
 
-def order_done(db: sqlite3.Connection, order: Order, at: float, outcome: str, before: int, after: int) -> None:
+def order_done(db: Connection, order: Order, at: float, outcome: str, before: int, after: int) -> None:
     """Part of the transaction in which an order takes effect."""
     db.execute(
         "UPDATE fleet_order SET done_at = ?, outcome = ?, version_before = ?, version_after = ? WHERE id = ?",
@@ -418,7 +415,7 @@ def order_done(db: sqlite3.Connection, order: Order, at: float, outcome: str, be
     )
 
 
-def _keep(db: sqlite3.Connection, where: str | int, left: bytes | None) -> None:
+def _keep(db: Connection, where: str | int, left: bytes | None) -> None:
     if isinstance(where, str):
         size = 0 if left is None else len(left)
         db.execute("UPDATE standing SET payload = ?, received_bytes = ? WHERE device = ?", (left, size, where))
@@ -432,9 +429,9 @@ def _keep(db: sqlite3.Connection, where: str | int, left: bytes | None) -> None:
         db.execute("DELETE FROM payload WHERE id = ?", (where,))
 
 
-def _put_meta(db: sqlite3.Connection, name: str, value: str) -> None:
-    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value.encode()))
+def _put_meta(db: Connection, name: str, value: str) -> None:
+    db.execute(upsert("meta", "name", "value"), (name, value.encode()))
 
 
-def _refuse(db: sqlite3.Connection, device: str, at: float, reason: str) -> None:
-    db.execute("INSERT OR REPLACE INTO refused VALUES (?, ?, ?)", (device, at, reason))
+def _refuse(db: Connection, device: str, at: float, reason: str) -> None:
+    db.execute(upsert("refused", "device", "since", "reason"), (device, at, reason))

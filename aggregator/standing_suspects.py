@@ -7,10 +7,10 @@ few times, and nothing is written.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection, Iterator
 
 from aggregator.contradictions import Contradicted, contradicted
+from aggregator.database import Connection, each
 from aggregator.forgotten_classes import held_by
 from contract.errors import UsageError
 from contract.messages import Contribution
@@ -20,7 +20,7 @@ from contract.statistics import Statistic
 __all__ = ["standing_suspects"]
 
 
-def standing_suspects(db: sqlite3.Connection, vouched: Collection[str] = ()) -> tuple[int, list[Contradicted]]:
+def standing_suspects(db: Connection, vouched: Collection[str] = ()) -> tuple[int, list[Contradicted]]:
     """How many devices' sums stand, and who is contradicted, of a store that is read beside its aggregator.
 
     Args:
@@ -49,7 +49,7 @@ def standing_suspects(db: sqlite3.Connection, vouched: Collection[str] = ()) -> 
     return len(devices), contradicted(source, devices, vouched)
 
 
-def _messages(db: sqlite3.Connection) -> Iterator[tuple[str, Contribution]]:
+def _messages(db: Connection) -> Iterator[tuple[str, Contribution]]:
     """What stands, ordered by device, one at a time."""
-    for device, payload in db.execute("SELECT device, payload FROM standing WHERE payload IS NOT NULL ORDER BY device"):
+    for device, payload in each(db, "SELECT device, payload FROM standing WHERE payload IS NOT NULL ORDER BY device"):
         yield str(device), held_by(payload)

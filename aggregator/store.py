@@ -24,7 +24,6 @@ first, up to `KEEP_BYTES`. The transaction that closes a round drops what it mak
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,8 @@ from typing import Protocol
 from aggregator.accuracy import Told
 from aggregator.blinded_store import BlindedTables
 from aggregator.class_drift import ClassDriftTable
+from aggregator.database import AnyPlace, Connection, each, open_database, upsert
+from aggregator.database import as_written as written_in
 from aggregator.drift import DriftTable
 from aggregator.enrolment_store import EnrolmentTables
 from aggregator.findings import findings_of, put_findings
@@ -41,20 +42,18 @@ from aggregator.policy_words import PolicyWords
 from aggregator.rollback_store import RollbackTables, keep_former
 from aggregator.rollout_store import RolloutTables
 from aggregator.standing_store import StandingTables
-from aggregator.store_schema import KIND, MADE_AT, draw_run
-from contract import sqlite
+from aggregator.store_schema import COUNT, KIND, MADE_AT, PUT_GLOBAL, draw_run
 from contract.accuracy import SHARES, Accuracy
 from contract.errors import UsageError
 from contract.messages import MAX_ROUND, Contribution, GlobalPart
-from contract.sqlite import Database
 from contract.state import GlobalCollector, GlobalState
 from contract.wire import decode, encode
 
 __all__ = [
     "KIND",
     "Accepted",
+    "DurableStore",
     "RoundRecord",
-    "SqliteStore",
     "Store",
     "Tally",
     "as_written",
@@ -152,7 +151,7 @@ class Store(Protocol):
         screening: Screening = _NONE,
         findings: Sequence[Finding] = (),
         *,
-        also: Callable[[sqlite3.Connection], None] = ...,
+        also: Callable[[Connection], None] = ...,
     ) -> None: ...
     def state(self) -> GlobalState: ...
     def last_round(self) -> int: ...
@@ -165,11 +164,11 @@ class Store(Protocol):
     def unassigned(self) -> dict[str, int]: ...
 
 
-class SqliteStore:
-    """The store in a SQLite file; a context manager.
+class DurableStore:
+    """The store where it is kept; a context manager.
 
     Args:
-        path: made when it does not exist.
+        path: a file or a server's URL (`aggregator/database`); made when it does not exist.
         bundle: sha256 (32 bytes) of the bundle that the run is of.
         fleet: the fleet's id.
         extends: sha256 of bundles that this one extends: a store of one of these becomes its own.
@@ -182,7 +181,7 @@ class SqliteStore:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: AnyPlace,
         bundle: bytes,
         fleet: str,
         *,
@@ -190,7 +189,7 @@ class SqliteStore:
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
         self._keep_bytes = keep_bytes
-        self._file = Database(path, KIND, wait_s=_LOOKERS_S)
+        self._file = open_database(path, KIND, wait_s=_LOOKERS_S)
         self.standing = StandingTables(self._file)
         self.rollouts, self.blinded = RolloutTables(self._file), BlindedTables(self._file)
         self.enrolment, self.fleet = EnrolmentTables(self._file), fleet
@@ -205,7 +204,7 @@ class SqliteStore:
             self._file.close()
             raise
 
-    def __enter__(self) -> SqliteStore:
+    def __enter__(self) -> DurableStore:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -253,8 +252,7 @@ class SqliteStore:
         """
         counts = [(round, outcome, messages) for (round, outcome), messages in tally.items()]
         with as_written(self._file.path), self._transaction():  # nothing follows the largest number there is
-            (last,) = self._db.execute("SELECT coalesce(max(id), 0) FROM payload").fetchone()
-            numbered = list(enumerate(accepted, last + 1))
+            numbered = list(zip(self._file.fresh_ids("payload", len(accepted)), accepted, strict=True))
             self._db.executemany("INSERT INTO payload VALUES (?, ?, ?)", [(n, a.round, a.payload) for n, a in numbered])
             self._db.executemany(
                 "INSERT INTO contribution VALUES (?, ?, ?, ?, ?)",
@@ -264,17 +262,17 @@ class SqliteStore:
                 (a.round, a.device, a.message.seed) for a in accepted if a.message and a.message.seed
             )
             self._db.executemany(
-                "INSERT INTO tally VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET messages = messages + excluded.messages",
+                COUNT,
                 counts,
             )
-            self._db.executemany("INSERT OR IGNORE INTO refusal VALUES (?, ?)", refusals)
+            self._db.executemany(upsert("refusal", "round, device"), refusals)
 
     def awaits_accuracy(self, round: int, device: str) -> bool:
         """Whether `device` contributed to `round`, which is closed, and has not said yet how good it is after it."""
         with self._disk():
             found = self._db.execute(
                 "SELECT 1 FROM round r JOIN contribution c ON c.round = r.number AND c.method = r.method"
-                " WHERE r.number = ? AND r.closed AND c.device = ?"
+                " WHERE r.number = ? AND r.closed = 1 AND c.device = ?"
                 " AND NOT EXISTS (SELECT 1 FROM accuracy a WHERE a.round = r.number AND a.device = c.device)",
                 (round, device),
             )
@@ -285,8 +283,8 @@ class SqliteStore:
         rows = [(t.round, t.device, t.accuracy.samples, *(getattr(t.accuracy, n) for n in SHARES)) for t in told]
         with self._transaction():
             self._db.executemany(
-                "INSERT OR IGNORE INTO accuracy (round, device, samples, all_classes, own_classes, shipped, alone)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO accuracy (round, device, samples, all_classes, own_classes, shipped, alone)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (round, device) DO NOTHING",
                 rows,
             )
 
@@ -322,7 +320,7 @@ class SqliteStore:
         screening: Screening = _NONE,
         findings: Sequence[Finding] = (),
         *,
-        also: Callable[[sqlite3.Connection], None] = lambda db: None,
+        also: Callable[[Connection], None] = lambda db: None,
     ) -> None:
         """Record a round's result and the global state that came out of it, and drop what is needed no longer.
 
@@ -334,14 +332,15 @@ class SqliteStore:
         parts = global_parts(state)
         with self._transaction():
             self._db.execute(
-                "UPDATE round SET closed = 1, seconds = max(0, ? - opened_at), classes_merged = ? WHERE number = ?",
-                (closed_at, classes_merged, number),
+                "UPDATE round SET closed = 1, classes_merged = ?,"
+                " seconds = CASE WHEN ? > opened_at THEN ? - opened_at ELSE 0 END WHERE number = ?",
+                (classes_merged, closed_at, closed_at, number),
             )
             keep_former(self._db, number)
             # a round that changed nothing has the state, and the version, of the round before
-            self._db.executemany("INSERT OR REPLACE INTO global VALUES (?, ?, ?)", parts)
+            self._db.executemany(PUT_GLOBAL, parts)
             (method,) = self._db.execute("SELECT method FROM round WHERE number = ?", (number,)).fetchone()
-            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (screening_name(method), screening.written()))
+            self._db.execute(upsert("meta", "name", "value"), (screening_name(method), screening.written()))
             put_findings(self._db, number, findings, KEEP_ROUNDS)
             self._drop_old(number)
             also(self._db)
@@ -421,7 +420,7 @@ class SqliteStore:
             (closed,),
         )
         kept = self._db.execute(
-            "SELECT number, method, kept_bytes FROM round WHERE closed AND kept_bytes > 0 ORDER BY number DESC"
+            "SELECT number, method, kept_bytes FROM round WHERE closed = 1 AND kept_bytes > 0 ORDER BY number DESC"
         ).fetchall()
         total, methods = 0, set[str]()
         for number, method, kept_bytes in kept:
@@ -468,15 +467,16 @@ class SqliteStore:
 
 
 @contextmanager
-def as_written(path: str | os.PathLike[str]) -> Iterator[None]:
+def as_written(path: AnyPlace) -> Iterator[None]:
     """What no aggregator has written into a store's tables becomes a `StoreError`."""
-    with sqlite.as_written(path, KIND):
+    with written_in(path, KIND):
         yield
 
 
-def contributions(db: sqlite3.Connection, round: int, method: str) -> Iterator[tuple[str, bytes]]:
+def contributions(db: Connection, round: int, method: str) -> Iterator[tuple[str, bytes]]:
     """Devices and their encoded contributions to a round, ordered by device, one at a time; none once dropped."""
-    yield from db.execute(
+    yield from each(
+        db,
         "SELECT c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload AND p.round = c.round"
         " WHERE c.round = ? AND c.method = ? ORDER BY c.device",
         (round, method),
@@ -493,7 +493,7 @@ def screening_name(method: str) -> str:
     return f"max_share {method}"
 
 
-def newest_state(db: sqlite3.Connection, run: bytes) -> GlobalState:
+def newest_state(db: Connection, run: bytes) -> GlobalState:
     """The newest global state in a store; version 0 and empty before the first round."""
     collector, state = GlobalCollector(), None
     for (payload,) in db.execute("SELECT payload FROM global WHERE version = (SELECT max(version) FROM global)"):

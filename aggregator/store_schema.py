@@ -6,11 +6,11 @@ No step is ever changed once it is released (docs/decisions/084); `tests/files` 
 from __future__ import annotations
 
 import os
-import sqlite3
 
+from aggregator.database import Connection, upsert
 from contract.sqlite import Kind
 
-__all__ = ["KIND", "MADE_AT", "PAGE_BYTES", "draw_run"]
+__all__ = ["COUNT", "KIND", "MADE_AT", "PAGE_BYTES", "PUT_GLOBAL", "draw_run"]
 
 MADE_AT = "backup made"  # in `meta` of a backup, seconds since the epoch; an aggregator's own store has none
 PAGE_BYTES = 16_384  # of a new store; see docs/decisions/030, and benchmarks/ingest.py --page-bytes
@@ -98,9 +98,14 @@ KIND = Kind(
     pragmas={"page_size": PAGE_BYTES, "journal_size_limit": 64 << 20, "secure_delete": 1},  # see docs/decisions/118
     writer="an aggregator",
 )
+COUNT = (
+    "INSERT INTO tally (round, outcome, messages) VALUES (?, ?, ?)"
+    " ON CONFLICT (round, outcome) DO UPDATE SET messages = tally.messages + excluded.messages"
+)
+PUT_GLOBAL = upsert("global", "version, part", "payload")
 
 
-def draw_run(db: sqlite3.Connection) -> bytes:
+def draw_run(db: Connection) -> bytes:
     """Make another run of a store, within a transaction; its id, 4 bytes.
 
     A device begins a run with its generation 1. What stands is from before, so it is numbered above that: the device

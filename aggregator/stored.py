@@ -5,17 +5,15 @@ Nothing is written or locked, so the aggregator may be running.
 
 from __future__ import annotations
 
-import os
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from aggregator.database import AnyPlace, Connection, place_of, read_only
 from aggregator.outliers import Screening
 from aggregator.store import KIND, as_written, contributions, newest_state, screening_name
 from contract.messages import Contribution
 from contract.signed import inside
-from contract.sqlite import read_only
 from contract.state import GlobalState
 
 __all__ = ["StoredRun", "read_state", "stored_run"]
@@ -31,7 +29,7 @@ class StoredRun:
 
     bundle: bytes
     _run: bytes
-    _db: sqlite3.Connection
+    _db: Connection
     _path: str
 
     def state(self) -> GlobalState:
@@ -43,7 +41,8 @@ class StoredRun:
         """Number and method of each closed round, in order, and whether its contributions are kept."""
         rows = self._db.execute(
             "SELECT number, method, EXISTS (SELECT 1 FROM payload p WHERE p.round = number)"
-            " OR EXISTS (SELECT 1 FROM blinded_sum b WHERE b.round = number) FROM round WHERE closed ORDER BY number"
+            " OR EXISTS (SELECT 1 FROM blinded_sum b WHERE b.round = number) FROM round"
+            " WHERE closed = 1 ORDER BY number"
         )
         return [(int(number), str(method), bool(kept)) for number, method, kept in rows.fetchall()]
 
@@ -69,7 +68,7 @@ class StoredRun:
 
 
 @contextmanager
-def stored_run(path: str | os.PathLike[str]) -> Iterator[StoredRun]:
+def stored_run(path: AnyPlace) -> Iterator[StoredRun]:
     """Open a store to read.
 
     Raises:
@@ -80,10 +79,10 @@ def stored_run(path: str | os.PathLike[str]) -> Iterator[StoredRun]:
         meta = dict(db.execute("SELECT name, value FROM meta").fetchall())
         with as_written(path):
             bundle, run = (memoryview(meta[name]).tobytes() for name in ("bundle", "run"))
-        yield StoredRun(bundle, run, db, os.fspath(path))
+        yield StoredRun(bundle, run, db, str(place_of(path)))
 
 
-def read_state(path: str | os.PathLike[str]) -> tuple[bytes, GlobalState]:
+def read_state(path: AnyPlace) -> tuple[bytes, GlobalState]:
     """The identity of the bundles that a store is of, 32 bytes, and its newest global state.
 
     Raises:

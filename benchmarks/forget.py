@@ -25,7 +25,7 @@ from aggregator.orders import Obeyed, give
 from aggregator.settings import Settings
 from aggregator.standing import ExactSum
 from aggregator.standing_coordinator import StandingCoordinator
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import SCHEMA, Manifest, StateTensor, extractor_of
 from contract.messages import Contribution
 from contract.methods import method
@@ -68,7 +68,7 @@ def statistic(name: str, seed: int, samples: int, classes: int, width: int) -> S
 
 def measure(name: str, devices: int, samples: int, classes: int, width: int, folder: Path) -> dict[str, object]:
     made, path = manifest(classes, width), folder / "s.sqlite"
-    with SqliteStore(path, BUNDLE, "b") as store:
+    with DurableStore(path, BUNDLE, "b") as store:
         settings = Settings(method=name, standing_every_s=0.0, encoding="f32")
         core = StandingCoordinator(store, made, BUNDLE, settings, now=0.0)
         key = {"run": core.run, "round": 1, "method": name, "bundle": BUNDLE}

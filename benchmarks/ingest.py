@@ -27,7 +27,7 @@ from aggregator import store as store_module
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import Closed, Opened, Policy
 from aggregator.server import BATCH
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.store_schema import PAGE_BYTES
 from contract.bundle import SCHEMA, Manifest
 from contract.messages import Contribution, Status
@@ -52,7 +52,7 @@ def payloads(run: bytes, kinds: int = 64) -> list[bytes]:
 
 def run_once(devices: int, directory: str) -> dict[str, float]:
     """One round through the coordinator that the server runs: seconds by stage, rate, and bytes."""
-    with tempfile.TemporaryDirectory(dir=directory) as folder, SqliteStore(Path(folder) / "s", BUNDLE, "b") as store:
+    with tempfile.TemporaryDirectory(dir=directory) as folder, DurableStore(Path(folder) / "s", BUNDLE, "b") as store:
         settings = Settings(rounds=1, calibrate=False, policy=Policy(min_clients=devices))
         core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
         birth = encode(Status(True, b"instance", 1))

@@ -26,7 +26,7 @@ from aggregator.orders import give
 from aggregator.settings import Settings
 from aggregator.standing import ExactSum
 from aggregator.standing_coordinator import StandingCoordinator
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import Bundle, extractor_of, read_bundle
 from contract.messages import Contribution
 from contract.methods import method
@@ -73,7 +73,7 @@ class Day:
             self.store.close()
             self.counts["restarts"] += 1
         settings = Settings(method="ffc", standing_every_s=EVERY_S, hyper={"ridge": RIDGE}, min_samples=LEAST)
-        self.store = SqliteStore(self.path, self.bundle.sha256, "day")
+        self.store = DurableStore(self.path, self.bundle.sha256, "day")
         self.core = StandingCoordinator(self.store, self.bundle.manifest, self.bundle.sha256, settings, now=now)
 
     def five_minutes(self, now: float) -> None:

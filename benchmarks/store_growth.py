@@ -27,7 +27,7 @@ from aggregator.accuracy import Told
 from aggregator.orders import give
 from aggregator.report import Summary
 from aggregator.standing_store import Stands
-from aggregator.store import KEEP_BYTES, Accepted, SqliteStore
+from aggregator.store import KEEP_BYTES, Accepted, DurableStore
 from contract.accuracy import Accuracy
 from contract.drift import Drift
 from contract.json_output import write_json
@@ -35,7 +35,7 @@ from contract.json_output import write_json
 BUNDLE, METHOD, BATCH = bytes(32), "fedproto", 256
 
 
-def one_round(store: SqliteStore, number: int, devices: int, payload_bytes: int) -> float:
+def one_round(store: DurableStore, number: int, devices: int, payload_bytes: int) -> float:
     """Open, fill and close a round; the seconds that it took."""
     payload = os.urandom(payload_bytes)
     accepted = [Accepted(number, METHOD, f"device-{i:05d}", payload, payload_bytes) for i in range(devices)]
@@ -49,7 +49,7 @@ def one_round(store: SqliteStore, number: int, devices: int, payload_bytes: int)
     return seconds
 
 
-def packed_bytes(store: SqliteStore, *emptied: str) -> int:
+def packed_bytes(store: DurableStore, *emptied: str) -> int:
     """What the file would take without these tables, and without room to spare."""
     for table in emptied:
         store._db.execute(f"DELETE FROM {table}")
@@ -68,7 +68,7 @@ def timed(summary: Summary, path: Path) -> float:
 def measure(rounds: int, devices: int, payload_bytes: int, keep_bytes: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as name:
         path, out = Path(name) / "s.sqlite", Path(name) / "out.json"
-        with SqliteStore(path, BUNDLE, "b", keep_bytes=keep_bytes) as store:
+        with DurableStore(path, BUNDLE, "b", keep_bytes=keep_bytes) as store:
             seconds = [one_round(store, number, devices, payload_bytes) for number in range(1, rounds)]
             warm = Summary(store, "b", BUNDLE)
             timed(warm, out)
@@ -93,7 +93,7 @@ def measure(rounds: int, devices: int, payload_bytes: int, keep_bytes: int) -> d
         }
 
 
-def one_generation(store: SqliteStore, number: int, devices: int, payload_bytes: int) -> None:
+def one_generation(store: DurableStore, number: int, devices: int, payload_bytes: int) -> None:
     """Every device replaces its sums, and tells of its newest photos."""
     payload = os.urandom(payload_bytes)
     newer = [Stands(f"device-{i:05d}", number, payload, payload_bytes) for i in range(devices)]
@@ -108,11 +108,11 @@ def measure_standing(generations: int, devices: int, payload_bytes: int, orders:
     with tempfile.TemporaryDirectory() as name:
         path, files_mb = Path(name) / "s.sqlite", []
         for number in range(1, generations + 1):
-            with SqliteStore(path, BUNDLE, "b") as store:
+            with DurableStore(path, BUNDLE, "b") as store:
                 one_generation(store, number, devices, payload_bytes)
             if number in (1, generations // 2, generations):
                 files_mb.append(round(path.stat().st_size / 1e6, 2))  # closed: the log is in it
-        with SqliteStore(path, BUNDLE, "b") as store:
+        with DurableStore(path, BUNDLE, "b") as store:
             for _ in range(orders):
                 give(path, "remove", "device-00001", "operator")
             with_orders, without = packed_bytes(store), packed_bytes(store, "fleet_order")

@@ -14,7 +14,8 @@
     ├── PrivacyError    something has left a device that the ε of its owner's policy does not cover
     ├── LinkError       the broker cannot be reached, refused us, or took the session away
     └── StoreError      the disk refused: full, read-only, locked, written by another run
-        └── InUseError      another process runs on the file
+        ├── InUseError      another process runs on the file
+        └── StoreLostError  the server that has it is not there, or not any more
 
 Each says what was expected, what came instead and what to do next. The front door prints that as one line;
 library code never prints and never exits.
@@ -41,6 +42,7 @@ __all__ = [
     "SignatureError",
     "StatisticError",
     "StoreError",
+    "StoreLostError",
     "UsageError",
     "WireError",
     "near_names",
@@ -150,6 +152,10 @@ class StoreError(ProtofleetError):
 
 class InUseError(StoreError):
     """Another process runs on the file."""
+
+
+class StoreLostError(StoreError):
+    """The server that has a store is not there, or not any more: it may be in a minute."""
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

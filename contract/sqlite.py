@@ -32,7 +32,8 @@ from contract.errors import InUseError, StoreError, UsageError
 from contract.files import lock
 
 __all__ = [
-    "FIRST_VERSION", "Database", "Kind", "Watch", "as_written", "beside", "bring_up", "is_taken", "read_only", "typed",
+    "FIRST_VERSION", "Database", "Kind", "Watch", "as_written", "beside", "bring_up", "is_taken", "lay_out",
+    "read_only", "typed",
 ]  # fmt: skip
 
 FIRST_VERSION = 2  # of Protofleet 0.2; version 0.1 was given to nobody
@@ -248,6 +249,15 @@ def beside(path: str | os.PathLike[str], kind: Kind) -> Iterator[sqlite3.Connect
         db.close()
 
 
+def lay_out(db: sqlite3.Connection, kind: Kind, version: int | None = None) -> None:
+    """Within a transaction, the steps that bring a file from a version, or an empty one, to `kind`'s."""
+    for step in kind.steps[0 if version is None else version - FIRST_VERSION + 1 :]:
+        for statement in step.split(";"):
+            db.execute(statement)
+    db.execute(f"PRAGMA application_id = {kind.application_id}")
+    db.execute(f"PRAGMA user_version = {kind.version}")
+
+
 def _is_strange(error: Exception) -> bool:
     """Whether the file is at fault, its tables or its bytes, and not the disk."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
@@ -373,11 +383,7 @@ class Database:
             self._check_version(version)  # the header's may be older: the log is read only now
         if not pages or version < self._kind.version:
             with self.transaction():
-                for step in self._kind.steps[version - FIRST_VERSION + 1 if pages else 0 :]:
-                    for statement in step.split(";"):
-                        execute(statement)
-                execute(f"PRAGMA application_id = {self._kind.application_id}")
-                execute(f"PRAGMA user_version = {self._kind.version}")
+                lay_out(self.connection, self._kind, version if pages else None)
         execute("PRAGMA journal_mode = WAL")  # only now, so that a new file's header is in the file and not in the log
         self._logged = True
 

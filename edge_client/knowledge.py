@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from contract.bundle import Bundle, Manifest, read_bundle
 from contract.errors import BundleError, UsageError
@@ -90,17 +91,23 @@ class Knowledge:
         return cls(kept.weights, kept.means, kept.state, kept.rounds)
 
 
+class Watches(Protocol):
+    """See `contract.sqlite.Watch`."""
+
+    def changed(self) -> bool: ...
+
+
 class Following:
     """What is newer than what is known.
 
     Args:
-        path: the SQLite file that it is read from.
+        watch: of where it is read from: whether anything was written there since the last look.
         read: reads it; whatever that raises of ours, the next change is looked at again.
         known: what was read before.
     """
 
-    def __init__(self, path: Path, read: Callable[[], Knowledge], known: Knowledge) -> None:
-        self._watch, self._read, self._mark = Watch(path), read, known.mark
+    def __init__(self, watch: Watches, read: Callable[[], Knowledge], known: Knowledge) -> None:
+        self._watch, self._read, self._mark = watch, read, known.mark
 
     def __call__(self) -> Knowledge | None:
         """Something newer, if there is any: a look takes microseconds where nothing was written.
@@ -169,7 +176,7 @@ class _FollowingState:
             found = Knowledge.of_kept(kept, now, otherwise)
             return found if now is first else replace(found, bundle=now)
 
-        return Following(where / FILE, read, known)
+        return Following(Watch(where / FILE), read, known)
 
 
 def _successor(kept: Kept, bundle: Bundle) -> Bundle:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from aggregator.database import place_of
 from aggregator.events import Event
 from aggregator.metrics_server import parse_metrics
 from aggregator.service import Service, settle
@@ -23,7 +24,7 @@ class Aggregator:
     Args:
         bundle: the fleet's bundle; a list where devices have several backbones.
         broker: `mqtt://host[:port]` or `mqtts://host[:port]`.
-        store: SQLite file that holds the run; made when absent, resumed when not.
+        store: where the run is held, a SQLite file or `postgresql://…`; made when absent, resumed when not.
         fleet: the fleet's id, in every topic.
         calibrate: end with one FFC round; where there is one bundle, unless said otherwise.
         ca, cert, key, crl: PEM files, for `mqtts://`.
@@ -65,8 +66,8 @@ class Aggregator:
         settings = settle(calibrate=calibrate, **options)
         address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
         served = None if metrics is None else parse_metrics(metrics)
-        store = Path(store)
-        self._service = Service(bundles, address, store, fleet, settings, patience_s, take_over, new_run, served, sign)
+        where = place_of(store)
+        self._service = Service(bundles, address, where, fleet, settings, patience_s, take_over, new_run, served, sign)
 
     def run(
         self,

@@ -33,7 +33,7 @@ class Predictor(predictor.Predictor):
     Args:
         source: a device's state directory, or a bundle.
         bundle: where a state directory's bundle lies, if not where the device had it.
-        store: an aggregator's store, whose newest global state is taken.
+        store: an aggregator's store, a file or `postgresql://…`, whose newest global state is taken.
         way: the way of answering by name; None for the method's own, or the best there is.
         solve: make the head of the store's sums again, by other hyper-parameters: `{"ridge": 0.3}`, say, or
             `{"form": "discriminant"}`. `solved` then says what came of it.
@@ -129,7 +129,9 @@ def _newer(
     """What comes to be known while answers are given: the global state of a store where there is one, else all that a
     device keeps."""
     if store is not None:
-        return Following(Path(store), lambda: replace(known, state=_state_of(store, bundle)), known)
+        from aggregator.database import watch
+
+        return Following(watch(store), lambda: replace(known, state=_state_of(store, bundle)), known)
     return None if state is None else follow_state(state, bundle, known)
 
 
@@ -159,7 +161,7 @@ def _solved(store: Source | None, bundle: Bundle, given: Mapping[str, object], w
     names = ", ".join(f"--{name}" for name in given)
     if store is None:
         raise UsageError(
-            names, expected="--store FILE, whose sums are solved again", got="none: devices keep no sums",
+            names, expected="--store, whose sums are solved again", got="none: devices keep no sums",
             hint="the aggregator's --store",
         )  # fmt: skip
     _check_identity(read_state(store)[0], store, bundle)
@@ -173,8 +175,10 @@ def _solved(store: Source | None, bundle: Bundle, given: Mapping[str, object], w
 
 def _check_identity(identity: bytes, store: Source, bundle: Bundle) -> None:
     if identity not in (bundle.sha256, *bundle.manifest.extended):
+        from aggregator.database import place_of
+
         raise UsageError(
-            f"--store {os.fspath(store)} is of another bundle, or of several",
+            f"--store {place_of(store)} is of another bundle, or of several",
             expected=f"sha256 {bundle.sha256.hex()[:12]}…",
             got=f"{identity.hex()[:12]}…",
             hint="the bundle it was made for, or a device's --state",

@@ -14,7 +14,7 @@ from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.helper.opening import Answer
 from aggregator.rounds import Policy
 from aggregator.settings import Settings
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import extractor_of
 from contract.messages import Opened as HelperOpened
 from contract.messages import Status
@@ -49,7 +49,7 @@ class World:
         self.start()
 
     def start(self, online: tuple[str, ...] = tuple(DEVICES)) -> None:
-        self.store = SqliteStore(self.folder / "store", BUNDLE, FLEET)
+        self.store = DurableStore(self.folder / "store", BUNDLE, FLEET)
         self.core = BlindedCoordinator(self.store, PLAIN, BUNDLE, self.settings, now=self.now)
         self.ledger = open_ledger(self.folder / "ledger")
         self.helper = helper(self.ledger, enrolled(*DEVICES), self.least)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
 from edge_samples import FASHION_LABELS
+from postgres_server import ENGINES, SLOW_ON_A_SERVER, Places, end_session, need_postgres
 
+_NO_PARAMETERS = SimpleNamespace(id="")
 LONG = (
     "test_demo",
     "test_edge_client",
@@ -42,8 +45,14 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("protofleet")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take long go first, so that the workers end together."""
+    """Files that take long go first, so that the workers end together; of those with a store, some are slow where that
+    is on a server."""
+    slow = tuple(f"test_aggregator_{name}" for name in SLOW_ON_A_SERVER)
+    for item in items:
+        if item.path.stem in slow and "postgres" in getattr(item, "callspec", _NO_PARAMETERS).id.split("-"):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not item.path.stem.startswith(LONG))
 
 
@@ -66,3 +75,26 @@ def mnist_like_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         return made[name]
 
     return make
+
+
+@pytest.fixture(params=ENGINES)
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
+    """`places("s")`: where a store may be, a file of that name or a schema of its own on a server; the test runs with
+    both. The same name is the same place."""
+    if request.param == "sqlite":
+        yield lambda name: os.fspath(tmp_path / name)
+        return
+    server, made = need_postgres(), dict[str, str]()
+
+    def place(name: str) -> str:
+        if name not in made:
+            made[name] = server.used_place()
+        return made[name]
+
+    yield place
+    for each in made.values():
+        server.give_back(each)
+
+
+def pytest_sessionfinish() -> None:
+    end_session()

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from brokers import Embedded
 
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.messages import Contribution
 from contract.state import GlobalState
 from contract.wire import decode
@@ -160,7 +160,7 @@ class Fleet(Processes):
 
     def state(self, identity: bytes) -> GlobalState:
         """The global state that came out, for the bundle (or bundles together) of this sha256."""
-        with SqliteStore(self.folder / "store.sqlite", identity, FLEET) as store:
+        with DurableStore(self.folder / "store.sqlite", identity, FLEET) as store:
             return store.state()
 
     def _join(self, name: str, command: str, *options: object) -> None:

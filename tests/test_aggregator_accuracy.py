@@ -9,6 +9,7 @@ import pytest
 from aggregator_samples import BUNDLE, contribution, manifest, means
 from hypothesis import example, given
 from hypothesis import strategies as st
+from postgres_server import Places
 from test_aggregator_console import _lines
 
 from aggregator import events
@@ -17,7 +18,7 @@ from aggregator.coordinator import SETTLE_S, Coordinator, Settings
 from aggregator.report import Summary
 from aggregator.rounds import Policy
 from aggregator.run_events import Teller
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.accuracy import Accuracy
 from contract.json_output import write_json
 from contract.messages import Status
@@ -31,7 +32,7 @@ SAID = {"a": Accuracy(10, 0.5, 0.75, shipped=0.25), "b": Accuracy(30, 0.25, 0.25
 class Run:
     """A coordinator with its teller, in one process's life; what was told is in `told`."""
 
-    def __init__(self, store: SqliteStore, now: float = 0.0) -> None:
+    def __init__(self, store: DurableStore, now: float = 0.0) -> None:
         self.core = Coordinator(store, manifest(), BUNDLE, SETTINGS, now=now)
         self.told: list[events.AccuracyTold] = []
         self.teller = Teller(self.core, lambda e: self.told.append(e) if isinstance(e, events.AccuracyTold) else None)
@@ -57,12 +58,12 @@ class Run:
         self.teller.accuracy()
 
 
-def _store(tmp_path: Path) -> SqliteStore:
-    return SqliteStore(tmp_path / "s", BUNDLE, "fleet")
+def _store(places: Places) -> DurableStore:
+    return DurableStore(places("s"), BUNDLE, "fleet")
 
 
-def test_a_round_is_told_once_all_of_it_have_said_how_good_they_are(tmp_path: Path) -> None:
-    with _store(tmp_path) as store:
+def test_a_round_is_told_once_all_of_it_have_said_how_good_they_are(places: Places) -> None:
+    with _store(places) as store:
         run = Run(store)
         run.contribute(1.0)
         run.say("a", 1, SAID["a"])
@@ -92,9 +93,9 @@ def test_a_fleet_behind_its_devices_alone_on_photos_of_own_classes_is_explained_
         assert len(_lines(replace(told, mean=behind | better))) == 1
 
 
-def test_what_is_there_is_told_when_the_next_round_closes_and_at_the_end(tmp_path: Path) -> None:
+def test_what_is_there_is_told_when_the_next_round_closes_and_at_the_end(places: Places) -> None:
     """Nothing waits for a device that says nothing."""
-    with _store(tmp_path) as store:
+    with _store(places) as store:
         run = Run(store)
         run.contribute(1.0)
         run.say("b", 1, SAID["b"])
@@ -108,8 +109,8 @@ def test_what_is_there_is_told_when_the_next_round_closes_and_at_the_end(tmp_pat
         assert [(told.round, told.devices) for told in run.told] == [(1, 1), (2, 1)]
 
 
-def test_only_who_was_in_a_closed_round_of_this_run_is_heard_and_the_first_word_stands(tmp_path: Path) -> None:
-    with _store(tmp_path) as store:
+def test_only_who_was_in_a_closed_round_of_this_run_is_heard_and_the_first_word_stands(places: Places) -> None:
+    with _store(places) as store:
         run = Run(store)
         run.contribute(1.0, ("a",))
         run.say("a", 1, SAID["a"])  # open still, though it has contributed
@@ -130,16 +131,16 @@ def test_only_who_was_in_a_closed_round_of_this_run_is_heard_and_the_first_word_
         assert run.core.rounds.online == 2 + 1
 
 
-def test_a_restart_keeps_what_was_said_and_goes_on_hearing(tmp_path: Path) -> None:
-    with _store(tmp_path) as store:
+def test_a_restart_keeps_what_was_said_and_goes_on_hearing(places: Places) -> None:
+    with _store(places) as store:
         run = Run(store)
         run.contribute(1.0)
         run.say("a", 1, SAID["a"])
-    with _store(tmp_path) as store:
+    with _store(places) as store:
         run = Run(store)  # the broker retains what devices said while nobody listened
         run.say("b", 1, SAID["b"])
         assert [(told.round, told.devices) for told in run.told] == [(1, 2)]
-    with _store(tmp_path) as store:
+    with _store(places) as store:
         run = Run(store)
         run.teller.accuracy(last=True)
         assert run.told == []  # it has been told
@@ -147,10 +148,10 @@ def test_a_restart_keeps_what_was_said_and_goes_on_hearing(tmp_path: Path) -> No
         assert store.accuracy(1) == SAID
 
 
-def test_the_summary_has_what_came_after_the_round_had_been_summed_up(tmp_path: Path) -> None:
+def test_the_summary_has_what_came_after_the_round_had_been_summed_up(tmp_path: Path, places: Places) -> None:
     import json
 
-    with _store(tmp_path) as store:
+    with _store(places) as store:
         run, summary = Run(store), Summary(store, "fleet", BUNDLE)
 
         def written(made: Summary) -> list[dict[str, object]]:

@@ -14,7 +14,7 @@ from broker_log import Witness
 from aggregator import events
 from aggregator.coordinator import Settings
 from aggregator.rounds import Policy
-from aggregator.store import Accepted, SqliteStore, Tally
+from aggregator.store import Accepted, DurableStore, Tally
 from contract import topics
 from contract.errors import StoreError
 from contract.messages import Contribution, Receipt, Status
@@ -24,7 +24,7 @@ ONE = Settings(rounds=1, calibrate=False, policy=Policy(min_clients=2))
 UP, DOWN, AGGREGATOR = topics.up(FLEET, "d"), topics.down(FLEET, "d"), f"pf-{FLEET}-aggregator"
 
 
-class SlowDisk(SqliteStore):
+class SlowDisk(DurableStore):
     """Takes a second to commit, and notes that nothing was acknowledged meanwhile; it may then refuse."""
 
     witness: Witness

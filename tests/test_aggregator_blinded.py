@@ -19,7 +19,7 @@ from aggregator.orders import Obeyed, give
 from aggregator.rounds import Closed, Extended, Held, Opened
 from aggregator.service import settle
 from aggregator.solve_again import solve_again
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract import topics
 from contract.envelopes import ENVELOPE_BYTES, Signed
 from contract.errors import PrivacyError, UsageError
@@ -481,11 +481,11 @@ def test_a_round_goes_on_as_it_was_begun_and_only_sums_are_blinded(tmp_path):
     made.store.close()
     made.ledger.close()
     open_one, other = replace(SETTINGS, helper=None), replace(SETTINGS, method=None, hyper={})
-    with SqliteStore(tmp_path / "store", BUNDLE, FLEET) as store:
+    with DurableStore(tmp_path / "store", BUNDLE, FLEET) as store:
         line = "expected an open round, got a blinded one"
         with pytest.raises(UsageError, match=line):
             Coordinator(store, PLAIN, BUNDLE, open_one, now=0.0)
-    with SqliteStore(tmp_path / "other", BUNDLE, FLEET) as store:
+    with DurableStore(tmp_path / "other", BUNDLE, FLEET) as store:
         made = manifest()  # of fedproto
         with pytest.raises(UsageError, match="ncm or ffc"):
             BlindedCoordinator(store, made, BUNDLE, other, now=0.0)

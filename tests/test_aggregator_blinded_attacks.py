@@ -14,7 +14,7 @@ from aggregator.coordinator import Coordinator
 from aggregator.orders import give
 from aggregator.rounds import Closed, Extended, Held, Policy
 from aggregator.solve_again import solve_again
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract import topics
 from contract.blinding import share_digest
 from contract.bundle import extractor_of
@@ -154,7 +154,7 @@ def test_open_rounds_after_blinded_ones_forget_no_class_before_they_have_replace
     world.round(*DEVICES)
     world.store.close()
     plain = replace(SETTINGS, helper=None, policy=Policy(min_clients=1, deadline_s=60.0))
-    world.store = SqliteStore(world.folder / "store", BUNDLE, FLEET)
+    world.store = DurableStore(world.folder / "store", BUNDLE, FLEET)
     core = Coordinator(world.store, PLAIN, BUNDLE, plain, now=0.0)
     give(world.folder / "store", "forget class", "", "op", detail=PLAIN.labels[0])
     obeyed = core.advance(10.0, 2000.0)

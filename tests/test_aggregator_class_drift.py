@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, extractor, manifest
 from commands import run
+from postgres_server import ON_FILES, Places
 
 from aggregator.class_drift import ClassDriftTable, Moved, moved
 from aggregator.coordinator import Settings
@@ -21,7 +22,7 @@ from aggregator.metrics import Metrics
 from aggregator.orders import give
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.standing_report import StandingSummary
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.drift import LEAST
 from contract.messages import Contribution
 from contract.methods import method
@@ -77,12 +78,12 @@ def test_few_samples_are_compared_with_nothing() -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+def store(places: Places) -> Iterator[DurableStore]:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         yield store
 
 
-def core_of(store: SqliteStore) -> StandingCoordinator:
+def core_of(store: DurableStore) -> StandingCoordinator:
     settings = Settings(method="ncm", standing_every_s=0.0, encoding="f64")
     return StandingCoordinator(store, manifest(), BUNDLE, settings, now=0.0, wall=lambda: 1000.0)
 
@@ -118,7 +119,7 @@ def drifted(core: StandingCoordinator) -> ClassDriftSuspected:
     return event
 
 
-def test_an_operator_is_told_once_and_sees_it(store: SqliteStore, tmp_path: Path) -> None:
+def test_an_operator_is_told_once_and_sees_it(store: DurableStore, tmp_path: Path, places: Places) -> None:
     core = core_of(store)
     event = drifted(core)
     assert event.name == LABELS[1]
@@ -129,15 +130,15 @@ def test_an_operator_is_told_once_and_sees_it(store: SqliteStore, tmp_path: Path
     metrics = Metrics("fleet", core, store.standing)
     metrics.look()
     assert "\nprotofleet_classes_drifting 1\n" in metrics.text()
-    told = run("fleet", "list", "--store", tmp_path / "s", "--json", tmp_path / "j")
+    told = run("fleet", "list", "--store", places("s"), "--json", tmp_path / "j")
     assert f"drift suspected of class {LABELS[1]}: " in told.stdout
     assert list(json.loads((tmp_path / "j").read_text())["classes_drifting"]) == [LABELS[1]]
 
 
 def test_it_is_known_after_a_restart_and_what_lasts_becomes_usual(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         drifted(core_of(store))
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         table = store.class_drift
         assert list(table.suspected) == [LABELS[1]]
         for _ in range(KEPT):
@@ -148,6 +149,7 @@ def test_it_is_known_after_a_restart_and_what_lasts_becomes_usual(tmp_path: Path
         assert db.execute("SELECT count(*) FROM class_drift").fetchone() == (KEPT,)
 
 
+@ON_FILES
 @pytest.mark.parametrize(
     ("what", "named", "left"),
     [
@@ -156,7 +158,7 @@ def test_it_is_known_after_a_restart_and_what_lasts_becomes_usual(tmp_path: Path
     ],
 )
 def test_what_is_forgotten_leaves_nothing(
-    store: SqliteStore, tmp_path: Path, what: str, named: dict[str, str], left: set[str]
+    store: DurableStore, tmp_path: Path, what: str, named: dict[str, str], left: set[str]
 ) -> None:
     core = core_of(store)
     drifted(core)
@@ -170,7 +172,7 @@ def test_what_is_forgotten_leaves_nothing(
     assert core.class_drift.suspected == ClassDriftTable(store._file).suspected
 
 
-def test_false_alarms_are_rare(store: SqliteStore) -> None:
+def test_false_alarms_are_rare(store: DurableStore) -> None:
     """Of one class, at most two in 400 reports; benchmarks/class_drift.py has the long run."""
     rng, table, alarms = np.random.default_rng(1), store.class_drift, 0
     for _ in range(400):

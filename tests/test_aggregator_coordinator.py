@@ -9,11 +9,12 @@ import msgspec
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, gram, manifest, means
+from postgres_server import Places
 
 from aggregator.coordinator import SETTLE_S, Coordinator, Settings
 from aggregator.report import Summary
 from aggregator.rounds import Closed, Finished, Opened, Policy
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import extractor_of
 from contract.errors import StoreError, UsageError
 from contract.fleet import list_digest
@@ -33,7 +34,7 @@ def _birth(online: bool = True, instance: bytes = b"instance") -> bytes:
     return encode(Status(online, instance, 1))
 
 
-def _core(store: SqliteStore, settings: Settings = SETTINGS, now: float = 0.0) -> Coordinator:
+def _core(store: DurableStore, settings: Settings = SETTINGS, now: float = 0.0) -> Coordinator:
     core = Coordinator(store, manifest(), BUNDLE, settings, now=now)
     for device in DEVICES:
         core.status(device, _birth(), now)
@@ -79,8 +80,8 @@ def _check_result(core: Coordinator) -> None:
     assert (core.state.version, core.state.round) == (3, 3)
 
 
-def test_a_whole_run(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+def test_a_whole_run(places: Places) -> None:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store)
         assert core.announcement().phase == "closed"
         assert _steps(core, 0.0) == [Opened(1, "fedproto", 0)]
@@ -104,16 +105,16 @@ def test_a_whole_run(tmp_path: Path) -> None:
         _check_result(core)
 
 
-def test_a_restart_after_every_single_message_changes_nothing(tmp_path: Path) -> None:
+def test_a_restart_after_every_single_message_changes_nothing(places: Places) -> None:
     """Each device sends everything twice, and the process is replaced between any two messages."""
     now = 0.0
     for round, device in [(r, d) for r in (1, 2, 3) for d in DEVICES for _ in range(2)]:
-        with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        with DurableStore(places("s"), BUNDLE, "fleet") as store:
             core = _core(store, now=now)
             _steps(core, now + SETTLE_S)
             core.take([_message(core, device, round)], now + SETTLE_S)
         now += 10.0
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, now=now)
         assert _steps(core, now) == [Finished(3)]
         _check_result(core)
@@ -123,7 +124,7 @@ def test_a_restart_after_every_single_message_changes_nothing(tmp_path: Path) ->
 
 
 def test_nothing_is_promised_when_the_store_refuses(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         core = _core(store)
         _steps(core, 0.0)
         store._db.execute("PRAGMA max_page_count = 1")  # SQLite's own "database or disk is full"
@@ -133,8 +134,8 @@ def test_nothing_is_promised_when_the_store_refuses(tmp_path: Path) -> None:
         assert not store.holds(1, "fedproto", "a")
 
 
-def test_the_robust_rule_is_applied_to_prototypes_and_never_to_sums(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+def test_the_robust_rule_is_applied_to_prototypes_and_never_to_sums(places: Places) -> None:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, dataclasses.replace(SETTINGS, rounds=1, rule="median"))
         _steps(core, 0.0)
         core.take([_message(core, d) for d in DEVICES], 1.0)
@@ -147,7 +148,7 @@ def test_the_robust_rule_is_applied_to_prototypes_and_never_to_sums(tmp_path: Pa
 
 
 def test_counts_by_round_and_in_all(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         core = _core(store)
         _steps(core, 0.0)
         first = {d: _message(core, d) for d in DEVICES}
@@ -187,10 +188,10 @@ def test_counts_by_round_and_in_all(tmp_path: Path) -> None:
         assert msgspec.json.decode((tmp_path / "out.json").read_bytes()) == told
 
 
-def test_what_is_no_message_is_no_sign_of_life(tmp_path: Path) -> None:
+def test_what_is_no_message_is_no_sign_of_life(places: Places) -> None:
     """Bytes that speak of no contribution may be anybody's; they keep nobody awaited."""
     settings = dataclasses.replace(SETTINGS, policy=Policy(min_clients=1, deadline_s=10.0))
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, settings)
         _steps(core, 0.0)
         core.take([_message(core, "a"), ("b", b"nonsense")], 9.0)
@@ -201,22 +202,22 @@ def test_what_is_no_message_is_no_sign_of_life(tmp_path: Path) -> None:
         assert [device for device, _ in core.rounds.take_lost()] == ["b"]
 
 
-def test_a_refused_device_is_not_awaited_even_after_a_restart(tmp_path: Path) -> None:
+def test_a_refused_device_is_not_awaited_even_after_a_restart(places: Places) -> None:
     settings = dataclasses.replace(SETTINGS, policy=Policy(min_clients=2))
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, settings)
         _steps(core, 0.0)
         wide = contribution(ClassMeans.from_means(np.ones((CLASSES, WIDTH + 1)), [1, 1, 1]), run=core.run)
         assert core.take([("c", encode(wide))], 1.0)[0].outcome == "rejected"
         core.take([_message(core, "a")], 1.0)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, settings, now=5.0)
         core.take([_message(core, "b")], 6.0)
         assert _steps(core, 5.0 + SETTLE_S)[0] == Closed(1, "fedproto")
 
 
-def test_settings_that_do_not_fit_the_bundle(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+def test_settings_that_do_not_fit_the_bundle(places: Places) -> None:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         wide = Coordinator(store, manifest(width=1280), BUNDLE, SETTINGS, now=0.0)
         assert 8 * 1280 * 1281 // 2 < wide.largest_message_bytes < 8_000_000  # FFC's sums, whole
         frugal = dataclasses.replace(SETTINGS, calibrate=False)
@@ -238,7 +239,7 @@ def test_settings_that_do_not_fit_the_bundle(tmp_path: Path) -> None:
         Coordinator(store, manifest(), BUNDLE, dataclasses.replace(SETTINGS, calibrate=False), now=0.0, others=(other,))
 
 
-def _one_round(store: SqliteStore, settings: Settings, made: dict[str, ClassMeans | FeatureGram]) -> Coordinator:
+def _one_round(store: DurableStore, settings: Settings, made: dict[str, ClassMeans | FeatureGram]) -> Coordinator:
     """A run of one round with these contributions, closed."""
     core = _core(store, settings)
     _steps(core, 0.0)
@@ -249,10 +250,10 @@ def _one_round(store: SqliteStore, settings: Settings, made: dict[str, ClassMean
     return core
 
 
-def test_a_device_that_scales_its_means_does_not_reach_the_prototypes_and_is_named(tmp_path: Path) -> None:
+def test_a_device_that_scales_its_means_does_not_reach_the_prototypes_and_is_named(places: Places) -> None:
     one = dataclasses.replace(SETTINGS, rounds=1, calibrate=False)
     liar = ClassMeans.from_means(means(2).means * -1000, means(2).counts)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _one_round(store, one, {"a": means(0), "b": means(1), "c": liar})
         expected = means(0).merge(means(1)).means[:2]
         np.testing.assert_allclose(core.state.prototypes.rows, expected)
@@ -260,20 +261,20 @@ def test_a_device_that_scales_its_means_does_not_reach_the_prototypes_and_is_nam
 
 
 @pytest.mark.parametrize(("share", "counts_for"), [(0.5, 60), (1.0, 900_000)])
-def test_a_huge_claim_weighs_as_max_share_says(tmp_path: Path, share: float, counts_for: int) -> None:
+def test_a_huge_claim_weighs_as_max_share_says(places: Places, share: float, counts_for: int) -> None:
     one = dataclasses.replace(SETTINGS, rounds=1, calibrate=False, max_share=share)
     rows = [ClassMeans.from_means(np.full((3, 4), value), [10, 10, 10]) for value in (1.0, 2.0, 3.0)]
     liar = ClassMeans.from_means(rows[2].means, [900_000, 10, 10])
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _one_round(store, one, {"a": rows[0], "b": rows[1], "c": liar})
         expected = (10 * 1.0 + 10 * 2.0 + counts_for * 3.0) / (20 + counts_for)
         np.testing.assert_allclose(core.state.prototypes.rows[0], expected, rtol=0.02)
         assert [found.device for found in core.findings] == (["c"] if share < 1 else [])
 
 
-def test_min_samples_and_max_samples_are_held_to(tmp_path: Path) -> None:
+def test_min_samples_and_max_samples_are_held_to(places: Places) -> None:
     few = dataclasses.replace(SETTINGS, min_samples=5, max_samples=100)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, few)
         _steps(core, 0.0)
         sent = {
@@ -288,8 +289,8 @@ def test_min_samples_and_max_samples_are_held_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [None, 0.7, 0.0])
-def test_the_aggregator_sets_the_ridge(tmp_path: Path, given: float | None) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+def test_the_aggregator_sets_the_ridge(places: Places, given: float | None) -> None:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         settings = dataclasses.replace(SETTINGS, rounds=1, hyper={} if given is None else {"ridge": given})
         core = Coordinator(store, manifest(name="ffc"), BUNDLE, settings, now=0.0)
         for device in DEVICES:
@@ -304,13 +305,13 @@ def test_the_aggregator_sets_the_ridge(tmp_path: Path, given: float | None) -> N
         assert core.doubt == ""  # 90 samples of 4 features: far from each other
 
 
-def test_a_small_ridge_near_as_many_samples_as_features_is_warned_of(tmp_path: Path) -> None:
+def test_a_small_ridge_near_as_many_samples_as_features_is_warned_of(places: Places) -> None:
     rng = np.random.default_rng(0)
     z = rng.normal(size=(16, 16))
     z /= np.linalg.norm(z, axis=1, keepdims=True)
     part = FeatureGram.of(z, rng.integers(0, CLASSES, 16), CLASSES)
     for ridge, words in ((1e-6, "16 samples for 16 features, and a ridge of 1e-06"), (0.1, "")):
-        with SqliteStore(tmp_path / f"s{ridge}", BUNDLE, "fleet") as store:
+        with DurableStore(places(f"s{ridge}"), BUNDLE, "fleet") as store:
             settings = Settings(rounds=1, hyper={"ridge": ridge})
             core = Coordinator(store, manifest(name="ffc", width=16), BUNDLE, settings, now=0.0)
             core.status("a", _birth(), 0.0)
@@ -321,8 +322,8 @@ def test_a_small_ridge_near_as_many_samples_as_features_is_warned_of(tmp_path: P
             assert bool(core.doubt) == bool(words)
 
 
-def test_a_round_in_which_every_class_was_withheld_is_warned_of(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+def test_a_round_in_which_every_class_was_withheld_is_warned_of(places: Places) -> None:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = Coordinator(store, manifest(name="ffc"), BUNDLE, dataclasses.replace(SETTINGS, rounds=1), now=0.0)
         for device in DEVICES:
             core.status(device, _birth(), 0.0)
@@ -334,22 +335,22 @@ def test_a_round_in_which_every_class_was_withheld_is_warned_of(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("name", "given"), [("ncm", {"ridge": 1.0}), ("fedcof", {"form": "discriminant"})])
-def test_what_no_head_is_made_with_is_refused(tmp_path: Path, name: str, given: dict[str, object]) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+def test_what_no_head_is_made_with_is_refused(places: Places, name: str, given: dict[str, object]) -> None:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         settings = dataclasses.replace(SETTINGS, rounds=1, method=name, hyper=given)
         line = f"--{next(iter(given))}, expected a round whose head is made with it, got rounds of {name}"
         with pytest.raises(UsageError, match=line):
             Coordinator(store, manifest(name="ffc"), BUNDLE, settings, now=0.0)
 
 
-def test_after_a_restart_a_liar_is_still_left_out(tmp_path: Path) -> None:
+def test_after_a_restart_a_liar_is_still_left_out(places: Places) -> None:
     one = dataclasses.replace(SETTINGS, rounds=1, calibrate=False)
     liar = ClassMeans.from_means(means(0).means * 1000, means(0).counts)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, one)
         _steps(core, 0.0)
         core.take([("a", encode(contribution(liar, run=core.run), "f64"))], 1.0)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = _core(store, one)
         for device, seed in (("b", 1), ("c", 2)):
             core.take([(device, encode(contribution(means(seed), run=core.run), "f64"))], 1.0)
@@ -358,12 +359,12 @@ def test_after_a_restart_a_liar_is_still_left_out(tmp_path: Path) -> None:
         np.testing.assert_allclose(core.state.prototypes.rows, means(1).merge(means(2)).means[:2])
 
 
-def test_an_ffc_round_takes_any_bundle_of_its_extractor_and_no_other(tmp_path: Path) -> None:
+def test_an_ffc_round_takes_any_bundle_of_its_extractor_and_no_other(places: Places) -> None:
     """What is announced is what a contribution must name; a device's bundle may be another with the same extractor."""
     shared, another = b"\x11" * 32, bytes(range(50, 82))
     made = msgspec.structs.replace(manifest(name="ffc"), extractor=shared.hex())
     settings = dataclasses.replace(SETTINGS, rounds=1)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = Coordinator(store, made, BUNDLE, settings, now=0.0)
         for device in DEVICES:
             core.status(device, _birth(), 0.0)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from aggregator_samples import BUNDLE
 from commands import one_error_line, run
+from postgres_server import Places
 from test_aggregator_standing import core_of, message, outcomes, steps
 
 import aggregator.drift as drift_module
@@ -21,7 +22,7 @@ from aggregator.events import DriftSuspected
 from aggregator.metrics import Metrics
 from aggregator.orders import give
 from aggregator.standing_report import StandingSummary
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.drift import FARTHEST, Drift, read_drift
 from contract.messages import Status
 from contract.wire import encode
@@ -88,13 +89,15 @@ def test_what_cannot_be_true_is_not_heard(wrong: dict[str, float]) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as made:
+def store(places: Places) -> Iterator[DurableStore]:
+    with DurableStore(places("s"), BUNDLE, "fleet") as made:
         yield made
 
 
-def test_an_operator_is_told_sees_it_and_a_forgotten_device_leaves_nothing(store: SqliteStore, tmp_path: Path) -> None:
-    core, path = core_of(store), tmp_path / "s"
+def test_an_operator_is_told_sees_it_and_a_forgotten_device_leaves_nothing(
+    store: DurableStore, tmp_path: Path, places: Places
+) -> None:
+    core, path = core_of(store), places("s")
     outcomes(core, message(core, "a", 1, 0), message(core, "b", 1, 1))
     metrics = Metrics("fleet", core, store.standing)
 
@@ -133,13 +136,13 @@ def test_an_operator_is_told_sees_it_and_a_forgotten_device_leaves_nothing(store
     assert [event.device for event in says("b", Drift(21, 0.06, 1.5))] == ["b"]
 
 
-def test_who_is_suspected_is_known_after_a_restart(tmp_path: Path) -> None:
+def test_who_is_suspected_is_known_after_a_restart(places: Places) -> None:
     for report in range(BEFORE + 2):
-        with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        with DurableStore(places("s"), BUNDLE, "fleet") as store:
             for _ in range(2):  # a status that is heard again is no report
                 store.drift.hear("a", Drift(20 + report, 0.0, 1.0 + (report >= BEFORE)).metrics(), max_samples=1000)
                 store.drift.settle(1.0)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         assert set(store.drift.suspected.facts()) == {"a"}
         assert len(store.drift._told("a")) == BEFORE + 2
         store.drift.hear("a", Drift(20, 0.0, 1.0).metrics(), max_samples=1000)
@@ -147,7 +150,7 @@ def test_who_is_suspected_is_known_after_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_names_is_not_heard_and_nothing_is_written_of_who_was_forgotten(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+    store: DurableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drift_module, "MAX_DEVICES", 1)
 
@@ -175,7 +178,7 @@ def test_the_line_that_a_person_reads() -> None:
 
 def test_whoever_only_told_of_drift_is_known_and_can_be_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         core = core_of(store)
         said = Status(True, bytes(8), 1, metrics=Drift(20, 0.5, 2.0).metrics())
         core.status("ghost", encode(said), 0.0)
@@ -193,7 +196,7 @@ def test_whoever_only_told_of_drift_is_known_and_can_be_forgotten(tmp_path: Path
 )
 def test_reports_that_no_aggregator_wrote_are_one_line(tmp_path: Path, row: str) -> None:
     path = tmp_path / "s"
-    SqliteStore(path, BUNDLE, "fleet").close()
+    DurableStore(path, BUNDLE, "fleet").close()
     with closing(sqlite3.connect(path)) as db:
         for number in range(BEFORE + 2):
             db.execute(f"INSERT INTO drift VALUES ({row.format(n=number)})")

@@ -10,14 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, contribution, manifest
+from postgres_server import ON_FILES, Places
 
 from aggregator.coordinator import CONTRADICTS_S, Coordinator, Settings
+from aggregator.database import read_only
 from aggregator.enrolment import Gate, Intrusion
 from aggregator.enrolment_store import MAX_INTRUDERS, Intruder
 from aggregator.orders import give
 from aggregator.rounds import Closed
 from aggregator.standing_store import Order, orders
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.store_schema import KIND
 from aggregator.voice import Voice
 from contract import topics
@@ -26,7 +28,6 @@ from contract.envelopes import ENVELOPE_BYTES, REFUSED
 from contract.errors import StoreError, WireError
 from contract.messages import ClassRows, Contribution, Receipt, Signed, Status
 from contract.signed import Signer, enrolment_of, inside, invitation_key
-from contract.sqlite import read_only
 from contract.state import GlobalState
 from contract.tokens import draw_token
 from contract.wire import encode
@@ -38,23 +39,23 @@ WALL = 1.8e9
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with SqliteStore(tmp_path / "s", BUNDLE, FLEET) as made:
+def store(places: Places) -> Iterator[DurableStore]:
+    with DurableStore(places("s"), BUNDLE, FLEET) as made:
         yield made
 
 
-def plain(store: SqliteStore, round: int = 1, **fields: object) -> bytes:
+def plain(store: DurableStore, round: int = 1, **fields: object) -> bytes:
     return encode(contribution(run=store.run, round=round, **fields))  # type: ignore[arg-type]
 
 
-def opened(store: SqliteStore, device: str, payload: bytes, *, only: bool = False, topic: str = UP) -> object:
+def opened(store: DurableStore, device: str, payload: bytes, *, only: bool = False, topic: str = UP) -> object:
     return Gate(FLEET, store.enrolment, only=only).opened(device, topic, payload)
 
 
 # ── whose message it is ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_who_is_enrolled_is_held_to_its_key(store: SqliteStore) -> None:
+def test_who_is_enrolled_is_held_to_its_key(store: DurableStore) -> None:
     store.enrolment.enrol("a", KEY.public_key, WALL)
     said = plain(store)
     assert isinstance(opened(store, "a", KEY.sign(UP, said)), Contribution)
@@ -71,7 +72,7 @@ def test_who_is_enrolled_is_held_to_its_key(store: SqliteStore) -> None:
         assert caught.value.cause == cause
 
 
-def test_who_never_was_is_taken_as_it_comes_unless_only_the_enrolled_are(store: SqliteStore) -> None:
+def test_who_never_was_is_taken_as_it_comes_unless_only_the_enrolled_are(store: DurableStore) -> None:
     said = plain(store)
     for payload in (said, KEY.sign(UP, said)):
         assert isinstance(opened(store, "a", payload), Contribution)
@@ -82,7 +83,7 @@ def test_who_never_was_is_taken_as_it_comes_unless_only_the_enrolled_are(store: 
         opened(store, "a", b"garbage")
 
 
-def test_a_revoked_key_speaks_for_nobody_and_another_takes_its_place(store: SqliteStore) -> None:
+def test_a_revoked_key_speaks_for_nobody_and_another_takes_its_place(store: DurableStore) -> None:
     said = plain(store)
     store.enrolment.enrol("a", KEY.public_key, WALL)
     store.enrolment.revoke("a", WALL)
@@ -109,7 +110,7 @@ def enrol(gate: Gate, signer: Signer, token: bytes, device: str = "a", wall: flo
     return gate.enrol(device, message, encode(message), b"run1", wall)
 
 
-def test_a_token_enrols_its_device_once_and_for_one_key(store: SqliteStore) -> None:
+def test_a_token_enrols_its_device_once_and_for_one_key(store: DurableStore) -> None:
     token = draw_token()
     store.enrolment.invite("a", invitation_key(token), WALL + 60)
     gate = Gate(FLEET, store.enrolment)
@@ -127,7 +128,8 @@ def test_a_token_enrols_its_device_once_and_for_one_key(store: SqliteStore) -> N
     assert list(again.enrolled) == ["a"]
 
 
-def test_who_reads_the_proof_cannot_use_it(store: SqliteStore) -> None:
+@ON_FILES
+def test_who_reads_the_proof_cannot_use_it(store: DurableStore) -> None:
     token = draw_token()
     store.enrolment.invite("a", invitation_key(token), WALL + 60)
     gate = Gate(FLEET, store.enrolment)
@@ -137,7 +139,7 @@ def test_who_reads_the_proof_cannot_use_it(store: SqliteStore) -> None:
     assert token not in Path(store.standing.path).read_bytes()  # nor is it in the store
 
 
-def test_a_token_expires_and_a_new_one_takes_its_place(store: SqliteStore) -> None:
+def test_a_token_expires_and_a_new_one_takes_its_place(store: DurableStore) -> None:
     token, newer = draw_token(), draw_token()
     store.enrolment.invite("a", invitation_key(token), WALL)
     gate = Gate(FLEET, store.enrolment)
@@ -150,7 +152,7 @@ def test_a_token_expires_and_a_new_one_takes_its_place(store: SqliteStore) -> No
 # ── in the coordinator ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def coordinator(store: SqliteStore, **settings: object) -> Coordinator:
+def coordinator(store: DurableStore, **settings: object) -> Coordinator:
     core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, calibrate=False, **settings), now=0.0)  # type: ignore[arg-type]
     core.status("a", KEY.sign(topics.status(FLEET, "a"), encode(Status(True, bytes(8), 1, issued=1))), 0.0)
     core.advance(10.0, WALL)
@@ -158,7 +160,7 @@ def coordinator(store: SqliteStore, **settings: object) -> Coordinator:
     return core
 
 
-def test_a_stolen_name_is_named_and_takes_nothing_from_the_device(store: SqliteStore) -> None:
+def test_a_stolen_name_is_named_and_takes_nothing_from_the_device(store: DurableStore) -> None:
     store.enrolment.enrol("a", KEY.public_key, WALL)
     core = coordinator(store, enrolled=True)
     said, mine = plain(store), KEY.sign(UP, plain(store))
@@ -179,7 +181,7 @@ def test_a_stolen_name_is_named_and_takes_nothing_from_the_device(store: SqliteS
     assert {each.device for each in store.enrolment.intruders()} == {"a", "b"}
 
 
-def test_chunks_are_the_devices_own_too(store: SqliteStore) -> None:
+def test_chunks_are_the_devices_own_too(store: DurableStore) -> None:
     store.enrolment.enrol("a", KEY.public_key, WALL)
     core = coordinator(store)
     whole = KEY.sign(UP, plain(store))
@@ -191,7 +193,7 @@ def test_chunks_are_the_devices_own_too(store: SqliteStore) -> None:
     assert (forged.cause, honest.outcome) == ("intruder", "committed")
 
 
-def test_an_honest_mistake_of_a_device_that_signs_is_answered_by_its_key(store: SqliteStore) -> None:
+def test_an_honest_mistake_of_a_device_that_signs_is_answered_by_its_key(store: DurableStore) -> None:
     store.enrolment.enrol("a", KEY.public_key, WALL)
     core = coordinator(store)
     (decided,) = core.take([("a", KEY.sign(UP, plain(store, bundle=bytes(32))))], 11.0)
@@ -202,7 +204,7 @@ def test_an_honest_mistake_of_a_device_that_signs_is_answered_by_its_key(store: 
     assert (decided.outcome, decided.cause, decided.round) == ("rejected", "unreadable", 1)
 
 
-def test_a_forged_status_moves_nobody(store: SqliteStore) -> None:
+def test_a_forged_status_moves_nobody(store: DurableStore) -> None:
     store.enrolment.enrol("a", KEY.public_key, WALL)
     core = coordinator(store)
     assert core.rounds.is_online("a")
@@ -214,7 +216,7 @@ def test_a_forged_status_moves_nobody(store: SqliteStore) -> None:
     assert not core.rounds.is_online("a")
 
 
-def test_a_recorded_death_does_not_end_a_round_without_its_device(store: SqliteStore) -> None:
+def test_a_recorded_death_does_not_end_a_round_without_its_device(store: DurableStore) -> None:
     """It is of the process that still runs: its last will of a connection that it had lost. The device contradicts."""
     status = topics.status(FLEET, "a")
     store.enrolment.enrol("a", KEY.public_key, WALL)
@@ -232,7 +234,7 @@ def test_a_recorded_death_does_not_end_a_round_without_its_device(store: SqliteS
     assert isinstance(core.advance(80.0 + CONTRADICTS_S, WALL), Closed)  # it was true
 
 
-def test_a_recorded_birth_says_nothing_again_also_after_a_restart(store: SqliteStore) -> None:
+def test_a_recorded_birth_says_nothing_again_also_after_a_restart(store: DurableStore) -> None:
     """It is signed, for this topic: a device that failed a roll-out, or measured itself, weeks ago."""
     topic = topics.status(FLEET, "a")
     store.enrolment.enrol("a", KEY.public_key, WALL)
@@ -253,16 +255,16 @@ def test_a_recorded_birth_says_nothing_again_also_after_a_restart(store: SqliteS
     assert not core.gate.take_news(WALL + 200)
 
 
-def test_a_device_that_gets_forged_messages_says_so(store: SqliteStore) -> None:
+def test_a_device_that_gets_forged_messages_says_so(store: DurableStore) -> None:
     core = coordinator(store)
     core.status("a", encode(Status(True, bytes(8), 1, metrics={REFUSED: 7.0})), 11.0)
     (told,) = core.gate.take_news(WALL)
     assert (told.device, told.cause, told.messages) == ("a", "refuses", 7)
 
 
-def test_orders_enrol_invite_and_revoke(store: SqliteStore, tmp_path: Path) -> None:
+def test_orders_enrol_invite_and_revoke(store: DurableStore, places: Places) -> None:
     core = coordinator(store)
-    token, path = draw_token(), tmp_path / "s"
+    token, path = draw_token(), places("s")
     give(path, "invite", "b", "me", detail=f"{invitation_key(token).hex()} {int(time.time()) + 60}")
     give(path, "enrol", "a", "me", detail=KEY.public_key.hex())
     give(path, "enrol", "c", "me", detail="no key")
@@ -280,7 +282,7 @@ def test_orders_enrol_invite_and_revoke(store: SqliteStore, tmp_path: Path) -> N
     assert store.enrolment.keys() == {"a": KEY.public_key, "b": OTHER.public_key, "d": None}
 
 
-def test_who_is_revoked_is_turned_away_at_once_and_its_token_and_old_key_are_of_no_use(store: SqliteStore) -> None:
+def test_who_is_revoked_is_turned_away_at_once_and_its_token_and_old_key_are_of_no_use(store: DurableStore) -> None:
     gate, token = Gate(FLEET, store.enrolment), draw_token()
     said = KEY.sign(UP, plain(store))
     again = enrolment_of(FLEET, "a", KEY.public_key, token)
@@ -303,13 +305,13 @@ def test_who_is_revoked_is_turned_away_at_once_and_its_token_and_old_key_are_of_
 
 
 @pytest.mark.parametrize("until", ["nan", "inf", "1e300", "tomorrow"])
-def test_an_invitation_ends(store: SqliteStore, until: str) -> None:
+def test_an_invitation_ends(store: DurableStore, until: str) -> None:
     order = Order(1, "invite", "a", "me", WALL, detail=f"{invitation_key(draw_token()).hex()} {until}")
     assert Gate(FLEET, store.enrolment).obey(order, WALL) == "refused: that is no key"
     assert store.enrolment.invitation("a") is None
 
 
-def test_a_disk_that_refuses_enrols_nobody(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_refuses_enrols_nobody(store: DurableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def off(*args: object, **named: object) -> None:
         raise StoreError("the disk is full")
 
@@ -325,7 +327,7 @@ def test_a_disk_that_refuses_enrols_nobody(store: SqliteStore, monkeypatch: pyte
 
 
 def test_the_newest_of_those_turned_away_are_kept_over_a_restart(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+    store: DurableStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aggregator.enrolment.MAX_INTRUDERS", 3)
     gate = Gate(FLEET, store.enrolment)
@@ -341,7 +343,7 @@ def test_the_newest_of_those_turned_away_are_kept_over_a_restart(
     assert (first.reason, first.messages) == ("another reason", 2)
 
 
-def test_a_store_keeps_the_newest_of_many_turned_away(store: SqliteStore) -> None:
+def test_a_store_keeps_the_newest_of_many_turned_away(store: DurableStore) -> None:
     count = MAX_INTRUDERS + 2
     store.enrolment.keep((Intruder(f"x{n}", "unsigned", "no", 1, WALL, WALL + n) for n in range(count)), {})
     assert [each.device for each in store.enrolment.intruders()] == [f"x{n}" for n in range(count - 1, 1, -1)]
@@ -378,7 +380,7 @@ def test_what_was_overwritten_is_said_again_but_not_all_the_time() -> None:
     assert voice.mends(105.5)
 
 
-def test_invented_names_fill_nothing(store: SqliteStore) -> None:
+def test_invented_names_fill_nothing(store: DurableStore) -> None:
     store.enrolment.enrol("a", KEY.public_key, WALL)
     gate = Gate(FLEET, store.enrolment, only=True)
     gate.note("a", "forged", "no", WALL)
@@ -393,11 +395,11 @@ def test_invented_names_fill_nothing(store: SqliteStore) -> None:
     assert gate.take_news(WALL + 700) == []
 
 
-def test_what_a_store_keeps_is_read_without_its_signature(store: SqliteStore) -> None:
+def test_what_a_store_keeps_is_read_without_its_signature(store: DurableStore) -> None:
     assert isinstance(inside(KEY.sign(UP, plain(store))), Contribution)
 
 
-def test_announcements_are_numbered_above_all_before(store: SqliteStore) -> None:
+def test_announcements_are_numbered_above_all_before(store: DurableStore) -> None:
     core = coordinator(store)
     first = core.issue(WALL)
     assert core.issue(WALL) == first + 1

@@ -11,25 +11,26 @@ from pathlib import Path
 import pytest
 from aggregator_samples import BUNDLE
 from commands import one_error_line, run
+from postgres_server import ON_FILES, Places
 
 from aggregator.enrolment import Gate
 from aggregator.standing_store import Stands
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.signed import Signer, invitation_key
 from contract.tokens import read_token
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(places: Places) -> str:
     """Two devices stand, one has withdrawn."""
-    path = tmp_path / "s.sqlite"
-    with SqliteStore(path, BUNDLE, "fleet") as made:
+    path = places("s.sqlite")
+    with DurableStore(path, BUNDLE, "fleet") as made:
         given = [Stands("kitchen", 1, b"sums", 4), Stands("porch", 7, b"sums", 4), Stands("shed", 3, None, 0)]
         made.standing.commit(given, {}, 1000.0)
     return path
 
 
-def test_the_devices_are_listed_and_shown(store: Path) -> None:
+def test_the_devices_are_listed_and_shown(store: str) -> None:
     done = run("fleet", "list", "--store", store)
     shown = {line.split()[0]: line.split(maxsplit=1)[1].strip() for line in done.stdout.splitlines()[2:]}
     assert shown["porch"].split() == ["sums", "7", "0"]
@@ -45,7 +46,7 @@ def test_the_devices_are_listed_and_shown(store: Path) -> None:
     assert lines[-1].startswith("withdraw shed, asked by the device at 1970-01-01")
 
 
-def test_an_order_is_recorded_and_says_that_nobody_is_there_to_do_it(store: Path) -> None:
+def test_an_order_is_recorded_and_says_that_nobody_is_there_to_do_it(store: str) -> None:
     done = run("forget", "kitchen", "--store", store, "--json", "-")
     assert done.returncode == 0
     assert done.stderr.endswith("no aggregator runs on this store, its next start takes it up\n")
@@ -56,11 +57,11 @@ def test_an_order_is_recorded_and_says_that_nobody_is_there_to_do_it(store: Path
     said = run("fleet", "log", "--store", store).stdout
     asked = [line.split(", ")[0] for line in said.splitlines()]
     assert asked == ["withdraw shed", "forget kitchen", "admit shed", "remove newcomer", "pause", "resume"]
-    with SqliteStore(store, BUNDLE, "fleet") as opened:
+    with DurableStore(store, BUNDLE, "fleet") as opened:
         assert opened.standing.next_order().what == "withdraw"
 
 
-def test_how_far_to_go_back_is_recorded(store: Path) -> None:
+def test_how_far_to_go_back_is_recorded(store: str) -> None:
     for words in ((), ("--rounds", "3"), ("porch",)):
         assert run("fleet", "rollback", *words, "--store", store).returncode == 0
     said = run("fleet", "log", "--store", store).stdout
@@ -73,7 +74,7 @@ def test_how_far_to_go_back_is_recorded(store: Path) -> None:
         assert line in one_error_line(run("fleet", "rollback", *words, "--store", store))
 
 
-def test_devices_are_invited_enrolled_revoked_and_listed(store: Path, tmp_path: Path) -> None:
+def test_devices_are_invited_enrolled_revoked_and_listed(store: str, tmp_path: Path) -> None:
     signer = Signer(bytes(range(32)))
     (tmp_path / "k.pub").write_bytes(signer.public_key)
     (tmp_path / "devices.toml").write_text(f'[devices]\nporch = "{Signer(bytes(32)).public_key.hex()}"\n')
@@ -84,7 +85,7 @@ def test_devices_are_invited_enrolled_revoked_and_listed(store: Path, tmp_path: 
     assert run("fleet", "enrol", "kitchen", "--key", tmp_path / "k.pub", "--store", store).returncode == 0
     assert run("fleet", "enrol", "--from", tmp_path / "devices.toml", "--store", store).returncode == 0
     assert run("fleet", "revoke", "porch", "--store", store).returncode == 0
-    with SqliteStore(store, BUNDLE, "fleet") as made:
+    with DurableStore(store, BUNDLE, "fleet") as made:
         gate = Gate("fleet", made.enrolment)
         while (order := made.standing.next_order()) is not None:
             gate.obey(order, 1.0)
@@ -106,7 +107,8 @@ def test_devices_are_invited_enrolled_revoked_and_listed(store: Path, tmp_path: 
     assert invitation.hex() not in log
 
 
-def test_what_somebody_wrote_into_the_orders_by_hand_is_shown_as_it_is(store: Path) -> None:
+@ON_FILES
+def test_what_somebody_wrote_into_the_orders_by_hand_is_shown_as_it_is(store: str) -> None:
     with closing(sqlite3.connect(store)) as db, db:
         db.execute("INSERT INTO fleet_order (what, device, who, given_at) VALUES (x'ff', 'A/#', 7, 'soon')")
         db.execute("INSERT INTO fleet_order (what, device, who, given_at) VALUES ('pause', '', 'me', 1e300)")
@@ -129,14 +131,14 @@ def test_what_somebody_wrote_into_the_orders_by_hand_is_shown_as_it_is(store: Pa
         (("fleet", "enrol", "--from", "/nowhere"), "a TOML file"),
     ],
 )
-def test_a_device_that_is_none_is_one_line(store: Path, words: tuple[str, ...], line: str) -> None:
+def test_a_device_that_is_none_is_one_line(store: str, words: tuple[str, ...], line: str) -> None:
     done = run(*words, "--store", store)
     assert (done.returncode, line in one_error_line(done)) == (2, True), done.stderr
     said = run("fleet", "log", "--store", store).stdout
     assert [line.split(",")[0] for line in said.splitlines()] == ["withdraw shed"]
 
 
-def test_a_class_is_forgotten_by_its_name_and_backups_are_told(store: Path, tmp_path: Path) -> None:
+def test_a_class_is_forgotten_by_its_name_and_backups_are_told(store: str, tmp_path: Path) -> None:
     assert run("fleet", "backup", tmp_path / "b.sqlite", "--store", store).returncode == 0
     done = run("forget", "--class", "Hamster", "--store", store, "--json", "-")
     assert (done.returncode, json.loads(done.stdout)["backups"]) == (0, [str(tmp_path / "b.sqlite")])
@@ -146,14 +148,14 @@ def test_a_class_is_forgotten_by_its_name_and_backups_are_told(store: Path, tmp_
     for words in ((), ("porch", "--class", "Hamster")):
         line = one_error_line(run("forget", *words, "--store", store))
         assert line.startswith("error: DEVICE and --class, expected one of them, got ")
-    with SqliteStore(store, BUNDLE, "fleet") as opened:
+    with DurableStore(store, BUNDLE, "fleet") as opened:
         order = opened.standing.next_order()
         opened.standing.class_done(order, ("Hamster",), {}, at=1.0, before=1, after=2, outcome="done")
     assert "forgotten classes: Hamster; protofleet fleet admit" in run("fleet", "list", "--store", store).stdout
 
 
 @pytest.mark.parametrize("given", ["nan", "inf", "-1"])
-def test_a_wait_that_has_no_end_is_one_line(store: Path, given: str) -> None:
+def test_a_wait_that_has_no_end_is_one_line(store: str, given: str) -> None:
     line = one_error_line(run("fleet", "pause", "--store", store, "--wait", given))
     assert line.startswith("error: --wait, expected 0 to 1e+06 seconds, got ")
     assert run("fleet", "log", "--store", store).stdout.count("\n") == 1
@@ -168,7 +170,7 @@ def test_a_file_that_is_no_store_is_one_line(tmp_path: Path) -> None:
 
 def test_nothing_is_done_that_could_not_be_told(tmp_path: Path) -> None:
     path, json = tmp_path / "s", ("--json", tmp_path / "none" / "told.json")
-    SqliteStore(path, BUNDLE, "fleet").close()
+    DurableStore(path, BUNDLE, "fleet").close()
     assert run("fleet", "backup", tmp_path / "kept", "--store", path).returncode == 0
     for words in (("remove", "a"), ("backup", tmp_path / "other"), ("restore", tmp_path / "kept", "--force")):
         assert "expected a file that can be written" in one_error_line(run("fleet", *words, "--store", path, *json))
@@ -178,6 +180,6 @@ def test_nothing_is_done_that_could_not_be_told(tmp_path: Path) -> None:
 
 
 def test_a_wait_that_is_no_number_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()
+    DurableStore(tmp_path / "s", BUNDLE, "fleet").close()
     assert one_error_line(run("fleet", "pause", "--store", tmp_path / "s", "--wait", "nan")).startswith("error: --wait")
     assert run("fleet", "log", "--store", tmp_path / "s").stdout == ""

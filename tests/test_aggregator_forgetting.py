@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, contribution, extractor, gram, manifest, means
+from postgres_server import ON_FILES, Places
 
 from aggregator.accuracy import Told
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.orders import Obeyed, give
 from aggregator.report import Summary
 from aggregator.rounds import Closed, Finished, Opened, Policy, Step
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.accuracy import Accuracy
 from contract.messages import Status
 from contract.methods import method
@@ -29,12 +30,12 @@ DEVICES = ("a", "b", "c")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as made:
+def store(places: Places) -> Iterator[DurableStore]:
+    with DurableStore(places("s"), BUNDLE, "fleet") as made:
         yield made
 
 
-def core_of(store: SqliteStore, min_clients: int = 3, rounds: int = 1, **policy: float) -> Coordinator:
+def core_of(store: DurableStore, min_clients: int = 3, rounds: int = 1, **policy: float) -> Coordinator:
     settings = Settings(rounds=rounds, policy=Policy(min_clients=min_clients, **policy))
     core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
     for device in DEVICES:
@@ -58,7 +59,7 @@ def send(core: Coordinator, device: str, now: float) -> str:
     return decision.outcome if decision.outcome != "rejected" else decision.reason
 
 
-def test_what_comes_back_is_made_again_of_what_the_others_sent(store: SqliteStore, tmp_path: Path) -> None:
+def test_what_comes_back_is_made_again_of_what_the_others_sent(store: DurableStore, places: Places) -> None:
     core = core_of(store)
     for now in (0.0, 1.0):
         steps(core, now)
@@ -66,7 +67,7 @@ def test_what_comes_back_is_made_again_of_what_the_others_sent(store: SqliteStor
     assert steps(core, 2.0) == [Closed(2, "ffc"), Finished(2)]
     summary = Summary(store, "fleet", BUNDLE)
     assert summary.content(finished=True, global_version=2)["totals"]["committed"] == 6
-    give(tmp_path / "s", "forget", "a", "me")
+    give(places("s"), "forget", "a", "me")
     (done,) = steps(core, 3.0)
     assert (done.outcome, done.version) == ("done, but for what devices trained in rounds of fedproto", 3)
     expected = gram(21).merge(gram(22))
@@ -80,7 +81,8 @@ def test_what_comes_back_is_made_again_of_what_the_others_sent(store: SqliteStor
     assert store.standing.records()["a"].refused == "it was forgotten"
 
 
-def test_nothing_of_it_is_left_in_the_store_but_who_it_is(store: SqliteStore, tmp_path: Path) -> None:
+@ON_FILES
+def test_nothing_of_it_is_left_in_the_store_but_who_it_is(store: DurableStore, tmp_path: Path) -> None:
     core = core_of(store, min_clients=1)
     sums = [contribution(means(seed), run=core.run) for seed in (0, 1)]
     steps(core, 0.0)
@@ -106,9 +108,9 @@ def test_nothing_of_it_is_left_in_the_store_but_who_it_is(store: SqliteStore, tm
     assert {"contribution", "accuracy", "refusal", "drift", "standing"} < tables
 
 
-def test_what_is_forgotten_takes_nothing_with_it_that_came_in_its_place(tmp_path: Path) -> None:
+def test_what_is_forgotten_takes_nothing_with_it_that_came_in_its_place(places: Places) -> None:
     """Of a round long ago the store keeps who took part, and no sums: their number may be another device's by now."""
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet", keep_bytes=0) as store:
+    with DurableStore(places("s"), BUNDLE, "fleet", keep_bytes=0) as store:
         core = core_of(store, min_clients=1, rounds=3)
         for device in DEVICES:
             core.rounds.death(device, b"instance")
@@ -122,7 +124,7 @@ def test_what_is_forgotten_takes_nothing_with_it_that_came_in_its_place(tmp_path
                 core.rounds.death(device, b"instance")
 
         def forget(device: str, now: float) -> list[Step | Obeyed]:
-            give(tmp_path / "s", "forget", device, "me")
+            give(places("s"), "forget", device, "me")
             return steps(core, now)
 
         contribute("c", "a")
@@ -135,7 +137,7 @@ def test_what_is_forgotten_takes_nothing_with_it_that_came_in_its_place(tmp_path
         np.testing.assert_allclose(core.state.prototypes.rows, means(31).means[:2], rtol=1e-12)
 
 
-def test_rows_of_rounds_before_go_with_the_device_that_may_have_made_them(store: SqliteStore, tmp_path: Path) -> None:
+def test_rows_of_rounds_before_go_with_the_device_that_may_have_made_them(store: DurableStore, places: Places) -> None:
     core, drawn = core_of(store, min_clients=1, rounds=3), np.random.default_rng(0).normal(size=(3, 3, 4))
     for device in DEVICES:
         core.rounds.death(device, b"instance")
@@ -148,7 +150,7 @@ def test_rows_of_rounds_before_go_with_the_device_that_may_have_made_them(store:
         core.rounds.death(device, b"instance")
 
     def forget(device: str, now: float) -> list[int]:
-        give(tmp_path / "s", "forget", device, "me")
+        give(places("s"), "forget", device, "me")
         assert isinstance(core.advance(now, now), Obeyed)
         return [core.state.version, *core.state.prototypes.classes]
 
@@ -162,12 +164,12 @@ def test_rows_of_rounds_before_go_with_the_device_that_may_have_made_them(store:
     np.testing.assert_array_equal(core.state.prototypes.rows, drawn[1, :1])
 
 
-def test_in_an_open_round_it_is_awaited_no_more(store: SqliteStore, tmp_path: Path) -> None:
+def test_in_an_open_round_it_is_awaited_no_more(store: DurableStore, places: Places) -> None:
     core = core_of(store, min_clients=2)
     assert steps(core, 0.0) == [Opened(1, "fedproto", 0)]
     assert [send(core, device, 0.0) for device in "ab"] == ["committed"] * 2
-    give(tmp_path / "s", "forget", "a", "me")
-    give(tmp_path / "s", "remove", "c", "me")
+    give(places("s"), "forget", "a", "me")
+    give(places("s"), "remove", "c", "me")
     found = steps(core, 1.0)
     assert [step.outcome for step in found if isinstance(step, Obeyed)] == [
         "done, but for what devices trained in rounds of fedproto",
@@ -176,13 +178,13 @@ def test_in_an_open_round_it_is_awaited_no_more(store: SqliteStore, tmp_path: Pa
     assert core.rounds.contributions == {"b"}
     assert core.state.version == 0
     assert send(core, "c", 1.0) == "it was removed; fleet admit c lets it in again"
-    give(tmp_path / "s", "admit", "a", "me")
+    give(places("s"), "admit", "a", "me")
     steps(core, 2.0)
     assert send(core, "a", 2.0) == "committed"
     assert Closed(1, "fedproto") in steps(core, 2.0)
 
 
-def test_what_nobody_is_left_to_make_is_told_to_be_gone(store: SqliteStore, tmp_path: Path) -> None:
+def test_what_nobody_is_left_to_make_is_told_to_be_gone(store: DurableStore, places: Places) -> None:
     core = core_of(store, min_clients=1)
     steps(core, 0.0)
     send(core, "a", 0.0)
@@ -190,25 +192,25 @@ def test_what_nobody_is_left_to_make_is_told_to_be_gone(store: SqliteStore, tmp_
     core.rounds.death("c", b"instance")
     assert Closed(1, "fedproto") in steps(core, 1.0)
     assert len(core.state.prototypes.classes) == 2
-    give(tmp_path / "s", "forget", "a", "me")
+    give(places("s"), "forget", "a", "me")
     steps(core, 2.0)
     assert core.state.prototypes.rows.shape == (0, 4)
     assert core.state.version == 2
 
 
-def test_no_round_opens_while_it_is_paused(store: SqliteStore, tmp_path: Path) -> None:
+def test_no_round_opens_while_it_is_paused(store: DurableStore, places: Places) -> None:
     core = core_of(store)
-    give(tmp_path / "s", "pause", "", "me")
+    give(places("s"), "pause", "", "me")
     assert [type(step) for step in steps(core, 0.0)] == [Obeyed]
     core = core_of(store)
     assert steps(core, 1.0) == []
-    give(tmp_path / "s", "resume", "", "me")
+    give(places("s"), "resume", "", "me")
     assert [type(step) for step in steps(core, 2.0)] == [Obeyed, Opened]
 
 
-def test_a_round_is_opened_and_closed_by_order(store: SqliteStore, tmp_path: Path) -> None:
+def test_a_round_is_opened_and_closed_by_order(store: DurableStore, places: Places) -> None:
     def said(what: str, core: Coordinator, now: float) -> list[object]:
-        give(tmp_path / "s", what, "", "me")
+        give(places("s"), what, "", "me")
         return [step.outcome if isinstance(step, Obeyed) else step for step in steps(core, now)]
 
     core = core_of(store, min_clients=2, window_s=60.0, every_s=600.0, open_clients=1)
@@ -221,14 +223,14 @@ def test_a_round_is_opened_and_closed_by_order(store: SqliteStore, tmp_path: Pat
 
 
 @pytest.mark.parametrize("what", ["forget", "remove"])
-def test_news_of_a_device_that_is_refused_open_no_round(store: SqliteStore, tmp_path: Path, what: str) -> None:
+def test_news_of_a_device_that_is_refused_open_no_round(store: DurableStore, places: Places, what: str) -> None:
     core = core_of(store, min_clients=1, when_new=10, window_s=60.0)
     told = encode(Status(True, b"instance", 1, metrics={"samples_new": 50.0}))
-    give(tmp_path / "s", "pause", "", "me")
+    give(places("s"), "pause", "", "me")
     steps(core, 0.0)
     core.status("a", told, 0.0)
     for order in (what, "resume"):
-        give(tmp_path / "s", order, "a" if order == what else "", "me")
+        give(places("s"), order, "a" if order == what else "", "me")
     assert [type(step) for step in steps(core, 1.0)] == [Obeyed, Obeyed]
     core.status("a", told, 2.0)
     assert steps(core, 3.0) == []

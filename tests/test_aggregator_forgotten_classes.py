@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, CLASSES, WIDTH, contribution, extractor, manifest
+from postgres_server import ON_FILES, Places
 
 from aggregator.backup import back_up, restore
 from aggregator.coordinator import Coordinator, Settings
@@ -18,7 +19,7 @@ from aggregator.orders import Obeyed, give
 from aggregator.rounds import Policy
 from aggregator.standing import ExactSum
 from aggregator.standing_coordinator import StandingCoordinator
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.messages import MAX_ROUND, Contribution, Status
 from contract.methods import method
 from contract.methods.fedcof import GroupMeans
@@ -47,8 +48,8 @@ def summed(name: str, device: str, *, without: bool = False) -> Statistic:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as made:
+def store(places: Places) -> Iterator[DurableStore]:
+    with DurableStore(places("s"), BUNDLE, "fleet") as made:
         yield made
 
 
@@ -64,7 +65,7 @@ def obeyed(core: Coordinator | StandingCoordinator, path: Path, what: str, name:
 # ── where sums stand ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def standing(store: SqliteStore, name: str, encoding: str = "f64") -> StandingCoordinator:
+def standing(store: DurableStore, name: str, encoding: str = "f64") -> StandingCoordinator:
     settings = Settings(method=name, standing_every_s=0.0, encoding=encoding)
     return StandingCoordinator(store, manifest(), BUNDLE, settings, now=0.0, wall=lambda: 1000.0)
 
@@ -96,9 +97,10 @@ def expect(core: StandingCoordinator, *devices: str, without: bool = True) -> No
         np.testing.assert_array_equal(core.state.rows[kind].classes, rows.classes)
 
 
+@ON_FILES
 @pytest.mark.parametrize("encoding", ["f64", "f32", "f16", "int8"])
 def test_class_means_lose_the_class_and_keep_every_other_number(
-    store: SqliteStore, tmp_path: Path, encoding: str
+    store: DurableStore, tmp_path: Path, encoding: str
 ) -> None:
     core = standing(store, "ncm", encoding)
     assert {sent(core, device) for device in DEVICES} == {"committed"}
@@ -127,7 +129,8 @@ def test_class_means_lose_the_class_and_keep_every_other_number(
     expect(core, *DEVICES, without=False)
 
 
-def test_sums_over_all_classes_go_whole_and_come_again_without_it(store: SqliteStore, tmp_path: Path) -> None:
+@ON_FILES
+def test_sums_over_all_classes_go_whole_and_come_again_without_it(store: DurableStore, tmp_path: Path) -> None:
     core = standing(store, "ffc")
     assert {sent(core, device) for device in DEVICES} == {"committed"}
     outcome = obeyed(core, tmp_path / "s", "forget class")
@@ -156,19 +159,19 @@ def missing(core: StandingCoordinator) -> list[Decision]:
 
 @pytest.mark.parametrize("name", ["ncm", "ffc"])
 def test_a_device_that_was_away_all_the_while_is_told_to_send_again(
-    store: SqliteStore, tmp_path: Path, name: str
+    store: DurableStore, places: Places, name: str
 ) -> None:
     """It never heard that the class was forgotten, and holds that all it has sent counts."""
     core, born = standing(store, name), encode(Status(True, b"instance", 1))
     assert {sent(core, device) for device in DEVICES} == {"committed"}
     core.status("b", born, 0.0)
-    obeyed(core, tmp_path / "s", "forget class")
+    obeyed(core, places("s"), "forget class")
     core.stalled(0.0)
     core.status("a", encode(Status(True, b"instance", 1)), 0.0)
     told = [(each.device, each.receipt.status) for each in missing(core)]
     assert told == ([("a", "late")] if name == "ffc" else [])  # of ncm nothing is missing
     core.status("a", encode(Status(False, b"instance", 1)), 0.0)
-    obeyed(core, tmp_path / "s", "admit class")
+    obeyed(core, places("s"), "admit class")
     assert [(each.device, each.receipt.status) for each in missing(core)] == [("b", "late")]
     core = standing(store, name)
     for device in DEVICES:
@@ -181,10 +184,10 @@ def test_a_device_that_was_away_all_the_while_is_told_to_send_again(
 
 @pytest.mark.parametrize("first", ["forgotten twice", "on its way", "both"])
 def test_what_was_taken_of_a_device_that_is_away_is_remembered_until_it_is_told(
-    store: SqliteStore, tmp_path: Path, first: str
+    store: DurableStore, places: Places, first: str
 ) -> None:
     """The class is forgotten once more before it is admitted, or its rows were on their way, and were left out."""
-    core, path = standing(store, "ncm"), tmp_path / "s"
+    core, path = standing(store, "ncm"), places("s")
     assert {sent(core, device) for device in DEVICES} == {"committed"}
     assert obeyed(core, path, "forget class") == "done: 2 devices had sent it"
     if first != "forgotten twice":
@@ -200,20 +203,20 @@ def test_what_was_taken_of_a_device_that_is_away_is_remembered_until_it_is_told(
     assert [(each.device, each.receipt.held) for each in missing(core)] == told
 
 
-def test_a_class_that_the_bundle_has_not_is_refused(store: SqliteStore, tmp_path: Path) -> None:
-    outcome = obeyed(standing(store, "ncm"), tmp_path / "s", "forget class", "hamstr")
+def test_a_class_that_the_bundle_has_not_is_refused(store: DurableStore, places: Places) -> None:
+    outcome = obeyed(standing(store, "ncm"), places("s"), "forget class", "hamstr")
     assert outcome.startswith("refused: the fleet's bundle has no class 'hamstr', try one of ")
     assert store.standing.classes_forgotten() == ()
 
 
-def test_a_restored_backup_forgets_the_class_again(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+def test_a_restored_backup_forgets_the_class_again(tmp_path: Path, places: Places) -> None:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = standing(store, "ncm")
         assert sent(core, "a") == "committed"
-        back_up(tmp_path / "s", tmp_path / "b", "me")
-        assert obeyed(core, tmp_path / "s", "forget class") == "done: 1 device had sent it"
-    assert restore(tmp_path / "b", tmp_path / "s", "me", force=True).again == 1
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        back_up(places("s"), tmp_path / "b", "me")
+        assert obeyed(core, places("s"), "forget class") == "done: 1 device had sent it"
+    assert restore(tmp_path / "b", places("s"), "me", force=True).again == 1
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = standing(store, "ncm")
         while core.advance(0.0, 0.0):
             pass
@@ -225,7 +228,7 @@ def test_a_restored_backup_forgets_the_class_again(tmp_path: Path) -> None:
 
 
 def rounds(
-    store: SqliteStore, name: str, devices: Iterable[str] = DEVICES, least: int = 1, *, windows: bool = False
+    store: DurableStore, name: str, devices: Iterable[str] = DEVICES, least: int = 1, *, windows: bool = False
 ) -> Coordinator:
     stays = {"every_s": 1.0, "window_s": 1e9, "max_clients": least} if windows else {}
     policy = Policy(min_clients=least, **stays)  # type: ignore[arg-type]
@@ -248,7 +251,7 @@ def test_what_comes_back_of_a_round_is_what_a_fleet_without_the_class_would_have
     found = []
     for never in (False, True):
         path = tmp_path / str(never)
-        with SqliteStore(path, BUNDLE, "fleet") as store:
+        with DurableStore(path, BUNDLE, "fleet") as store:
             devices = ["c"] if never and name == "ffc" else list(DEVICES)
             core = rounds(store, name, devices)
             core.advance(0.0, 0.0)
@@ -269,11 +272,11 @@ def test_what_comes_back_of_a_round_is_what_a_fleet_without_the_class_would_have
 
 
 @pytest.mark.parametrize("name", ["ncm", "ffc"])
-def test_an_open_round_goes_on_without_the_class(store: SqliteStore, tmp_path: Path, name: str) -> None:
+def test_an_open_round_goes_on_without_the_class(store: DurableStore, places: Places, name: str) -> None:
     core = rounds(store, name, least=3)
     core.advance(0.0, 0.0)
     assert [contribute(core, "a"), contribute(core, "c")] == ["committed"] * 2
-    obeyed(core, tmp_path / "s", "forget class")
+    obeyed(core, places("s"), "forget class")
     assert contribute(core, "a", without=True) == "duplicate"  # ours sends nothing more in this round
     core = rounds(store, name, least=3)
     assert core.rounds.contributions == {"a", "c"}
@@ -286,17 +289,17 @@ def test_an_open_round_goes_on_without_the_class(store: SqliteStore, tmp_path: P
     assert [each.samples for each in core._messages(1, name)] == ([0, *left[1:]] if name == "ffc" else left)
 
 
-def test_what_networks_were_trained_with_cannot_be_forgotten(store: SqliteStore, tmp_path: Path) -> None:
+def test_what_networks_were_trained_with_cannot_be_forgotten(store: DurableStore, places: Places) -> None:
     core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1), now=0.0)
-    outcome = obeyed(core, tmp_path / "s", "forget class")
+    outcome = obeyed(core, places("s"), "forget class")
     assert outcome.startswith("refused: in rounds of fedproto devices train on all their classes, and no network unle")
     assert core.announcement().withheld == ()
 
 
-def test_what_earlier_rounds_trained_cannot_be_forgotten_by_another_plan(store: SqliteStore, tmp_path: Path) -> None:
+def test_what_earlier_rounds_trained_cannot_be_forgotten_by_another_plan(store: DurableStore, places: Places) -> None:
     store.open_round(1, "fedproto", 0, 1.0)
     core = rounds(store, "ncm")
-    assert obeyed(core, tmp_path / "s", "forget class").startswith("refused: in rounds of fedproto devices train")
+    assert obeyed(core, places("s"), "forget class").startswith("refused: in rounds of fedproto devices train")
 
 
 def test_a_statistic_with_several_tables_loses_the_class_in_each() -> None:
@@ -313,7 +316,7 @@ def test_a_class_that_is_forgotten_again_is_named_once() -> None:
     assert with_class(("cat", "dog"), "cat") == ("dog", "cat")
 
 
-def test_what_came_late_before_does_not_bring_the_class_back(store: SqliteStore, tmp_path: Path) -> None:
+def test_what_came_late_before_does_not_bring_the_class_back(store: DurableStore, places: Places) -> None:
     core = rounds(store, "ncm", ("a", "c"), least=2, windows=True)
     core.advance(next(NOW), 0.0)
     key = {"run": core.run, "round": 1, "method": "ncm", "extractor": extractor("ncm")}
@@ -325,15 +328,15 @@ def test_what_came_late_before_does_not_bring_the_class_back(store: SqliteStore,
         if number == 1:
             (decision,) = core.take([("b", late)], 0.0)
             assert (core.rounds.number, decision.outcome) == (2, "late")
-            obeyed(core, tmp_path / "s", "forget class")
+            obeyed(core, places("s"), "forget class")
     assert (core.state.round, list(core.state.rows["means"].classes)) == (2, [0, 2])
 
 
 def test_whose_rows_were_taken_out_is_told_whatever_became_of_other_classes_since(
-    store: SqliteStore, tmp_path: Path
+    store: DurableStore, places: Places
 ) -> None:
     first, _, other = manifest().labels[:3]
-    core, path = standing(store, "ncm"), tmp_path / "s"
+    core, path = standing(store, "ncm"), places("s")
     assert sent(core, "a") == "committed"
     for what, name in (("forget", NAME), ("forget", first), ("admit", NAME), ("admit", other)):
         obeyed(core, path, f"{what} class", name)

@@ -13,13 +13,14 @@ from aggregator_samples import WIDTH, manifest
 from contract_samples import empty_graph
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from postgres_server import Places
 
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import Policy
 from aggregator.service import Service, settle
 from aggregator.standing import ExactSum
 from aggregator.standing_coordinator import StandingCoordinator
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.address import Address
 from contract.bundle import Manifest, extractor_of, write_bundle
 from contract.errors import UsageError
@@ -55,7 +56,7 @@ def message(core: StandingCoordinator | Coordinator, statistic: Statistic, bundl
     )  # fmt: skip
 
 
-def standing(store: SqliteStore, name: str, classes: int, bundle: bytes, **more: object) -> StandingCoordinator:
+def standing(store: DurableStore, name: str, classes: int, bundle: bytes, **more: object) -> StandingCoordinator:
     chosen = Settings(method=name, standing_every_s=EVERY_S, encoding="f64")
     return StandingCoordinator(store, grown(classes), bundle, chosen, now=0.0, **more)  # type: ignore[arg-type]
 
@@ -78,7 +79,7 @@ def test_a_fleet_that_grows_is_one_that_had_all_classes_from_the_start(
     bundle. Integers and head are the same, bit for bit."""
     with tempfile.TemporaryDirectory() as folder:
         path, long, taken = Path(folder, "s"), old + added, []
-        with SqliteStore(path, OLD, "fleet") as store:
+        with DurableStore(path, OLD, "fleet") as store:
             core = standing(store, name, old, OLD)
             for number, drawn in enumerate(before):
                 labels = [label % old for label in drawn]
@@ -87,7 +88,7 @@ def test_a_fleet_that_grows_is_one_that_had_all_classes_from_the_start(
                 taken.append((number, labels))
             core.advance(0.0, 0.0)
             version, run = core.state.version, core.run
-        with SqliteStore(path, NEW, "fleet", extends={OLD: old}) as store:
+        with DurableStore(path, NEW, "fleet", extends={OLD: old}) as store:
             core = standing(store, name, long, NEW, shorter={OLD: old})
             assert core.run == run
             for number, (is_new, drawn) in enumerate(after, 50):
@@ -112,8 +113,8 @@ def test_a_fleet_that_grows_is_one_that_had_all_classes_from_the_start(
 
 
 @pytest.fixture
-def core(tmp_path: Path):
-    with SqliteStore(tmp_path / "s", NEW, "fleet", extends={OLD: 2}) as store:
+def core(places: Places):
+    with DurableStore(places("s"), NEW, "fleet", extends={OLD: 2}) as store:
         yield standing(store, "ncm", 4, NEW, shorter={OLD: 2})
 
 
@@ -150,31 +151,31 @@ def test_what_is_announced(core: StandingCoordinator) -> None:
 
 def test_a_store_goes_on_with_a_bundle_that_extends_its_own_and_not_back(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    with SqliteStore(path, OLD, "fleet") as store:
+    with DurableStore(path, OLD, "fleet") as store:
         run = store.run
     with pytest.raises(UsageError, match="is of another bundle, expected sha256 6f6f"):
-        SqliteStore(path, NEW, "fleet", extends={b"z" * 32: 2})
+        DurableStore(path, NEW, "fleet", extends={b"z" * 32: 2})
     with pytest.raises(UsageError, match="is of another fleet"):  # and then nothing of it is changed
-        SqliteStore(path, NEW, "another", extends={OLD: 2})
-    SqliteStore(path, OLD, "fleet").close()
+        DurableStore(path, NEW, "another", extends={OLD: 2})
+    DurableStore(path, OLD, "fleet").close()
     for _ in range(2):
-        with SqliteStore(path, NEW, "fleet", extends={OLD: 2}) as store:
+        with DurableStore(path, NEW, "fleet", extends={OLD: 2}) as store:
             assert store.run == run
     with pytest.raises(UsageError, match="is of another bundle, expected sha256 6e6e"):
-        SqliteStore(path, OLD, "fleet")
+        DurableStore(path, OLD, "fleet")
 
 
 @pytest.mark.parametrize("name", ["ncm", "fedcof", "ffc"])
-def test_a_round_that_is_open_while_the_list_grows_counts_both(tmp_path: Path, name: str) -> None:
+def test_a_round_that_is_open_while_the_list_grows_counts_both(places: Places, name: str) -> None:
     chosen = Settings(rounds=1, calibrate=False, method=name, policy=Policy(min_clients=2, deadline_s=0))
-    with SqliteStore(tmp_path / "s", OLD, "fleet") as store:
+    with DurableStore(places("s"), OLD, "fleet") as store:
         core = Coordinator(store, grown(2), OLD, chosen, now=0.0)
         for index, device in enumerate("ab"):
             core.status(device, encode(Status(True, bytes([index]) * 8, 1)), 0.0)
         core.advance(0.0, 0.0)
         first = message(core, sums(name, 1, [0, 1, 1], 2), OLD, 1)
         assert [d.outcome for d in core.take([("a", first)], 0.0)] == ["committed"]
-    with SqliteStore(tmp_path / "s", NEW, "fleet", extends={OLD: 2}) as store:
+    with DurableStore(places("s"), NEW, "fleet", extends={OLD: 2}) as store:
         core = Coordinator(store, grown(3), NEW, chosen, now=0.0, shorter={OLD: 2})
         assert core.announcement().others == (OLD,)
         assert len(core.announcement().class_lists) == 2
@@ -191,7 +192,7 @@ def test_a_round_that_is_open_while_the_list_grows_counts_both(tmp_path: Path, n
             assert core.state.rows[kind].classes.tolist() == [0, 1, 2]
 
 
-def test_a_service_takes_bundles_in_any_order_and_goes_on_with_the_store(tmp_path: Path) -> None:
+def test_a_service_takes_bundles_in_any_order_and_goes_on_with_the_store(tmp_path: Path, places: Places) -> None:
     paths = [tmp_path / "old.bundle", tmp_path / "new.bundle"]
     hashes = []
     for path, classes in zip(paths, (2, 4), strict=True):
@@ -199,20 +200,20 @@ def test_a_service_takes_bundles_in_any_order_and_goes_on_with_the_store(tmp_pat
         hashes.append(write_bundle(path, made, features=empty_graph(), train_step=None, params=params))
     address, runs = Address.parse("mqtt://127.0.0.1"), []
     for given_ in (paths[:1], paths[::-1], paths, paths[1:]):
-        service = Service(given_, address, tmp_path / "s", "fleet", settle(standing=True))
+        service = Service(given_, address, places("s"), "fleet", settle(standing=True))
         roster = service._roster
         assert roster.bundle == (hashes[0] if len(given_) == 1 and given_[0] == paths[0] else hashes[1])
-        with SqliteStore(tmp_path / "s", roster.bundle, "fleet", extends=roster.shorter) as store:
+        with DurableStore(places("s"), roster.bundle, "fleet", extends=roster.shorter) as store:
             told = service._core(store).announcement()
             runs.append(told.run)
             assert told.others == ((hashes[0],) if len(given_) == 2 else ())
     assert len(set(runs)) == 1
 
 
-def test_other_backbones_are_still_no_fleet_of_sums(tmp_path: Path) -> None:
+def test_other_backbones_are_still_no_fleet_of_sums(places: Places) -> None:
     chosen = dataclasses.replace(Settings(), method="ncm")
     with (
-        SqliteStore(tmp_path / "s", NEW, "fleet") as store,
+        DurableStore(places("s"), NEW, "fleet") as store,
         pytest.raises(UsageError, match="expected one backbone, got 2 bundles"),
     ):
         Coordinator(store, grown(3), NEW, chosen, now=0.0, others=(b"x" * 32,), shorter={OLD: 2})

@@ -22,7 +22,7 @@ from aggregator.orders import give
 from aggregator.rollout import Plan
 from aggregator.rollout_store import give_rollout
 from aggregator.rounds import Policy
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract import topics
 from contract.bundle import read_bundle
 from contract.errors import LinkError
@@ -59,14 +59,14 @@ class World:
         self.file = new_bundle(self.folder / "new.bundle", self.folder / "old.bundle")
         self.new, self.blob, self.path = read_bundle(self.file), self.file.read_bytes(), self.folder / "s"
         self.version = self.new.manifest.version + bool(self.fleet)
-        with SqliteStore(self.path, self.new.sha256, FLEET, extends=(old.sha256,)):
+        with DurableStore(self.path, self.new.sha256, FLEET, extends=(old.sha256,)):
             pass
         self._shorter = {old.sha256: old.manifest.classes}
 
-    def store(self) -> SqliteStore:
-        return SqliteStore(self.path, self.new.sha256, FLEET)
+    def store(self) -> DurableStore:
+        return DurableStore(self.path, self.new.sha256, FLEET)
 
-    def serve(self, store: SqliteStore, **settings: object) -> Running:
+    def serve(self, store: DurableStore, **settings: object) -> Running:
         chosen = Settings(method="ncm", rounds=1, calibrate=False, policy=self.policy, **settings)  # type: ignore[arg-type]
         made = {"made": self.new.manifest, "shorter": self._shorter}
         return Running(self.url, store, self.new.sha256, chosen, **made)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from aggregator.console import Progress
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.run_events import Teller
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract import topics
 from contract.messages import Announcement, Contribution, Receipt, Status
 from contract.wire import encode
@@ -61,7 +61,7 @@ def test_a_birth_without_its_will_costs_one_deadline_and_is_cleared(broker: Test
     _ghost(broker.url)
     bundle = bundle_file(tmp_path / "f.bundle")
     settings = dataclasses.replace(ONE, rounds=3)
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle, settings)
         wait(lambda: server.core.rounds.online)
         talker = _talker(broker.url, "real")
@@ -81,7 +81,7 @@ def test_a_living_device_that_was_silent_answers_and_counts_as_online(broker: Te
     """What `edge_client.presence` does: a death in one's name is answered with a birth."""
     bundle = bundle_file(tmp_path / "f.bundle")
     with (
-        SqliteStore(tmp_path / "s", bundle, FLEET) as store,
+        DurableStore(tmp_path / "s", bundle, FLEET) as store,
         Listener(broker.url, topics.status(FLEET, "mute")) as mute,
     ):
         birth = encode(Status(True, b"instance", 1))
@@ -104,7 +104,7 @@ def test_an_honest_mistake_is_answered_and_does_not_hold_the_round(
 ) -> None:
     bundle = bundle_file(tmp_path / "f.bundle")
     settings = dataclasses.replace(ONE, policy=Policy(min_clients=1, deadline_s=4.0))
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store, Listener(broker.url, topics.down(FLEET, "odd")) as odd:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store, Listener(broker.url, topics.down(FLEET, "odd")) as odd:
         odd.link.publish(topics.status(FLEET, "odd"), encode(Status(True, b"instance", 1)), retain=True)
         server = Running(broker.url, store, bundle, settings)
         wait(lambda: server.told(events.RoundOpened))
@@ -130,7 +130,7 @@ def test_a_refusal_of_noise_on_a_devices_topic_leaves_its_good_contribution_alon
 ) -> None:
     """Without ACLs anyone can publish there: the answer names the digest of the noise, and nothing else ends."""
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store, Listener(broker.url, topics.down(FLEET, "d")) as down:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store, Listener(broker.url, topics.down(FLEET, "d")) as down:
         server = Running(broker.url, store, bundle, ONE)
         down.link.publish(topics.status(FLEET, "d"), encode(Status(True, b"instance", 1)), retain=True)
         wait(lambda: server.told(events.RoundOpened))
@@ -148,7 +148,7 @@ def test_a_slow_round_names_who_is_awaited(broker: TestBroker, tmp_path: Path, m
     for i in range(8):
         _ghost(broker.url, f"d{i}")
     settings = dataclasses.replace(ONE, policy=Policy(min_clients=8, deadline_s=60.0))
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle, settings)
         wait(lambda: server.told(events.StillAwaited))
         told = server.told(events.StillAwaited)[0]
@@ -165,7 +165,7 @@ def test_the_announced_limit_is_the_brokers_where_that_is_lower(tmp_path: Path) 
     narrow = Mosquitto(tmp_path / "m", "max_packet_size 8192\n")
     narrow.start()
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         Running(narrow.url, store, bundle, ONE)
         with Listener(narrow.url, topics.round_(FLEET)) as bystander:
             heard = bystander.until(lambda m: isinstance(m, Announcement))
@@ -178,7 +178,7 @@ def test_a_finished_store_answers_who_comes_late(
 ) -> None:
     """A receipt was lost with the process that had it: the run is over, and the device must still learn it."""
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         first = Running(broker.url, store, bundle, ONE)
         _talker(broker.url, "d").join(20)
         first.join(20)
@@ -202,7 +202,7 @@ def test_a_contributor_that_is_offline_when_the_run_ends_is_waited_for(
 ) -> None:
     monkeypatch.setattr(ending_module, "GRACE_S", 5.0)
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store, Listener(broker.url, topics.down(FLEET, "d")) as device:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store, Listener(broker.url, topics.down(FLEET, "d")) as device:
         status = topics.status(FLEET, "d")
         device.link.publish(status, encode(Status(True, b"instance", 1)), retain=True)
         server = Running(broker.url, store, bundle, ONE)
@@ -220,7 +220,7 @@ def test_a_contributor_that_is_offline_when_the_run_ends_is_waited_for(
 def test_a_round_whose_only_device_was_refused_says_so(tmp_path: Path) -> None:
     """It waits for another device, for as long as it takes: then whoever runs the fleet must be told why."""
     told, settings = io.StringIO(), dataclasses.replace(ONE, max_samples=5)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         core = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
         teller = Teller(core, Progress(Console(file=told, width=400)))
         core.status("a", encode(Status(True, b"instance", 1)), 0.0)

@@ -26,7 +26,7 @@ from aggregator import events
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.metrics import Metrics
 from aggregator.metrics_server import MetricsServer, parse_metrics
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract import topics
 from contract.certificates import Expiry
 from contract.errors import UsageError
@@ -112,7 +112,7 @@ def test_what_is_scraped_is_what_the_summary_says(url: str, tmp_path: Path) -> N
 def test_when_certificates_expire_is_told_and_read_anew_each_time(tmp_path: Path) -> None:
     issue(tmp_path, "d1", issue(tmp_path, "ca"))
     files = {"ca_file": f"{tmp_path}/ca.pem", "cert_file": f"{tmp_path}/d1.pem", "key_file": f"{tmp_path}/d1.key"}
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         core = core_of(store)
         assert "expiry" not in Metrics("fleet", core, store.standing, address=Address("b", 1883)).text()
         metrics = Metrics("fleet", core, store.standing, address=Address.parse("mqtts://b", **files))
@@ -125,7 +125,7 @@ def test_when_certificates_expire_is_told_and_read_anew_each_time(tmp_path: Path
 
 def test_what_happens_between_two_looks_is_in_the_next(tmp_path: Path) -> None:
     now = [1000.0]
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         core = core_of(store)
         metrics = Metrics("fleet", core, store.standing, wall=lambda: now[0])
 
@@ -142,7 +142,7 @@ def test_what_happens_between_two_looks_is_in_the_next(tmp_path: Path) -> None:
         store.standing.refuse("b", 1.0, "why not")
         metrics(events.OrderDone("remove", "b", "me", "done", 0))
         assert said('devices{state="standing"}', 'devices{state="refused"}') == [1, 1]
-    with SqliteStore(tmp_path / "rounds", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "rounds", BUNDLE, "fleet") as store:
         rounds = Coordinator(store, manifest(), BUNDLE, Settings(rounds=2, calibrate=False), now=0.0)
         metrics = Metrics("fleet", rounds, store.standing, wall=lambda: now[0])
         rounds.status("a", encode(Status(True, b"instance", 1)), 0.0)

@@ -24,7 +24,7 @@ from aggregator.run_events import Teller
 from aggregator.service import settle
 from aggregator.solve_again import solve_again
 from aggregator.standing_store import Stands
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.stored import stored_run
 from contract.errors import UsageError
 from contract.messages import Contribution, Status
@@ -45,7 +45,7 @@ def sums(name: str, seed: int, shift: int = 0) -> Statistic:
 
 def a_round(path: Path, name: str, sent: Mapping[str, Statistic], told: io.StringIO | None = None, **given: object):
     """The state after one round of these contributions, and what was found."""
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         settings = Settings(method=name, rounds=1, calibrate=False, encoding="f64", policy=Policy(len(sent)), **given)
         core = Coordinator(store, manifest(name=name), BUNDLE, settings, now=0.0)
         teller = Teller(core, Progress(Console(file=told or io.StringIO(), width=400)))
@@ -101,7 +101,7 @@ def test_the_terminal_the_summary_and_the_fleets_list_name_it_and_why(tmp_path: 
     a_round(path, "ffc", fleet("ffc"), told)
     why = "its mean of class class-0 lies where others have class class-2: contradicted by 4 of 4 devices"
     assert f"left out hall: {why}" in told.getvalue()
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         (listed,) = Summary(store, "fleet", BUNDLE).content(finished=True, global_version=1)["rounds"]
     assert listed["findings"] == [{"device": "hall", "verdict": "left out", "reason": why}]
     shown = run("fleet", "list", "--store", path).stdout
@@ -129,7 +129,7 @@ def test_a_head_that_is_made_again_leaves_out_the_same(tmp_path: Path) -> None:
 def test_whoever_is_forgotten_is_named_no_more_and_the_others_are_judged_anew(tmp_path: Path) -> None:
     path = tmp_path / "s"
     a_round(path, "ncm", fleet("ncm"))
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         settings = Settings(method="ncm", rounds=1, calibrate=False, encoding="f64")
         core = Coordinator(store, manifest(name="ncm"), BUNDLE, settings, now=0.0)
         give(path, "forget", "attic", "me")
@@ -145,7 +145,7 @@ def test_whoever_is_forgotten_is_named_no_more_and_the_others_are_judged_anew(tm
 
 def test_means_of_different_backbones_are_not_compared(tmp_path: Path) -> None:
     """They contradict each other, and nobody lies."""
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         settings = Settings(rounds=1, calibrate=False)
         alone = Coordinator(store, manifest(), BUNDLE, settings, now=0.0)
         several = Coordinator(store, manifest(), BUNDLE, settings, now=0.0, others=(bytes(range(50, 82)),))
@@ -180,7 +180,7 @@ def test_what_the_command_takes() -> None:
 @pytest.mark.parametrize("name", ["ncm", "ffc"])
 def test_where_sums_stand_an_operator_asks_who_contradicts(tmp_path: Path, name: str) -> None:
     path = tmp_path / "s"
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         store.standing.set_meta("standing", name)
         standing = []
         for device, statistic in fleet(name).items():

@@ -15,7 +15,7 @@ from rollout_samples import new_bundle, old_bundle
 
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.metrics import Metrics
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import read_bundle
 from contract.errors import StoreError
 from contract.messages import Status
@@ -32,7 +32,7 @@ class World:
         self.next = new_bundle(folder / "next.bundle", self.new, "mouse")
         self.bare = new_bundle(folder / "bare.bundle", self.old, sign=None)
         self.other = old_bundle(folder / "other.bundle", version=5)
-        with SqliteStore(self.store, read_bundle(self.new).sha256, "pets"):
+        with DurableStore(self.store, read_bundle(self.new).sha256, "pets"):
             pass
 
     def rollout(self, *words: object) -> tuple[int, str]:
@@ -42,7 +42,7 @@ class World:
     def serve(self, *said: tuple[str, str], after_s: float = 0.0) -> Coordinator:
         """What an aggregator does that runs for a moment: obey, and hear (device, word)."""
         bundle = read_bundle(self.new)
-        with SqliteStore(self.store, bundle.sha256, "pets") as store:
+        with DurableStore(self.store, bundle.sha256, "pets") as store:
             chosen = Settings(calibrate=False)
             core = Coordinator(store, bundle.manifest, bundle.sha256, chosen, now=0.0)
             for device, word in said:

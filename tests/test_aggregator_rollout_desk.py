@@ -7,24 +7,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from postgres_server import Places
 from rollout_samples import new_bundle, old_bundle
 
 from aggregator import rollout_desk
 from aggregator.backup import back_up, restore
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.core import Core
+from aggregator.database import read_only
 from aggregator.orders import Obeyed, give
 from aggregator.rollout import STAGES, Completed, Halted, Moved, Plan, Widened
 from aggregator.rollout_store import PIECE_BYTES, give_rollout, said_in
 from aggregator.standing_coordinator import StandingCoordinator
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.store_schema import KIND
 from contract import topics
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from contract.messages import Status
 from contract.offers import Request, bundle_tag
-from contract.sqlite import read_only
 from contract.wire import decode, encode
 
 Make = Callable[[], "contextmanager[Core]"]
@@ -34,8 +35,8 @@ OTHER = "6 00000000"
 class World:
     """A store with an aggregator of the new bundle on it, which can be started again."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.path, self._kind, self.now = folder / "s.sqlite", kind, 1000.0
+    def __init__(self, folder: Path, kind: str, path: str) -> None:
+        self.path, self._kind, self.now = path, kind, 1000.0
         self.old = read_bundle(old_bundle(folder / "old.bundle", pad=30_000))
         self.file = new_bundle(folder / "new.bundle", folder / "old.bundle")
         self.new: Bundle = read_bundle(self.file)
@@ -46,7 +47,7 @@ class World:
 
     @contextmanager
     def core(self) -> Iterator[Core]:
-        with SqliteStore(self.path, self.new.sha256, "fleet", extends=self.shorter) as store:
+        with DurableStore(self.path, self.new.sha256, "fleet", extends=self.shorter) as store:
             settings = Settings(standing_every_s=60.0 if self._kind == "standing" else None)
             made = StandingCoordinator if self._kind == "standing" else Coordinator
             yield made(store, self.new.manifest, self.new.sha256, settings, now=self.now, shorter=self.shorter)
@@ -72,8 +73,8 @@ class World:
 
 
 @pytest.fixture(params=["rounds", "standing"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    return World(tmp_path, request.param)
+def world(request: pytest.FixtureRequest, tmp_path: Path, places: Places) -> World:
+    return World(tmp_path, request.param, places("s.sqlite"))
 
 
 def test_a_roll_out_goes_from_its_order_to_its_end_over_restarts(world: World) -> None:
@@ -112,7 +113,7 @@ def test_a_roll_out_goes_from_its_order_to_its_end_over_restarts(world: World) -
         assert core.announcement().offer is None
         for _ in range(3):
             world.steps(core)
-    with SqliteStore(world.path, world.new.sha256, "fleet") as store:
+    with DurableStore(world.path, world.new.sha256, "fleet") as store:
         assert store.rollouts.load() is None
         assert store.rollouts.read(world.new.sha256, 0, 1) == b""
 

@@ -24,7 +24,7 @@ from talker import Talker
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.events import LinkDown, LinkUp, RoundClosed
 from aggregator.rounds import Policy
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract import topics
 from contract.errors import StoreError
 from contract.link import Address, Link, Received
@@ -60,7 +60,7 @@ def _talkers(url: str, count: int = 3, resend_s: float = 1.0) -> list[Talker]:
     return made
 
 
-def _stored(store: SqliteStore, round: int, method: str) -> Statistic:
+def _stored(store: DurableStore, round: int, method: str) -> Statistic:
     messages = [decode(payload) for payload in store.contributions(round, method)]
     found = method_of(method).statistic
     return merge(lambda: (m.statistic(found, 3, WIDTH) for m in messages if isinstance(m, Contribution)))
@@ -73,7 +73,7 @@ def _same(one: Statistic, other: Statistic) -> None:
 
 def test_a_run_over_a_real_broker(broker: TestBroker, tmp_path: Path) -> None:
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle)
         talkers = _talkers(broker.url)
         server.join()
@@ -95,7 +95,7 @@ def test_a_run_over_a_real_broker(broker: TestBroker, tmp_path: Path) -> None:
 
 def test_the_broker_dies_between_rounds_and_comes_back(broker: TestBroker, tmp_path: Path) -> None:
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle)
         talkers = _talkers(broker.url, 2)
         wait(lambda: server.core.rounds.online == 2)
@@ -120,7 +120,7 @@ def test_hostile_messages_do_not_stop_a_run(broker: TestBroker, tmp_path: Path) 
     rng = np.random.default_rng(0)
     hostile = Link(Address.parse(broker.url), "hostile", subscriptions=[f"pf/v2/{FLEET}/down/+"]).open()
     hostile.wait_connected(60)
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle, SETTINGS)
         wait(lambda: server.events)
         birth = encode(Status(True, bytes([255] * 8), 2**31))  # of the highest rank, but not where a rank is said
@@ -153,7 +153,7 @@ def test_what_a_larger_state_or_another_run_left_retained_is_cleared(broker: Tes
     for part in stale:
         before.publish(topics.global_part(FLEET, part.part), encode(part), retain=True)
     before.publish(topics.round_(FLEET), encode(Announcement(b"old!", 9, "finished", "fedproto", bundle)), retain=True)
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle)
         talkers = _talkers(broker.url)
         server.join()
@@ -184,7 +184,7 @@ def test_a_retained_message_at_qos_0_disturbs_no_round(broker: TestBroker, tmp_p
         paho.mqtt.publish.single(topic, payload, qos=0, retain=True, hostname=host, port=int(port), **v5)
     settings = Settings(rounds=2, calibrate=False, policy=Policy(min_clients=3, deadline_s=1.0))
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle, settings)
         talkers = _talkers(broker.url)
         server.join()
@@ -201,7 +201,7 @@ def test_after_any_cuts_the_rounds_go_on(broker: TestBroker, tmp_path: Path, see
     proxies = [Proxy(broker.url, cut_after=rng.integers(1, 25, size=2).tolist()) for _ in range(4)]
     settings = Settings(rounds=3, calibrate=False, policy=Policy(min_clients=3))
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(proxies[0].url, store, bundle, settings)
         talkers = [Talker(p.url, FLEET, f"d{i}", lambda a, i=i: _make(i, a)) for i, p in enumerate(proxies[1:])]
         for talker in talkers:
@@ -222,7 +222,7 @@ def test_a_reconnection_sends_no_device_a_state_that_the_broker_still_has(broker
     settings = Settings(rounds=2, calibrate=False, policy=Policy(min_clients=1))
     observer = Link(Address.parse(broker.url), "observer", subscriptions=[topics.global_all(FLEET)]).open()
     observer.wait_connected(60)
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(proxy.url, store, bundle, settings)
         talker = Talker(broker.url, FLEET, "d0", lambda a: means() if a.round == 1 or go.is_set() else None)
         talker.start()
@@ -257,7 +257,7 @@ def test_a_full_disk_gets_no_receipt_and_the_run_goes_on_once_there_is_room(brok
     settings = Settings(rounds=1, calibrate=False, policy=Policy(min_clients=2))
     bundle = bundle_file(tmp_path / "f.bundle", width=width)
     statistic = ClassMeans.from_means(np.random.default_rng(0).normal(size=(3, width)), [5, 6, 7])
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         server = Running(broker.url, store, bundle, settings, width)
         (pages,) = store._db.execute("PRAGMA page_count").fetchone()
         store._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own "database or disk is full"
@@ -269,7 +269,7 @@ def test_a_full_disk_gets_no_receipt_and_the_run_goes_on_once_there_is_room(brok
         assert "full" in str(server.error)
         assert any(t.sent for t in talkers)  # the server may be gone before the other one has
         assert not any(t.receipts for t in talkers)
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         again = Running(broker.url, store, bundle, settings, width)
         again.join()
         assert again.error is None
@@ -319,7 +319,7 @@ def test_kill_9_of_the_aggregator_at_any_moment_loses_and_doubles_nothing(broker
     told = json.loads(out.read_text())
     assert told["finished"]
     assert told["totals"]["committed"] == 27
-    with SqliteStore(tmp_path / "s.sqlite", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s.sqlite", bundle, FLEET) as store:
         for talker in talkers:
             talker.join(10)
             assert len(talker.sent) == 9
@@ -396,7 +396,7 @@ def test_bad_usage_is_one_line_and_exit_2(
 def test_a_store_of_another_bundle_is_one_line_and_exit_2(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     from protofleet.cli import main
 
-    SqliteStore(tmp_path / "s", bundle_file(tmp_path / "one.bundle"), FLEET).close()
+    DurableStore(tmp_path / "s", bundle_file(tmp_path / "one.bundle"), FLEET).close()
     bundle_file(tmp_path / "f.bundle", version=2)
     given = ["--bundle", str(tmp_path / "f.bundle"), "--broker", "mqtt://127.0.0.1:1", "--store", str(tmp_path / "s")]
     assert main(["aggregate", *given, "--fleet", FLEET]) == 2
@@ -408,7 +408,7 @@ def test_a_store_of_another_bundle_is_one_line_and_exit_2(tmp_path: Path, capfd:
 def test_a_status_flood_is_bounded_and_a_birth_is_believed(tmp_path: Path) -> None:
     """Births of made-up devices beyond the bound are not followed; the run goes on with those that are."""
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "s", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "s", bundle, FLEET) as store:
         core = Coordinator(store, manifest(), bundle, SETTINGS, now=0.0)
         birth = encode(Status(True, b"instance", 1))
         assert core.status("d1", birth, 0.0)
@@ -419,5 +419,5 @@ def test_a_status_flood_is_bounded_and_a_birth_is_believed(tmp_path: Path) -> No
         assert store.unassigned() == {"malformed": 1}
 
 
-def contribution_of(store: SqliteStore, bundle: bytes) -> Contribution:
+def contribution_of(store: DurableStore, bundle: bytes) -> Contribution:
     return Contribution.of(means(), run=store.run, round=1, method="fedproto", bundle=bundle)

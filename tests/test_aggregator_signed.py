@@ -13,7 +13,7 @@ from aggregator_server_samples import FLEET, SETTINGS, Listener, Running, wait
 from brokers import Embedded
 
 from aggregator import events, voice
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract import topics
 from contract.messages import Announcement, Receipt, Signed, Status
 from contract.signed import Keyring, Signer
@@ -37,7 +37,7 @@ def test_who_poses_as_the_aggregator_is_named_and_overwritten(
 ) -> None:
     monkeypatch.setattr(voice, "_MEND_EACH_S", 0.5)
     ring, forged = Keyring([AGGREGATOR.public_key]), Announcement(b"evil", 9, "finished", "ncm", BUNDLE)
-    with SqliteStore(tmp_path / "s", BUNDLE, FLEET) as store, Listener(url, ROUND, SEAT) as hostile:
+    with DurableStore(tmp_path / "s", BUNDLE, FLEET) as store, Listener(url, ROUND, SEAT) as hostile:
         running = Running(url, store, BUNDLE, SETTINGS, signer=AGGREGATOR)
         first = hostile.until(lambda m: isinstance(m, Signed) and isinstance(decode(m.payload), Announcement))
         assert isinstance(first, Signed)
@@ -53,7 +53,7 @@ def test_who_poses_as_the_aggregator_is_named_and_overwritten(
 
 def test_a_flood_in_a_devices_name_takes_none_of_its_answers(url: str, tmp_path: Path) -> None:
     down = topics.down(FLEET, "a")
-    with SqliteStore(tmp_path / "s", BUNDLE, FLEET) as store, Listener(url, down) as device:
+    with DurableStore(tmp_path / "s", BUNDLE, FLEET) as store, Listener(url, down) as device:
         store.enrolment.enrol("a", DEVICE.public_key, time.time())
         running = Running(url, store, BUNDLE, SETTINGS)
         wait(lambda: running.told(events.LinkUp))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import aggregator.sole_aggregator as seat_module
 from aggregator import events
 from aggregator.sole_aggregator import ANSWER_S, LISTEN_S, Seat
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract import topics
 from contract.errors import LinkError
 from contract.messages import Announcement, Status
@@ -169,7 +169,7 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroke
 
 def test_a_mistyped_store_ends_the_newcomer_and_not_the_fleets_aggregator(broker: TestBroker, tmp_path: Path) -> None:
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "a", bundle, FLEET) as one, SqliteStore(tmp_path / "b", bundle, FLEET) as other:
+    with DurableStore(tmp_path / "a", bundle, FLEET) as one, DurableStore(tmp_path / "b", bundle, FLEET) as other:
         older = Running(broker.url, one, bundle)
         wait(lambda: older.server._seat.taken)
         with Listener(broker.url, topics.round_(FLEET)) as bystander:
@@ -196,7 +196,7 @@ def test_an_aggregator_that_died_without_its_will_does_not_keep_the_fleet(
     with Listener(broker.url, SEAT) as ghost:
         ghost.link.publish(SEAT, encode(Status(True, b"old!dead", 3)), retain=True)
         ghost.until(lambda m: isinstance(m, Status))
-    with SqliteStore(tmp_path / "a", bundle, FLEET) as store:
+    with DurableStore(tmp_path / "a", bundle, FLEET) as store:
         began = time.monotonic()
         server = Running(broker.url, store, bundle)
         wait(lambda: server.server._seat.taken)
@@ -206,7 +206,7 @@ def test_an_aggregator_that_died_without_its_will_does_not_keep_the_fleet(
 
 def test_a_store_from_a_backup_is_refused_and_goes_on_as_a_new_run(broker: TestBroker, tmp_path: Path) -> None:
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "a", bundle, FLEET) as store, Listener(broker.url, topics.round_(FLEET)) as bystander:
+    with DurableStore(tmp_path / "a", bundle, FLEET) as store, Listener(broker.url, topics.round_(FLEET)) as bystander:
         later = Announcement(store.run, 5, "closed", "fedproto", bundle, global_version=5)
         bystander.link.publish(topics.round_(FLEET), encode(later), retain=True)
         bystander.until(lambda m: isinstance(m, Announcement))

@@ -18,7 +18,7 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import Closed
 from aggregator.run_events import Teller
 from aggregator.solve_again import solve_again
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.stored import read_state
 from contract.covariance import within_gram
 from contract.discriminant import discriminant_head, without_bias
@@ -40,7 +40,7 @@ def _run(
 ) -> None:
     """One round of a method, with these contributions, in a store."""
     width = next(iter(sent.values())).width
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         chosen = Settings(method=name, rounds=1, calibrate=False, **settings)  # type: ignore[arg-type]
         core = Coordinator(store, manifest(name=name, width=width), BUNDLE, chosen, now=0.0)
         events = Teller(core, Progress(Console(file=told or io.StringIO(), width=400)))
@@ -74,7 +74,7 @@ def test_the_same_ridge_gives_the_head_that_the_fleet_has_and_another_one_anothe
 
 
 def test_it_is_the_newest_round_that_is_made_again(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         core = Coordinator(
             store, manifest(name="ffc"), BUNDLE, Settings(method="ffc", rounds=2, calibrate=False), now=0.0
         )
@@ -130,12 +130,12 @@ def test_fedcofs_head_is_made_again_by_another_ridge(tmp_path: Path) -> None:
 
 
 def test_what_has_no_sums_is_said_in_a_line(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "new", BUNDLE, "fleet"):
+    with DurableStore(tmp_path / "new", BUNDLE, "fleet"):
         pass
     _run(tmp_path / "means", "fedproto", {"a": means(0), "b": means(1)})
     _run(tmp_path / "cof", "fedcof", {"a": _groups(0)})
     _run(tmp_path / "dropped", "ffc", SENT)
-    with SqliteStore(tmp_path / "dropped", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "dropped", BUNDLE, "fleet") as store:
         store._db.execute("DELETE FROM payload")
     wanted = "expected the sums of a closed round of fedcof or ffc or ffc-dp"
     for name, given, words in (
@@ -213,6 +213,6 @@ def test_a_store_that_somebody_else_wrote_into_is_one_line(tmp_path: Path, chang
     if change in ("text for a run", "a number for a global state"):  # its aggregator sees the same
         with (
             pytest.raises(StoreError, match="what an aggregator"),
-            SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store,
+            DurableStore(tmp_path / "s", BUNDLE, "fleet") as store,
         ):
             store.state()

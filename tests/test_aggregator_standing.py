@@ -15,6 +15,7 @@ from commands import one_error_line, run
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from postgres_server import ON_FILES, Places
 
 from aggregator import standing_coordinator
 from aggregator.coordinator import Coordinator, Settings
@@ -23,7 +24,7 @@ from aggregator.orders import Obeyed, give
 from aggregator.service import settle
 from aggregator.standing import ExactSum, Standing
 from aggregator.standing_coordinator import MAX_SAMPLES, Solved, StandingCoordinator
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.chunks import split
 from contract.drift import Drift
 from contract.errors import ProtofleetError, StoreError, UsageError
@@ -134,12 +135,12 @@ SETTINGS = Settings(method="ncm", standing_every_s=EVERY_S, encoding="f64")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as made:
+def store(places: Places) -> Iterator[DurableStore]:
+    with DurableStore(places("s"), BUNDLE, "fleet") as made:
         yield made
 
 
-def core_of(store: SqliteStore, settings: Settings = SETTINGS, now: float = 0.0) -> StandingCoordinator:
+def core_of(store: DurableStore, settings: Settings = SETTINGS, now: float = 0.0) -> StandingCoordinator:
     return StandingCoordinator(store, manifest(), BUNDLE, settings, now=now, wall=lambda: 1000.0)
 
 
@@ -177,7 +178,7 @@ def expect_head_of(core: StandingCoordinator, *seeds: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["ncm", "ffc"])
-def test_a_day_in_the_life_of_standing_sums(store: SqliteStore, tmp_path: Path, name: str) -> None:
+def test_a_day_in_the_life_of_standing_sums(store: DurableStore, places: Places, name: str) -> None:
     chosen = dataclasses.replace(SETTINGS, method=name)
     core = core_of(store, chosen)
     assert outcomes(core, message(core, "a", 1, 1), message(core, "b", 4, 2), message(core, "a", 1, 1)) == [
@@ -204,8 +205,8 @@ def test_a_day_in_the_life_of_standing_sums(store: SqliteStore, tmp_path: Path, 
     refused, again = core.take([message(core, "b", 6, 2), message(core, "b", 5, None)], 102.0)
     assert (refused.outcome, again.outcome) == ("rejected", "duplicate")
     assert "fleet admit b" in refused.reason
-    give(tmp_path / "s", "admit", "b", "me")
-    give(tmp_path / "s", "forget", "a", "me")
+    give(places("s"), "admit", "b", "me")
+    give(places("s"), "forget", "a", "me")
     assert [step.order.what for step in steps(core, 110.0)] == ["admit", "forget"]
     assert [len(rows.classes) for rows in core.state.rows.values()] == [0]
     assert outcomes(core, message(core, "b", 6, 9), now=111.0) == ["committed"]
@@ -213,7 +214,7 @@ def test_a_day_in_the_life_of_standing_sums(store: SqliteStore, tmp_path: Path, 
     expect_head_of(core, 9)
 
 
-def test_what_was_no_message_is_counted_once(store: SqliteStore) -> None:
+def test_what_was_no_message_is_counted_once(store: DurableStore) -> None:
     core = core_of(store)
     assert not core.status("a", b"noise", 0.0)
     assert not core.status("a", message(core, "a", 1, 1)[1], 0.0)  # nor is this a status
@@ -222,14 +223,14 @@ def test_what_was_no_message_is_counted_once(store: SqliteStore) -> None:
     assert store.unassigned() == {"malformed": 2, "duplicate": 1}
 
 
-def test_what_was_accepted_is_decoded_once(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_accepted_is_decoded_once(store: DurableStore, monkeypatch: pytest.MonkeyPatch) -> None:
     core, again = core_of(store), []
     monkeypatch.setattr(standing_coordinator, "held_by", lambda payload: again.append(payload) or decode(payload))
     assert outcomes(core, message(core, "a", 1, 1), message(core, "b", 1, None)) == ["committed", "committed"]
     assert again == []
 
 
-def test_what_two_generations_in_one_batch_come_to(store: SqliteStore) -> None:
+def test_what_two_generations_in_one_batch_come_to(store: DurableStore) -> None:
     core = core_of(store)
     given = [message(core, "a", 1, 1), message(core, "a", 3, 2), message(core, "a", 2, 3)]
     assert outcomes(core, *given) == ["committed", "committed", "late"]
@@ -237,7 +238,7 @@ def test_what_two_generations_in_one_batch_come_to(store: SqliteStore) -> None:
     expect_head_of(core, 2)
 
 
-def test_a_chunk_of_a_newer_generation_is_not_dropped_for_the_round(store: SqliteStore) -> None:
+def test_a_chunk_of_a_newer_generation_is_not_dropped_for_the_round(store: DurableStore) -> None:
     rng, shape = np.random.default_rng(1), {"width": 16}
     core = StandingCoordinator(store, manifest(**shape), BUNDLE, dataclasses.replace(SETTINGS, method="ffc"), now=0.0)
     sums = FeatureGram.of(unit_rows(rng.normal(size=(30, 16))), rng.integers(0, CLASSES, 30), CLASSES)
@@ -252,7 +253,8 @@ def test_a_chunk_of_a_newer_generation_is_not_dropped_for_the_round(store: Sqlit
     assert core.standing.held("a") == 7
 
 
-def test_what_was_forgotten_is_in_no_byte_of_the_store(store: SqliteStore, tmp_path: Path) -> None:
+@ON_FILES
+def test_what_was_forgotten_is_in_no_byte_of_the_store(store: DurableStore, tmp_path: Path) -> None:
     """Neither in the file nor in its log: older generations are overwritten when they are replaced."""
     core = core_of(store)
     given = {seed: message(core, "a", seed, seed) for seed in (1, 2)}
@@ -281,13 +283,13 @@ def _bytes_of(folder: Path) -> bytes:
 
 def test_an_order_that_nobody_takes_up_is_done_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "s"
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         core = core_of(store)
         core.take([message(core, "a", 1, 1), message(core, "b", 1, 2)], 0.0)
         steps(core, 0.0)
     order, running = give(path, "forget", "a", "me")
     assert not running
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         core = core_of(store, now=5.0)
         (done,) = steps(core, 5.0)
         assert (done.order.id, done.version) == (order.id, 2)
@@ -295,7 +297,8 @@ def test_an_order_that_nobody_takes_up_is_done_at_the_next_start(tmp_path: Path)
         assert give(path, "pause", "", "me")[1]
 
 
-def test_orders_written_by_hand_are_refused_and_stop_nothing(store: SqliteStore, tmp_path: Path) -> None:
+@ON_FILES
+def test_orders_written_by_hand_are_refused_and_stop_nothing(store: DurableStore, tmp_path: Path) -> None:
     core = core_of(store)
     core.take([message(core, "a", 1, 1)], 0.0)
     rows = [("forget", "A/#"), ("withdraw", "aggregator"), ("admit", ""), ("explode", ""), ("forget", b"\xff")]
@@ -307,18 +310,18 @@ def test_orders_written_by_hand_are_refused_and_stop_nothing(store: SqliteStore,
     assert (core.standing.present, store.standing.refused(), receipts(core)) == ({"a"}, {}, [])
 
 
-def test_a_pause_takes_and_keeps_and_makes_nothing(store: SqliteStore, tmp_path: Path) -> None:
+def test_a_pause_takes_and_keeps_and_makes_nothing(store: DurableStore, places: Places) -> None:
     core = core_of(store)
-    give(tmp_path / "s", "pause", "", "me")
-    give(tmp_path / "s", "remove", "z", "me")
+    give(places("s"), "pause", "", "me")
+    give(places("s"), "remove", "z", "me")
     assert [step.outcome for step in steps(core, 1.0)] == ["done", "done"]
     assert outcomes(core, message(core, "a", 1, 1), message(core, "z", 1, 2), now=1.0) == ["committed", "rejected"]
     core = core_of(store, now=2.0)
     assert outcomes(core, message(core, "z", 1, 2), now=2.0) == ["rejected"]
     assert steps(core, 1000.0) == []
-    give(tmp_path / "s", "resume", "", "me")
+    give(places("s"), "resume", "", "me")
     assert [type(step) for step in steps(core, 2000.0)] == [Obeyed, Solved]
-    give(tmp_path / "s", "close-round", "", "me")
+    give(places("s"), "close-round", "", "me")
     (refused,) = steps(core, 3000.0)
     assert refused.outcome == "refused: close-round is for rounds, and sums stand here"
 
@@ -332,13 +335,13 @@ def receipts(core: StandingCoordinator, now: float = 0.0) -> list[tuple[str, str
     return [(device, receipt.status, receipt.round, receipt.held) for device, receipt in told if receipt is not None]
 
 
-def test_a_device_that_is_admitted_again_is_told_to_send(store: SqliteStore, tmp_path: Path) -> None:
+def test_a_device_that_is_admitted_again_is_told_to_send(store: DurableStore, places: Places) -> None:
     """It had a receipt for what was forgotten, and would wait for its photos to change."""
     core = core_of(store)
     core.take([message(core, "a", 3, 1), message(core, "b", 1, 2)], 0.0)
     steps(core, 0.0)
     assert receipts(core) == []
-    give(tmp_path / "s", "forget", "a", "me")
+    give(places("s"), "forget", "a", "me")
     steps(core, 1.0)
     assert receipts(core) == [("a", "rejected", 3, 0)]
     born = encode(Status(True, b"instance", 1))
@@ -349,7 +352,7 @@ def test_a_device_that_is_admitted_again_is_told_to_send(store: SqliteStore, tmp
     core.status("a", born, 2.0)  # retained, and heard again
     core.status("a", encode(Status(False, b"instance", 1)), 2.0)
     assert receipts(core) == []
-    give(tmp_path / "s", "admit", "a", "me")
+    give(places("s"), "admit", "a", "me")
     steps(core, 3.0)
     assert receipts(core) == [("a", "late", 3, 3)]
     assert outcomes(core, message(core, "a", 3, 1), now=3.0) == ["late"]
@@ -362,7 +365,7 @@ def test_a_device_that_is_admitted_again_is_told_to_send(store: SqliteStore, tmp
     assert receipts(core) == [("a", "late", MAX_ROUND, 4)]
 
 
-def test_the_same_generation_with_other_bytes_is_no_duplicate(store: SqliteStore) -> None:
+def test_the_same_generation_with_other_bytes_is_no_duplicate(store: DurableStore) -> None:
     """A device whose state directory is an older copy numbers other sums as those that are held."""
     core = core_of(store)
     assert outcomes(core, message(core, "a", 2, 1), message(core, "a", 2, 1), message(core, "a", 2, 5)) == [
@@ -375,11 +378,11 @@ def test_the_same_generation_with_other_bytes_is_no_duplicate(store: SqliteStore
     assert (same.outcome, other.outcome, other.receipt.held) == ("duplicate", "late", 2)
 
 
-def test_a_refused_device_can_still_take_out_what_stands_of_it(store: SqliteStore, tmp_path: Path) -> None:
+def test_a_refused_device_can_still_take_out_what_stands_of_it(store: DurableStore, places: Places) -> None:
     core = core_of(store)
     core.take([message(core, "a", 1, 1), message(core, "b", 1, 2)], 0.0)
     steps(core, 0.0)
-    give(tmp_path / "s", "remove", "a", "me")
+    give(places("s"), "remove", "a", "me")
     steps(core, 1.0)
     assert outcomes(core, message(core, "a", 2, 5), message(core, "a", 2, None), now=2.0) == ["rejected", "committed"]
     assert [step.order.what for step in steps(core, 3.0)] == ["withdraw"]
@@ -388,7 +391,7 @@ def test_a_refused_device_can_still_take_out_what_stands_of_it(store: SqliteStor
     assert steps(core, 5.0) == []
 
 
-def test_what_follows_a_withdrawal_in_the_same_batch_is_refused(store: SqliteStore) -> None:
+def test_what_follows_a_withdrawal_in_the_same_batch_is_refused(store: DurableStore) -> None:
     core = core_of(store)
     given = [message(core, "a", 1, 1), message(core, "a", 2, None), message(core, "a", 3, 5)]
     assert outcomes(core, *given, given[1]) == ["committed", "committed", "rejected", "duplicate"]
@@ -401,7 +404,7 @@ def test_what_follows_a_withdrawal_in_the_same_batch_is_refused(store: SqliteSto
 # ── what is refused ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_contribution_of_a_round_and_one_that_stands_are_not_each_other(store: SqliteStore) -> None:
+def test_a_contribution_of_a_round_and_one_that_stands_are_not_each_other(store: DurableStore) -> None:
     core = core_of(store)
     key = {"run": core.run, "round": 1, "method": "ncm", "bundle": BUNDLE, "extractor": extractor("ncm")}
     of_a_round = encode(Contribution.of(means(1), **key), "f64")
@@ -420,13 +423,14 @@ def test_a_contribution_of_a_round_and_one_that_stands_are_not_each_other(store:
         ({"hyper": {"ridge": 1.0}}, "--ridge, expected a round whose head is made with it, got rounds of ncm"),
     ],
 )
-def test_settings_that_cannot_stand(store: SqliteStore, changed: dict[str, object], words: str) -> None:
+def test_settings_that_cannot_stand(store: DurableStore, changed: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         core_of(store, dataclasses.replace(SETTINGS, **changed))
 
 
+@ON_FILES
 @pytest.mark.parametrize("bounds", [{"min_samples": 9}, {"max_samples": 9}])
-def test_what_one_device_may_say_is_bounded_here_too(store: SqliteStore, bounds: dict[str, int]) -> None:
+def test_what_one_device_may_say_is_bounded_here_too(store: DurableStore, bounds: dict[str, int]) -> None:
     core = core_of(store, dataclasses.replace(SETTINGS, **bounds))
     assert outcomes(core, message(core, "a", 1, 1)) == ["rejected"]
     assert core.announcement().min_samples == bounds.get("min_samples", 1)
@@ -435,7 +439,7 @@ def test_what_one_device_may_say_is_bounded_here_too(store: SqliteStore, bounds:
     assert len(drift_of(store._db)) == ("min_samples" in bounds)
 
 
-def test_another_ridge_is_a_reason_for_another_head(store: SqliteStore) -> None:
+def test_another_ridge_is_a_reason_for_another_head(store: DurableStore) -> None:
     chosen = dataclasses.replace(SETTINGS, method="ffc", limit_bytes=4096)
     core = core_of(store, chosen)
     assert core.largest_message_bytes > core.limit_bytes  # a contribution is taken whole
@@ -450,14 +454,14 @@ def test_another_ridge_is_a_reason_for_another_head(store: SqliteStore) -> None:
     assert [type(step) for step in steps(other, 300.0)] == [Solved]
 
 
-def test_who_was_never_there_can_be_forgotten_and_no_head_is_made(store: SqliteStore, tmp_path: Path) -> None:
+def test_who_was_never_there_can_be_forgotten_and_no_head_is_made(store: DurableStore, places: Places) -> None:
     core = core_of(store)
-    give(tmp_path / "s", "forget", "a", "me")
+    give(places("s"), "forget", "a", "me")
     (done,) = steps(core, 0.0)
     assert (done.outcome, done.version) == ("done: nothing was held of it", 0)
 
 
-def test_noise_does_not_stand(store: SqliteStore) -> None:
+def test_noise_does_not_stand(store: DurableStore) -> None:
     noised = dataclasses.replace(SETTINGS, method="ffc")
     made = manifest(name="fedhkd")
     made = type(made)(**{f: getattr(made, f) for f in made.__struct_fields__} | {"hyper": {**made.hyper, "noise": 1.0}})
@@ -465,7 +469,7 @@ def test_noise_does_not_stand(store: SqliteStore) -> None:
         StandingCoordinator(store, made, BUNDLE, noised, now=0.0)
 
 
-def test_a_store_is_of_rounds_or_stands_and_of_one_method(store: SqliteStore) -> None:
+def test_a_store_is_of_rounds_or_stands_and_of_one_method(store: DurableStore) -> None:
     core_of(store)
     with pytest.raises(UsageError, match="expected one of rounds, or a new one, got standing sums of ncm"):
         Coordinator(store, manifest(), BUNDLE, Settings(), now=0.0)
@@ -473,7 +477,7 @@ def test_a_store_is_of_rounds_or_stands_and_of_one_method(store: SqliteStore) ->
         core_of(store, dataclasses.replace(SETTINGS, method="ffc"))
 
 
-def test_a_store_with_rounds_does_not_stand(store: SqliteStore) -> None:
+def test_a_store_with_rounds_does_not_stand(store: DurableStore) -> None:
     store.open_round(1, "ncm", 0, 0.0)
     with pytest.raises(UsageError, match="got one with 1 rounds"):
         core_of(store)
@@ -512,14 +516,17 @@ def test_several_bundles_may_stand_without_a_word_on_calibration(tmp_path: Path)
         ("text", "a", "another file"),
     ],
 )
-def test_an_order_for_what_is_no_store_is_one_line(tmp_path: Path, path: str, device: str, words: str) -> None:
-    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()
+def test_an_order_for_what_is_no_store_is_one_line(
+    tmp_path: Path, places: Places, path: str, device: str, words: str
+) -> None:
+    DurableStore(places("s"), BUNDLE, "fleet").close()
     (tmp_path / "text").write_bytes(b"no store at all, " * 100)
     with pytest.raises(ProtofleetError, match=words) as told:
         give(tmp_path / path, "forget", device, "me")
     assert isinstance(told.value, UsageError | StoreError)
 
 
+@ON_FILES
 @pytest.mark.parametrize(
     "changed",
     [
@@ -531,7 +538,7 @@ def test_an_order_for_what_is_no_store_is_one_line(tmp_path: Path, path: str, de
         "INSERT OR REPLACE INTO meta VALUES ('standing solved', x'ff')",
     ],
 )
-def test_a_store_that_no_aggregator_wrote_is_one_line(store: SqliteStore, tmp_path: Path, changed: str) -> None:
+def test_a_store_that_no_aggregator_wrote_is_one_line(store: DurableStore, tmp_path: Path, changed: str) -> None:
     core = core_of(store)
     core.take([message(core, "a", 1, 1)], 0.0)
     steps(core, 0.0)

@@ -13,10 +13,11 @@ import msgspec
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE
+from postgres_server import Places
 
 from aggregator.accuracy import Told
 from aggregator.report import Summary
-from aggregator.store import Accepted, SqliteStore
+from aggregator.store import Accepted, DurableStore
 from contract.accuracy import Accuracy
 from contract.errors import StoreError, UsageError
 from contract.messages import ClassRows
@@ -27,7 +28,7 @@ def _accepted(device: str, round: int = 1, payload: bytes = b"payload") -> Accep
     return Accepted(round, "fedproto", device, payload, len(payload) + 3)
 
 
-def _state(store: SqliteStore, version: int) -> GlobalState:
+def _state(store: DurableStore, version: int) -> GlobalState:
     rows = ClassRows(np.array([0, 2], np.uint16), np.array([[0.1, 1e-17], [3.0, 4.0]]))
     return GlobalState(
         store.run,
@@ -37,8 +38,8 @@ def _state(store: SqliteStore, version: int) -> GlobalState:
     )
 
 
-def test_who_was_refused_is_forgotten_once_a_later_round_has_closed(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
+def test_who_was_refused_is_forgotten_once_a_later_round_has_closed(places: Places) -> None:
+    with DurableStore(places("s.sqlite"), BUNDLE, "fleet") as store:
         for number in (1, 2, 3):
             store.open_round(number, "fedproto", 0, opened_at=1.0)
             store.commit([], {}, [(number, "z")])
@@ -46,15 +47,15 @@ def test_who_was_refused_is_forgotten_once_a_later_round_has_closed(tmp_path: Pa
         assert [store.refusals(number) for number in (1, 2, 3)] == [[], [], ["z"]]
 
 
-def test_a_clock_that_was_set_back_makes_no_negative_duration(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
+def test_a_clock_that_was_set_back_makes_no_negative_duration(places: Places) -> None:
+    with DurableStore(places("s.sqlite"), BUNDLE, "fleet") as store:
         store.open_round(1, "fedproto", 0, opened_at=100.0)
         store.close_round(1, 40.0, 0, _state(store, 1))
         assert store.record(1).seconds == 0.0
 
 
-def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
+def test_everything_is_there_after_reopening(places: Places) -> None:
+    with DurableStore(places("s.sqlite"), BUNDLE, "fleet") as store:
         run = store.run
         store.open_round(1, "fedproto", 42, opened_at=100.0)
         store.commit(
@@ -63,7 +64,7 @@ def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
         store.commit([_accepted("c")], {(1, "late"): 1})
         store.close_round(1, 107.5, 2, _state(store, 1))
         store.open_round(2, "ffc", 43, opened_at=108.0)
-    with SqliteStore(tmp_path / "s.sqlite", BUNDLE, "fleet") as store:
+    with DurableStore(places("s.sqlite"), BUNDLE, "fleet") as store:
         assert store.run == run
         assert len(run) == 4
         first, second = store.rounds()
@@ -83,14 +84,14 @@ def test_everything_is_there_after_reopening(tmp_path: Path) -> None:
         np.testing.assert_array_equal(state.head.rows, np.ones((1, 5)))
 
 
-def test_a_new_store_has_an_empty_state_and_a_run_of_its_own(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "a", BUNDLE, "fleet") as one, SqliteStore(tmp_path / "b", BUNDLE, "fleet") as other:
+def test_a_new_store_has_an_empty_state_and_a_run_of_its_own(places: Places) -> None:
+    with DurableStore(places("a"), BUNDLE, "fleet") as one, DurableStore(places("b"), BUNDLE, "fleet") as other:
         assert one.run != other.run
         assert (one.state().version, one.state().prototypes, one.rounds()) == (0, None, [])
 
 
 def test_a_batch_is_committed_whole_or_not_at_all(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         store.commit([_accepted("a")], {})
         with pytest.raises(sqlite3.IntegrityError):
             store.commit([_accepted("b"), _accepted("a")], {(1, "late"): 1})
@@ -99,36 +100,36 @@ def test_a_batch_is_committed_whole_or_not_at_all(tmp_path: Path) -> None:
         assert store.holds(1, "fedproto", "b")
 
 
-def test_a_store_of_another_bundle_or_fleet_is_refused_in_one_line(tmp_path: Path) -> None:
-    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()
+def test_a_store_of_another_bundle_or_fleet_is_refused_in_one_line(places: Places) -> None:
+    DurableStore(places("s"), BUNDLE, "fleet").close()
     with pytest.raises(
         UsageError, match=r"another bundle, expected sha256 00010203.*, got sha256 0000.*another --store"
     ):
-        SqliteStore(tmp_path / "s", bytes(32), "fleet")
+        DurableStore(places("s"), bytes(32), "fleet")
     with pytest.raises(UsageError, match="expected fleet fleet, got fleet other"):
-        SqliteStore(tmp_path / "s", BUNDLE, "other")
-    SqliteStore(tmp_path / "s", BUNDLE, "fleet").close()  # and the refusals left no lock behind
+        DurableStore(places("s"), BUNDLE, "other")
+    DurableStore(places("s"), BUNDLE, "fleet").close()  # and the refusals left no lock behind
 
 
-def test_a_second_aggregator_is_kept_out(tmp_path: Path) -> None:
+def test_a_second_aggregator_is_kept_out(places: Places) -> None:
     with (
-        SqliteStore(tmp_path / "s", BUNDLE, "fleet"),
+        DurableStore(places("s"), BUNDLE, "fleet"),
         pytest.raises(StoreError, match="another process that runs on it"),
     ):
-        SqliteStore(tmp_path / "s", BUNDLE, "fleet")
+        DurableStore(places("s"), BUNDLE, "fleet")
 
 
 def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"hello, this is no database" * 100)
     with pytest.raises(UsageError, match="got another file"):
-        SqliteStore(tmp_path / "text", BUNDLE, "fleet")
+        DurableStore(tmp_path / "text", BUNDLE, "fleet")
     with sqlite3.connect(tmp_path / "other") as other:
         other.execute("CREATE TABLE t (x)")
     other.close()
     with pytest.raises(UsageError, match="a store of versions 2 to 4, got another file"):
-        SqliteStore(tmp_path / "other", BUNDLE, "fleet")
+        DurableStore(tmp_path / "other", BUNDLE, "fleet")
     with pytest.raises(StoreError, match="got No such file or directory"):
-        SqliteStore(tmp_path / "missing" / "s", BUNDLE, "fleet")
+        DurableStore(tmp_path / "missing" / "s", BUNDLE, "fleet")
 
 
 def test_a_full_disk_is_one_error_and_loses_nothing_that_was_committed(tmp_path: Path) -> None:
@@ -136,9 +137,9 @@ def test_a_full_disk_is_one_error_and_loses_nothing_that_was_committed(tmp_path:
     script = textwrap.dedent(
         """
         import resource, signal, sys
-        from aggregator.store import Accepted, SqliteStore
+        from aggregator.store import Accepted, DurableStore
         from contract.errors import StoreError
-        store = SqliteStore(sys.argv[1], bytes(range(32)), "fleet")
+        store = DurableStore(sys.argv[1], bytes(range(32)), "fleet")
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
         committed = 0
@@ -156,7 +157,7 @@ def test_a_full_disk_is_one_error_and_loses_nothing_that_was_committed(tmp_path:
     committed, line = done.stdout.split(" ", 1)
     assert 0 < int(committed) < 500
     assert "expected a disk that takes it" in line
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         assert len(list(store.contributions(1, "fedproto"))) == int(committed)
 
 
@@ -164,8 +165,8 @@ def test_kill_9_keeps_every_batch_that_commit_returned_from(tmp_path: Path) -> N
     script = textwrap.dedent(
         """
         import sys
-        from aggregator.store import Accepted, SqliteStore
-        store = SqliteStore(sys.argv[1], bytes(range(32)), "fleet")
+        from aggregator.store import Accepted, DurableStore
+        store = DurableStore(sys.argv[1], bytes(range(32)), "fleet")
         n = sum(1 for _ in store.contributions(1, "fedproto"))
         while True:
             store.commit([Accepted(1, "fedproto", f"{n + i:09d}", bytes(5_000), 1) for i in range(7)], {})
@@ -185,14 +186,14 @@ def test_kill_9_keeps_every_batch_that_commit_returned_from(tmp_path: Path) -> N
             promised = int(line) if line.endswith("\n") else promised
         process.wait()
         process.stdout.close()
-        with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+        with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
             held = sum(1 for _ in store.contributions(1, "fedproto"))
             assert held % 7 == 0
             assert promised <= held <= promised + 7
 
 
 def test_payloads_of_old_rounds_make_room_but_keys_counters_and_the_last_of_each_method_stay(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet", keep_bytes=25_000) as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet", keep_bytes=25_000) as store:
         for number, name in enumerate(("fedproto", "ffc", "fedproto", "fedproto", "fedproto", "fedproto"), 1):
             store.open_round(number, name, 0, 0.0)
             store.commit([Accepted(number, name, d, d.encode() * 5_000, 5_003) for d in "ab"], {(number, "late"): 1})
@@ -213,8 +214,8 @@ def test_payloads_of_old_rounds_make_room_but_keys_counters_and_the_last_of_each
             store.commit([Accepted(1, "fedproto", "a", b"again", 5)], {})
 
 
-def test_the_last_calibration_stays_however_many_rounds_follow(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet", keep_bytes=0) as store:
+def test_the_last_calibration_stays_however_many_rounds_follow(places: Places) -> None:
+    with DurableStore(places("s"), BUNDLE, "fleet", keep_bytes=0) as store:
         for number in range(1, 12):
             name = "ffc" if number in (2, 4) else "fedproto"
             store.open_round(number, name, 0, 0.0)
@@ -225,7 +226,7 @@ def test_the_last_calibration_stays_however_many_rounds_follow(tmp_path: Path) -
 
 
 def test_the_file_stops_growing_with_the_payloads(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet", keep_bytes=200_000) as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet", keep_bytes=200_000) as store:
         sizes = []
         for number in range(1, 31):
             store.open_round(number, "fedproto", 0, 0.0)
@@ -238,7 +239,7 @@ def test_the_file_stops_growing_with_the_payloads(tmp_path: Path) -> None:
 
 def test_a_summary_reads_only_what_is_new(tmp_path: Path) -> None:
     """Rounds that were told before are not asked for again, and the file says the same as a summary from the start."""
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         told, asked = Summary(store, "fleet", BUNDLE), []
         store._db.set_trace_callback(asked.append)
         for number in range(1, 6):
@@ -260,11 +261,11 @@ def test_a_summary_reads_only_what_is_new(tmp_path: Path) -> None:
 
 
 def test_of_a_run_of_years_the_newest_rounds_are_listed_and_all_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("aggregator.store.KEEP_ROUNDS", 3)
     monkeypatch.setattr("aggregator.report.KEEP_ROUNDS", 3)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         told = Summary(store, "fleet", BUNDLE)
         for number in range(1, 8):
             store.open_round(number, "fedproto", 0, 0.0)
@@ -283,14 +284,14 @@ def test_of_a_run_of_years_the_newest_rounds_are_listed_and_all_are_counted(
         assert store.holds(1, "fedproto", "d0")  # keys stay: a repetition is a duplicate for ever
 
 
-def test_a_new_run_goes_on_from_what_is_held(tmp_path: Path) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+def test_a_new_run_goes_on_from_what_is_held(places: Places) -> None:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         store.open_round(1, "fedproto", 0, 0.0)
         store.close_round(1, 1.0, 2, _state(store, 1))
         before = store.run
         store.begin_new_run()
         assert store.run != before
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         assert (store.run != before, store.state().run, store.state().version) == (True, store.run, 1)
 
 
@@ -299,7 +300,7 @@ def test_a_new_run_goes_on_from_what_is_held(tmp_path: Path) -> None:
     ["UPDATE contribution SET received_bytes = 'many'", "UPDATE meta SET value = 'text' WHERE name = 'bundle'"],
 )
 def test_what_no_aggregator_wrote_is_one_line(tmp_path: Path, sql: str) -> None:
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(tmp_path / "s", BUNDLE, "fleet") as store:
         store.open_round(1, "fedproto", 0, 0.0)
         store.commit([_accepted("a")], {})
     with sqlite3.connect(tmp_path / "s") as db:
@@ -307,6 +308,6 @@ def test_what_no_aggregator_wrote_is_one_line(tmp_path: Path, sql: str) -> None:
     db.close()
     with (
         pytest.raises(StoreError, match="expected what an aggregator writes"),
-        SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store,
+        DurableStore(tmp_path / "s", BUNDLE, "fleet") as store,
     ):
         store.record(1)

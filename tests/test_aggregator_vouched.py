@@ -20,7 +20,7 @@ from aggregator.outliers import Screening, Traits, screen
 from aggregator.service import settle
 from aggregator.solve_again import solve_again
 from aggregator.standing_store import Stands
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.stored import stored_run
 from contract.errors import UsageError
 from contract.messages import Contribution
@@ -142,7 +142,7 @@ def test_what_the_command_takes() -> None:
 
 def test_where_sums_stand_an_operator_vouches_when_asking(tmp_path: Path) -> None:
     path, lies = tmp_path / "s", {name: fleet("ncm", liar=name)[name] for name in ("attic", "porch", "shed")}
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         store.standing.set_meta("standing", "ncm")
         standing = []
         for name, statistic in (fleet("ncm", liar=None) | lies).items():

@@ -15,6 +15,7 @@ from brokers import free_port
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from postgres_server import Places
 
 import aggregator.server as server_module
 from aggregator.coordinator import Coordinator, Settings
@@ -24,7 +25,7 @@ from aggregator.rounds import Closed, Extended, Opened, Policy, Rounds
 from aggregator.run_events import Teller
 from aggregator.schedule import Schedule
 from aggregator.service import Service, settle
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.durations import in_words, seconds
 from contract.errors import LinkError, UsageError
 from contract.link import Address, Link
@@ -355,7 +356,7 @@ SETTINGS = Settings(
 )  # fmt: skip
 
 
-def core_of(store: SqliteStore, now: float, wall: float) -> Coordinator:
+def core_of(store: DurableStore, now: float, wall: float) -> Coordinator:
     return Coordinator(store, manifest(), BUNDLE, SETTINGS, now=now, wall=wall)
 
 
@@ -365,15 +366,15 @@ def send(core: Coordinator, device: str, now: float) -> str:
     return decision.outcome
 
 
-def test_a_restart_in_the_middle_of_a_window_goes_on_with_what_is_left_of_it(tmp_path: Path) -> None:
+def test_a_restart_in_the_middle_of_a_window_goes_on_with_what_is_left_of_it(places: Places) -> None:
     birth, said = encode(Status(True, ONE, 1)), list[object]()
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = core_of(store, 0.0, 1e9)
         core.status("a", birth, 0.0)
         assert isinstance(core.advance(0.0, 1e9), Opened)
         assert core.announcement().deadline_s == HOUR
         assert send(core, "a", 10.0) == "committed"
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:  # another steady clock, 20 minutes later
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:  # another steady clock, 20 minutes later
         core = core_of(store, 5_000.0, 1e9 + 1_200)
         assert not core.is_finished
         Teller(core, said.append).resumed()
@@ -384,7 +385,7 @@ def test_a_restart_in_the_middle_of_a_window_goes_on_with_what_is_left_of_it(tmp
         assert core.advance(5_000.0 + 2_399.0, 1e9 + 3_599) is None
         assert isinstance(core.advance(5_000.0 + 2_400.0, 1e9 + 3_600), Closed)
         assert send(core, "c", 7_500.0) == "late"
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:  # between windows, one of an hour ago
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:  # between windows, one of an hour ago
         core = core_of(store, 0.0, 1e9 + 2 * HOUR)
         teller = Teller(core, said.append)
         for _ in range(3):
@@ -398,9 +399,9 @@ def test_a_restart_in_the_middle_of_a_window_goes_on_with_what_is_left_of_it(tmp
         assert core.advance(4 * HOUR, 0.0) == Opened(2, "fedproto", 0)
 
 
-def test_news_in_a_status_opens_a_round(tmp_path: Path) -> None:
+def test_news_in_a_status_opens_a_round(places: Places) -> None:
     policy = Policy(min_clients=2, open_clients=1, when_new=10, window_s=HOUR)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         asked = Settings(method="fedproto", rounds=1, calibrate=False, policy=policy)
         core = Coordinator(store, manifest(), BUNDLE, asked, now=0.0)
         for device, new in (("a", 30.0), ("b", 3.0)):
@@ -435,14 +436,14 @@ def closed(core: Coordinator, now: float, *expected: tuple[str, int]) -> None:
     assert sorted(core.record(core.rounds.number).uplink_bytes) == sorted(device for device, _ in expected)
 
 
-def test_a_late_contribution_stands_in_until_its_devices_own_comes_and_never_beside_it(tmp_path: Path) -> None:
+def test_a_late_contribution_stands_in_until_its_devices_own_comes_and_never_beside_it(places: Places) -> None:
     policy = Policy(min_clients=2, open_clients=1, every_s=100.0, window_s=20.0)
     asked = Settings(method="ffc", rounds=1, calibrate=False, policy=policy)
 
     def says(core: Coordinator, device: str, round: int, now: float, **changes: object) -> str:
         return core.take([(device, sums_of(core, device, round, **changes))], now)[0].outcome
 
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = Coordinator(store, manifest(), BUNDLE, asked, now=0.0)
         core.status("a", encode(Status(True, ONE, 1)), 0.0)
         opened(core, 0.0)
@@ -466,9 +467,9 @@ def test_a_late_contribution_stands_in_until_its_devices_own_comes_and_never_bes
         closed(core, 320.0, ("a", 4), ("b", 4))  # for one round only
 
 
-def test_what_stands_in_waits_for_a_round_of_its_method_and_goes_with_its_device(tmp_path: Path) -> None:
+def test_what_stands_in_waits_for_a_round_of_its_method_and_goes_with_its_device(places: Places) -> None:
     policy = Policy(min_clients=1, every_s=100.0, window_s=20.0)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = Coordinator(store, manifest(), BUNDLE, Settings(rounds=1, policy=policy), now=0.0)
         core.status("a", encode(Status(True, ONE, 1)), 0.0)
         for number, name in enumerate(("fedproto", "ffc", "fedproto", "ffc"), 1):
@@ -482,17 +483,17 @@ def test_what_stands_in_waits_for_a_round_of_its_method_and_goes_with_its_device
                 late = core.take([(device, given) for device in ("cde" if number == 1 else "cd")], now + 30.0)
                 assert {decision.outcome for decision in late} == {"late"}
             if number == 2:
-                give(tmp_path / "s", "forget", "d", "me")
+                give(places("s"), "forget", "d", "me")
                 assert isinstance(core.advance(now + 40.0, now), Obeyed)
         assert [sorted(core.record(number).uplink_bytes) for number in (1, 2, 3)] == [["a"]] * 3
         assert sorted(core.record(4).uplink_bytes) == ["a", "c"]
         assert store.totals(4)[0] == 5
 
 
-def test_what_stands_in_does_not_close_a_round_and_is_bounded(tmp_path: Path) -> None:
+def test_what_stands_in_does_not_close_a_round_and_is_bounded(places: Places) -> None:
     policy = Policy(min_clients=2, open_clients=1, every_s=100.0, window_s=20.0)
     asked = Settings(method="ffc", rounds=1, calibrate=False, policy=policy)
-    with SqliteStore(tmp_path / "s", BUNDLE, "fleet") as store:
+    with DurableStore(places("s"), BUNDLE, "fleet") as store:
         core = Coordinator(store, manifest(), BUNDLE, asked, now=0.0)
         core.status("a", encode(Status(True, ONE, 1)), 0.0)
         opened(core, 0.0)
@@ -508,12 +509,12 @@ def test_what_stands_in_does_not_close_a_round_and_is_bounded(tmp_path: Path) ->
 
 
 def test_it_waits_for_a_broker_without_a_limit_and_without_haste(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also with a window that should have ended: who cannot speak for the fleet has nothing to do."""
     bundle, looks, told = tmp_path / "f.bundle", list[float](), list[object]()
     sha256 = bundle_file(bundle)
-    with SqliteStore(tmp_path / "s", sha256, "fleet") as store:
+    with DurableStore(places("s"), sha256, "fleet") as store:
         store.open_round(1, "fedproto", 0, 0.0)
     receive = Link.receive
 
@@ -525,7 +526,7 @@ def test_it_waits_for_a_broker_without_a_limit_and_without_haste(
     monkeypatch.setattr(Link, "receive", counted)
     monkeypatch.setattr(server_module, "PATIENCE_S", 0.1)
     address = Address.parse(f"mqtt://127.0.0.1:{free_port()}")
-    service = Service([bundle], address, tmp_path / "s", "fleet", settle(every="1h", calibrate=False))
+    service = Service([bundle], address, places("s"), "fleet", settle(every="1h", calibrate=False))
     running = threading.Thread(target=lambda: service.run(told.append, lambda content, finished: None), daemon=True)
     running.start()
     while sum(isinstance(event, LinkDown) for event in told) < 3:

@@ -16,7 +16,7 @@ import aggregator.sole_aggregator as seat_module
 import contract.eviction as eviction_module
 from aggregator import events
 from aggregator.sole_aggregator import Seat
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.errors import LinkError
 from contract.eviction import SOON_S, Eviction
 from contract.messages import Status
@@ -133,7 +133,7 @@ def test_over_mosquitto_with_the_shipped_rules(tmp_path: Path, monkeypatch: pyte
     authority = Authority(tmp_path / "pki", {}, (FLEET,))
     broker = GuardedMosquitto(authority)
     bundle = bundle_file(tmp_path / "f.bundle")
-    with SqliteStore(tmp_path / "a", bundle, FLEET) as one, SqliteStore(tmp_path / "b", bundle, FLEET) as other:
+    with DurableStore(tmp_path / "a", bundle, FLEET) as one, DurableStore(tmp_path / "b", bundle, FLEET) as other:
         older = Running(authority.address("aggregator"), one, bundle)
         wait(lambda: older.server._seat.taken, 60)
         older.server._seat._eviction._was_there = True  # as after ten seconds

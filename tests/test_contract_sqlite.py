@@ -19,7 +19,7 @@ import pytest
 from permissions import as_somebody_else, open_the_way
 
 from aggregator import store as store_module
-from aggregator.store import Accepted, SqliteStore
+from aggregator.store import Accepted, DurableStore
 from contract.errors import StoreError, UsageError
 from contract.sqlite import FIRST_VERSION, Database, Kind, read_only
 from edge_client import journal as journal_module
@@ -29,11 +29,11 @@ ROOT = Path(__file__).parent.parent
 BUNDLE = bytes(range(32))
 
 
-def open_store(folder: Path) -> SqliteStore:
-    return SqliteStore(folder / "file.sqlite", BUNDLE, "fleet")
+def open_store(folder: Path) -> DurableStore:
+    return DurableStore(folder / "file.sqlite", BUNDLE, "fleet")
 
 
-def write_store(store: SqliteStore, number: int, payload: bytes = b"payload") -> None:
+def write_store(store: DurableStore, number: int, payload: bytes = b"payload") -> None:
     store.commit([Accepted(number, "fedproto", "pi-1", payload, len(payload))], {(number, "late"): 1})
 
 

@@ -52,6 +52,7 @@ def test_an_error_is_one_harmless_line(message: str, got: str, hint: str) -> Non
     [
         events.Refused(HOSTILE, HOSTILE),
         events.LinkDown(HOSTILE, 1.0),
+        events.StoreAway(HOSTILE, 1.0),
         events.RoundOpened(1, 2, HOSTILE, 3),
         events.LinkUp(HOSTILE, 1),
     ],

@@ -196,10 +196,10 @@ def test_while_states_come_each_answer_is_of_one_of_them(opened: Opens, x: np.nd
 
 
 def test_an_aggregators_store_is_followed_too(paths: dict[str, Path], x: np.ndarray, tmp_path: Path) -> None:
-    from aggregator.store import SqliteStore
+    from aggregator.store import DurableStore
 
     found = read_bundle(paths["ncm"])
-    with SqliteStore(tmp_path / "s.sqlite", found.sha256, "f") as store:
+    with DurableStore(tmp_path / "s.sqlite", found.sha256, "f") as store:
         run = store.run
         predictor = None
         for version in (1, 2):

@@ -11,7 +11,7 @@ import pytest
 from edge_samples import RUN, announcement, fashion, sums_of
 
 import protofleet
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import Bundle, read_bundle
 from contract.errors import StoreError, UsageError
 from contract.fleet import announced_lists, list_digest
@@ -202,7 +202,7 @@ def test_the_new_bundle_answers_from_what_the_old_one_has_left(
     x = fashion(old, 4, (0, 1)).x
     with Journal(tmp_path / "state", **OWNER, bundle=old.sha256, lies_at=paths[0]) as journal:
         journal.keep_global(state(old, 1))
-    with SqliteStore(tmp_path / "s", old.sha256, "fleet") as store:
+    with DurableStore(tmp_path / "s", old.sha256, "fleet") as store:
         store.open_round(1, "ncm", 0, 0.0)
         found = GlobalState(store.run, 1, 1, state(old, 1).rows)
         store.close_round(1, 1.0, 10, found)
@@ -213,6 +213,6 @@ def test_the_new_bundle_answers_from_what_the_old_one_has_left(
         scores = predictor(x).scores
         assert predictor.labels[-1] == "hamster"
         assert np.isinf(scores[:, 10]).all()
-    SqliteStore(tmp_path / "s", new.sha256, "fleet", extends=new.manifest.extended).close()
+    DurableStore(tmp_path / "s", new.sha256, "fleet", extends=new.manifest.extended).close()
     with pytest.raises(UsageError, match="is of another bundle"):
         protofleet.Predictor(paths[0], store=tmp_path / "s")

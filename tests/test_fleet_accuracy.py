@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from fleets import FLEET, Fleet, bundle, fleet_in, share
 
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import read_bundle
 
 HELD = ((0, 1, 2), (2, 3, 4))
@@ -32,7 +32,7 @@ def _history(fleet: Fleet, name: str) -> dict[int, dict[str, Any]]:
 
 
 def _stored(fleet: Fleet, path: Path) -> dict[int, dict[str, dict[str, Any]]]:
-    with SqliteStore(fleet.folder / "store.sqlite", read_bundle(path).sha256, FLEET) as store:
+    with DurableStore(fleet.folder / "store.sqlite", read_bundle(path).sha256, FLEET) as store:
         return {n: {d: a.facts() for d, a in store.accuracy(n).items()} for n in range(1, ROUNDS + 1)}
 
 

@@ -22,7 +22,7 @@ import pytest
 from brokers import BROKERS, TestBroker, make_broker
 from fleets import PAYLOADS, Processes
 
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import Bundle, read_bundle
 from contract.methods import method
 from contract.ridge import solve_head
@@ -163,7 +163,7 @@ def _check_head_is_pooled_ridge(fleet: Fleet) -> None:
     y = np.concatenate([y for _, y in fleet.data])
     ridge = method("ffc").hyper["ridge"].default
     pooled = solve_head(FeatureGram.of(z, y, manifest.classes), ridge)
-    with SqliteStore(fleet.folder / "store.sqlite", fleet.bundle.sha256, FLEET) as store:
+    with DurableStore(fleet.folder / "store.sqlite", fleet.bundle.sha256, FLEET) as store:
         rows, _ = store.state().head.dense(manifest.classes, manifest.features)
     assert np.linalg.norm(rows - pooled) <= 1e-6 * np.linalg.norm(pooled)
     np.testing.assert_array_equal((z @ rows.T).argmax(1), (z @ pooled.T).argmax(1))

@@ -12,7 +12,7 @@ import pytest
 from fleets import LABELS, Fleet, Samples, bundle, fleet_in, run, share
 
 from aggregator.standing import ExactSum
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import read_bundle
 from contract.messages import Contribution
 from contract.methods import method
@@ -61,7 +61,7 @@ def stands(fleet: Fleet, name: str, path: Path) -> tuple[dict[str, ExactSum], di
     """The exact sums and the generations in the store of a fleet whose aggregator has ended, and its global state."""
     found, made = method("ffc"), read_bundle(path)
     sums = {}
-    with SqliteStore(fleet.folder / f"{name}.sqlite", made.sha256, name) as store:
+    with DurableStore(fleet.folder / f"{name}.sqlite", made.sha256, name) as store:
         for sender, payload in store.standing.payloads():
             message = decode(payload)
             assert isinstance(message, Contribution)

@@ -12,7 +12,7 @@ from commands import one_error_line, run
 from fleets import CLASSES, FLEET, Fleet, bundle, fleet_in, share
 
 from aggregator.standing import ExactSum
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import read_bundle
 from contract.messages import Contribution
 from contract.methods import method
@@ -41,7 +41,7 @@ def stop(fleet: Fleet, name: str, how: signal.Signals = signal.SIGTERM) -> None:
 def stands(fleet: Fleet, path: Path, name: str) -> tuple[dict[str, ExactSum], object]:
     """The exact sums that the store holds, by device, and its global state; the aggregator must have ended."""
     found, made = method(name), read_bundle(path)
-    with SqliteStore(fleet.folder / "store.sqlite", made.sha256, FLEET) as store:
+    with DurableStore(fleet.folder / "store.sqlite", made.sha256, FLEET) as store:
         sums = {}
         for device, payload in store.standing.payloads():
             message = decode(payload)

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import Policy
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import Bundle, StateTensor, read_bundle, write_bundle
 from contract.errors import DataError, UsageError
 from contract.messages import Contribution
@@ -301,7 +301,7 @@ def test_a_coordinator_and_devices_with_photos_give_the_same_answers_for_the_sam
     for number, rung in enumerate(_ways(bundle)):
         name, hyper = rung.method.name, dict(rung.hyper)
         exported = read_bundle(_written(tmp_path / f"{number}.bundle", bundle, method=name, hyper=hyper))
-        with SqliteStore(tmp_path / f"{number}.sqlite", exported.sha256, "fleet") as store:
+        with DurableStore(tmp_path / f"{number}.sqlite", exported.sha256, "fleet") as store:
             core = Coordinator(
                 store, exported.manifest, exported.sha256, Settings(policy=Policy(min_clients=DEVICES)), now=0.0
             )

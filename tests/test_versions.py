@@ -16,7 +16,7 @@ from test_contract_bundle import forge, keys
 from version_files import BUNDLE, PRIVATE, ROWS, RUN, STOOD
 
 from aggregator.drift import drift_of
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract import topics
 from contract.bundle import read_bundle, write_bundle
 from contract.errors import BundleError, UsageError, WireError
@@ -66,7 +66,7 @@ def test_a_bundle_of_that_version_is_read_with_its_signature(version: str) -> No
 @versions
 def test_a_store_of_that_version_goes_on(files: Path) -> None:
     for reopened in (False, True):
-        with SqliteStore(files / "store.sqlite", BUNDLE, "fleet") as store:
+        with DurableStore(files / "store.sqlite", BUNDLE, "fleet") as store:
             first, second = store.rounds()
             assert (first.method, first.closed, dict(first.uplink_bytes)) == ("fedproto", True, {"a": 9, "b": 9})
             assert list(store.contributions(1, "fedproto")) == [b"of a", b"of b"]
@@ -94,7 +94,7 @@ def test_a_journal_of_that_version_goes_on(files: Path) -> None:
 def test_what_stands_goes_on_from_every_version(files: Path, version: str) -> None:
     """Version 2 had none of it: its store and journal have the tables now, and they are empty."""
     none = version == "v2"
-    with SqliteStore(files / "store.sqlite", BUNDLE, "fleet") as store, journal_of(files) as journal:
+    with DurableStore(files / "store.sqlite", BUNDLE, "fleet") as store, journal_of(files) as journal:
         assert store.standing.generations() == ({} if none else {"a": 3, "b": 2})
         assert store.standing.payload("a") == (None if none else b"sums of a")
         assert store.standing.payload("b") is None
@@ -136,7 +136,7 @@ def test_a_ledger_goes_on_from_every_version(files: Path, version: str) -> None:
 @versions
 def test_a_roll_out_goes_on_from_every_version(files: Path, version: str) -> None:
     """Version 2 had none."""
-    with SqliteStore(files / "store.sqlite", BUNDLE, "fleet") as store:
+    with DurableStore(files / "store.sqlite", BUNDLE, "fleet") as store:
         found = store.rollouts.load()
         if version == "v2":
             assert found is None
@@ -191,7 +191,7 @@ def test_what_0_1_wrote_is_refused_in_one_line_each(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"expected a store of versions 2 to 4, got one of Protofleet 0.1, try another --store"
     ):
-        SqliteStore(tmp_path / "store.sqlite", BUNDLE, "fleet")
+        DurableStore(tmp_path / "store.sqlite", BUNDLE, "fleet")
     with pytest.raises(
         UsageError, match=r"expected a journal of versions 2 to 3, got another file, or one of Protofleet 0.1"
     ):

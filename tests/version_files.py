@@ -18,7 +18,7 @@ from aggregator.class_drift import Moved
 from aggregator.rollout import Plan
 from aggregator.rollout_store import give_rollout
 from aggregator.standing_store import Stands
-from aggregator.store import Accepted, SqliteStore
+from aggregator.store import Accepted, DurableStore
 from contract.bundle import read_bundle, write_bundle
 from contract.drift import Drift
 from contract.messages import ClassRows, Receipt
@@ -53,7 +53,7 @@ def make(folder: Path) -> None:
 
 
 def _store(path: Path) -> None:
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         store.open_round(1, "fedproto", 42, 100.0)
         tally = {(1, "late"): 2, (0, "malformed"): 1}
         store.commit(

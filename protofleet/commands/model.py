@@ -34,7 +34,9 @@ def model_command(
     out: Annotated[Path, typer.Argument(help="The ONNX file to write.")],
     state: Annotated[Path | None, typer.Option(help="A device's state directory.")] = None,
     bundle: Annotated[Path | None, typer.Option(help="A bundle; with --state where the device's own lies now.")] = None,
-    store: Annotated[Path | None, typer.Option(help="An aggregator's store: what the fleet learned last.")] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="FILE|URL", help="An aggregator's store: what the fleet learned last.")
+    ] = None,
     way: Annotated[str | None, typer.Option(help="The way of answering.  [default: the method's own]")] = None,
     ridge: Annotated[str | None, typer.Option(help=RIDGE_HELP)] = None,
     form: Annotated[str | None, typer.Option(help=FORM_HELP)] = None,
@@ -44,7 +46,8 @@ def model_command(
     if method is not None:
         load_method(method)
     source = source_of("protofleet model", state, bundle)
-    if any(path is not None and out.is_file() and path.exists() and out.samefile(path) for path in (bundle, store)):
+    read = [path for path in (bundle, None if store is None else Path(store)) if path is not None]
+    if any(out.is_file() and path.exists() and out.samefile(path) for path in read):
         raise UsageError(f"{out} would be written over", expected="a file of its own", got="what is read from")
     predictor = Predictor(
         source, bundle=bundle if state else None, store=store, way=way, solve=asked(ridge, form), provider="cpu"

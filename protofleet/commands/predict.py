@@ -44,7 +44,9 @@ def predict_command(
     photos: Annotated[list[Path] | None, typer.Argument(help="Photos, or folders of photos, at any depth.")] = None,
     state: Annotated[Path | None, typer.Option(help="A device's state directory; its client may be running.")] = None,
     bundle: Annotated[Path | None, typer.Option(help="A bundle; with --state where the device's own lies now.")] = None,
-    store: Annotated[Path | None, typer.Option(help="An aggregator's store: what the fleet learned last.")] = None,
+    store: Annotated[
+        str | None, typer.Option(metavar="FILE|URL", help="An aggregator's store: what the fleet learned last.")
+    ] = None,
     top: Annotated[int, typer.Option(help="How many classes to show.", min=1)] = 3,
     follow: Annotated[bool, typer.Option("--follow", help="Go on with photos that come into the folders.")] = False,
     camera: Annotated[int | None, typer.Option(help="A camera by its number, through OpenCV.")] = None,

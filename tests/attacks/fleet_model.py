@@ -23,7 +23,7 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.core import Core
 from aggregator.rounds import Policy
 from aggregator.server import Server
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from attacks.lossy_broker import LossyBroker, ModelLink
 from contract import topics
 from contract.bundle import Bundle, Manifest
@@ -224,7 +224,7 @@ class ServerProcess:
     def __init__(
         self, path: Path, broker: LossyBroker | None, clock: Clock | ModuleType, *, url: str = "mqtt://model"
     ) -> None:
-        self.store = SqliteStore(path, BUNDLE, FLEET)
+        self.store = DurableStore(path, BUNDLE, FLEET)
         self._clock, self.over = clock, None
         self.core = self._made(self.store)
 
@@ -239,7 +239,7 @@ class ServerProcess:
             )
         self.link: Link | ModelLink = self._server._link
 
-    def _made(self, store: SqliteStore) -> Core:
+    def _made(self, store: DurableStore) -> Core:
         """What decides."""
         clock = self._clock
         return Coordinator(store, MANIFEST, BUNDLE, SETTINGS, now=clock.monotonic(), wall=clock.time())

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from aggregator.settings import Settings
 from aggregator.standing_coordinator import StandingCoordinator
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.store_schema import KIND
 from attacks.fleet_model import CLASSES, FLEET, Clock, DeviceProcess, ServerProcess
 from attacks.lossy_broker import LossyBroker, ModelLink
@@ -177,7 +177,7 @@ class StandingServer(ServerProcess):
 
     core: StandingCoordinator
 
-    def _made(self, store: SqliteStore) -> StandingCoordinator:
+    def _made(self, store: DurableStore) -> StandingCoordinator:
         settings = Settings(method="ncm", standing_every_s=30.0, limit_bytes=1024, encoding="f64")
         clock = self._clock
         return StandingCoordinator(store, STANDING, BUNDLE, settings, now=clock.monotonic(), wall=clock.time)

@@ -20,7 +20,7 @@ from aggregator.core import Core
 from aggregator.orders import give
 from aggregator.rounds import Policy
 from aggregator.standing_coordinator import StandingCoordinator
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.stored import stored_run
 from attacks.choices import Choices
 from attacks.damaged_sqlite import write_damaged
@@ -77,7 +77,7 @@ def _standing(run: bytes, generation: int, seed: int) -> bytes:
 
 def _stand(path: Path) -> None:
     """Sums come, one is taken out, a head is made, the enrolled are looked at, and it is started anew."""
-    with SqliteStore(path, BUNDLE, FLEET) as store:
+    with DurableStore(path, BUNDLE, FLEET) as store:
         core = StandingCoordinator(store, MANIFEST, BUNDLE, STANDING, now=0.0, wall=lambda: 1e9)
         core.status("a", encode(Status(True, b"instance", 1)), 0.0)
         core.take([("a", _standing(core.run, 9, 3)), ("d", _standing(core.run, 1, 4))], 1.0)
@@ -95,7 +95,7 @@ def _turn(core: Core) -> None:
         encode(core.announcement())
 
 
-def _enrolments(store: SqliteStore) -> None:
+def _enrolments(store: DurableStore) -> None:
     tables = store.enrolment
     keys = tables.keys()
     assert all(key is None or isinstance(key, bytes) for key in keys.values())
@@ -109,7 +109,7 @@ def _enrolments(store: SqliteStore) -> None:
 def _good_standing() -> bytes:
     with scratch() as folder:
         path = folder / "s"
-        with SqliteStore(path, BUNDLE, FLEET) as store:
+        with DurableStore(path, BUNDLE, FLEET) as store:
             core = StandingCoordinator(store, MANIFEST, BUNDLE, STANDING, now=0.0, wall=lambda: 1e9)
             core.take([(name, _standing(core.run, 1, n)) for n, name in enumerate("abc")], 0.0)
             _turn(core)
@@ -141,12 +141,12 @@ def _share(core: BlindedCoordinator, device: str, seed: int) -> bytes:
 @functools.cache
 def _sample_share() -> tuple[bytes, bytes]:
     """A good share of the store's first round, and the run that it is of."""
-    with scratch() as folder, SqliteStore(folder / "s", BUNDLE, FLEET) as store:
+    with scratch() as folder, DurableStore(folder / "s", BUNDLE, FLEET) as store:
         core = _blinded(store)
         return _share(core, "d", 5), core.run
 
 
-def _blinded(store: SqliteStore) -> BlindedCoordinator:
+def _blinded(store: DurableStore) -> BlindedCoordinator:
     core = BlindedCoordinator(store, MANIFEST, BUNDLE, BLINDED, now=0.0)
     for device in "abd":
         core.status(device, encode(Status(True, b"instance", 1)), 0.0)
@@ -156,7 +156,7 @@ def _blinded(store: SqliteStore) -> BlindedCoordinator:
 
 def _blind(path: Path) -> None:
     """Another share comes, the helper is asked, and answers."""
-    with SqliteStore(path, BUNDLE, FLEET) as store:
+    with DurableStore(path, BUNDLE, FLEET) as store:
         core = _blinded(store)
         payload, _ = _sample_share()
         core.take([("d", payload)], 10.0)
@@ -175,7 +175,7 @@ def _blind(path: Path) -> None:
 def _good_blinded() -> bytes:
     with scratch() as folder:
         path = folder / "s"
-        with SqliteStore(path, BUNDLE, FLEET) as store:
+        with DurableStore(path, BUNDLE, FLEET) as store:
             core = _blinded(store)
             core.take([(device, _share(core, device, n)) for n, device in enumerate("abd")], 10.0)
             for now in (11.0, 200.0):

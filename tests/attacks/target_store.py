@@ -10,7 +10,7 @@ from aggregator_samples import BUNDLE, RUN, contribution, manifest, means
 
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import Policy
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.stored import stored_run
 from attacks.choices import Choices
 from attacks.damaged_sqlite import write_damaged
@@ -44,7 +44,7 @@ def _read(path: Path) -> None:
 
 def _serve(path: Path) -> None:
     """As the aggregator that goes on with it: a birth, a contribution, and what is due."""
-    with SqliteStore(path, BUNDLE, "fleet") as store:
+    with DurableStore(path, BUNDLE, "fleet") as store:
         core = Coordinator(store, manifest(), BUNDLE, SETTINGS, now=0.0, wall=200.0)
         core.announcement()
         core.status("b", encode(Status(True, b"instance", 1)), 0.0)
@@ -62,7 +62,7 @@ def _serve(path: Path) -> None:
 def good_store() -> bytes:
     """A store with a closed round, an open one, and something in most tables."""
     with scratch() as folder:
-        with SqliteStore(folder / "s", BUNDLE, "fleet") as store:
+        with DurableStore(folder / "s", BUNDLE, "fleet") as store:
             core = Coordinator(store, manifest(), BUNDLE, SETTINGS, now=0.0, wall=100.0)
             for device in "ac":
                 core.status(device, encode(Status(True, b"instance", 1)), 0.0)

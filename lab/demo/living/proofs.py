@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.standing import ExactSum
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from aggregator.store_schema import KIND
 from contract.bundle import Bundle
 from contract.messages import Contribution
@@ -57,7 +57,7 @@ class Held:
 def read_store(path: Path, bundle: Bundle, fleet: str) -> Held:
     """What an aggregator that has ended left in its store."""
     m, kind = bundle.manifest, method("ffc").statistic
-    with SqliteStore(path, bundle.sha256, fleet, extends=m.extended) as store:
+    with DurableStore(path, bundle.sha256, fleet, extends=m.extended) as store:
         sums = {}
         for device, payload in store.standing.payloads():
             message = inside(payload)

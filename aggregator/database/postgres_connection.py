@@ -1,0 +1,158 @@
+"""A connection to a PostgreSQL server: statements in its words, one transaction, and what an error means."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import re
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aggregator.database.place import PostgresPlace
+from aggregator.database.postgres_words import as_error, is_lost, refused, unreachable
+from aggregator.database.sql import Rows
+from contract.errors import UsageError
+from contract.sqlite import Kind
+
+if TYPE_CHECKING:
+    import psycopg
+
+__all__ = ["PostgresConnection", "check_server", "connect", "guarded", "own_lock", "transaction", "version_in"]
+
+OLDEST = 14  # the oldest that its makers looked after when this was written; 18 is what the tests run
+_STREAM_ROWS = 64
+# A server that is gone is found out within a minute, also in the middle of a statement.
+_SETTINGS = {
+    "application_name": "protofleet",
+    "connect_timeout": 10,
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 40_000,
+}
+_ITS_PATIENCE = (  # and the server finds out as soon that we are gone, and gives what we had locked to another
+    b"SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;"
+    b" SET tcp_user_timeout = 40000; SET idle_in_transaction_session_timeout = 300000"
+)
+
+
+class PostgresConnection:
+    """See `aggregator.database.sql.Connection` and `Streams`."""
+
+    def __init__(self, link: psycopg.Connection[Any]) -> None:
+        self.link = link
+        self._streams = itertools.count()
+
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows:
+        return self.link.execute(_in_its_words(statement), values, binary=True)
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows:
+        cursor = self.link.cursor()
+        cursor.executemany(_in_its_words(statement), rows)
+        return cursor
+
+    def each(self, statement: str, values: Sequence[Any] = ()) -> Generator[Any, None, None]:
+        """The rows of a statement, of which the server keeps those that are not fetched yet."""
+        within = self.link.info.transaction_status != 0  # IDLE: then it must outlive its own transaction
+        name = f"stream_{next(self._streams)}"
+        with self.link.cursor(name, binary=True, withhold=not within) as cursor:
+            cursor.itersize = _STREAM_ROWS
+            cursor.execute(_in_its_words(statement), values)
+            yield from cursor
+
+
+def connect(place: PostgresPlace, kind: Kind) -> PostgresConnection:
+    try:
+        import psycopg
+    except ImportError as error:
+        got = "none" if isinstance(error, ModuleNotFoundError) else error  # psycopg without its C library says why
+        raise UsageError(
+            f"{kind.option} {place}", expected="psycopg 3", got=got, hint='pip install "protofleet[scale]"'
+        ) from None
+    try:
+        return PostgresConnection(psycopg.connect(place.url, autocommit=True, **_settings(place.url)))
+    except psycopg.Error as error:
+        raise unreachable(error, f"{kind.name} {place}", kind, place) from None
+
+
+def _settings(url: str) -> dict[str, Any]:
+    """Ours, but for those that a URL has itself."""
+    return {name: value for name, value in _SETTINGS.items() if not re.search(rf"[?&]{name}=", url)}
+
+
+@contextlib.contextmanager
+def guarded(path: str, kind: Kind, db: PostgresConnection) -> Iterator[None]:
+    import psycopg
+
+    try:
+        yield
+    except psycopg.Error as error:
+        lost = db.link.closed or is_lost(error)
+        if isinstance(error, psycopg.IntegrityError | psycopg.ProgrammingError) and error.sqlstate is None and not lost:
+            raise  # a mistake of ours
+        if isinstance(error, psycopg.IntegrityError):
+            raise
+        raise as_error(error, path, kind, lost=lost) from None
+
+
+@contextlib.contextmanager
+def transaction(db: PostgresConnection, kind: Kind) -> Iterator[None]:
+    own, schema = own_lock(db, kind)
+    db.link.execute(f"BEGIN; SELECT pg_advisory_xact_lock({own + 1}, {schema})".encode())
+    try:
+        yield
+        db.link.execute("COMMIT")
+    except BaseException:
+        if not db.link.closed:
+            with contextlib.suppress(Exception):  # the server has gone, or has rolled back by itself
+                db.link.execute("ROLLBACK")
+        raise
+
+
+def own_lock(db: PostgresConnection, kind: Kind) -> tuple[int, int]:
+    """The two numbers of the lock of who has this schema; above the first, that of who writes."""
+    (schema,) = db.execute(
+        "SELECT oid::bigint - 2147483648 FROM pg_namespace WHERE nspname = current_schema()"
+    ).fetchone()
+    return kind.application_id, schema
+
+
+def check_server(db: PostgresConnection, path: str, kind: Kind, *, writes: bool) -> None:
+    """That it is one that this program can use.
+
+    Raises:
+        StoreError: it takes no writes.
+        UsageError: it is too old, its text is not UTF-8, or the schema of the search path is not there.
+    """
+    what, version = f"{kind.option} {path}", db.link.info.server_version
+    if version < 10_000 * OLDEST:
+        raise UsageError(what, expected=f"PostgreSQL {OLDEST} or newer", got=f"version {version // 10_000}")
+    row = db.execute(
+        "SELECT current_setting('server_encoding'), current_schema(), pg_is_in_recovery(),"
+        " current_setting('transaction_read_only'), current_setting('synchronous_commit')"
+    ).fetchone()
+    encoding, schema, recovers, reads_only, commits = row
+    if encoding != "UTF8":
+        raise UsageError(what, expected="a database in UTF-8", got=encoding, hint="CREATE DATABASE … ENCODING 'UTF8'")
+    if schema is None:
+        got, hint = "a search path without one", "CREATE SCHEMA, or another search_path"
+        raise UsageError(what, expected="a schema that is there", got=got, hint=hint)
+    if writes and (recovers or reads_only == "on"):
+        raise refused(f"{kind.name} {path}", "a server that takes writes", recovers)
+    if commits == "off":
+        db.link.execute("SET synchronous_commit = on")
+    db.link.execute(_ITS_PATIENCE)
+
+
+def version_in(db: PostgresConnection, kind: Kind) -> int | None:
+    """The version of the store in this schema; None where there is none."""
+    (there,) = db.execute("SELECT to_regclass(quote_ident(current_schema()) || '.protofleet') IS NOT NULL").fetchone()
+    found = db.execute("SELECT version FROM protofleet WHERE kind = ?", (kind.name,)).fetchone() if there else None
+    return None if found is None else int(found[0])
+
+
+@functools.lru_cache(maxsize=512)
+def _in_its_words(statement: str) -> bytes:
+    """A statement of `sql.py` as psycopg takes it."""
+    return statement.replace("%", "%%").replace("?", "%s").encode()

@@ -1,0 +1,67 @@
+"""What a PostgreSQL server says when it refuses, as one of our lines: what it is, and what helps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from contract.errors import ProtofleetError, StoreError, StoreLostError, UsageError
+
+if TYPE_CHECKING:
+    import psycopg
+
+    from aggregator.database.place import PostgresPlace
+    from contract.sqlite import Kind
+
+__all__ = ["as_error", "is_lost", "refused", "unreachable"]
+
+_GONE = ("08", "57P01", "57P02", "57P03", "57P05", "25P03")  # the connection, a shutdown, a start, an idle session
+_FULL = ("53", "54", "58")  # disk, memory, connections; limits of the program; the system's own errors
+_READ_ONLY = "25006"
+_SAFE = "what was confirmed is safe"
+
+
+def unreachable(error: psycopg.Error, what: str, kind: Kind, place: PostgresPlace) -> ProtofleetError:
+    """No connection was made."""
+    import psycopg
+
+    said = _said(error)
+    if isinstance(error, psycopg.ProgrammingError):  # libpq cannot read the URL, and may cite a part of a password
+        expected = "postgresql://USER@HOST[:PORT]/DATABASE, other characters as %XX"
+        return UsageError(f"{kind.option} {place}", expected=expected, got="another text")
+    if "too many clients" in said or "remaining connection slots" in said:
+        return StoreLostError(what, expected="a free connection", got=said, hint="a larger max_connections")
+    hint = "its user, or ~/.pgpass" if "authentication" in said else f"starting it, or another {kind.option}"
+    return StoreLostError(what, expected="a PostgreSQL server that lets us in", got=said, hint=hint)
+
+
+def is_lost(error: psycopg.Error) -> bool:
+    """Whether the connection is of no use any more."""
+    return (error.sqlstate or "").startswith(_GONE)
+
+
+def as_error(error: psycopg.Error, path: str, kind: Kind, *, lost: bool) -> StoreError:
+    """What a statement came to."""
+    what, code = f"{kind.name} {path}", error.sqlstate or ""
+    if lost:
+        got = f"its connection lost: {_said(error)}"
+        return StoreLostError(what, expected="a server that goes on", got=got, hint=f"again once it runs; {_SAFE}")
+    if code == _READ_ONLY:
+        return refused(what, "a server that takes writes", False)
+    if code.startswith(_FULL):
+        hint = f"room for it, or another {kind.option}; {_SAFE}"
+        return StoreError(what, expected="a server with room", got=_said(error), hint=hint)
+    return StoreError(
+        what, expected=f"a {kind.name} as it was written", got=_said(error), hint=f"another {kind.option}; {_SAFE}"
+    )
+
+
+def refused(what: str, expected: str, recovers: bool) -> StoreError:
+    """A server, or a role, that takes no writes."""
+    got = "one in recovery, a standby" if recovers else "one that is read only"
+    return StoreError(what, expected=expected, got=got, hint="the primary's address, or target_session_attrs=primary")
+
+
+def _said(error: psycopg.Error) -> str:
+    """The server's own words, without the statement and its values."""
+    first = error.diag.message_primary if error.diag is not None else None
+    return first or str(error) or type(error).__name__

@@ -1,0 +1,83 @@
+"""What the store's tables are written to: the part of SQL that SQLite and PostgreSQL both read, and a database open.
+
+A statement has `?` for each value, names no row number of SQLite's, compares numbers that say yes or no with 1, and
+names the column in which an upsert finds its row. What the engines say differently are functions of this file and
+methods of `Database`. Whole numbers are Python's `int`, text is `str`, bytes are `bytes`; a sum of a column may be a
+`Decimal` and is made an `int` where it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, runtime_checkable
+
+__all__ = ["Connection", "Database", "Rows", "Streams", "each", "upsert"]
+
+
+class Rows(Protocol):
+    """What a statement gives."""
+
+    @property
+    def rowcount(self) -> int: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Connection(Protocol):
+    """A connection that runs statements."""
+
+    def execute(self, statement: str, values: Sequence[Any] = ..., /) -> Rows: ...
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]], /) -> Rows: ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """A connection whose `execute` has all rows in memory before the first is read."""
+
+    def each(self, statement: str, values: Sequence[Any] = ...) -> Iterator[Any]: ...
+
+
+class Database(Protocol):
+    """An open store.
+
+    Attributes:
+        path: where it is, as it is shown.
+    """
+
+    path: str
+
+    @property
+    def connection(self) -> Connection: ...
+    def close(self) -> None: ...
+    def guard(self) -> AbstractContextManager[None]: ...
+    def reading(self) -> AbstractContextManager[None]: ...
+    def transaction(self) -> AbstractContextManager[Connection]: ...
+
+    def fresh_ids(self, table: str, count: int) -> Sequence[int]:
+        """Numbers for the column `id` of so many new rows, rising; within a transaction."""
+
+    def erase(self, tables: Collection[str]) -> bool:
+        """Leave nothing readable of what was removed from these tables; False while somebody is in the way."""
+
+
+def each(db: Connection, statement: str, values: Sequence[Any] = ()) -> Iterator[Any]:
+    """The rows of a statement, one at a time, however many there are."""
+    return db.each(statement, values) if isinstance(db, Streams) else iter(db.execute(statement, values))
+
+
+@functools.cache
+def upsert(table: str, key: str, *others: str) -> str:
+    """The statement that puts a row in its place, whether there is one with its key or not.
+
+    Args:
+        key: the column that finds it, or several with commas.
+        others: the further columns; with none a row that is there stays.
+    """
+    columns = [*(name.strip() for name in key.split(",")), *others]
+    newer = ", ".join(f"{name} = excluded.{name}" for name in others)
+    then = f"UPDATE SET {newer}" if newer else "NOTHING"
+    places = ", ".join("?" for _ in columns)
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({places}) ON CONFLICT ({key}) DO {then}"
