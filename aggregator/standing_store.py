@@ -233,6 +233,7 @@ class StandingTables:
             if digest is not None:
                 _put_meta(db, "standing solved", digest)
             order_done(db, order, at, outcome, before, after)
+            self._file.changed()
         self._to_erase = True
         self.taken_out += 1
 
@@ -296,6 +297,7 @@ class StandingTables:
             if digest is not None:
                 _put_meta(db, "standing solved", digest)
             order_done(db, order, at, outcome, before, after)
+            self._file.changed()
         self._to_erase = True
         self.taken_out += 1
 
@@ -316,10 +318,12 @@ class StandingTables:
     def refuse(self, device: str, at: float, reason: str) -> None:
         with self._transaction() as db:
             _refuse(db, device, at, reason)
+            self._file.changed()
 
     def admit(self, device: str) -> bool:
         """Whether it was refused until now."""
         with self._transaction() as db:
+            self._file.changed()
             return db.execute("DELETE FROM refused WHERE device = ?", (device,)).rowcount == 1
 
     # ── orders ──────────────────────────────────────────────────────────────────────────────────────────────────────
