@@ -8,6 +8,7 @@ from dataclasses import dataclass
 __all__ = [
     "AccuracyTold",
     "Answering",
+    "BatchTaken",
     "ClassDriftSuspected",
     "ContributionsIn",
     "Decided",
@@ -168,6 +169,14 @@ class Decided:
     method: str
     reason: str
     cause: str = ""
+
+
+@dataclass(frozen=True)
+class BatchTaken:
+    """So many messages of devices were decided on, and what was accepted of them is durable, after `seconds`."""
+
+    messages: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -426,6 +435,7 @@ Event = (
     | Nobody
     | Answering
     | Refused
+    | BatchTaken
     | Decided
     | Ended
     | RoundExtended

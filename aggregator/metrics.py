@@ -4,6 +4,9 @@ Counters count since this process started, as Prometheus expects, from the event
 are looked at after each turn of the server's loop, in its thread. A scraper is given the newest such look, put into
 words on its own thread (`aggregator/metrics_server.py`): nothing waits for it.
 
+Where several processes work on one store, each tells what it has done itself, and whether it leads. What only the one
+that leads knows (devices, contributions of the round, roll-outs, the store's size) nobody else tells.
+
 No label is a device's name or anything that it says, so the number of series is fixed.
 """
 
@@ -20,14 +23,42 @@ from aggregator.coordinator import Coordinator
 from aggregator.ingest import Cause
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.standing_store import StandingTables
+from aggregator.store import DurableStore
 from contract.address import Address
 from contract.certificates import Expiry, expiries
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "Counts", "Metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _OUTCOMES = ("committed", "duplicate", "late", "rejected", "malformed")
 _CAUSES = tuple(cause for cause in get_args(Cause) if cause)
+_SIZE_S = 60.0  # between two questions after the store's size
+
+
+class Counts:
+    """What happened since this process started, whether it has led meanwhile or not. Give it every event."""
+
+    def __init__(self) -> None:
+        self.outcomes, self.causes = Counter(dict.fromkeys(_OUTCOMES, 0)), Counter(dict.fromkeys(_CAUSES, 0))
+        self.closed = self.connections = self.batches = 0
+        self.batch_s = 0.0
+        self.is_up = False
+
+    def __call__(self, event: events.Event) -> None:
+        """In the aggregator's thread."""
+        if isinstance(event, events.Decided):
+            if event.outcome in _OUTCOMES:
+                self.outcomes[event.outcome] += 1
+            if event.cause:
+                self.causes[event.cause] += 1
+        elif isinstance(event, events.BatchTaken):
+            self.batches, self.batch_s = self.batches + 1, self.batch_s + event.seconds
+        elif isinstance(event, events.RoundClosed):
+            self.closed += 1
+        elif isinstance(event, events.LinkUp):
+            self.connections, self.is_up = self.connections + 1, True
+        elif isinstance(event, events.LinkDown):
+            self.is_up = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +66,11 @@ class _Look:
     """What the aggregator was at the end of a turn; never changed after."""
 
     at: float = 0.0
+    leads: bool = True
+    epoch: int = 0
+    store_bytes: int | None = None
+    batches: int = 0
+    batch_s: float = 0.0
     round: int = 0
     is_open: bool = False
     opened_at: float | None = None
@@ -60,6 +96,9 @@ class Metrics:
         tables: of its store.
         wall: seconds since the epoch.
         address: of the broker, whose certificate files are looked at when somebody asks.
+        counts: of this process; its owner gives it the events of one that does not lead.
+        leads: whether this process opens and closes rounds.
+        store: which is asked for its size now and then.
 
     Attributes:
         broker_certificate: gives the one that the broker has shown, if it has.
@@ -72,14 +111,17 @@ class Metrics:
         tables: StandingTables,
         wall: Callable[[], float] = time.time,
         address: Address | None = None,
+        *,
+        counts: Counts | None = None,
+        leads: bool = True,
+        store: DurableStore | None = None,
     ) -> None:
         self._about = _family(
             "info", "gauge", "Which fleet and run this is.", f'fleet="{fleet}",run', {core.run.hex(): 1}
         )
         self._core, self._tables, self._wall, self._address = core, tables, wall, address
-        self._outcomes, self._causes = Counter(dict.fromkeys(_OUTCOMES, 0)), Counter(dict.fromkeys(_CAUSES, 0))
-        self._closed = self._connections = 0
-        self._is_up = False
+        self._counts, self._leads, self._store = counts or Counts(), leads, store
+        self._size_at, self._size = float("-inf"), None if store is None else 0
         self._refused = len(tables.refused())
         self._opened: tuple[int, float | None] = 0, None  # the newest round, and when it opened
         self._newest = _Look()
@@ -88,23 +130,18 @@ class Metrics:
 
     def __call__(self, event: events.Event) -> None:
         """Count what happened; in the aggregator's thread."""
-        if isinstance(event, events.Decided):
-            if event.outcome in _OUTCOMES:
-                self._outcomes[event.outcome] += 1
-            if event.cause:
-                self._causes[event.cause] += 1
-        elif isinstance(event, events.RoundClosed):
-            self._closed += 1
-        elif isinstance(event, events.LinkUp):
-            self._connections, self._is_up = self._connections + 1, True
-        elif isinstance(event, events.LinkDown):
-            self._is_up = False
-        elif isinstance(event, events.OrderDone):
+        self._counts(event)
+        if isinstance(event, events.OrderDone):
             self._refused = len(self._tables.refused())
 
-    def look(self) -> None:
-        """See how things are, for whoever asks until the next look; in the aggregator's thread."""
-        core, rounds = self._core, self._core.rounds
+    def look(self, core: Coordinator | StandingCoordinator | None = None) -> None:
+        """See how things are, for whoever asks until the next look; in the aggregator's thread.
+
+        Args:
+            core: what is served from now on, where that is another.
+        """
+        self._core = core = self._core if core is None else core
+        rounds, counts = core.rounds, self._counts
         devices = {"online": rounds.online, "refused": self._refused, "drifting": len(core.drift.suspected)}
         if isinstance(core, StandingCoordinator):
             devices |= {"standing": len(core.standing.present)}
@@ -112,6 +149,11 @@ class Metrics:
             devices |= {"awaited": core.rounds.awaited_count}
         self._newest = _Look(
             at=self._wall(),
+            leads=self._leads,
+            epoch=0 if self._store is None else self._store.epoch,
+            store_bytes=self._size_bytes(),
+            batches=counts.batches,
+            batch_s=counts.batch_s,
             round=rounds.number,
             is_open=isinstance(core, Coordinator) and core.rounds.phase == "open",
             opened_at=self._opened_at(),
@@ -119,14 +161,19 @@ class Metrics:
             version=core.state.version,
             devices=devices,
             classes=len(core.class_drift.suspected),
-            outcomes={**self._outcomes, "malformed": self._outcomes["malformed"] + core.skipped},
-            causes=dict(self._causes),
-            closed=self._closed,
-            connections=self._connections,
-            is_up=self._is_up,
+            outcomes={**counts.outcomes, "malformed": counts.outcomes["malformed"] + core.skipped},
+            causes=dict(counts.causes),
+            closed=counts.closed,
+            connections=counts.connections,
+            is_up=counts.is_up,
             rollout=core.rollouts.counts,
             offered=0.0 if core.rollouts.offer is None else core.rollouts.offer.fraction,
         )
+
+    def _size_bytes(self) -> int | None:
+        if self._store is not None and time.monotonic() >= self._size_at:
+            self._size_at, self._size = time.monotonic() + _SIZE_S, self._store.size_bytes()
+        return self._size
 
     def _opened_at(self) -> float | None:
         core = self._core
@@ -145,26 +192,38 @@ def _families(
     seen: _Look, now: float, expire: Sequence[Expiry]
 ) -> Iterator[tuple[str, str, str, str, Mapping[str, float]]]:
     """Each metric: name, type, line of help, label, and numbers by the label's value, "" for a metric without one."""
-    age_s = 0.0 if seen.opened_at is None else max(0.0, now - seen.opened_at)
-    yield "devices", "gauge", "Devices by state; one may be in several.", "state", seen.devices
-    yield "classes_drifting", "gauge", "Classes that depart from themselves.", "", {"": seen.classes}
-    told = "Devices of the present stage of a roll-out, by what they said of it."
-    yield "rollout_devices", "gauge", told, "state", seen.rollout
-    yield "rollout_fraction", "gauge", "Of the devices, that a bundle is offered to.", "", {"": seen.offered}
+    yield "leads", "gauge", "Whether this process opens and closes rounds.", "", {"": seen.leads}
     yield "messages_total", "counter", "Messages of devices by what became of them.", "outcome", seen.outcomes
     yield "refusals_total", "counter", "Messages that were refused, by why.", "reason", seen.causes
-    yield "round", "gauge", "The newest round; 0 before the first, and where sums stand.", "", {"": seen.round}
-    yield "round_open", "gauge", "Whether it is open.", "", {"": seen.is_open}
-    yield "round_age_seconds", "gauge", "How long ago it was opened.", "", {"": age_s}
-    yield "round_contributions", "gauge", "Contributions to it that are committed.", "", {"": seen.contributions}
-    yield "rounds_closed_total", "counter", "Rounds that were closed.", "", {"": seen.closed}
-    yield "global_version", "gauge", "Of the global state.", "", {"": seen.version}
+    yield "batches_total", "counter", "Batches of messages that were decided on.", "", {"": seen.batches}
+    yield "batch_seconds_total", "counter", "Until they were decided on and durable.", "", {"": seen.batch_s}
     yield "broker_up", "gauge", "Whether the broker is connected.", "", {"": seen.is_up}
     yield "broker_connections_total", "counter", "Connections to the broker.", "", {"": seen.connections}
     if expire:
         until = {expiry.what.replace("'s", "").replace(" ", "_"): expiry.until for expiry in expire}
         yield "expiry_timestamp_seconds", "gauge", "When what the connection hangs on expires.", "of", until
     yield "last_turn_timestamp_seconds", "gauge", "When the aggregator's loop last went round.", "", {"": seen.at}
+    if seen.leads:
+        yield from _of_the_fleet(seen, now)
+
+
+def _of_the_fleet(seen: _Look, now: float) -> Iterator[tuple[str, str, str, str, Mapping[str, float]]]:
+    """What only the one that leads knows."""
+    age_s = 0.0 if seen.opened_at is None else max(0.0, now - seen.opened_at)
+    yield "epoch", "gauge", "How many processes have led this store; 0 for a file.", "", {"": seen.epoch}
+    if seen.store_bytes is not None:
+        yield "store_bytes", "gauge", "What the store takes on its disk.", "", {"": seen.store_bytes}
+    yield "devices", "gauge", "Devices by state; one may be in several.", "state", seen.devices
+    yield "classes_drifting", "gauge", "Classes that depart from themselves.", "", {"": seen.classes}
+    told = "Devices of the present stage of a roll-out, by what they said of it."
+    yield "rollout_devices", "gauge", told, "state", seen.rollout
+    yield "rollout_fraction", "gauge", "Of the devices, that a bundle is offered to.", "", {"": seen.offered}
+    yield "round", "gauge", "The newest round; 0 before the first, and where sums stand.", "", {"": seen.round}
+    yield "round_open", "gauge", "Whether it is open.", "", {"": seen.is_open}
+    yield "round_age_seconds", "gauge", "How long ago it was opened.", "", {"": age_s}
+    yield "round_contributions", "gauge", "Contributions to it that are committed.", "", {"": seen.contributions}
+    yield "rounds_closed_total", "counter", "Rounds that were closed.", "", {"": seen.closed}
+    yield "global_version", "gauge", "Of the global state.", "", {"": seen.version}
 
 
 def _family(name: str, kind: str, told: str, label: str, samples: Mapping[str, float]) -> str:

@@ -185,7 +185,10 @@ class Server:
         now = time.monotonic()
         sent = [(topics.device_of(message.topic), message.payload) for message in contributions]
         sent = [each for each in sent if not (self._handout.take(*each) or self._enrol(*each, now))]
+        began = time.perf_counter()
         decisions = self._take(sent, now)
+        if sent:
+            self._listener(events.BatchTaken(len(sent), time.perf_counter() - began))
         self._receipts.send(decisions, now)
         for message in received:
             self._link.acknowledge(message)

@@ -21,7 +21,7 @@ from aggregator.coordinator import Coordinator, Settings
 from aggregator.crew import Crew, check_worker
 from aggregator.database import Place
 from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished, StoreAway
-from aggregator.metrics import Metrics
+from aggregator.metrics import Counts, Metrics
 from aggregator.metrics_server import MetricsServer
 from aggregator.outliers import SUSPECTS, Suspects
 from aggregator.report import Summary
@@ -90,6 +90,7 @@ class Service:
     sign: str | None = None
     worker: bool = False
     _stopping: threading.Event = field(default_factory=threading.Event)
+    _counts: Counts = field(default_factory=Counts)
     _told: dict[str, Any] = field(default_factory=dict)  # the newest summary
 
     def __post_init__(self) -> None:
@@ -142,8 +143,13 @@ class Service:
             assert isinstance(made, Coordinator)
             return made
 
-        about = {"listener": listener, "signer": self._signer, "stopping": self._stopping}
-        return Worker(store, core, self.address, self.fleet, **about, manager=ServiceManager())  # type: ignore[arg-type]
+        about = {"listener": _both(self._counts, listener), "signer": self._signer, "stopping": self._stopping}
+        worker = Worker(store, core, self.address, self.fleet, **about, manager=ServiceManager())  # type: ignore[arg-type]
+        watched = {"address": self.address, "counts": self._counts, "leads": False}
+        metrics = Metrics(self.fleet, worker.core, store.standing, **watched)  # type: ignore[arg-type]
+        metrics.broker_certificate = worker.broker_certificate
+        worker.each_turn, worker.within = lambda: metrics.look(worker.core), self._served(metrics, listener)
+        return worker
 
     def _lead(self, store: DurableStore, listener: Listener, on_summary: OnSummary, away: Away) -> dict[str, Any]:
         roster, first = self._roster, self._roster.bundle
@@ -157,7 +163,7 @@ class Service:
             assert isinstance(core, Coordinator)
             sharing = Sharing(core, store)
         standing = isinstance(core, StandingCoordinator)
-        metrics = Metrics(self.fleet, core, store.standing, address=self.address)
+        metrics = Metrics(self.fleet, core, store.standing, address=self.address, counts=self._counts, store=store)
         tell = _both(metrics, listener)
         summary = StandingSummary(store, self.fleet, first) if standing else Summary(store, self.fleet, first)
 

@@ -222,6 +222,10 @@ class DurableStore:
         """How many have had this store before and now, where it is on a server; 0 for a file."""
         return self._file.epoch
 
+    def size_bytes(self) -> int:
+        """What the store takes on its disk."""
+        return self._file.size_bytes()
+
     def alone(self) -> AbstractContextManager[None]:
         """What is read and written in the block no other process changes meanwhile."""
         return self._file.alone()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from aggregator import events
@@ -26,6 +27,7 @@ from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
 from aggregator.voice import Voice
 from contract import topics
+from contract.certificates import Expiry
 from contract.envelopes import ENVELOPE_BYTES
 from contract.errors import WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
@@ -46,6 +48,10 @@ class Worker:
         listener: is told what happens.
         signer: signs receipts, where the fleet's aggregator signs.
         stopping: ends `run` once it is set.
+
+    Attributes:
+        each_turn: called after each turn of the loop.
+        within: entered while it works.
     """
 
     def __init__(
@@ -61,6 +67,8 @@ class Worker:
         manager: ServiceManager,
     ) -> None:
         self._store, self._make_core, self._listener = store, make_core, listener
+        self.each_turn: Callable[[], None] = lambda: None
+        self.within: AbstractContextManager[None] = nullcontext()
         self._stopping, self._manager = stopping, manager
         self._read()
         self._address, self._fleet = address, fleet
@@ -87,15 +95,26 @@ class Worker:
         self._link.open()
         try:
             self._manager.ready()
-            while not self._stopping.is_set():
-                if self._turn():
-                    return "nobody leads"
-                if self._link.still_s < _HANGS_S:
-                    self._manager.alive()
+            with self.within:
+                while not self._stopping.is_set():
+                    if self._turn():
+                        return "nobody leads"
+                    self.each_turn()
+                    if self._link.still_s < _HANGS_S:
+                        self._manager.alive()
             return "stopped"
         finally:
             self._handout.close()
             self._link.close()
+
+    @property
+    def core(self) -> Coordinator:
+        """What the fleet is at, as the store had it last."""
+        return self._core
+
+    def broker_certificate(self) -> Expiry | None:
+        """Until when the certificate is good that the broker has shown; from any thread."""
+        return self._link.broker_certificate
 
     @property
     def is_finished(self) -> bool:
@@ -110,7 +129,11 @@ class Worker:
             self._read()
         sent = [each for each in map(self._from_device, received) if each is not None]
         sent = [each for each in sent if not (self._handout.take(*each) or self._enrol(*each, now))]
-        self._receipts.send(self._take(sent, now), now)
+        began = time.perf_counter()
+        decisions = self._take(sent, now)
+        if sent:
+            self._listener(events.BatchTaken(len(sent), time.perf_counter() - began))
+        self._receipts.send(decisions, now)
         for message in received:
             self._link.acknowledge(message)
         self._handout.turn(self._limit_bytes)

@@ -3,6 +3,9 @@
 Each word is a datagram to the socket that `NOTIFY_SOCKET` names; started without one, nothing is sent. With
 `WatchdogSec=` in the unit, systemd ends a process that has said nothing for so long. `alive` is to be called where
 something was done, and by nothing else: no thread and no timer says it, so a process that hangs is found out.
+
+A container has no such socket. What looks after it asks a command whether all is well, and that looks when the file was
+last touched that `PROTOFLEET_ALIVE` names: at `ready`, and then by `alive`, by the same rule (`deploy/Containerfile`).
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 __all__ = ["ServiceManager"]
 
 _SHARE = 4  # how often the watchdog is fed in its time
+_TOUCH_S = 10.0
+_FILE_S = 600.0  # after which who looks at the file takes the process for hung
 _TEXT = 200
 
 
@@ -23,7 +29,8 @@ class ServiceManager:
     """Whoever started this process, if it wants to hear of it.
 
     Args:
-        environment: has `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` where a service manager set them.
+        environment: has `NOTIFY_SOCKET`, `WATCHDOG_USEC` and `WATCHDOG_PID` where a service manager set them, and
+            `PROTOFLEET_ALIVE` in a container.
         clock: seconds of a steady clock.
 
     Attributes:
@@ -36,6 +43,7 @@ class ServiceManager:
         name = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + name[1:] if name.startswith("@") else name if name.startswith("/") else ""
         self._clock, self._fed_at, self._told = clock, float("-inf"), ""
+        self._file, self._touched_at = environment.get("PROTOFLEET_ALIVE", ""), float("-inf")
         micros, pid = environment.get("WATCHDOG_USEC", ""), environment.get("WATCHDOG_PID", "")
         ours = bool(self._address) and micros.isascii() and micros.isdigit() and pid in ("", str(os.getpid()))
         self.watchdog_s = int(micros) / 1e6 if ours and int(micros) else None
@@ -43,6 +51,7 @@ class ServiceManager:
     def ready(self) -> None:
         """The service does its work from now on."""
         self._tell("READY=1")
+        self._touch()
 
     def alive(self) -> None:
         """Something was done: a turn of the loop, a training step, a batch of photos. Cheap, however often."""
@@ -50,15 +59,27 @@ class ServiceManager:
         if self.watchdog_s is not None and now - self._fed_at >= self.watchdog_s / _SHARE:
             self._fed_at = now
             self._tell("WATCHDOG=1")
+        if self._file and now - self._touched_at >= _TOUCH_S:
+            self._touch()
 
     @property
     def wait_s(self) -> float | None:
         """How long a process that waits may sleep at most, to say in time that it is there; None for ever."""
-        return None if self.watchdog_s is None else self.watchdog_s / 2
+        waits = [] if self.watchdog_s is None else [self.watchdog_s / 2]
+        return min([*waits, *([_FILE_S / 2] if self._file else [])], default=None)
 
     @contextlib.contextmanager
     def patient(self, seconds: float) -> Iterator[None]:
         """While something is done that takes long and says nothing meanwhile."""
+        with self._patient_watchdog(seconds):
+            self._touch(max(0.0, seconds - _FILE_S))
+            try:
+                yield
+            finally:
+                self._touch()
+
+    @contextlib.contextmanager
+    def _patient_watchdog(self, seconds: float) -> Iterator[None]:
         if self.watchdog_s is None or seconds <= self.watchdog_s:
             yield
             return
@@ -78,6 +99,13 @@ class ServiceManager:
     def stopping(self) -> None:
         """The service is about to end."""
         self._tell("STOPPING=1")
+
+    def _touch(self, ahead_s: float = 0.0) -> None:
+        if self._file:
+            self._touched_at, now = self._clock(), time.time() + ahead_s
+            with contextlib.suppress(OSError):
+                Path(self._file).touch()
+                os.utime(self._file, (now, now))
 
     def _tell(self, words: str) -> None:
         if self._address:

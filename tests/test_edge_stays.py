@@ -276,6 +276,24 @@ def test_a_service_manager_that_does_not_read_holds_nothing_up(notified: tuple[s
     assert not held_up
 
 
+def test_a_file_that_a_container_looks_at_is_touched_by_progress_alone(tmp_path: Path) -> None:
+    clock, file = [0.0], tmp_path / "alive"
+    told = ServiceManager({"PROTOFLEET_ALIVE": str(file)}, lambda: clock[0])
+    assert (told.watchdog_s, told.wait_s) == (None, 300.0)
+    assert not file.exists()
+    told.ready()
+    assert abs(file.stat().st_mtime - time.time()) < 60
+    for at, is_touched in ((9.0, False), (10.0, True), (19.0, False)):
+        os.utime(file, (1.0, 1.0))
+        clock[0] = at
+        told.alive()
+        assert (file.stat().st_mtime > 1.0) == is_touched
+    with told.patient(3_600.0):  # in an hour it is ten minutes old
+        assert abs(file.stat().st_mtime - time.time() - 3_000.0) < 60
+    assert abs(file.stat().st_mtime - time.time()) < 60
+    ServiceManager({"PROTOFLEET_ALIVE": str(tmp_path / "no" / "where")}).ready()  # is no reason to end
+
+
 def test_without_a_service_manager_nothing_is_said() -> None:
     for environment in ({}, {"WATCHDOG_USEC": "1000"}, {"NOTIFY_SOCKET": "vsock:1:2", "WATCHDOG_USEC": "1000"}):
         told = ServiceManager(environment)

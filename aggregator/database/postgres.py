@@ -169,6 +169,15 @@ class PostgresDatabase:
         )
         return [number for (number,) in drawn.fetchall()]
 
+    def size_bytes(self) -> int:
+        """The schema's tables with their indexes, as the server has them on its disk."""
+        with self.guard():
+            found = self.connection.execute(
+                "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c"
+                " WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace"
+            )
+            return int(found.fetchone()[0])
+
     def erase(self, tables: Collection[str]) -> bool:
         """Write the tables anew, without what was removed, and give the files with it back to the system."""
         with self.guard():

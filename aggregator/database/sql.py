@@ -67,6 +67,9 @@ class Database(Protocol):
     def fresh_ids(self, table: str, count: int) -> Sequence[int]:
         """Numbers for the column `id` of so many new rows, rising; within a transaction."""
 
+    def size_bytes(self) -> int:
+        """What it takes on its disk."""
+
     def erase(self, tables: Collection[str]) -> bool:
         """Leave nothing readable of what was removed from these tables; False while somebody is in the way."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 
 from contract.sqlite import Database
@@ -26,6 +27,12 @@ class SqliteDatabase(Database):
     def fresh_ids(self, table: str, count: int) -> Sequence[int]:
         (last,) = self.connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()
         return range(last + 1, last + 1 + count)
+
+    def size_bytes(self) -> int:
+        """The file without its log, which is given back with each checkpoint."""
+        with self.reading():
+            sizes = (self.connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "page_size"))
+            return math.prod(map(int, sizes))
 
     def erase(self, tables: Collection[str]) -> bool:
         """What was removed is zeros in the file already (`secure_delete`); the log may hold it still."""

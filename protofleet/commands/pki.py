@@ -90,10 +90,18 @@ def device_command(
 @pki_app.command("aggregator")
 def aggregator_command(
     fleet: Annotated[str | None, typer.Option(help="A fleet's id.  [default: the first one]")] = None,
+    workers: Annotated[
+        int, typer.Option(min=0, max=1_000, help="Instead: a certificate for each of so many aggregate --worker.")
+    ] = 0,
     directory: _Dir = _HERE,
 ) -> int:
     """Add a fleet, with a certificate for its aggregator; or give back one that was revoked."""
     with Office.open(directory) as office:
+        if workers:
+            for name in office.add_workers(fleet or office.book.fleets[0], workers):
+                _admitted(office, name, True, told=False)
+            _tell_broker(directory)
+            return _after(directory)
         _admitted(office, office.add_fleet(fleet or office.book.fleets[0]), True)
     return _after(directory)
 

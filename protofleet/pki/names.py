@@ -5,6 +5,7 @@ A name is the certificate's CN, and the broker takes it for the user and for the
     kitchen              a device, by its id
     aggregator, helper   of the first fleet
     aggregator.pets2     of another fleet
+    aggregator.worker-1  one of several that share a fleet's work
     kitchen.answers      a further process beside the one before the dot, which has a connection of its own
 
 Ids have no dot (`contract/topics.py`), so that no device can be called like a process of another.

@@ -114,6 +114,27 @@ class Office:
             self.admit(process, Member(role="aggregator", fleets=(fleet,)))
         return name
 
+    def add_workers(self, fleet: str, count: int) -> list[str]:
+        """Certificates for the first `count` of the processes that share a fleet's work, for those that have none.
+
+        Raises:
+            UsageError: all have one, there is no such fleet, or a name is another's.
+        """
+        first = names.of_fleet("aggregator", check_id(fleet, "--fleet"), self.book.fleets[0])
+        member, new = Member(role="aggregator", fleets=(fleet,)), list[str]()
+        for name in (names.process_of(first, f"worker-{number}") for number in range(1, count + 1)):
+            known = self.book.members.get(name)
+            if known is not None and known != member:
+                raise UsageError(name, expected="a name that is free", got=f"that of fleet {known.fleets[0]}")
+            if known is None or self.book.is_revoked(name) or not self._is_written(name):
+                for each in (name, names.process_of(name, names.ROLLOUT)):
+                    self.admit(each, member)
+                new.append(name)
+        if not new:
+            hint = f"protofleet pki renew {first}.worker-1"
+            raise UsageError("--workers", expected="one more", got=f"{count}, who have certificates", hint=hint)
+        return new
+
     def revoke(self, name: str) -> None:
         """Let nobody of that name in any more, nor its further processes, by whatever certificate they ever had.
 
