@@ -171,6 +171,10 @@ class Progress:
             self._line(escape(f"  {event.device}, round {event.round}{method}: {event.outcome}{reason}"))
 
     @_show.register
+    def _(self, event: events.BatchTaken) -> None:
+        """How long it took is for metrics."""
+
+    @_show.register
     def _(self, event: events.Ended) -> None:
         if self._verbose:
             self._line(f"link closed: {event.connections} connections, {event.dropped} messages dropped at QoS 0")

@@ -58,6 +58,26 @@ def folder(made: Path, tmp_path: Path) -> Path:
 # ── what is written ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+def test_each_worker_has_a_certificate_of_its_own(folder: Path) -> None:
+    """The broker takes the name for the client id: with one certificate two workers would throw each other out."""
+    done = pki(folder, "aggregator", "--workers", 1)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert pki(folder, "aggregator", "--workers", 2).returncode == 0
+    line = one_error_line(pki(folder, "aggregator", "--workers", 2))
+    assert "--workers, expected one more, got 2, who have certificates" in line
+    rules = (folder / "pki" / "broker" / "acl").read_text()
+    of = {name: rules.split(f"user {name}\n")[1].split("\n\n")[0] for name in ("aggregator", "aggregator.worker-2")}
+    assert of["aggregator"] == of["aggregator.worker-2"]
+    for name in ("aggregator.worker-1", "aggregator.worker-2", "aggregator.worker-2.rollout"):
+        assert (
+            certificate(folder / "pki" / "aggregator" / f"{name}.pem").subject.rfc4514_string().endswith(f"CN={name}")
+        )
+    line = one_error_line(pki(folder, "aggregator", "--fleet", "worker-1"))
+    assert "--fleet, expected a name that is free" in line
+    assert pki(folder, "revoke", "aggregator.worker-1").returncode == 0
+    assert "user aggregator.worker-1" not in (folder / "pki" / "broker" / "acl").read_text()
+
+
 def test_files_are_their_owners_alone_whatever_the_umask(made: Path) -> None:
     there = [made / "pki", *(made / "pki").rglob("*")]
     assert {f"{path.stat().st_mode & 0o777:o}" for path in there if path.is_dir()} == {"700"}
