@@ -47,14 +47,14 @@ _CONNECT = b"\0\4MQTT\5\2\1\x2c\0"  # version 5, clean start, keepalive 300 s, n
 class World:
     """A server, a broker and workers, whose processor time is known by part."""
 
-    def __init__(self, folder: Path, server: PostgresServer, workers: int, devices: int) -> None:
+    def __init__(self, folder: Path, server: PostgresServer, workers: int, devices: int, suspects: str) -> None:
         self.server, self.place = server, server.new_place()
         bundle_file(folder / "b.bundle")
         self.broker = Mosquitto(folder / "broker")
         self.broker.start()
         words = ["aggregate", "--worker", "--bundle", folder / "b.bundle", "--broker", self.broker.url]
         words += ["--store", self.place, "--fleet", FLEET, "--rounds", 1, "--no-calibrate", "--quiet"]
-        words += ["--min-clients", devices, "--deadline", 0]
+        words += ["--min-clients", devices, "--deadline", 0, "--suspects", suspects]
         command = [sys.executable, "-m", "protofleet", *map(str, words)]
         surroundings = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.workers = [subprocess.Popen(command, env=surroundings) for _ in range(workers)]
@@ -116,9 +116,9 @@ def processor_s(pids: Iterable[int]) -> float:
     return total
 
 
-def measure(server: PostgresServer, workers: int, devices: int) -> dict[str, float]:
+def measure(server: PostgresServer, workers: int, devices: int, suspects: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as name:
-        world = World(Path(name), server, workers, devices)
+        world = World(Path(name), server, workers, devices, suspects)
         try:
             crowd = Watched(world, devices)
             _, receipts = crowd.run()
@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--workers", default="1,2,4")
     parser.add_argument("--devices", default="1000,4000")
     parser.add_argument("--connections", type=int, default=2_000)
+    parser.add_argument("--suspects", default="leave-out", help="as `aggregate --suspects`: most of what closing costs")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = list[dict[str, float]]()
@@ -183,7 +184,7 @@ def main() -> None:
         print("workers devices committed   per s   ms of processor for each: workers broker postgres  closing  peak MB")
         for workers in map(int, options.workers.split(",")):
             for devices in map(int, options.devices.split(",")):
-                row = measure(server, workers, devices)
+                row = measure(server, workers, devices, options.suspects)
                 rows.append(row)
                 parts = "   ".join(f"{row[f'{part}_ms']:.2f}" for part in ("workers", "broker", "postgres"))
                 closing = row["closing_workers_ms"] + row["closing_postgres_ms"]

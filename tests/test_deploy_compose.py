@@ -152,7 +152,7 @@ def test_what_the_compose_file_starts_works_as_processes(compose: dict[str, Any]
             ):
                 assert there in words
                 words = words.replace(there, here)
-            command = [sys.executable, "-m", "protofleet", *words.split("\n"), "--quiet"]
+            command = [sys.executable, "-m", "protofleet", *words.split("\n"), "--max-clients=5", "--quiet"]
             alive = {**os.environ, "PROTOFLEET_ALIVE": str(tmp_path / name)}
             processes.append(subprocess.Popen(command, env=alive))
         for i in range(5):
