@@ -3,11 +3,11 @@
     python benchmarks/workers.py [--workers 1,2,4] [--devices 1000,4000] [--connections 2000] [--json FILE]
 
 For each number of workers and of devices: a PostgreSQL server (`fsync` on), a Mosquitto and so many processes of
-`protofleet aggregate --worker`; one process speaks for all devices over one connection, as in `many_devices.py`, and sends each
-one's class means (C = 10, D = 512, float32: 20 KB) once the round is open. From the first contribution to the last
-receipt: how many were committed and how many a second, and the processor time of the workers, of the broker and of
-PostgreSQL for each, which says what another machine would hold where this one has too few cores for all of them. Then
-until the round is closed: processor time of merging, and the peak memory of the process that leads. With
+`protofleet aggregate --worker`; one process speaks for all devices over one connection, as in `many_devices.py`, and
+sends each one's class means (C = 10, D = 512, float32: 20 KB) once the round is open. From the first contribution to
+the last receipt: how many were committed and how many a second, and the processor time of the workers, of the broker
+and of PostgreSQL for each, which says what another machine would hold where this one has too few cores for all of
+them. Then until the round is closed: processor time of merging, and the peak memory of the process that leads. With
 `--connections`, what an idle connection takes of Mosquitto's memory.
 
 It needs the extra `dev` (PostgreSQL comes from a package) and Mosquitto. `sizing.py` reads what `--json` writes.

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from aggregator_samples import BUNDLE, bundle_file, manifest, means
-from brokers import free_port
+from brokers import free_port, wait_for_port
 from pki_samples import Authority, GuardedMosquitto
 from postgres_server import need_postgres
 from talker import Talker
@@ -129,6 +130,32 @@ def scraped(port: int) -> str:
         return str(answer.read().decode())
 
 
+def asked_of_prometheus(folder: Path, ports: list[int]) -> dict[str, int]:
+    """How many series each query of the dashboard gives, of a Prometheus that has scraped both workers."""
+    text, port = (DEPLOY / "prometheus.yml").read_text().replace("_interval: 15s", "_interval: 1s"), free_port()
+    for name, at in zip(WORKERS, ports, strict=True):
+        text = text.replace(f"{name}:9464", f"127.0.0.1:{at}")
+    (folder / "prometheus.yml").write_text(text)
+    places = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/tsdb"]
+    command = ["prometheus", *places, f"--web.listen-address=127.0.0.1:{port}", "--log.level=error"]
+    process = subprocess.Popen(command)
+    try:
+        wait_for_port(port, process)
+        deadline, found = time.monotonic() + 60, dict[str, int]()
+        while time.monotonic() < deadline and not (found and min(found.values())):
+            time.sleep(1.0)
+            for query in queries():
+                words = urllib.parse.urlencode({"query": query})
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/query?{words}", timeout=60) as answer:
+                    said = json.load(answer)
+                assert said["status"] == "success", query
+                found[query] = len(said["data"]["result"])
+        return found
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.slow
 def test_what_the_compose_file_starts_works_as_processes(compose: dict[str, Any], tmp_path: Path) -> None:
     """Mosquitto with the files of `pki`, a PostgreSQL, and both workers with their very words, but for places."""
@@ -173,6 +200,9 @@ def test_what_the_compose_file_starts_works_as_processes(compose: dict[str, Any]
         assert sum(done) == 5
         assert set().union(*map(names, queries())) <= set().union(*map(names, texts))
         assert all((tmp_path / name).exists() for name in WORKERS)
+        if shutil.which("prometheus") is not None:
+            given = asked_of_prometheus(tmp_path, ports)
+            assert [query for query, series in given.items() if not series] == []
         assert "already connected" not in broker.log  # neither throws the other out
     finally:
         for talker in talkers:
