@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 from edge_samples import FASHION_LABELS
+from filelock import FileLock
 
 LONG = (
     "test_demo",
@@ -51,18 +53,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def mnist_like_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """`mnist_like_bundle(method="fedproto", **options)`: the file of a small_cnn bundle for 28×28×1, ten classes.
 
-    Exported once for each set of options. Options go to `export.build.build_bundle`.
+    Exported once for each set of options, by whichever of the run's workers asks first. Options go to
+    `export.build.build_bundle`.
     """
-    folder, made = tmp_path_factory.mktemp("bundles"), dict[str, Path]()
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "bundles"
+    folder.mkdir(exist_ok=True)
 
     def make(method: str = "fedproto", **options: object) -> Path:
-        from export.build import build_bundle
+        settings = {"backbone": "small_cnn", "labels": FASHION_LABELS, "input_shape": (28, 28, 1), **options}
+        told = hashlib.sha256(repr(sorted(settings.items())).encode()).hexdigest()[:12]
+        path = folder / f"{method}-{told}.bundle"
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                from export.build import build_bundle
 
-        name = repr((method, sorted(options.items())))
-        if name not in made:
-            made[name] = folder / f"{method}-{len(made)}.bundle"
-            settings = {"backbone": "small_cnn", "labels": FASHION_LABELS, "input_shape": (28, 28, 1), **options}
-            build_bundle(method_name=method, out=made[name], **settings)  # type: ignore[arg-type]
-        return made[name]
+                build_bundle(method_name=method, out=path, **settings)  # type: ignore[arg-type]
+        return path
 
     return make
