@@ -60,8 +60,9 @@ _OPENINGS: tuple[OpeningStatus, ...] = get_args(OpeningStatus)
 
 _FURTHER = (10, 11, 12)  # keys of a contribution's fields of class rows after the first
 _MULTI_DIMENSIONAL = 40
-_DTYPES = {64: "u1", 69: "<u2", 70: "<u4", 71: "<u8", 72: "i1", 84: "<f2", 85: "<f4", 86: "<f8"}
-_TAGS = {np.dtype(dtype): tag for tag, dtype in _DTYPES.items()}
+_NAMES = {64: "u1", 69: "<u2", 70: "<u4", 71: "<u8", 72: "i1", 84: "<f2", 85: "<f4", 86: "<f8"}
+_DTYPES: dict[int, np.dtype[Any]] = {tag: np.dtype(name) for tag, name in _NAMES.items()}
+_TAGS = {dtype: tag for tag, dtype in _DTYPES.items()}
 _FLOATS: dict[str, np.dtype[np.floating]] = {"f64": np.dtype("<f8"), "f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
 _MAX_DEPTH = 8
 _MAX_ITEMS = 4_096  # keys, values, entries, tags: a message needs some hundred, however large its tensors are
@@ -320,7 +321,7 @@ def _tag(tag: cbor2.CBORTag, immutable: bool = False) -> NDArray[Any]:
     """Typed arrays, and shaped ones, as numpy views of the received bytes."""
     if tag.tag == _MULTI_DIMENSIONAL:
         return _shaped(tag.value)
-    dtype = np.dtype(_DTYPES[tag.tag]) if tag.tag in _DTYPES else None
+    dtype = _DTYPES.get(tag.tag)
     if dtype is None or type(tag.value) is not bytes or len(tag.value) % dtype.itemsize:
         raise WireError("tensor", expected="a typed array of RFC 8746", got=f"tag {tag.tag}")
     return np.frombuffer(tag.value, dtype)
@@ -351,31 +352,35 @@ _REFUSED: Mapping[int, Callable[..., Any]] = dict.fromkeys(
 class _Fields:
     """Typed access to a decoded map; each field must be taken exactly once."""
 
+    __slots__ = ("_raw", "_taken")
+
     def __init__(self, raw: dict[int, Any]) -> None:
         self._raw = raw
         self._taken: set[int] = set()
 
     def take(self, key: int, what: str, *kinds: type) -> Any:
         value = self._raw.get(key)
-        if type(key) is not int or type(value) not in kinds:
+        if type(value) not in kinds:
             raise WireError(f"field {key}", expected=what, got=type(value).__name__ if key in self._raw else "nothing")
         self._taken.add(key)
         return value
 
     def integer(self, key: int) -> int:
-        value = self.take(key, "an unsigned integer", int)
+        value: int = self.take(key, "an unsigned integer", int)
         if value < 0:  # it has 64 bits at most, since larger ones come under a tag that is refused
             raise WireError(f"field {key}", expected="an unsigned integer", got=value)
-        return int(value)
+        return value
 
     def number(self, key: int) -> float:
         return float(self.take(key, "a float", float))
 
     def text(self, key: int) -> str:
-        return str(self.take(key, "text", str))
+        value: str = self.take(key, "text", str)
+        return value
 
     def binary(self, key: int) -> bytes:
-        return bytes(self.take(key, "bytes", bytes))
+        value: bytes = self.take(key, "bytes", bytes)
+        return value
 
     def binaries(self, key: int) -> tuple[bytes, ...]:
         value = self.take(key, "a list of bytes", list, tuple)

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from edge_client.data import LocalData
-from export.build import build_bundle
 from lab.data.datasets import SHIPPED, DataSet, load_dataset, take
 from lab.data.make_subset import draw_balanced
 
@@ -45,18 +44,3 @@ def small_directory(root: Path, per_class: int = 60, test_per_class: int = 10) -
         chosen = draw_balanced(table["label"].to_numpy(), few, np.random.default_rng(0))
         pq.write_table(table.take(chosen), root / f"{split}.parquet")
     return root
-
-
-def lab_bundle(path: Path, method: str = "fedproto", **hyper: object) -> Path:
-    """A bundle over FedProto's MNIST network, D = 50."""
-    build_bundle(
-        backbone="fedproto_mnist",
-        method_name=method,
-        labels=LABELS,
-        input_shape=(28, 28, 1),
-        out=path,
-        hyper=hyper,
-        batch=8,
-        seed=3,
-    )
-    return path
