@@ -76,7 +76,7 @@ class FFC(Method):
     unit_features = True
     global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({"head": "features"})
     privacy = "sums of all samples' features and of their products, without noise"
-    encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f64"
+    encoding: ClassVar[Literal["f64", "f32", "f16", "int8", "int32"]] = "f64"
     solves: ClassVar[Solves] = "ridge"
     solved_with: ClassVar[tuple[str, ...]] = ("ridge", "form")
     closes_runs = True
