@@ -184,6 +184,7 @@ class Service:
                 manager=self._manager,
             )
             on_summary(client.summary(), False)
+            process_metrics.release_memory()  # what only the start needed
             self._manager.ready()
             self._has_started = True
             try:
