@@ -1,7 +1,7 @@
 """A Flower grid in this process: real ClientApps and contexts, and every message as Flower's bytes in between.
 
-What it leaves out is the SuperLink, the SuperNodes and their processes; tests/test_flower_processes.py has them. Replies
-come back last first, and a client's context goes through its bytes after each message, as between two processes.
+What it leaves out is the SuperLink, the SuperNodes and their processes; tests/test_flower_processes.py has them.
+Replies come back last first, and a client's context goes through its bytes after each message, as between processes.
 """
 
 from __future__ import annotations
