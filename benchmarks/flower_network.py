@@ -73,6 +73,7 @@ class FlowerNetwork:
 
     Attributes:
         superlink, supernodes: their processes.
+        began: when the first of them was started, seconds since the epoch.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class FlowerNetwork:
             options = ["--fleet-api-address", f"127.0.0.1:{fleet}", "--control-api-address", f"127.0.0.1:{control}"]
             options += ["--serverappio-api-address", f"127.0.0.1:{app_io}"]
         self._write_connection(control, one_port)
+        self.began = time.time()
         try:
             self.superlink = self._start("superlink", "flower-superlink", *options)
             wait_for_port(fleet)
