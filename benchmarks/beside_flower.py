@@ -1,6 +1,6 @@
 """Protofleet beside Flower: bytes at the socket, idle bytes, memory of all processes, time to the first round.
 
-    python benchmarks/beside_flower.py [--clients 5 10] [--flower 1.41.0 1.22.0] [--rounds 4] [--idle 120]
+    python benchmarks/beside_flower.py [--clients 5 10] [--flower 1.41.0 1.22.0] [--rounds 3] [--idle 90]
                                        [--flower-python PATH …] [--work FOLDER] [--json FILE]
 
 The same on both sides: one bundle (small_cnn, 28×28×1, ten classes, D = 128), the same shipped Fashion-MNIST images for
@@ -9,6 +9,7 @@ carries it, and what is sent:
 
     protofleet, prototypes   `protofleet aggregate` and `protofleet client` over Mosquitto, or the embedded broker
     flower, prototypes       `MethodStrategy` and `bundle_mod` (`protofleet.flower`) in a SuperLink and SuperNodes
+    flower, plain arrays     the same class means and counts in an ArrayRecord, as an app without Protofleet would
     flower, FedAvg           Flower's own strategy, and all 421,834 trained numbers of the same network as float32
 
 Bytes are the payload of TCP, counted by a proxy between clients and server (`counting.py`): MQTT, HTTP or gRPC and all
@@ -30,6 +31,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -151,7 +153,7 @@ def closings(summary: Path, rounds: int) -> list[float]:
 
 
 def flower_ways(python: Path, folder: Path, clients: int, rounds: int, idle_s: float) -> list[Row]:
-    """Prototypes and FedAvg, one run after the other over the same SuperNodes."""
+    """Prototypes by either way and FedAvg, one run after the other over the same SuperNodes."""
     proxies: list[CountingProxy] = []
 
     def between(port: int) -> int:
@@ -164,7 +166,7 @@ def flower_ways(python: Path, folder: Path, clients: int, rounds: int, idle_s: f
         connected_s = time.time() - network.began
         idle = idle_bytes(proxies[0], clients, idle_s)
         groups = {"client": [node.pid for node in network.supernodes], "server": [network.superlink.pid]}
-        for kind, what in (("own", "prototypes"), ("fedavg", "FedAvg")):
+        for kind, what in (("own", "prototypes"), ("arrays", "plain arrays"), ("fedavg", "FedAvg")):
             run_began = time.time()
             with Watch(groups) as watch:
                 network.run(kind, rounds=rounds, mark=kind, timeout_s=LIMIT_S)
@@ -212,13 +214,14 @@ def table(rows: list[Row]) -> str:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[5, 10])
     parser.add_argument("--flower", nargs="+", default=list(TESTED), help="versions of flwr")
     parser.add_argument("--flower-python", type=Path, nargs="+", help="pythons with flwr, in place of --flower")
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--photos", type=int, default=60, help="of each client, of ten classes alike")
-    parser.add_argument("--idle", type=float, default=120.0, help="seconds")
+    parser.add_argument("--idle", type=float, default=90.0, help="seconds")
     parser.add_argument("--work", type=Path, help="where environments are kept; a temporary folder by default")
     parser.add_argument("--json", type=Path)
     parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
@@ -236,7 +239,12 @@ def main() -> None:
             options += ["--photos", str(given.photos)]
             options += ["--json", str(given.json)] if given.json else []
             again = [__file__, "--flower-python", *map(str, pythons), INSIDE, "--clients", *options]
-            raise SystemExit(subprocess.run(["unshare", "--net", sys.executable, *again]).returncode)
+            inner = subprocess.Popen(["unshare", "--net", sys.executable, *again])
+            try:
+                sys.exit(inner.wait())
+            finally:
+                inner.terminate()
+                inner.wait()
         where = "a network namespace of its own" if given.inside_a_namespace else "loopback ports"
         print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, in {where}", flush=True)
         rows = compare(pythons, Path(name), given)

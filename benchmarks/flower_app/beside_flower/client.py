@@ -25,12 +25,17 @@ app = ClientApp(mods=[bundle_mod(FOLDER / "fleet.bundle", images)])
 
 
 @app.train()
-def fedavg(message: Message, context: Context) -> Message:
-    """As the method's own round without anybody's prototypes: the same step, over the same images."""
-    bundle, (x, y) = read_bundle(FOLDER / "fleet.bundle"), images(context)
+def plain(message: Message, context: Context) -> Message:
+    """As the method's own round without anybody's prototypes: the same step, over the same images; then either weights
+    are sent, as for FedAvg, or class means, as an app without Protofleet would send them."""
+    bundle, (x, y), config = read_bundle(FOLDER / "fleet.bundle"), images(context), message.content["config"]
     device = Device(bundle, LocalData(x, y), f"{context.node_config['partition-id']}")
-    device.restore({name: array.numpy() for name, array in message.content["arrays"].items()})
-    number = message.content["config"]["server-round"]
-    device.run_round(Announcement(bytes(4), number, "open", bundle.manifest.method, bundle.sha256), None)
-    trained = ArrayRecord({name: Array(value) for name, value in device.state().items()})
-    return Message(RecordDict({"arrays": trained, "metrics": MetricRecord({"num-examples": len(y)})}), reply_to=message)
+    if config["sends"] == "fedavg":
+        device.restore({name: array.numpy() for name, array in message.content["arrays"].items()})
+    announced = Announcement(bytes(4), config["server-round"], "open", bundle.manifest.method, bundle.sha256)
+    done = device.run_round(announced, None).contribution
+    sent = device.state()
+    if config["sends"] == "arrays":
+        sent = {"prototypes": done.body.rows.astype(np.float32), "counts": done.counts.astype(np.float64)}
+    arrays = ArrayRecord({name: Array(value) for name, value in sent.items()})
+    return Message(RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": len(y)})}), reply_to=message)

@@ -1,4 +1,5 @@
-"""The server: `kind` is `own` for the bundle's method, another one's name, or `fedavg`. What came of it is a file."""
+"""The server: `kind` is `own` for the bundle's method, or another one's name; `fedavg`, or `arrays` for prototypes as
+Flower alone would carry them. What came of it is a file."""
 
 import json
 import os
@@ -6,7 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
@@ -26,12 +27,15 @@ def main(grid: Grid, context: Context) -> None:
         closed.append(time.time())
         return None
 
-    if told["kind"] == "fedavg":
+    if told["kind"] in ("fedavg", "arrays"):
         bundle = read_bundle(FOLDER / "fleet.bundle")
-        moved = [t.name for t in bundle.manifest.state if t.role in ("param", "buffer")]
-        start = ArrayRecord({name: Array(bundle.params[name]) for name in moved})
+        m, sends = bundle.manifest, ConfigRecord({"sends": told["kind"]})
+        start = {t.name: bundle.params[t.name] for t in m.state if t.role in ("param", "buffer")}
+        if told["kind"] == "arrays":
+            start = {"prototypes": np.zeros((m.classes, m.features), np.float32), "counts": np.zeros(m.classes)}
+        arrays = ArrayRecord({name: Array(value) for name, value in start.items()})
         strategy = FedAvg(fraction_evaluate=0.0, **nodes)
-        strategy.start(grid, start, num_rounds=told["rounds"], evaluate_fn=after_round)
+        strategy.start(grid, arrays, num_rounds=told["rounds"], train_config=sends, evaluate_fn=after_round)
     else:
         method = None if told["kind"] == "own" else told["kind"]
         run = bytes.fromhex(told["run"]) or None
