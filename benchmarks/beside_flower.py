@@ -22,7 +22,7 @@ included; it depends on what else the machine does.
 
 Environments with flwr are made from the package index under `--work`, unless `--flower-python` names some. As root on
 Linux, everything but that runs in a network namespace of its own, from which nothing outside can be reached; otherwise
-on loopback ports. Flower's telemetry is off.
+on loopback ports. Flower's telemetry and its look for newer versions are off.
 """
 
 from __future__ import annotations

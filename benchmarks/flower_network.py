@@ -1,8 +1,9 @@
 """A network of Flower's own processes on loopback: an environment, a SuperLink, SuperNodes, runs; and its end.
 
 `environment` makes a virtual environment with a named version of flwr from the package index, and this checkout beside
-it. `FlowerNetwork` starts what that version calls a deployment, insecure, with Flower's telemetry and the installation
-of dependencies while it runs switched off. Versions differ in their options: which there are is read off `--help`.
+it. `FlowerNetwork` starts what that version calls a deployment, insecure, with Flower's telemetry, its look for newer
+versions and its installing of dependencies switched off. Versions differ in their options: which there are is read off
+`--help`.
 """
 
 from __future__ import annotations
@@ -237,7 +238,8 @@ def wait_for_port(port: int, timeout_s: float = 120.0) -> None:
 
 
 def _variables() -> dict[str, str]:
-    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "PYTHONDONTWRITEBYTECODE": "1"}
+    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    return {**os.environ, **quiet, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _is_ours(pid: int, folder: Path) -> bool:

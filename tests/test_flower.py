@@ -7,8 +7,11 @@ SuperNodes: tests/test_flower_processes.py.
 from __future__ import annotations
 
 import logging
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -184,6 +187,46 @@ def test_tensors_of_torch_are_taken_as_they_are() -> None:
     found = Samples(features, labels)
     np.testing.assert_array_equal(found.features, features.detach().numpy())
     assert found.labels.dtype == np.int64
+
+
+def _page(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The files of docs/flower.md by their names, and a module `task`, which is the reader's own."""
+    torch = pytest.importorskip("torch")
+    text = (Path(__file__).parent.parent / "docs" / "flower.md").read_text()
+    found = {block.splitlines()[0]: block for block in re.findall(r"```python\n(# .*?)```", text, re.S)}
+    torch.manual_seed(0)
+    pixels = {number: torch.randn(16, 8) + 2 for number in range(2)}
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.features, self.head = torch.nn.Linear(8, 32), torch.nn.Linear(32, 4)
+
+    task = ModuleType("task")
+    task.load_model = Net
+    task.load_data = lambda context: (pixels[context.node_config["partition-id"]], torch.arange(16) % 4)
+    monkeypatch.setitem(sys.modules, "task", task)
+    return found
+
+
+def test_the_apps_of_the_page_run_with_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """FFC as it stands; FedProto, whose loss falls while a client's model stays in its context."""
+    files = _page(monkeypatch)
+    apps = {}
+    for name in ("# server_app.py", "# client_app.py", "# client_app.py, FedProto"):
+        exec(compile(files[name], name, "exec"), space := {})  # as Flower loads it
+        apps[name] = space["app"]
+    grid = LocalGrid(dict.fromkeys((5, 6), apps["# client_app.py"]))
+    apps["# server_app.py"](grid, grid.contexts[5])
+    assert "(4, 32) 1" in capsys.readouterr().out
+    trained = LocalGrid(dict.fromkeys((5, 6), apps["# client_app.py, FedProto"]))
+    strategy = MethodStrategy("fedproto", classes=4, width=32)
+    losses = strategy.start(trained, num_rounds=3).train_metrics_clientapp
+    assert losses[3]["loss"] < losses[1]["loss"]
+    assert strategy.state.version == 3
+    assert len(strategy.state.prototypes.classes) == 4
+    assert not any(reply.content.array_records for replies in trained.seen for reply in replies)
 
 
 def test_an_app_of_fedavg_goes_on_and_its_model_is_what_ffc_is_computed_over() -> None:
