@@ -1,6 +1,6 @@
 """Protofleet beside Flower: bytes at the socket, idle bytes, memory of all processes, time to the first round.
 
-    python benchmarks/beside_flower.py [--clients 5 10] [--flower 1.41.0 1.22.0] [--rounds 3] [--idle 90]
+    python benchmarks/beside_flower.py [--clients 2 5] [--flower 1.41.0 1.22.0] [--rounds 3] [--idle 90]
                                        [--flower-python PATH …] [--work FOLDER] [--json FILE]
 
 The same on both sides: one bundle (small_cnn, 28×28×1, ten classes, D = 128), the same shipped Fashion-MNIST images for
@@ -216,7 +216,7 @@ def table(rows: list[Row]) -> str:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, nargs="+", default=[5, 10])
+    parser.add_argument("--clients", type=int, nargs="+", default=[2, 5])
     parser.add_argument("--flower", nargs="+", default=list(TESTED), help="versions of flwr")
     parser.add_argument("--flower-python", type=Path, nargs="+", help="pythons with flwr, in place of --flower")
     parser.add_argument("--rounds", type=int, default=3)

@@ -101,7 +101,7 @@ class Watch:
     """
 
     groups: Mapping[str, Sequence[int]]
-    every_s: float = 0.5
+    every_s: float = 1.0
     peaks: dict[str, Peak] = field(default_factory=dict)
 
     def __enter__(self) -> Self:

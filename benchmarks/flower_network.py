@@ -8,9 +8,11 @@ versions and its installing of dependencies switched off. Versions differ in the
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -190,7 +192,6 @@ class FlowerNetwork:
         return process
 
     def _end(self) -> None:
-        trees = [pid for process in self._started for pid in tree(process.pid)]
         for process in reversed(self._started):
             process.terminate()
         for process in self._started:
@@ -199,9 +200,18 @@ class FlowerNetwork:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for pid in trees:  # what a SuperLink or a SuperNode leaves behind
-            if _is_ours(pid, self._folder):
-                os.kill(pid, 9)
+        while left := [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._is_ours(pid)]:
+            for pid in left:  # what a SuperLink or a SuperNode has left behind: on a busy machine it can be many
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.1)
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether a process was started with our folder in its environment, and has not ended."""
+        try:
+            return f"BESIDE_FLOWER={self._folder}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
 
 
 def tree(pid: int) -> list[int]:
@@ -240,14 +250,6 @@ def wait_for_port(port: int, timeout_s: float = 120.0) -> None:
 def _variables() -> dict[str, str]:
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     return {**os.environ, **quiet, "PYTHONDONTWRITEBYTECODE": "1"}
-
-
-def _is_ours(pid: int, folder: Path) -> bool:
-    """Whether a process with this id still runs with our folder in its environment."""
-    try:
-        return f"BESIDE_FLOWER={folder}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":
