@@ -294,7 +294,7 @@ def test_a_client_that_is_wrong_says_so_in_one_line_and_the_others_go_on(samples
         (lambda: Samples(np.zeros((2, D)), [0]), "labels, expected 2, one for each feature, got 1"),
         (lambda: Samples(np.zeros((1, D)), [0.5]), "labels, expected whole numbers (N,), got float64 (1,)"),
         (lambda: MethodStrategy("ncmm", classes=C, width=D), "unknown method, expected a known method, got ncmm, try"),
-        (lambda: MethodStrategy("ncm", classes=0, width=D), "a fleet, expected 1 class and 1 feature at least"),
+        (lambda: MethodStrategy("ncm", classes=0, width=D), "a fleet, expected 1 to 65536 classes, 1 feature at"),
         (lambda: MethodStrategy("ncm", classes=C, width=D, max_share=0), "max_share, expected above 0, up to 1, got 0"),
         (lambda: MethodStrategy("ncm", classes=C, width=D, min_samples=0), "min_samples, expected 1 or more, got 0"),
         (lambda: MethodStrategy("ncm", classes=C, width=D, suspects="x"), "suspects, expected leave-out, name, ignore"),
@@ -323,6 +323,23 @@ def test_a_client_over_another_extractor_is_left_out(caplog) -> None:
     assert "extractor, expected the one that the server names, got extractor='resnet'" in caplog.text
     alone = SAYS["ncm"](_samples(0))
     np.testing.assert_array_equal(strategy.state.rows["means"].rows, alone.means.astype(np.float32)[:3])
+
+
+def test_a_client_lets_out_what_its_owner_says_whatever_the_server_asks_for(caplog) -> None:
+    """One takes part in FFC alone; one withholds classes of which it has fewer than eight."""
+    apart = method_mod(lambda m, c: _samples(0), methods=["ffc"])
+    few = method_mod(lambda m, c: _samples(1), min_samples=8)
+    strategy = MethodStrategy("ncm", classes=C, width=D)
+    grid = grid_of([apart, few], no_training)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        strategy.start(grid)
+    assert "the round's method, expected what this client takes part in: ffc, got ncm" in caplog.text
+    counts = np.bincount(_samples(1).labels)
+    assert counts.tolist() == [7, 7, 7]
+    assert strategy.state.rows["means"].classes.tolist() == []
+    more = grid_of([method_mod(lambda m, c: _samples(1), min_samples=7)] * 2, no_training)
+    strategy.start(more)
+    assert strategy.state.rows["means"].classes.tolist() == [0, 1, 2]
 
 
 def test_an_app_without_our_mod_is_told_which_one_it_lacks(caplog) -> None:

@@ -10,7 +10,8 @@ A refusal is a reply with one line as its error, which the ServerApp logs, and n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from numpy.typing import NDArray
 
 from contract.bundle import Bundle, read_bundle
-from contract.errors import BundleError, DataError, DivergedError, ProtofleetError
+from contract.errors import BundleError, DataError, DivergedError, ProtofleetError, UsageError
 from contract.messages import Contribution
 from contract.topics import check_device
 from edge_client.data import UNLABELLED, LocalData
@@ -56,7 +57,13 @@ def no_training(message: Message, context: Context) -> Message:
     return Message(RecordDict(), reply_to=message)
 
 
-def method_mod(samples: Callable[[Message, Context], Samples], *, extractor: str = "") -> Mod:
+def method_mod(
+    samples: Callable[[Message, Context], Samples],
+    *,
+    extractor: str = "",
+    methods: Collection[str] | None = None,
+    min_samples: int = 1,
+) -> Mod:
     """A mod that sends what a method says of features, in place of weights.
 
     For a method that trains (FedProto, FedPR, FedHP, FedHKD) the app's own train function is called first; `received`
@@ -66,6 +73,8 @@ def method_mod(samples: Callable[[Message, Context], Samples], *, extractor: str
         samples: called then, with the message and the context: the client's samples by the features of its model.
         extractor: names the shared extractor, as `MethodStrategy(extractor=…)` does: a server that asks for another is
             refused. Where the server sends the extractor's arrays along, they stand for it instead.
+        methods: names of those that this client takes part in, whatever the server asks for; None for any.
+        min_samples: classes of which it has fewer are withheld, also where the server asks for less.
 
     Returns:
         for `ClientApp(mods=[…])`.
@@ -87,7 +96,7 @@ def method_mod(samples: Callable[[Message, Context], Samples], *, extractor: str
             extractor=a.extractor,
         )
 
-    return _mod(summarise, trains_itself=False)
+    return _mod(summarise, _Terms(False, methods, min_samples))
 
 
 def bundle_mod(
@@ -95,6 +104,8 @@ def bundle_mod(
     data: Callable[[Context], tuple[NDArray[np.uint8], NDArray[np.integer]]],
     *,
     threads: int = 1,
+    methods: Collection[str] | None = None,
+    min_samples: int = 1,
 ) -> Mod:
     """A mod that is a device of ours: it trains and summarises with a bundle's graphs, and needs no torch.
 
@@ -104,6 +115,7 @@ def bundle_mod(
         bundle: file, the same as, or of one fleet with, that of `MethodStrategy.of_bundle`.
         data: images (N, H, W, c) uint8 of the bundle's shape, and class numbers (N,), of this client.
         threads: within an operator.
+        methods, min_samples: as of `method_mod`.
 
     Returns:
         for `ClientApp(mods=[…])`; the app's train function is never called by our messages.
@@ -123,7 +135,7 @@ def bundle_mod(
             secret=_secret(context),
         )
         if _WEIGHTS in context.state:
-            device.restore({name: array.numpy() for name, array in context.state[_WEIGHTS].items()})
+            device.restore({name: array.numpy() for name, array in context.state.array_records[_WEIGHTS].items()})
         try:
             done = device.run_round(task.announcement, task.state)
         except DivergedError:
@@ -132,10 +144,33 @@ def bundle_mod(
             context.state[_WEIGHTS] = ArrayRecord({name: Array(value) for name, value in device.state().items()})
         return done.contribution
 
-    return _mod(summarise, trains_itself=True)
+    return _mod(summarise, _Terms(True, methods, min_samples))
 
 
-def _mod(summarise: Summarise, *, trains_itself: bool) -> Mod:
+@dataclass(frozen=True)
+class _Terms:
+    """What a client's owner lets out, and whether the mod trains itself or the app does."""
+
+    trains_itself: bool
+    methods: Collection[str] | None
+    min_samples: int
+
+    def hold(self, task: Task) -> Task:
+        """The task as the owner lets it be done.
+
+        Raises:
+            UsageError: not at all.
+        """
+        if self.methods is not None and task.method.name not in self.methods:
+            own = ", ".join(self.methods) or "no method"
+            raise UsageError(
+                "the round's method", expected=f"what this client takes part in: {own}", got=task.method.name
+            )
+        a = task.announcement
+        return replace(task, announcement=replace(a, min_samples=max(a.min_samples, self.min_samples)))
+
+
+def _mod(summarise: Summarise, terms: _Terms) -> Mod:
     def mod(message: Message, context: Context, call_next: Next) -> Message:
         if message.metadata.message_type.partition(".")[0] != "train":
             return call_next(message, context)
@@ -143,8 +178,8 @@ def _mod(summarise: Summarise, *, trains_itself: bool) -> Mod:
             task = Task.read(message.content)
             if task is None:
                 return call_next(message, context)
-            metrics: dict[str, int | float] = {}
-            if task.method.trains and not trains_itself:
+            task, metrics = terms.hold(task), {}
+            if task.method.trains and not terms.trains_itself:
                 trained = call_next(message, context)
                 if trained.has_error():
                     return trained
@@ -176,7 +211,7 @@ def _name(context: Context) -> str:
 def _secret(context: Context) -> bytes:
     if _SECRET not in context.state:
         context.state[_SECRET] = ConfigRecord({"key": os.urandom(32)})
-    return bytes(context.state[_SECRET]["key"])  # type: ignore[arg-type,index]
+    return bytes(context.state.config_records[_SECRET]["key"])  # type: ignore[arg-type]
 
 
 def _check_extractor(task: Task, message: Message, named: str) -> None:

@@ -32,6 +32,7 @@ __all__ = [
     "travelled",
 ]
 
+MAX_CLASSES = 1 << 16  # whose numbers a message has room for
 _PREFIX = "protofleet."  # of our keys, among whatever else a ConfigRecord holds
 _ANNOUNCEMENT, _STATE, _FLEET = f"{_PREFIX}announcement", f"{_PREFIX}state", f"{_PREFIX}fleet"
 _CONTRIBUTION, _NAME = f"{_PREFIX}contribution", f"{_PREFIX}name"
@@ -139,8 +140,8 @@ def carried(found: Method, given: Mapping[str, object], classes: int, width: int
         UsageError: it adds noise: a client of Flower keeps no books of what it has told before, so no ε can be stated.
         MethodError: hyper-parameters that it does not have, or that do not fit C classes and width D.
     """
-    if classes < 1 or width < 1:
-        raise UsageError("a fleet", expected="1 class and 1 feature at least", got=f"{classes} and {width}")
+    if not (1 <= classes <= MAX_CLASSES and width >= 1):
+        raise UsageError("a fleet", expected=f"1 to {MAX_CLASSES} classes, 1 feature at least", got=(classes, width))
     hyper = found.settle(given)
     found.check(hyper, classes, width)
     if found.mechanism(hyper) is not None:
