@@ -25,7 +25,7 @@ from typing import Any
 
 from contract.errors import ProtofleetError, UsageError, WorkerError
 from contract.interrupt import hold_back, let_through
-from lab.engine.shared import Box, Handle, Shared, pack, replace, unpack
+from lab.engine.shared import Box, Handle, Shared, pack, replace, sendable, unpack
 from lab.engine.workers import Results, Settled, Task
 
 __all__ = ["processes"]
@@ -222,13 +222,11 @@ _here: dict[str, tuple[str, Any]] = {}
 
 
 def _begin(watched: Connection, threads: int) -> None:
-    import threadpoolctl
-    import torch
+    from lab.engine.preloaded import limit_threads
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(watched,), daemon=True).start()
-    torch.set_num_threads(threads)
-    threadpoolctl.threadpool_limits(threads, user_api="blas")
+    limit_threads(threads)
 
 
 def _end_with(watched: Connection) -> None:
@@ -244,7 +242,7 @@ def _perform(task: Task, site: Handle, common: Handle, path: str) -> None:
     try:
         packed = pack(task(_loaded("site", site), _loaded("common", common), item))
     except Exception as error:
-        packed = pack(_sendable(error))
+        packed = pack(sendable(error))
     replace(path, packed)
 
 
@@ -254,11 +252,3 @@ def _loaded(kind: str, handle: Handle) -> Any:
         _here.pop(kind, None)
         _here[kind] = (handle.key, handle.load())
     return _here[kind][1]
-
-
-def _sendable(error: Exception) -> Exception:
-    try:
-        unpack(pack(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Box", "Handle", "Shared", "pack", "unpack"]
+__all__ = ["Box", "Handle", "Shared", "pack", "replace", "sendable", "unpack"]
 
 _ALIGNED = 64  # bytes, so that vectors are loaded as from memory of one's own
 _numbers = itertools.count()
@@ -119,6 +119,15 @@ def pack(value: Any) -> bytes:
 def unpack(packed: bytes) -> Any:
     """What was packed, by a process of ours."""
     return pickle.loads(packed)
+
+
+def sendable(error: Exception) -> Exception:
+    """The error, or where it cannot be sent, one that says the same."""
+    try:
+        unpack(pack(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 class _Pickler(pickle.Pickler):
