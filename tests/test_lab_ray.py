@@ -64,9 +64,9 @@ def test_it_hears_and_speaks_on_the_loopback_address_alone(two: Workers) -> None
     ends = [end for each in _family() for link in each.net_connections("inet") for end in (link.laddr, link.raddr)]
     assert len(ends) > 10
     assert {end.ip for end in ends if end} <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
-    for each in _family():
-        if "ray" in " ".join(each.cmdline()[:4]) and each.pid != os.getpid():
-            assert each.environ().get("RAY_USAGE_STATS_ENABLED") == "0"
+    ours = [each for each in _family() if each.name() in ("gcs_server", "raylet")]
+    assert {each.name() for each in ours} == {"gcs_server", "raylet"}
+    assert {each.environ().get("RAY_USAGE_STATS_ENABLED") for each in ours} == {"0"}
 
 
 def test_without_ray_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
