@@ -8,9 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
+from contract.statistics import FeatureGram
 from edge_client.data import LocalData
+from lab.algorithms.head_calibration import client_gram
 from lab.data.datasets import SHIPPED, DataSet, load_dataset, take
 from lab.data.make_subset import draw_balanced
+from lab.engine.local_training import EagerModel
 
 LABELS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
@@ -44,3 +47,11 @@ def small_directory(root: Path, per_class: int = 60, test_per_class: int = 10) -
         chosen = draw_balanced(table["label"].to_numpy(), few, np.random.default_rng(0))
         pq.write_table(table.take(chosen), root / f"{split}.parquet")
     return root
+
+
+def summed(model: EagerModel, held: list[LocalData]) -> FeatureGram:
+    """What FFC's server has of these clients."""
+    total = FeatureGram.zero(*model.head_weight.shape)
+    for share in held:
+        total = total.merge(client_gram(model.features(share.x), share.y, total.classes))
+    return total

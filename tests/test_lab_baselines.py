@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lab_samples import shares, shipped, some
+from lab_samples import shares, shipped, some, summed
 from safetensors.torch import load_file
 
 from contract.bundle import read_bundle
@@ -101,7 +101,10 @@ def test_the_calibrated_head_is_the_pooled_one() -> None:
     best = ridge_head(pooled, np.concatenate([share.y for share in held]), 10, 1e-6)
     rounding = 1e-6 * np.abs(best).max()  # two solvers of one system, whose smallest penalty is a millionth of the mean
     np.testing.assert_allclose(
-        calibrated_head(model, held, method("ffc").settle({"ridge": 1e-6})).weight, best, rtol=1e-6, atol=rounding
+        calibrated_head(summed(model, held), method("ffc").settle({"ridge": 1e-6})).weight,
+        best,
+        rtol=1e-6,
+        atol=rounding,
     )
 
 
