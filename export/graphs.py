@@ -149,9 +149,17 @@ def graphs_from_onnx(
 
 
 def export_step(
-    net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
+    net: nn.Module,
+    preprocess: Preprocess,
+    plan: StepPlan,
+    batch: int,
+    input_shape: tuple[int, int, int],
+    lanes: int | None = None,
 ) -> bytes:
     """The bytes of train_step.onnx: the plan's inputs and then its state; outputs loss and then `<name>.next`.
+
+    Args:
+        lanes: for the variant of export/lanes.py with this block size; `batch` is a multiple of it.
 
     Raises:
         ExportError: for an operator without translation.
@@ -169,7 +177,7 @@ def export_step(
     for name, shape in plan.method.step_inputs(plan.hyper).items():
         kinds[name] = torch.zeros([sizes[axis] for axis in shape])
     example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.step_state))
-    graph = Graph("train_step")
+    graph = Graph("train_step", lanes=lanes)
     names = [*plan.inputs, *(t.name for t in plan.step_state)]
     for name, tensor in zip(names, example, strict=True):
         graph.input(name, tensor.dtype, tensor.shape)
