@@ -12,7 +12,7 @@ works on these as they are, and no convolution needs another layout than its nei
 convolutions, too: of ∂y, spread by the stride, with the kernel turned around; and of x with ∂y as the kernel.
 
 A device takes such a graph only where it gives what the portable one does and takes less time
-(edge_client/step_variants.py, docs/decisions/171).
+(edge_client/step_forms.py, docs/decisions/171).
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import onnx
+from onnx import TensorProto, helper
 
-from export.graph import Graph
+from contract.runtime import ORT_ERRORS, ort
+from export.graph import IR_VERSION, OPSET, Graph
 from export.windows import Window
 
 __all__ = [
     "LANES",
+    "block_here",
     "by_position",
     "forward",
     "input_gradient",
@@ -33,11 +37,34 @@ __all__ = [
     "sums_by_sample",
     "to_channel_major",
     "to_rows",
+    "uses_lanes",
     "weight_gradient",
 ]
 
 LANES = (16, 8)  # block sizes of ONNX Runtime's builds
 _DOMAIN = "com.microsoft.nchwc"
+
+
+def block_here() -> int | None:
+    """The block size of this ONNX Runtime on this processor, asked of the runtime itself; None where it has none."""
+    order = helper.make_node("ReorderInput", ["x"], ["y"], domain=_DOMAIN)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64, 1, 2])]
+    graph = helper.make_graph([order], "order", inputs, [helper.make_empty_tensor_value_info("y")])
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(_DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, {"x": np.arange(128, dtype=np.float32).reshape(1, 64, 1, 2)})
+    except ORT_ERRORS:
+        return None
+    return int(np.argmax(found.ravel() == 1.0))  # the second pixel of the first channel comes after a whole block
+
+
+def uses_lanes(graph: bytes) -> bool:
+    """Whether a model has one of the blocked operators."""
+    return any(each.domain == _DOMAIN for each in onnx.load_from_string(graph).opset_import)
 
 
 def to_rows(graph: Graph, name: str, shape: Sequence[int]) -> str:

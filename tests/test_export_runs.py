@@ -9,11 +9,10 @@ import torch
 import torch.nn.functional as F
 from export_samples import Device, device, session
 
-from contract.runtime import ORT_ERRORS
 from export import runs
 from export.graph import Graph
 from export.graphs import export_step
-from export.lanes import suits
+from export.lanes import block_here, suits
 from export.trace import record, to_onnx
 from export.verify import verify_step
 from export.windows import Window
@@ -49,22 +48,7 @@ def test_a_result_that_mixes_channels_is_not_made_in_runs(monkeypatch: pytest.Mo
     assert list(runs.plan(chain).values()) == [8]
 
 
-def block_of_this_runtime() -> int | None:
-    """How many lanes the blocked operators of this ONNX Runtime have; None where it has none."""
-    order = onnx.helper.make_node("ReorderInput", ["x"], ["y"], domain="com.microsoft.nchwc")
-    inputs = [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1, 64, 1, 2])]
-    graph = onnx.helper.make_graph([order], "order", inputs, [onnx.helper.make_empty_tensor_value_info("y")])
-    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in (("", 20), ("com.microsoft.nchwc", 1))]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    try:
-        running = session(model.SerializeToString())
-    except ORT_ERRORS:
-        return None
-    found = running.run(None, {"x": np.arange(128, dtype=np.float32).reshape(1, 64, 1, 2)})[0].ravel()
-    return int(np.argmax(found == 1.0))
-
-
-BLOCK = block_of_this_runtime()
+BLOCK = block_here()
 needs_blocks = pytest.mark.skipif(BLOCK is None, reason="this ONNX Runtime has no blocked operators")
 
 
