@@ -257,6 +257,7 @@ def readable_messages() -> dict[str, Message]:
         "announcement-helper": Announcement(
             run, 7, "open", "ffc", bundle, extractor=bundle[::-1], helper=HelperTerms(bundle, 10, 36)
         ),
+        "announcement-epoch": Announcement(run, 7, "open", "fedproto", bundle, epoch=3),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,

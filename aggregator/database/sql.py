@@ -46,10 +46,12 @@ class Database(Protocol):
     Attributes:
         path: where it is, as it is shown.
         epoch: how many processes have had it before and now, where that is counted.
+        of_devices: tables that hold what devices sent, beside those that every store has; with a column `device`.
     """
 
     path: str
     epoch: int
+    of_devices: Sequence[str]
 
     @property
     def connection(self) -> Connection: ...

@@ -14,6 +14,7 @@ class SqliteDatabase(Database):
     """An open file; see `aggregator.database.sql.Database` and `contract.sqlite.Database`."""
 
     epoch = 0
+    of_devices: Sequence[str] = ()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
