@@ -294,8 +294,8 @@ def test_a_store_is_looked_for_again_only_where_that_may_help() -> None:
     assert away.wait_s(lost, 0.0) is None  # it was never there
     away.opened()
     assert away.wait_s(StoreError("full"), 0.0) is None
-    assert [away.wait_s(lost, 0.0) for _ in range(8)] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
-    assert (away.wait_s(taken, 10.0), away.wait_s(taken, 129.0), away.wait_s(taken, 131.0)) == (30.0, 30.0, None)
+    assert [away.wait_s(lost, 0.0) for _ in range(8)] == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0]
+    assert (away.wait_s(taken, 10.0), away.wait_s(taken, 129.0), away.wait_s(taken, 131.0)) == (5.0, 5.0, None)
     away.opened()
     assert away.wait_s(taken, 500.0) == 0.5
 
