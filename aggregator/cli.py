@@ -157,6 +157,14 @@ def aggregate_command(
         bool,
         typer.Option("--enrolled", help="Take only what enrolled devices have signed (protofleet fleet invite)."),
     ] = False,
+    worker: Annotated[
+        bool,
+        typer.Option(
+            "--worker",
+            help="One of any number of such processes, on any machines, with one --store postgresql://… and broker; "
+            "one of them leads at a time.",
+        ),
+    ] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another aggregator that serves this fleet, instead of refusing.")
     ] = False,
@@ -212,7 +220,7 @@ def aggregate_command(
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
     served = None if metrics is None else parse_metrics(metrics)
-    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served, sign)
+    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served, sign, worker)
     console = Console(stderr=True, quiet=quiet)
 
     def on_summary(content: dict[str, Any], finished: bool) -> None:

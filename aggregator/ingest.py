@@ -65,6 +65,7 @@ Cause = Literal[
 MAX_IN_PROGRESS = 4_096
 STALL_S = 5.0  # before the first question after missing chunks; doubled each time
 MAX_QUESTIONS = 6  # in 5 minutes; then the device must speak first, as it does when it sends again
+_CHUNK = b"\x00\x04"  # key 0 and the type, after the map's first byte
 _MIN_CHUNK_BYTES = 512  # the smallest limit that can be announced leaves more than that for data
 
 
@@ -169,10 +170,12 @@ class Ingest:
     Args:
         holds: whether the store has the contribution (round, method, device).
         assembler: bounds what chunks may take.
+        patient: whether chunks that are missing may be with another process, so that nobody is asked at once.
     """
 
     holds: Callable[[int, str, str], bool]
     assembler: Assembler = field(default_factory=Assembler)
+    patient: bool = False
     _accepted: set[tuple[int, str, str]] = field(default_factory=set)
     _newest: dict[str, Held] = field(default_factory=dict)  # accepted in this batch, where sums stand
     _in_progress: OrderedDict[tuple[str, str], _InProgress] = field(default_factory=OrderedDict)
@@ -199,6 +202,18 @@ class Ingest:
             return _named(taken, message.digest)
         decided = standing or self._take(device, message, payload, len(payload), view, digest)
         return _named(decided, digest)
+
+    def chunk_of(self, device: str, payload: bytes, view: View) -> Chunk | None:
+        """A piece of a contribution that may still count, for the processes that put one together; else None."""
+        if inner_of(payload)[1:3] != _CHUNK:
+            return None
+        try:
+            message = view.opened(device, payload, view.largest_bytes)
+        except WireError:  # of which one is an intrusion: `decide` says what
+            return None
+        if not isinstance(message, Chunk) or message.total_bytes > largest_contribution_bytes(view):
+            return None
+        return None if self._standing(device, message, message.digest, view) is not None else message
 
     def stalled(self, now: float, view: View, is_online: Callable[[str], bool]) -> list[Decision]:
         """For contributions of which nothing came for a while: what is missing.
@@ -322,7 +337,8 @@ class Ingest:
             everything = np.packbits(np.ones(chunk.count, np.uint8), bitorder="little").tobytes()
             return _decision(device, chunk, "need-chunks", missing=everything)
         if whole is None:  # what is missing takes time in proportion to all of it: not for each chunk
-            missing = self.assembler.missing(device, chunk.method) if chunk.index == chunk.count - 1 else None
+            asks = chunk.index == chunk.count - 1 and not self.patient
+            missing = self.assembler.missing(device, chunk.method) if asks else None
             if missing is not None:
                 return _decision(device, chunk, "need-chunks", missing=missing)
             return Decision(device, "partial", chunk.round)

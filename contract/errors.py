@@ -17,6 +17,7 @@
     └── StoreError      the disk refused: full, read-only, locked, written by another run
         ├── InUseError      another process runs on the file
         └── StoreLostError  the server that has it is not there, or not any more
+            └── LedError        another process leads now on the same store
 
 Each says what was expected, what came instead and what to do next. The front door prints that as one line;
 library code never prints and never exits.
@@ -36,6 +37,7 @@ __all__ = [
     "DownloadError",
     "ExportError",
     "InUseError",
+    "LedError",
     "LinkError",
     "MethodError",
     "PrivacyError",
@@ -162,6 +164,10 @@ class InUseError(StoreError):
 
 class StoreLostError(StoreError):
     """The server that has a store is not there, or not any more: it may be in a minute."""
+
+
+class LedError(StoreLostError):
+    """Another process leads now on the same store: nothing that this one believes may be written or said."""
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

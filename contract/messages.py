@@ -170,6 +170,8 @@ class Announcement:
         issued: higher than in any announcement that the same key signed before, so that an old one that is sent again
             is known: milliseconds since the epoch, or one more than the last; 0 where nothing is signed.
         helper: whose helper opens the round's sum, where it is blinded; None in open rounds.
+        epoch: which one this leader is, of the processes that have led this run: a lower one is of a leader that has
+            been followed by another; 0 where one process alone can have the store.
     """
 
     run: bytes
@@ -191,6 +193,7 @@ class Announcement:
     withheld: tuple[int, ...] = ()
     issued: int = 0
     helper: HelperTerms | None = None
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round, lowest=0)
@@ -216,6 +219,7 @@ class Announcement:
         _require(1 <= self.min_samples <= MAX_ROUND, "min_samples", "1 or more", self.min_samples)
         _require(LEAST_LIMIT_BYTES <= self.limit_bytes <= 1 << 28, "limit_bytes", "1024 to 2^28", self.limit_bytes)
         _require(0 <= self.issued < 1 << 63, "issued", "0 to 2^63 - 1", self.issued)
+        _require(0 <= self.epoch <= MAX_ROUND, "epoch", f"0 to {MAX_ROUND}", self.epoch)
 
 
 @dataclass(frozen=True, eq=False)

@@ -108,6 +108,7 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         **({18: _integers(np.array(m.withheld))} if m.withheld else {}),
         **({19: m.issued} if m.issued else {}),
         **({20: _encode_helper_terms(m.helper)} if m.helper else {}),
+        **({21: m.epoch} if m.epoch else {}),
     }
 
 
@@ -500,6 +501,7 @@ def _decode_announcement(f: _Fields) -> Announcement:
         withheld=tuple(f.class_numbers(18).tolist()) if f.has(18) else (),
         issued=f.integer(19) if f.has(19) else 0,
         helper=_decode_helper_terms(f.inner(20)) if f.has(20) else None,
+        epoch=f.integer(21) if f.has(21) else 0,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 
 from contract.sqlite import Database
 
@@ -11,6 +12,17 @@ __all__ = ["SqliteDatabase"]
 
 class SqliteDatabase(Database):
     """An open file; see `aggregator.database.sql.Database` and `contract.sqlite.Database`."""
+
+    epoch = 0
+    of_devices: Sequence[str] = ()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """A file has one process."""
+        yield
+
+    def changed(self) -> None:
+        """There are no others."""
 
     def fresh_ids(self, table: str, count: int) -> Sequence[int]:
         (last,) = self.connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()
