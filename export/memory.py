@@ -18,9 +18,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-__all__ = ["EAGER_BYTES", "affordable", "give_back", "kept_bytes", "settled_heap"]
+__all__ = ["EAGER_BYTES", "LARGE_STATE_BYTES", "affordable", "give_back", "kept_bytes", "settled_heap"]
 
 EAGER_BYTES = 512 << 20  # what torch may keep for one backward pass in float64
+LARGE_STATE_BYTES = 32 << 20  # of which each side has several copies
 _FEWEST = 4  # BatchNorm over fewer would compare noise
 
 
