@@ -4,8 +4,8 @@
     python benchmarks/step_forms.py --save graphs/
     sudo python benchmarks/arm_instructions.py graphs/*.onnx
 
-Each graph is run once, and 1 + `--runs` times, in the emulated userland; of the difference, one run is printed. Starting
-Python takes some million instructions more or less each time: small graphs want more runs.
+Each graph is run once, and 1 + `--runs` times, in the emulated userland; of the difference, one run is printed.
+Starting Python takes some million instructions more or less each time: small graphs want more runs.
 Instructions are no time: they say nothing of caches, of memory or of how many a core does at once. They do say which of
 two graphs asks more of the processor, and whether an operator is there at all; what is faster, a board measures itself.
 It takes gcc, and Debian's qemu-user (its plugins are not in qemu-user-static).

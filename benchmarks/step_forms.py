@@ -3,6 +3,7 @@
     python benchmarks/step_forms.py                                  # mobilenet_v2 and mobilenet_v3_small
     python benchmarks/step_forms.py --case mobilenet_v2:64x64x3:16:spherefed --threads 2 --repeats 20
     python benchmarks/step_forms.py --save graphs/                   # the graphs, for benchmarks/arm_instructions.py
+    python benchmarks/step_forms.py --look graphs/mobilenet_v2-portable.onnx      # its memory, its operators' times
 
 The forms: `whole`, no activation in runs of channels; `portable`, what a bundle's train_step.onnx is; `lanes16` or
 `lanes8`, what `export --for-x86` adds, where this ONNX Runtime has the operators. Beside them eager torch, and eager
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable
@@ -43,8 +45,13 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save", type=Path, help="write the graphs there and measure nothing")
+    parser.add_argument(
+        "--look", type=Path, help="a saved graph: what a process that runs it peaks at, and its operators"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.look:
+        return look(options.look, options.repeats)
     torch.set_num_threads(options.threads)
     rows = []
     for case in options.case or CASES:
@@ -65,6 +72,39 @@ def main() -> int:
     if options.json:
         versions = {"onnxruntime": ort.__version__, "torch": torch.__version__}
         options.json.write_text(json.dumps({"schema": "protofleet.step-forms/1", **versions, "rows": rows}, indent=1))
+    return 0
+
+
+def look(path: Path, repeats: int) -> int:
+    """Print a process's peak after three steps of a graph on made-up numbers, then each operator's time in one step."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_mem_pattern = False
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    options.enable_profiling, options.profile_file_prefix = True, str(path.with_suffix(""))
+    session = ort.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
+    random, feed = np.random.default_rng(0), {}
+    for each in session.get_inputs():
+        kind = {"tensor(uint8)": np.uint8, "tensor(int64)": np.int64}.get(each.type, np.float32)
+        above_zero = "var" in each.name or each.name == "sample_weight"
+        feed[each.name] = np.asarray(np.ones(each.shape) if above_zero else random.random(each.shape) / 10, dtype=kind)
+    session.run(None, feed)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(repeats):
+        session.run(None, feed)
+    written = Path(session.end_profiling())
+    events = [e for e in json.loads(written.read_text()) if e["name"].endswith("_kernel_time")]
+    written.unlink()
+    best: dict[tuple[str, str], float] = {}
+    for event in events:
+        key = (event["args"]["op_name"], event["name"])
+        best[key] = min(best.get(key, float("inf")), event["dur"] / 1e3)
+    print(f"{path.stem}: peak {(peak - before) / 1024:.0f} MiB above {before / 1024:.0f}, {len(best):,} nodes")
+    total = sum(best.values())
+    for kind in sorted({kind for kind, _ in best}, key=lambda k: -sum(v for (o, _), v in best.items() if o == k))[:12]:
+        times = [ms for (operator, _), ms in best.items() if operator == kind]
+        print(f"  {kind:22s} {sum(times):7.2f} ms  {sum(times) / total:5.0%}  {len(times):5d} nodes")
     return 0
 
 
