@@ -26,9 +26,10 @@ from export.backbones import Backbone, Norm
 from export.chance import chance_of
 from export.features import export_features, export_halves
 from export.graph import Graph
+from export.micro import TwoGraphs, export_micro
 from export.onnx_features import PREFIX, read_onnx, verify_onnx
 from export.placement import place_weights, weight_names
-from export.step import Preprocess, StepPlan, TrainingStep, trace_step
+from export.step import Preprocess, StepPlan, TrainingStep, example_inputs, trace_step
 from export.trace import to_onnx
 from export.verify import verify_features, verify_step
 from export.weights import file_sha256
@@ -59,12 +60,20 @@ class Graphs:
     cut: tuple[Activation, ...] = ()
     trunk: bytes | None = None
     tail: bytes | None = None
+    micro: tuple[bytes, bytes] | None = None
 
 
 def graphs_from_torch(
-    clock: Clock, found: Backbone, preprocess: Preprocess, plan: StepPlan, head: str, batch: int, seed: int
+    clock: Clock,
+    found: Backbone,
+    preprocess: Preprocess,
+    plan: StepPlan,
+    head: str,
+    batch: int,
+    seed: int,
+    micro: int = 0,
 ) -> Graphs:
-    """Steps 3 and 4 for a torch module."""
+    """Steps 3 and 4 for a torch module; `micro` is the samples of a part of a batch, 0 for no such graphs."""
     net, shape, entry = found.net, found.input_shape, plan.method
     with clock.stage("features", "exporting features.onnx"):
         features = export_features(net, preprocess, plan.state, shape, unit=entry.unit_features)
@@ -76,6 +85,10 @@ def graphs_from_torch(
     if entry.trains:
         with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {head} head, batch {batch})"):
             step = export_step(net, preprocess, plan, batch, shape)
+    parts = None
+    if entry.trains and micro:
+        with clock.stage("micro_batch", f"exporting gradients.onnx and update.onnx (micro-batch {micro})"):
+            parts = export_micro(net, preprocess, plan, micro, shape)
     with clock.stage("verify", "running both in ONNX Runtime against torch"):
         packed = pack_params(stored)
         placed = [place_weights(each, packed) for each in (features, *(halves or ()))]
@@ -83,6 +96,10 @@ def graphs_from_torch(
         if step is not None:
             trunk = placed[1] if halves else None
             worst = verify_step(step, net, preprocess, plan, state, batch=batch, input_shape=shape, trunk=trunk)
+            agreement = max(agreement, worst, key=lambda a: a.error)
+        if parts is not None:
+            trunk, both = placed[1] if halves else None, TwoGraphs(*parts)
+            worst = verify_step(both, net, preprocess, plan, state, batch=micro, input_shape=shape, trunk=trunk)
             agreement = max(agreement, worst, key=lambda a: a.error)
         if halves:
             worst = verify_features(placed[1:], net, preprocess, state, input_shape=shape, unit=entry.unit_features)
@@ -104,6 +121,7 @@ def graphs_from_torch(
         cut=plan.cut.activations if plan.cut is not None else (),
         trunk=halves[0] if halves else None,
         tail=halves[1] if halves else None,
+        micro=parts,
     )
 
 
@@ -156,18 +174,7 @@ def export_step(
     Raises:
         ExportError: for an operator without translation.
     """
-    kinds = {
-        "x": torch.zeros((batch, *input_shape), dtype=torch.uint8),
-        **({each.name: torch.zeros((batch, *each.shape)) for each in plan.cut.activations} if plan.cut else {}),
-        "y": torch.zeros(batch, dtype=torch.int64),
-        "sample_weight": torch.ones(batch),
-        "prototypes": torch.zeros(plan.classes, plan.features),
-        "prototype_mask": torch.zeros(plan.classes),
-        "lr": torch.tensor(0.0),
-    }
-    sizes = {"classes": plan.classes, "features": plan.features}
-    for name, shape in plan.method.step_inputs(plan.hyper).items():
-        kinds[name] = torch.zeros([sizes[axis] for axis in shape])
+    kinds = example_inputs(plan, batch, input_shape)
     example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.step_state))
     graph = Graph("train_step")
     names = [*plan.inputs, *(t.name for t in plan.step_state)]
