@@ -425,7 +425,11 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
             "a cut where tensors are the trunk's",
             "none",
         ),
-        (0 <= manifest.micro_batch < manifest.batch, "a micro-batch below the batch", manifest.micro_batch),
+        (
+            manifest.micro_batch == 0 or 0 < manifest.micro_batch < manifest.batch,
+            "a micro-batch below the batch",
+            manifest.micro_batch,
+        ),
         (_is_extension(manifest), "shorter bundles, ever shorter, in `extends`", manifest.extends),
         (manifest.batch >= 1 and manifest.version >= 0, "a positive batch and version", manifest.batch),
         (max(_sizes(manifest)) <= MAX_MEMBER_BYTES, "sizes of which a batch, or a row for each class, is under 2 GiB",
