@@ -1,7 +1,8 @@
 """How much memory a device takes: waiting, and training the default network, as a real process on a real broker.
 
     python benchmarks/device_memory.py [--batch 16] [--backbone small_cnn] [--rounds 3] [--json FILE]
-    python benchmarks/device_memory.py --backbone torchvision:mobilenet_v2 --input 128x128x3 --batch 8 --images 64
+    python benchmarks/device_memory.py --backbone torchvision:mobilenet_v2 --input 128x128x3 --batch 8 \
+        --images 64 --micro-batch 4 --most 400
 
 Exports the bundle, gives one device 1,000 of the shipped Fashion-MNIST images and the shipped test images, and starts
 the embedded broker and `protofleet client`. Two seconds after it has connected, its resident set (VmRSS) and its
@@ -52,6 +53,7 @@ class Case:
     batch: int
     shape: tuple[int, int, int]
     images: int
+    micro_batch: int = 0
 
 
 @dataclass(frozen=True)
@@ -93,32 +95,32 @@ def pss_mb(pid: int) -> float:
     return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("Pss:"))
 
 
-def write_inputs(
-    folder: Path, backbone: str, batch: int, shape: tuple[int, int, int] = (28, 28, 1), images: int = TRAINING_IMAGES
-) -> None:
+def write_inputs(folder: Path, case: Case) -> None:
     """fleet.bundle, train.npz and test.npz in `folder`."""
     build_bundle(
-        backbone=backbone,
+        backbone=case.backbone,
         method_name="fedproto",
         labels=LABELS,
-        input_shape=shape,
+        input_shape=case.shape,
         out=folder / "fleet.bundle",
-        batch=batch,
+        batch=case.batch,
+        micro_batch=case.micro_batch,
     )
     manifest = read_bundle(folder / "fleet.bundle").manifest
     for name in ("train", "test"):
         data = load_data(FASHION / f"{name}.parquet", manifest, purpose="test")
-        rows = np.random.default_rng(0).permutation(len(data))[:images]
+        rows = np.random.default_rng(0).permutation(len(data))[: case.images]
         np.savez(folder / f"{name}.npz", x=data.x[rows], y=data.y[rows])
 
 
 def measure(folder: Path, case: Case, rounds: int) -> Result:
     """One device's life, from birth to the end of a run."""
-    write_inputs(folder, case.backbone, case.batch, case.shape, case.images)
+    write_inputs(folder, case)
     front_door = [sys.executable, "-m", "protofleet"]
     with EmbeddedBroker() as broker:
         common = [f"--bundle={folder / 'fleet.bundle'}", f"--broker={broker.url}"]
         device = [f"--data={folder / 'train.npz'}", f"--test={folder / 'test.npz'}"]
+        device += [f"--micro-batch={case.micro_batch}"] if case.micro_batch else []
         files = [f"--state={folder / 'state'}", f"--json={folder / 'summary.json'}"]
         client = subprocess.Popen(
             [*front_door, "client", *common, *device, *files, "--id=pi-1"],
@@ -177,7 +179,7 @@ print(peak_rss_bytes() / 1e6, min(took_ms))
 
 def compare(folder: Path, backbone: str, batch: int) -> None:
     """Peak and fastest step for each choice of memory pattern, arena and blocked layouts."""
-    write_inputs(folder, backbone, batch)
+    write_inputs(folder, Case(backbone, batch, (28, 28, 1), TRAINING_IMAGES))
     print(f"{backbone}, batch {batch}: pattern, arena, blocked layouts → peak MB, fastest step ms")
     for words in itertools.product(("on", "off"), repeat=3):
         command = [sys.executable, "-c", STEPS, str(folder / "fleet.bundle"), *words]
@@ -191,6 +193,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=16, help="of the training step; 16 is export's default")
     parser.add_argument("--input", default="28x28x1", help="HxWxc; the images are scaled")
     parser.add_argument("--images", type=int, default=TRAINING_IMAGES)
+    parser.add_argument("--micro-batch", type=int, default=0, help="train each batch in parts of so many")
     parser.add_argument("--most", type=float, default=TRAINING_TARGET_MB, help="target of the peak, in MB")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
@@ -200,11 +203,14 @@ def main() -> int:
         if options.options:
             compare(Path(folder), options.backbone, options.batch)
             return 0
-        case = Case(options.backbone, options.batch, read_shape(options.input), options.images)
+        case = Case(options.backbone, options.batch, read_shape(options.input), options.images, options.micro_batch)
         result = measure(Path(folder), case, options.rounds)
+    parts = f" in parts of {options.micro_batch}" if options.micro_batch else ""
     idle_met = max(result.idle_mb, result.after_a_round_mb) <= IDLE_TARGET_MB
     training_met = result.training_peak_mb <= options.most
-    print(f"{options.backbone}, batch {options.batch}, {options.input}, {options.images:,} images; {board_name()}")
+    print(
+        f"{options.backbone}, batch {options.batch}{parts}, {options.input}, {options.images:,} images; {board_name()}"
+    )
     rows = (
         ("waiting, connected", result.idle_mb, IDLE_TARGET_MB, result.idle_mb <= IDLE_TARGET_MB),
         ("waiting, after a run", result.after_a_round_mb, IDLE_TARGET_MB, result.after_a_round_mb <= IDLE_TARGET_MB),

@@ -8,6 +8,8 @@ A bundle is a zip archive, stored and with fixed timestamps, so that the same co
     train_step.FORM.onnx the same step in a form for some processors, which a device tries   (optional)
     trunk.onnx           x u8 (N, H, W, c) → a0 f32 (N, …), a1, …        (where only the tail is trained)
     tail.onnx            a0, a1, … → z f32 (N, D), as features.onnx gives it
+    gradients.onnx       x, y, … of a part of a batch, state… → loss, gradient.<param>…, <buffer>′…   (optional)
+    update.onnx          lr, gradient.<param>…, param…, optimizer… → param′…, optimizer′…   (with gradients.onnx)
     params.safetensors   initial weights, and the head where it is frozen
     vectors.safetensors  a few images and their features, to check a processor by   (optional; contract/vectors.py)
     manifest.sig         Ed25519 signature of manifest.json   (optional)
@@ -60,6 +62,7 @@ __all__ = [
 
 SCHEMA = 2
 _FORM = re.compile(r"train_step\.([a-z0-9]+)\.onnx")
+_MICRO = ("gradients.onnx", "update.onnx")
 STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
 MAX_MEMBER_BYTES = 2 << 30
 _MEMBER_NAME = re.compile(r"[a-z0-9_]{1,64}(\.[a-z0-9_]{1,64}){0,3}")
@@ -104,6 +107,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         input_shape: (H, W, c) of the uint8 images.
         mean, std: per channel, applied inside the graphs to x / 255.
         batch: B, the fixed batch of the training step.
+        micro_batch: samples of a part of a batch in gradients.onnx; 0 where there is none.
         state: the training step's tensors in input order.
         members: sha256 (hex) of every other member but the signature.
         extractor: sha256 (hex) of what turns images into features: the features graph, preprocessing inside, and the
@@ -126,6 +130,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     batch: int
+    micro_batch: int = 0
     opset: int
     state: tuple[StateTensor, ...]
     members: dict[str, str]
@@ -193,6 +198,7 @@ class Bundle:
         vectors: test vectors of the extractor; None in a bundle that has none.
         trunk, tail: the features graph in two, where only its tail is trained.
         forms: further forms of the training step, by name; they need not run here.
+        micro: gradients.onnx and update.onnx, the training step in two.
     """
 
     manifest: Manifest
@@ -205,6 +211,7 @@ class Bundle:
     trunk: bytes | None = None
     tail: bytes | None = None
     forms: Mapping[str, bytes] = field(default_factory=dict)
+    micro: tuple[bytes, bytes] | None = None
 
     def extractor(self, found: Method) -> bytes:
         """32 bytes, the identity of the features that a round of this method sums; empty where they are a device's own.
@@ -234,6 +241,7 @@ def write_bundle(
     trunk: bytes | None = None,
     tail: bytes | None = None,
     forms: Mapping[str, bytes] | None = None,
+    micro: tuple[bytes, bytes] | None = None,
     private_key: bytes | None = None,
 ) -> bytes:
     """Write a bundle whole or not at all, and return its sha256 (32 bytes).
@@ -244,6 +252,7 @@ def write_bundle(
         vectors: images and the features that these graph and weights give them.
         trunk, tail: where the manifest has a cut.
         forms: further forms of the training step, by name (a-z, 0-9).
+        micro: gradients.onnx and update.onnx, where the manifest has a micro-batch.
         private_key: 32 bytes Ed25519 seed, to sign the manifest (extra `security`).
 
     Raises:
@@ -251,7 +260,8 @@ def write_bundle(
     """
     _check_params(manifest, params, path)
     parts = {"features.onnx": features, "params.safetensors": pack_params(params)}
-    further = {"train_step.onnx": train_step, "trunk.onnx": trunk, "tail.onnx": tail}
+    further: dict[str, bytes | None] = {"train_step.onnx": train_step, "trunk.onnx": trunk, "tail.onnx": tail}
+    further |= dict(zip(_MICRO, micro or (None, None), strict=True))
     parts |= {name: graph for name, graph in further.items() if graph is not None}
     parts |= {f"train_step.{form}.onnx": graph for form, graph in (forms or {}).items()}
     if vectors is not None:
@@ -311,6 +321,7 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | Collection[
         trunk=members["trunk.onnx"] if manifest.cut else None,
         tail=members["tail.onnx"] if manifest.cut else None,
         forms={form: members[name] for form, name in _forms(manifest).items()},
+        micro=(members[_MICRO[0]], members[_MICRO[1]]) if manifest.micro_batch else None,
     )
 
 
@@ -422,6 +433,11 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
             "a cut where tensors are the trunk's",
             "none",
         ),
+        (
+            manifest.micro_batch == 0 or 0 < manifest.micro_batch < manifest.batch,
+            "a micro-batch below the batch",
+            manifest.micro_batch,
+        ),
         (_is_extension(manifest), "shorter bundles, ever shorter, in `extends`", manifest.extends),
         (manifest.batch >= 1 and manifest.version >= 0, "a positive batch and version", manifest.batch),
         (max(_sizes(manifest)) <= MAX_MEMBER_BYTES, "sizes of which a batch, or a row for each class, is under 2 GiB",
@@ -468,7 +484,8 @@ def _check_members(manifest: Manifest, members: Mapping[str, bytes], path: objec
                 hint="copying the bundle again",
             )
     of_cut = ("train_step.onnx", "trunk.onnx", "tail.onnx") if manifest.cut else ()
-    for name in ("features.onnx", "params.safetensors", *of_cut):
+    of_micro = ("train_step.onnx", *_MICRO) if manifest.micro_batch else ()
+    for name in ("features.onnx", "params.safetensors", *of_cut, *of_micro):
         if name not in manifest.members:
             raise BundleError(
                 f"{path}: {name} is missing", expected="it in manifest.json's members", got="no such entry"
@@ -511,7 +528,7 @@ def _check_graphs(manifest: Manifest, members: Mapping[str, bytes], path: object
         if name in members:
             check_external(members[name], f"{path}: {name}", allowed)
     for name in members:
-        if name == "train_step.onnx" or _FORM.fullmatch(name):
+        if name in ("train_step.onnx", *_MICRO) or _FORM.fullmatch(name):
             check_external(members[name], f"{path}: {name}", {})
 
 

@@ -60,6 +60,7 @@ class Trial(msgspec.Struct, frozen=True):
         extends: sha256 (hex) of the bundle that it has to extend, and `extractor`, that one's; empty for another fleet.
         threads: within an operator.
         method: of the device's own, `package.module:Class`, which is loaded first; empty for none.
+        in_parts: train in parts where the bundle can.
         labels: class numbers of the photos.
     """
 
@@ -70,6 +71,7 @@ class Trial(msgspec.Struct, frozen=True):
     extractor: str = ""
     threads: int = 1
     method: str = ""
+    in_parts: bool = False
     labels: tuple[int, ...] = ()
 
 
@@ -181,7 +183,7 @@ def _run(bundle: Bundle, photos: NDArray[np.uint8], trial: Trial) -> None:
     """What a device does with it, on these photos."""
     m = bundle.manifest
     x = _shaped(photos, m.input_shape)
-    graphs = CompiledGraphs(bundle, trial.threads)
+    graphs = CompiledGraphs(bundle, trial.threads, in_parts=trial.in_parts and m.micro_batch > 0)
     features = graphs.shared_extractor().features(x)
     if not np.isfinite(features).all():
         raise BundleError("features of this device's photos", expected="finite numbers", got="others")

@@ -36,6 +36,7 @@ from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.identity import Identity, identity_of
 from edge_client.ledger import Ledger
+from edge_client.memory_limit import trains_in_parts
 from edge_client.own_samples import OwnSamples
 from edge_client.policy import Figure, Policy, read_policy
 from edge_client.probation import ProbationWatch
@@ -116,6 +117,7 @@ class Service:
         settings, bundle, m = seated.settings, seated.bundle, seated.bundle.manifest
         address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
         state = seated.directory
+        in_parts = trains_in_parts(settings, m, bundle.sha256, seated.path, state, log)
         own = OwnSamples(settings, m, state, log, self._arrays, learned=Path(settings.state))
         found = own.read()
         data, test = found.data, found.test
@@ -125,7 +127,7 @@ class Service:
             releases.begin(journal)
             providers = _providers(settings, seated, log)
             trained = _with_fastest_step(settings, seated, providers, log)
-            graphs = CompiledGraphs(trained, settings.threads, providers=providers)
+            graphs = CompiledGraphs(trained, settings.threads, providers=providers, in_parts=in_parts)
             device = Device(
                 bundle,
                 data,

@@ -27,9 +27,10 @@ from export.chance import chance_of
 from export.features import export_features, export_halves
 from export.graph import Graph
 from export.lanes import LANES, block_here, uses_lanes
+from export.micro import TwoGraphs, export_micro
 from export.onnx_features import PREFIX, read_onnx, verify_onnx
 from export.placement import place_weights, weight_names
-from export.step import Preprocess, StepPlan, TrainingStep, trace_step
+from export.step import Preprocess, StepPlan, TrainingStep, example_inputs, trace_step
 from export.trace import to_onnx
 from export.verify import verify_features, verify_step
 from export.weights import file_sha256
@@ -70,6 +71,7 @@ class Graphs:
     trunk: bytes | None = None
     tail: bytes | None = None
     forms: Mapping[str, bytes] = field(default_factory=dict)
+    micro: tuple[bytes, bytes] | None = None
 
 
 def graphs_from_torch(
@@ -81,8 +83,9 @@ def graphs_from_torch(
     batch: int,
     seed: int,
     for_x86: bool = False,
+    micro: int = 0,
 ) -> Graphs:
-    """Steps 3 and 4 for a torch module."""
+    """Steps 3 and 4 for a torch module; `micro` is the samples of a part of a batch, 0 for no such graphs."""
     net, shape, entry = found.net, found.input_shape, plan.method
     with clock.stage("features", "exporting features.onnx"):
         features = export_features(net, preprocess, plan.state, shape, unit=entry.unit_features)
@@ -95,6 +98,10 @@ def graphs_from_torch(
         with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {head} head, batch {batch})"):
             step = export_step(net, preprocess, plan, batch, shape)
     forms = export_forms(net, preprocess, plan, batch, shape) if entry.trains and for_x86 else {}
+    parts = None
+    if entry.trains and micro:
+        with clock.stage("micro_batch", f"exporting gradients.onnx and update.onnx (micro-batch {micro})"):
+            parts = export_micro(net, preprocess, plan, micro, shape)
     with clock.stage("verify", "running both in ONNX Runtime against torch"):
         packed = pack_params(stored)
         placed = [place_weights(each, packed) for each in (features, *(halves or ()))]
@@ -106,6 +113,10 @@ def graphs_from_torch(
                 if each is not None:
                     worst = verify_step(each, net, preprocess, plan, state, batch=batch, input_shape=shape, trunk=trunk)
                     agreement = max(agreement, worst, key=lambda a: a.error)
+        if parts is not None:
+            trunk, both = placed[1] if halves else None, TwoGraphs(*parts)
+            worst = verify_step(both, net, preprocess, plan, state, batch=micro, input_shape=shape, trunk=trunk)
+            agreement = max(agreement, worst, key=lambda a: a.error)
         if halves:
             worst = verify_features(placed[1:], net, preprocess, state, input_shape=shape, unit=entry.unit_features)
             agreement = max(agreement, worst, key=lambda a: a.error)
@@ -127,6 +138,7 @@ def graphs_from_torch(
         trunk=halves[0] if halves else None,
         tail=halves[1] if halves else None,
         forms=forms,
+        micro=parts,
     )
 
 
@@ -210,18 +222,7 @@ class _Recorded:
 def _recorded(
     net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
 ) -> _Recorded:
-    kinds = {
-        "x": torch.zeros((batch, *input_shape), dtype=torch.uint8),
-        **({each.name: torch.zeros((batch, *each.shape)) for each in plan.cut.activations} if plan.cut else {}),
-        "y": torch.zeros(batch, dtype=torch.int64),
-        "sample_weight": torch.ones(batch),
-        "prototypes": torch.zeros(plan.classes, plan.features),
-        "prototype_mask": torch.zeros(plan.classes),
-        "lr": torch.tensor(0.0),
-    }
-    sizes = {"classes": plan.classes, "features": plan.features}
-    for name, shape in plan.method.step_inputs(plan.hyper).items():
-        kinds[name] = torch.zeros([sizes[axis] for axis in shape])
+    kinds = example_inputs(plan, batch, input_shape)
     example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.step_state))
     names = [*plan.inputs, *(t.name for t in plan.step_state)]
     trace = trace_step(TrainingStep(net, preprocess, plan, batch), example)

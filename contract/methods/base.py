@@ -392,6 +392,10 @@ class Method(ABC):
         """Whether it trains on samples without a label."""
         return False
 
+    def mean_over_samples(self, hyper: Mapping[str, Value]) -> bool:
+        """Whether its loss of a batch is the mean of those of its samples, so that a batch can be trained in parts."""
+        return not self.uses_unlabelled(hyper)
+
     # ── what leaves the device ──────────────────────────────────────────────────────────────────────────────────────
 
     def summarise(self, local: Local) -> Statistic:

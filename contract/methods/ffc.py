@@ -146,7 +146,9 @@ def agreed_projection(width: int, hyper: Mapping[str, Value]) -> NDArray[np.floa
 
 def personal_head(local: Local) -> NDArray[np.float64]:
     """SphereFed's personalised FFC: the closed-form head (C, D) of a device's own samples and features, unprojected."""
-    blocks = ((np.asarray(unit_rows(z.astype(np.float64))), labels) for z, labels in local.features("local"))
+    blocks = (
+        (np.asarray(unit_rows(z.astype(np.float64)), dtype=np.float64), labels) for z, labels in local.features("local")
+    )
     return closed_form(FeatureGram.over(blocks, local.classes, local.width), local.hyper)
 
 
