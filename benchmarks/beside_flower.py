@@ -47,7 +47,7 @@ from flower_network import ROOT, TESTED, FlowerNetwork, environment, flower_vers
 sys.path.insert(0, str(ROOT))
 INSIDE, LIMIT_S = "--inside-a-namespace", 600.0
 COMMAND = [sys.executable, "-m", "protofleet"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 @dataclass(frozen=True)
