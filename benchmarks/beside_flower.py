@@ -47,7 +47,7 @@ from flower_network import ROOT, TESTED, FlowerNetwork, environment, flower_vers
 sys.path.insert(0, str(ROOT))
 INSIDE, LIMIT_S = "--inside-a-namespace", 600.0
 COMMAND = [sys.executable, "-m", "protofleet"]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Row:
     way: str
     clients: int
     up_bytes_a_round: int
-    down_bytes_a_round: int
     first_round_up_bytes: int
     idle_bytes_a_minute: int
     client_pss_mb: float
@@ -72,14 +71,13 @@ def measured(
     way: str, clients: int, proxy: CountingProxy, began: float, closed: Sequence[float], idle: int, watch: Watch
 ) -> Row:
     """A row, of the moments when rounds were closed."""
-    up, down = proxy.counted(closed[0], closed[-1])
+    up, _ = proxy.counted(closed[0], closed[-1])
     first, _ = proxy.counted(began, closed[0])
     later, client = clients * (len(closed) - 1), watch.peaks["client"]
     return Row(
         way=way,
         clients=clients,
         up_bytes_a_round=round(up / later),
-        down_bytes_a_round=round(down / later),
         first_round_up_bytes=round(first / clients),
         idle_bytes_a_minute=idle,
         client_pss_mb=round(client.pss_bytes / clients / 1e6, 1),
@@ -205,7 +203,7 @@ def isolated() -> bool:
 
 def table(rows: list[Row]) -> str:
     """As Markdown."""
-    heads = ["way", "clients", "up, B a round", "down, B a round", "first round, B up", "idle, B a minute"]
+    heads = ["way", "clients", "up, B a round", "first round, B up", "idle, B a minute"]
     heads += ["client, MB PSS", "client, MB RSS", "server, MB PSS"]
     heads += ["client, processor s a round", "first round, s", "round, s"]
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)]]

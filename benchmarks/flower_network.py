@@ -248,8 +248,7 @@ def wait_for_port(port: int, timeout_s: float = 120.0) -> None:
 
 
 def _variables() -> dict[str, str]:
-    quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
-    return {**os.environ, **quiet, "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
 if __name__ == "__main__":
