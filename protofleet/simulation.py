@@ -1,4 +1,4 @@
-"""A federation in one process, in one call: what `protofleet lab run` does."""
+"""A federation in one call: what `protofleet lab run` does."""
 
 from __future__ import annotations
 
