@@ -26,7 +26,7 @@ lab_app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Simulate a fleet in one process with the deployed code.",
+    help="Simulate a fleet on one machine or a cluster with the deployed code.",
 )
 
 

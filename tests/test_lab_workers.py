@@ -17,6 +17,7 @@ import pytest
 import torch
 from lab_samples import shipped, small_directory
 
+import protofleet
 from contract.errors import DivergedError, UsageError, WorkerError
 from lab.algorithms import ALGORITHMS
 from lab.data.partition import Partition
@@ -207,6 +208,7 @@ def _table(tmp_path: Path) -> Order:
     return Order(read_table(str(path))[1], tmp_path / "one", str(small_directory(tmp_path / "data", 20, 5)))
 
 
+@pytest.mark.slow
 def test_a_tables_runs_in_two_processes_are_those_of_one(tmp_path: Path, two: Workers) -> None:
     order = _table(tmp_path)
     quiet = Progress(lambda done, of, words: None, lambda words, record: None, lambda text: None)
@@ -250,6 +252,41 @@ def _children(parent: int) -> list[int]:
     rows = [line.split(None, 2) for line in found.splitlines()[1:]]
     servers = {pid for pid, above, args in rows if int(above) == parent and "forkserver" in args}
     return [int(pid) for pid, above, _ in rows if above in servers]
+
+
+COMMAND = ["lab", "run", "--method", "fedavg", "--backbone", "fedproto_mnist", "--samples", "300", "--clients", "6"]
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_same_with_two_processes(tmp_path: Path) -> None:
+    for jobs in ("1", "2"):
+        assert main([*COMMAND, "--rounds", "2", "--jobs", jobs, "--json", str(tmp_path / jobs), "--quiet"]) == 0
+    assert (tmp_path / "1").read_text() == (tmp_path / "2").read_text()
+
+
+@pytest.mark.slow
+def test_a_call_from_a_program_gives_the_same_with_two_processes() -> None:
+    found = [protofleet.simulate("fedavg", rounds=1, samples=200, backbone="fedproto_mnist", jobs=n) for n in (1, 2)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [1, 3, 6, 10, 15, 25])
+def test_ctrl_c_at_any_moment_is_one_line_and_leaves_nobody(after_s: float) -> None:
+    """To all of the terminal's processes, as a terminal sends it."""
+    words = [sys.executable, "-m", "protofleet", *COMMAND, "--rounds", "9999", "--jobs", "2", "--quiet"]
+    command = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    time.sleep(after_s)
+    os.killpg(command.pid, signal.SIGINT)
+    said = command.communicate(timeout=60)[1]
+    assert command.returncode == 130, said
+    assert len(said.splitlines()) <= 1, said
+    assert _gone(_session(command.pid))
+
+
+def _session(leader: int) -> list[int]:
+    found = subprocess.run(["ps", "-eo", "pid,sid"], capture_output=True, text=True, check=True).stdout
+    return [int(pid) for pid, session in map(str.split, found.splitlines()[1:]) if int(session) == leader]
 
 
 @pytest.mark.parametrize(

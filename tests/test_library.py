@@ -162,5 +162,5 @@ def test_what_trains_nothing_has_one_round_unless_another_number_is_named(tmp_pa
     given = {"clients": 2, "samples": 60, "backbone": "fedproto_mnist", "test_samples": 20}
     assert [record.method for record in protofleet.simulate("ncm", **given)] == ["ncm"]
     words = ["--clients", 2, "--samples", 60, "--backbone", "fedproto_mnist", "--evaluate-every", 5]
-    done = run("lab", "run", "--method", "fedcof", *words, "--json", tmp_path / "rounds.jsonl")
+    done = run("lab", "run", "--jobs", "1", "--method", "fedcof", *words, "--json", tmp_path / "rounds.jsonl")
     assert (done.returncode, len((tmp_path / "rounds.jsonl").read_text().splitlines())) == (0, 1)

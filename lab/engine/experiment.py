@@ -1,4 +1,4 @@
-"""`protofleet lab run`: one federation in one process, by any method or baseline, on any data, backbone and partition.
+"""`protofleet lab run`: one federation, by any method or baseline, on any data, backbone and partition.
 
 1. Load the data and divide it over the clients.
 2. For a method of the wire (`contract/methods/`) or `local`: export a bundle and drive the
