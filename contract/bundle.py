@@ -5,6 +5,7 @@ A bundle is a zip archive, stored and with fixed timestamps, so that the same co
     manifest.json        the `Manifest` below, of schema 2; names the sha256 of every other member but the signature
     features.onnx        x u8 (N, H, W, c) → z f32 (N, D)
     train_step.onnx      x, y, sample_weight, prototypes, prototype_mask, lr, further…, state… → loss, state′…
+    train_step.FORM.onnx the same step in a form for some processors, which a device tries   (optional)
     trunk.onnx           x u8 (N, H, W, c) → a0 f32 (N, …), a1, …        (where only the tail is trained)
     tail.onnx            a0, a1, … → z f32 (N, D), as features.onnx gives it
     params.safetensors   initial weights, and the head where it is frozen
@@ -27,7 +28,7 @@ import os
 import re
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -58,6 +59,7 @@ __all__ = [
 ]
 
 SCHEMA = 2
+_FORM = re.compile(r"train_step\.([a-z0-9]+)\.onnx")
 STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
 MAX_MEMBER_BYTES = 2 << 30
 _MEMBER_NAME = re.compile(r"[a-z0-9_]{1,64}(\.[a-z0-9_]{1,64}){0,3}")
@@ -190,6 +192,7 @@ class Bundle:
         params: initial weights by state-tensor name: float32.
         vectors: test vectors of the extractor; None in a bundle that has none.
         trunk, tail: the features graph in two, where only its tail is trained.
+        forms: further forms of the training step, by name; they need not run here.
     """
 
     manifest: Manifest
@@ -201,6 +204,7 @@ class Bundle:
     vectors: Vectors | None = None
     trunk: bytes | None = None
     tail: bytes | None = None
+    forms: Mapping[str, bytes] = field(default_factory=dict)
 
     def extractor(self, found: Method) -> bytes:
         """32 bytes, the identity of the features that a round of this method sums; empty where they are a device's own.
@@ -229,6 +233,7 @@ def write_bundle(
     vectors: Vectors | None = None,
     trunk: bytes | None = None,
     tail: bytes | None = None,
+    forms: Mapping[str, bytes] | None = None,
     private_key: bytes | None = None,
 ) -> bytes:
     """Write a bundle whole or not at all, and return its sha256 (32 bytes).
@@ -238,6 +243,7 @@ def write_bundle(
         params: every state tensor but the optimizer's, float32.
         vectors: images and the features that these graph and weights give them.
         trunk, tail: where the manifest has a cut.
+        forms: further forms of the training step, by name (a-z, 0-9).
         private_key: 32 bytes Ed25519 seed, to sign the manifest (extra `security`).
 
     Raises:
@@ -247,6 +253,7 @@ def write_bundle(
     parts = {"features.onnx": features, "params.safetensors": pack_params(params)}
     further = {"train_step.onnx": train_step, "trunk.onnx": trunk, "tail.onnx": tail}
     parts |= {name: graph for name, graph in further.items() if graph is not None}
+    parts |= {f"train_step.{form}.onnx": graph for form, graph in (forms or {}).items()}
     if vectors is not None:
         parts[VECTORS] = vectors.packed()
         read_vectors(parts[VECTORS], manifest.input_shape, manifest.features, path)
@@ -303,6 +310,7 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | Collection[
         vectors=None if raw is None else read_vectors(raw, manifest.input_shape, manifest.features, path),
         trunk=members["trunk.onnx"] if manifest.cut else None,
         tail=members["tail.onnx"] if manifest.cut else None,
+        forms={form: members[name] for form, name in _forms(manifest).items()},
     )
 
 
@@ -502,8 +510,15 @@ def _check_graphs(manifest: Manifest, members: Mapping[str, bytes], path: object
     for name, allowed in {"features.onnx": backbone, "trunk.onnx": backbone, "tail.onnx": backbone}.items():
         if name in members:
             check_external(members[name], f"{path}: {name}", allowed)
-    if "train_step.onnx" in members:
-        check_external(members["train_step.onnx"], f"{path}: train_step.onnx", {})
+    for name in members:
+        if name == "train_step.onnx" or _FORM.fullmatch(name):
+            check_external(members[name], f"{path}: {name}", {})
+
+
+def _forms(manifest: Manifest) -> dict[str, str]:
+    """Names of the further forms of the training step, and their members."""
+    found = ((_FORM.fullmatch(name), name) for name in manifest.members if manifest.trainable)
+    return {match[1]: name for match, name in found if match}
 
 
 def _verify(members: Mapping[str, bytes], public_keys: Collection[bytes], path: object) -> None:

@@ -58,6 +58,10 @@ def client_command(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for training.  [default: 1]")] = None,
     provider: Annotated[str | None, typer.Option(help=PROVIDER_HELP)] = None,
+    portable_step: Annotated[
+        bool | None,
+        typer.Option("--portable-step", help="Try no other form of the training step that the bundle may hold."),
+    ] = None,
     until_finished: Annotated[
         bool | None,
         typer.Option("--until-finished", help="End with the run, instead of waiting for the next one."),

@@ -45,6 +45,7 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     activations: int = 1024
     threads: int = 1
     provider: str = "auto"
+    portable_step: bool = False
     until_finished: bool = False
     patience: float | None = None
     keepalive: int = 60

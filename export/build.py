@@ -90,6 +90,7 @@ def build_bundle(
     private_key: bytes | None = None,
     train_from: str | None = None,
     trainable_blocks: int | None = None,
+    for_x86: bool = False,
     progress: Progress = lambda line: None,
 ) -> Exported:
     """Export a backbone with a method's training step into one bundle file.
@@ -113,6 +114,7 @@ def build_bundle(
         private_key: 32 bytes Ed25519 seed, to sign the manifest.
         train_from: the first layer that is trained; what lies before it is frozen.
         trainable_blocks: how many blocks are trained, from the last; instead of `train_from`.
+        for_x86: also hold the training step in the forms of export/lanes.py, which devices with such processors try.
         progress: called with one line before each stage.
 
     Raises:
@@ -142,7 +144,7 @@ def build_bundle(
                 where = {"layer": train_from, "blocks": trainable_blocks}
                 cut = cut_network(found.net, preprocess, found.input_shape, **where)  # type: ignore[arg-type]
             plan = plan_step(found.net, entry, settled, chosen, len(labels), found.width, cut)
-        made = graphs_from_torch(clock, found, preprocess, plan, chosen, batch, seed)
+        made = graphs_from_torch(clock, found, preprocess, plan, chosen, batch, seed, for_x86)
     entry.check(settled, len(labels), made.width)
     manifest = Manifest(
         schema=SCHEMA,
@@ -179,6 +181,7 @@ def build_bundle(
             vectors=Vectors(x, features_of(features, made.stored, x)),
             trunk=trunk,
             tail=tail_graph,
+            forms=made.forms,
             private_key=private_key,
         )
     path = Path(out)

@@ -28,6 +28,7 @@ BACKBONE_HELP = "A known backbone, timm:NAME, torchvision:NAME, hub:ORG/NAME, on
 TRAIN_FROM_HELP = "Train this layer and what comes after it; what lies before it is frozen.  [default: all is trained]"
 EXTEND_HELP = "Add --classes +NAME,… to this bundle, whose extractor and method stay as they are."
 BLOCKS_HELP = "Train the last K blocks of the network; what lies before them is frozen."
+FOR_X86_HELP = "Add forms of the training step that x86 devices try, and take where they are faster."
 WEIGHTS_HELP = "pretrained, for those that the library publishes; or safetensors or a torch state dict."
 
 
@@ -47,6 +48,7 @@ def export_command(
     train_from: Annotated[str | None, typer.Option(metavar="LAYER", help=TRAIN_FROM_HELP)] = None,
     trainable_blocks: Annotated[int | None, typer.Option(metavar="K", help=BLOCKS_HELP)] = None,
     batch: Annotated[int | None, typer.Option(help="Batch of the training step.  [default: 16]")] = None,
+    for_x86: Annotated[bool | None, typer.Option("--for-x86", help=FOR_X86_HELP)] = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter; may be repeated.")
     ] = None,
@@ -101,6 +103,7 @@ def export_command(
         "private_key": None if sign is None else read_private_key(sign),
         "train_from": train_from,
         "trainable_blocks": trainable_blocks,
+        "for_x86": bool(for_x86),
     }
     arguments |= {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
     console.print("loading torch", style="dim")

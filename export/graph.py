@@ -47,10 +47,15 @@ def external(name: str, shape: Sequence[int]) -> TensorProto:
 class Graph:
     """An ONNX graph under construction. Tensors are known by their names (str)."""
 
-    def __init__(self, name: str, *, any_batch: bool = False) -> None:
-        """Start a graph; with `any_batch`, `ANY` as a leading extent stands for a batch of any size."""
+    def __init__(self, name: str, *, any_batch: bool = False, lanes: int | None = None) -> None:
+        """Start a graph.
+
+        Args:
+            any_batch: `ANY` as a leading extent stands for a batch of any size.
+            lanes: rows of activations are in lanes of so many samples, for the operators of export/lanes.py.
+        """
         self._name = name
-        self.any_batch = any_batch
+        self.any_batch, self.lanes = any_batch, lanes
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._initializers: list[TensorProto] = []
@@ -60,6 +65,7 @@ class Graph:
         self._reshaped_from: dict[str, str] = {}
         self._made: set[str] = set()
         self._published: dict[str, str] = {}
+        self._products: dict[str, tuple[str, str, tuple[int, int], dict[str, int]]] = {}
 
     def input(self, name: str, dtype: torch.dtype, shape: Sequence[int]) -> str:
         """Declare the next graph input."""
@@ -111,6 +117,25 @@ class Graph:
             self._seen[key] = names
             self._made.update(names)
         return self._seen[key]
+
+    def product(self, left: str, right: str, shape: tuple[int, int], *, transA: int = 0, transB: int = 0) -> str:
+        """The product of two matrices, of this shape, to which `plus` may add something."""
+        transposed = {key: 1 for key, value in (("transA", transA), ("transB", transB)) if value}
+        name = self.op("Gemm", left, right, **transposed)
+        self._products[name] = (left, right, shape, transposed)
+        return name
+
+    def plus(self, product: str, tensor: str, factor: float, shape: Sequence[int]) -> str | None:
+        """product + factor · tensor, both of `shape`, by the product itself; None where `product` is not one.
+
+        ONNX Runtime starts the product from factor · tensor: a copy in place of a product and a sum.
+        """
+        made = self._products.get(self._reshaped_from.get(product, product))
+        if made is None:
+            return None
+        left, right, flat, transposed = made
+        total = self.op("Gemm", left, right, self.reshape(tensor, flat), beta=factor, **transposed)
+        return self.reshape(total, shape)
 
     def reshape(self, tensor: str, shape: Sequence[int]) -> str:
         """`tensor` with another shape; a chain of reshapes becomes one."""
@@ -175,9 +200,13 @@ class Graph:
                 kept.append(node)
         constants = [tensor for tensor in self._initializers if tensor.name in needed]
         graph = helper.make_graph(kept[::-1], self._name, self._inputs, self._outputs, constants)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+        domains = {node.domain for node in kept if node.domain}
+        opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         model.producer_name = "protofleet"
-        if not any(t.data_location == TensorProto.EXTERNAL for t in constants):  # the checker wants to open the weights
+        if not domains and not any(
+            t.data_location == TensorProto.EXTERNAL for t in constants
+        ):  # the checker wants to open the weights
             onnx.checker.check_model(model)
         return model.SerializeToString(deterministic=True)
 

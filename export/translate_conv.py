@@ -7,6 +7,7 @@ kernels at all. What it does have is a good matrix product. So, with measurement
     depthwise             each channel's window as a small banded matrix T (H·W, OH·OW), made from the kernel by one
                           product with a constant; forward x·T, input gradient g·Tᵀ, weight gradient xᵀ·g read at
                           the taps. Wide planes: the same over rows of the image only.
+    3 × 3, many channels  in bilinear form (export/bilinear.py), a quarter of the products, forward and backward
     small planes          forward and gradients by taps and one product (im2col, and its adjoint)
     everything else       forward ONNX Conv; input gradient ConvTranspose; weight gradient one product per run of
                           kernel rows over channel-major taps
@@ -24,13 +25,15 @@ import numpy as np
 import torch
 
 from contract.errors import ExportError
-from export import depthwise
+from export import depthwise, lanes, pointwise
+from export.bilinear import Bilinear
 from export.translate import ChannelMajor, Emitter, Meta, Rows, Value, translates
 from export.windows import Window, fold, tap_matrix, taps
 
 __all__: list[str] = []
 
 aten = torch.ops.aten
+Gradients = tuple[str | Value | None, str | None, str | None]
 _FEW_PLACES = 16  # output positions per image up to which Conv's one product per image is slower than im2col
 _CHUNK_ELEMENTS = 2_000_000  # taps gathered at once for a weight gradient: bounds the step's memory
 
@@ -49,6 +52,10 @@ class _Conv:
     def is_depthwise(self) -> bool:
         return self.groups > 1 and self.groups == self.inputs == self.outputs
 
+    def in_lanes(self, e: Emitter) -> bool:
+        """Whether its samples are the lanes of a blocked operator."""
+        return bool(e.graph.lanes) and lanes.suits(self.window)
+
     @property
     def is_pointwise(self) -> bool:
         return self.groups == 1 and self.window.kernel == (1, 1) and self.window.padding == (0, 0)
@@ -56,6 +63,15 @@ class _Conv:
     @property
     def has_few_places(self) -> bool:
         return self.groups == 1 and int(np.prod(self.window.places)) <= _FEW_PLACES
+
+    @property
+    def bilinear(self) -> Bilinear | None:
+        """Its bilinear form, where it has one that pays."""
+        same = Window((3, 3), (1, 1), (1, 1), (1, 1), self.window.plane, self.window.plane)
+        if self.groups != 1 or self.window != same:
+            return None
+        form = Bilinear(self.batch, self.inputs, self.outputs, self.window.plane)
+        return form if form.pays else None
 
     @property
     def length(self) -> int:
@@ -89,15 +105,24 @@ def _describe(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], option
 
 
 @translates(aten.convolution.default)
-def _convolution(e: Emitter, out: Meta, x: Value, w: Value, bias: Value | None, *options: Any) -> str:
+def _convolution(e: Emitter, out: Meta, x: Value, w: Value, bias: Value | None, *options: Any) -> str | Value:
     conv = _describe(x.shape, w.shape, out.shape, options)
     if e.graph.any_batch:  # inference: kernels are constants there, and ONNX Runtime packs and fuses them
         extra = [e.plain(bias)] if bias is not None else []
         return e.op("Conv", e.plain(x), e.plain(w), *extra, **conv.attributes)
-    if conv.is_pointwise:
-        y = e.op("MatMul", _matrix(e, w), _pointwise_rows(e, x, conv))  # (1, O, B·OH·OW)
+    if conv.is_pointwise and conv.window.stride == (1, 1):
+        return pointwise.forward(e, x, w, bias, out)
+    if conv.is_depthwise and conv.in_lanes(e):
+        y = lanes.forward(e.graph, e.rows(x), e.plain(w), conv.batch, conv.inputs, conv.window)
         return Rows(e.op("Add", y, e.graph.reshape(e.plain(bias), (conv.outputs, 1))) if bias is not None else y)
-    if conv.is_depthwise:
+    if conv.is_pointwise:
+        y = e.op("MatMul", _matrix(e, w), _strided_rows(e, x, conv))
+    elif conv.bilinear is not None and not conv.bilinear.is_channel_major:
+        y = conv.bilinear.forward(e.graph, e.plain(x), e.plain(w))
+        return y if bias is None else e.op("Add", y, e.graph.reshape(e.plain(bias), (conv.outputs, 1, 1)))
+    elif conv.bilinear is not None:
+        y = conv.bilinear.forward(e.graph, e.channel_major(x), e.plain(w))
+    elif conv.is_depthwise:
         y = depthwise.forward(e.graph, e.channel_major(x), e.plain(w), conv.batch, conv.inputs, conv.window)
     elif conv.has_few_places:
         y = e.op("MatMul", _matrix(e, w), _columns(e, x, conv, conv.window.cells))
@@ -114,9 +139,30 @@ def _convolution(e: Emitter, out: Meta, x: Value, w: Value, bias: Value | None, 
 @translates(aten.convolution_backward.default)
 def _convolution_backward(
     e: Emitter, out: tuple[Meta, ...], grad: Value, x: Value, w: Value, bias_sizes: Any, *options: Any
-) -> tuple[str | None, str | None, str | None]:
+) -> Gradients:
     mask = options[-1]
     conv = _describe(x.shape, w.shape, grad.shape, options[:-1])
+    if conv.is_pointwise and conv.window.stride == (1, 1):
+        return pointwise.gradients(e, grad, x, w, mask)
+    if grad.factor is not None and grad.rows is None and w.size < grad.size:
+        return _scaled(e, grad, x, w, conv, mask)
+    return _gradients(e, grad, x, w, conv, mask)
+
+
+def _scaled(e: Emitter, grad: Value, x: Value, w: Value, conv: _Conv, mask: Sequence[bool]) -> Gradients:
+    """Gradients where the factor per channel of `grad` is left to the kernel, which is smaller."""
+    factor, flat = str(grad.factor), (w.shape[0], int(np.prod(w.shape[1:])))
+    column = e.graph.reshape(factor, (w.shape[0], 1))
+
+    def times(name: str) -> str:
+        return e.graph.reshape(e.op("Mul", e.graph.reshape(name, flat), column), w.shape)
+
+    scaled = Value(w.shape, w.dtype, plain=times(e.plain(w)))
+    gx, gw, gb = _gradients(e, Value(grad.shape, grad.dtype, rows=grad.unscaled), x, scaled, conv, mask)
+    return gx, None if gw is None else times(gw), None if gb is None else e.op("Mul", gb, factor)
+
+
+def _gradients(e: Emitter, grad: Value, x: Value, w: Value, conv: _Conv, mask: Sequence[bool]) -> Gradients:
     gx = _input_gradient(e, grad, w, conv) if mask[0] else None
     gw = _weight_gradient(e, grad, x, w, conv) if mask[1] else None
     gb = e.op("ReduceSum", _rows(e, grad), e.graph.ints([1]), keepdims=0) if mask[2] else None
@@ -129,17 +175,15 @@ def _matrix(e: Emitter, w: Value) -> str:
 
 
 def _rows(e: Emitter, value: Value) -> str:
-    """An activation as (channels, B·H·W)."""
+    """An activation as (channels, B·H·W), image after image."""
     b, c, h, w = value.shape
-    return e.graph.reshape(e.rows(value), (c, b * h * w))
+    return e.graph.reshape(e.channel_major(value), (c, b * h * w))
 
 
-def _pointwise_rows(e: Emitter, x: Value, conv: _Conv) -> str:
-    """What a 1×1 kernel sees: (1, I, B·OH·OW)."""
-    if conv.window.stride == (1, 1):
-        return e.rows(x)
+def _strided_rows(e: Emitter, x: Value, conv: _Conv) -> str:
+    """What a 1×1 kernel of a larger stride sees: (I, B·OH·OW)."""
     cut = taps(e.graph, e.channel_major(x), conv.window)[0]
-    return e.graph.reshape(cut, (1, conv.inputs, conv.length))
+    return e.graph.reshape(cut, (conv.inputs, conv.length))
 
 
 def _columns(e: Emitter, x: Value, conv: _Conv, cells: list[tuple[int, int]]) -> str:
@@ -160,13 +204,17 @@ def _columns(e: Emitter, x: Value, conv: _Conv, cells: list[tuple[int, int]]) ->
 
 def _input_gradient(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
     window, shape = conv.window, (conv.inputs, conv.batch, *conv.window.plane)
+    if conv.bilinear is not None:
+        if conv.bilinear.is_channel_major:
+            return ChannelMajor(conv.bilinear.input_gradient(e.graph, e.channel_major(grad), e.plain(w)))
+        return conv.bilinear.input_gradient(e.graph, e.plain(grad), e.plain(w))
+    if conv.is_depthwise and conv.in_lanes(e):
+        return Rows(lanes.input_gradient(e.graph, e.rows(grad), e.plain(w), conv.batch, conv.inputs, window))
     if conv.is_depthwise:
         flat = depthwise.input_gradient(e.graph, e.channel_major(grad), e.plain(w), conv.batch, conv.inputs, window)
         return ChannelMajor(e.graph.reshape(flat, shape))
     if conv.is_pointwise:
-        rows = e.op("MatMul", e.graph.transpose(_matrix(e, w), (1, 0)), e.rows(grad))  # (1, I, B·OH·OW)
-        if window.stride == (1, 1):
-            return Rows(rows)
+        rows = e.op("MatMul", e.graph.transpose(_matrix(e, w), (1, 0)), _rows(e, grad))  # (I, B·OH·OW)
         plane = e.graph.reshape(rows, (conv.inputs, conv.batch, *window.places))
         return ChannelMajor(fold(e.graph, [plane], window, shape[:2]))
     if conv.has_few_places:
@@ -201,17 +249,24 @@ def _transposed(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
 
 def _weight_gradient(e: Emitter, grad: Value, x: Value, w: Value, conv: _Conv) -> str:
     graph, window = e.graph, conv.window
+    if conv.bilinear is not None:
+        order = e.channel_major if conv.bilinear.is_channel_major else e.plain
+        return conv.bilinear.weight_gradient(graph, order(grad), order(x))
+    if conv.is_depthwise and conv.in_lanes(e):
+        flat = lanes.weight_gradient(graph, e.rows(grad), e.rows(x), conv.batch, conv.inputs, window)
+        return graph.reshape(flat, w.shape)
     if conv.is_depthwise:
         args = (e.channel_major(grad), e.channel_major(x), conv.batch, conv.inputs, window)
         return graph.reshape(depthwise.weight_gradient(graph, *args), w.shape)
     if conv.is_pointwise:
-        right = graph.transpose(_pointwise_rows(e, x, conv), (0, 2, 1))
-        return graph.reshape(e.op("MatMul", e.rows(grad), right), w.shape)
+        gw = graph.product(_rows(e, grad), _strided_rows(e, x, conv), (conv.outputs, conv.inputs), transB=1)
+        return graph.reshape(gw, w.shape)
     if conv.groups > 1:
         return _grouped_weight_gradient(e, grad, x, w, conv)
     chunks = _chunks(conv)
     if len(chunks) == 1:
-        gw = e.op("Gemm", _rows(e, grad), _columns(e, x, conv, chunks[0]), transB=1)
+        shape = (conv.outputs, conv.inputs * len(chunks[0]))
+        gw = graph.product(_rows(e, grad), _columns(e, x, conv, chunks[0]), shape, transB=1)
         return graph.reshape(gw, w.shape)
     parts = []
     for cells in chunks:

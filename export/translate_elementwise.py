@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from export.translate import ChannelMajor, Emitter, Form, Meta, Rows, Value, refusal, translates
+from export.translate import ChannelMajor, Emitter, Form, Meta, Rows, Value, as_values, refusal, translates
 
 __all__ = ["elementwise", "positive"]
 
@@ -96,8 +96,17 @@ def _binary(kind: str) -> Any:
     return handler
 
 
+@translates(aten.mul.Tensor, aten.mul.Scalar)
+def _mul(e: Emitter, out: Meta, a: Operand, b: Operand) -> Value:
+    name = _shaped(e, out, elementwise(e, "Mul", out.dtype, a, b), a, b)
+    result: Value = as_values(name, out)
+    for tensor, factor in ((a, b), (b, a)):
+        if isinstance(tensor, Value) and isinstance(factor, float) and tensor.shape == out.shape:
+            result.scaled = (factor, tensor)
+    return result
+
+
 for _kind, _targets in {
-    "Mul": (aten.mul.Tensor, aten.mul.Scalar),
     "Max": (aten.maximum.default,),
     "Min": (aten.minimum.default,),
     "And": (aten.logical_and.default, aten.bitwise_and.Tensor),
@@ -113,7 +122,20 @@ def _add(e: Emitter, out: Meta, a: Operand, b: Operand, alpha: float = 1) -> str
         return b  # type: ignore[return-value]
     if isinstance(b, Value) and b.fill == 0 and isinstance(a, Value) and a.shape == out.shape:
         return a  # type: ignore[return-value]
-    return _shaped(e, out, elementwise(e, "Add", out.dtype, a, _scaled(e, out, b, alpha)), a, b)
+    return _onto_product(e, out, a, b, alpha) or _shaped(
+        e, out, elementwise(e, "Add", out.dtype, a, _scaled(e, out, b, alpha)), a, b
+    )
+
+
+def _onto_product(e: Emitter, out: Meta, a: Operand, b: Operand, alpha: float) -> str | None:
+    """A matrix product plus a number times a tensor, such as a weight's gradient and its decay, in one node."""
+    for product, addend in ((a, b), (b, a)):
+        if not isinstance(product, Value) or not isinstance(addend, Value) or addend.scaled is None or alpha != 1:
+            continue
+        factor, tensor = addend.scaled
+        if product.plain is not None and product.shape == tensor.shape == out.shape:
+            return e.graph.plus(product.plain, e.plain(tensor), factor, out.shape)
+    return None
 
 
 @translates(aten.sub.Tensor, aten.sub.Scalar)
@@ -263,8 +285,10 @@ def _threshold_backward(e: Emitter, out: Meta, grad: Value, result: Value, thres
 
 @translates(aten.hardtanh_backward.default)
 def _hardtanh_backward(e: Emitter, out: Meta, grad: Value, x: Value, low: float, high: float) -> str:
+    """The masks are those of the result, which the forward pass has made and others need, too."""
     form, (go, name) = _ordered(e, grad, x)
-    return form(e.op("Mul", e.op("Mul", go, _above(e, name, low)), _below(e, name, high)))
+    y = e.op("Clip", name, e.graph.scalar(low, x.dtype), e.graph.scalar(high, x.dtype))
+    return form(e.op("Mul", e.op("Mul", go, _above(e, y, low)), _below(e, y, high)))
 
 
 @translates(aten.hardsigmoid.default)

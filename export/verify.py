@@ -30,7 +30,7 @@ from contract.errors import ExportError
 from contract.runtime import ORT_ERRORS, ort
 from export.agreement import Agreement, distances, settle, uneven
 from export.cut import Cut
-from export.memory import affordable, give_back
+from export.memory import affordable, give_back, settled_heap
 from export.objectives import Scene, find_objective, unit_features
 from export.optimizers import torch_optimizers
 from export.placement import weight_names
@@ -188,13 +188,14 @@ def verify_step(
     rng, worst = np.random.default_rng(seed), Agreement(0.0, 0.0, "loss")
     fits = affordable(sides.net, input_shape, batch)
     sides.bounded = fits < batch
-    for step in range(steps):
-        lr = 1.0 if step + 1 == steps else float(plan.hyper["lr"]) / 2**step
-        real = min(fits, batch - batch // 3 if step == 1 else batch)
-        draw = partial(random_images, plan, batch, input_shape, real, rng)
-        found = settle(partial(sides.compare, draw, lr), "train_step.onnx")
-        worst = max(worst, found, key=lambda a: a.error)
-        sides.advance()
+    with settled_heap() if sides.bounded else nullcontext():
+        for step in range(steps):
+            lr = 1.0 if step + 1 == steps else float(plan.hyper["lr"]) / 2**step
+            real = min(fits, batch - batch // 3 if step == 1 else batch)
+            draw = partial(random_images, plan, batch, input_shape, real, rng)
+            found = settle(partial(sides.compare, draw, lr), "train_step.onnx")
+            worst = max(worst, found, key=lambda a: a.error)
+            sides.advance()
     return worst
 
 
@@ -399,6 +400,7 @@ def _session(graph: bytes, weights: State) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.enable_mem_pattern = options.enable_cpu_mem_arena = False  # either would hold a step's memory to the end
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # torch's turn in between is long
     values = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for n, v in weights.items()}
     if values:
         options.add_external_initializers(list(values), list(values.values()))

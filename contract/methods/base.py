@@ -281,7 +281,7 @@ class Method(ABC):
     global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({})
     shared_state: ClassVar[tuple[str, ...]] = ()
     privacy: ClassVar[str] = "nothing of the samples"
-    encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f32"
+    encoding: ClassVar[Literal["f64", "f32", "f16", "int8", "int32"]] = "f32"
     solves: ClassVar[Solves] = "none"
     solved_with: ClassVar[tuple[str, ...]] = ()
     warm_prototypes: ClassVar[bool] = False
