@@ -43,7 +43,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("graphs", nargs="+", type=Path)
     parser.add_argument("--root", type=Path, default=Path(os.environ.get("ARM64_ROOT", "/var/tmp/protofleet-arm64")))
-    parser.add_argument("--python", default="/root/protofleet/bin/python", help="of that userland, with onnxruntime")
+    parser.add_argument(
+        "--python", default=str(Path("/root", "protofleet", "bin", "python")), help="of that userland, with onnxruntime"
+    )
     parser.add_argument("--cpu", default="cortex-a53", help="what QEMU plays: a Pi Zero 2 W's by default")
     parser.add_argument("--runs", type=int, default=1)
     options = parser.parse_args()

@@ -2,7 +2,7 @@
 
     python benchmarks/device_memory.py [--batch 16] [--backbone small_cnn] [--rounds 3] [--json FILE]
     python benchmarks/device_memory.py --backbone torchvision:mobilenet_v2 --input 128x128x3 --batch 8 \
-        --images 64 --micro-batch 4 --most 400
+        --images 64 --micro-batch 2 --most 400
 
 Exports the bundle, gives one device 1,000 of the shipped Fashion-MNIST images and the shipped test images, and starts
 the embedded broker and `protofleet client`. Two seconds after it has connected, its resident set (VmRSS) and its

@@ -25,7 +25,7 @@ from edge_client.config import ClientConfig
 __all__ = ["BESIDE_BYTES", "KEPT_IN", "measured_bytes", "trains_in_parts"]
 
 KEPT_IN = "memory.json"
-BESIDE_BYTES = 12_000_000  # what a client has beside its graphs: photos that are read, the link, the journal
+BESIDE_BYTES = 20_000_000  # what a client has beside its graphs: photos that are read, the link, the journal
 _PATIENCE_S = 1800.0
 _NO_ROOM = 3  # exit code of a trial that ran into its own limit
 
