@@ -12,6 +12,7 @@ whoever finds all of them there takes the whole. See docs/decisions/185.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 from aggregator.database import AnyPlace, Database, PostgresPlace, place_of, upsert
 from aggregator.database.members import Leader, Member
@@ -57,6 +58,10 @@ class SharedStore(DurableStore):
     def _check_claims(self) -> None:
         if not self._claims:
             raise StoreLostError(f"store {self._file.path}", expected="a run", got="none yet", hint="again in a moment")
+
+    def alone(self) -> AbstractContextManager[None]:
+        """What is read and written in the block no other process changes meanwhile: it is one transaction."""
+        return self._members.alone()
 
     def changes(self) -> int:
         """Goes up with everything that decisions depend on, whoever changes it."""

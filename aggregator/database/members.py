@@ -23,7 +23,7 @@ from contract.sqlite import Kind
 
 __all__ = ["BEAT_S", "Leader", "Member", "StaleError"]
 
-BEAT_S, SILENT_S, BUSY_S = 2.0, 10.0, 120.0
+BEAT_S, SILENT_S, BUSY_S = 2.0, 10.0, 60.0
 _NOT_FOR_LONG = b"SET idle_in_transaction_session_timeout = 15000"  # one that is stopped keeps the leader waiting
 
 

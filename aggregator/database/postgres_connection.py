@@ -33,7 +33,7 @@ _SETTINGS = {
 }
 _ITS_PATIENCE = (  # and the server finds out as soon that we are gone, and gives what we had locked to another
     b"SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;"
-    b" SET tcp_user_timeout = 40000; SET idle_in_transaction_session_timeout = 600000"
+    b" SET tcp_user_timeout = 40000; SET idle_in_transaction_session_timeout = 120000"
 )
 
 

@@ -60,9 +60,6 @@ class Database(Protocol):
     def reading(self) -> AbstractContextManager[None]: ...
     def transaction(self) -> AbstractContextManager[Connection]: ...
 
-    def alone(self) -> AbstractContextManager[None]:
-        """What is read and written in the block nobody else changes meanwhile: transactions in it are one."""
-
     def changed(self) -> None:
         """Within a transaction: other processes that work on the store are to read anew what they know of it."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from contract.sqlite import Database
 
@@ -15,11 +14,6 @@ class SqliteDatabase(Database):
 
     epoch = 0
     of_devices: Sequence[str] = ()
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """A file has one process."""
-        yield
 
     def changed(self) -> None:
         """There are no others."""
