@@ -120,8 +120,8 @@ def aggregate_command(
         typer.Option(help="Of FFC's head: ridge, or discriminant, for unequal classes.  [default: ridge]"),
     ] = None,
     rule: Annotated[str, typer.Option(help="How class means merge: " + ", ".join(RULES) + ".")] = "mean",
-    encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, f32, f16 or int8.")] = "f32",
-    sums_encoding: Annotated[str, typer.Option(help="Sums (FFC's) on the wire: f64, f32 or f16.")] = "f64",
+    encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, int32, f32, f16 or int8.")] = "f32",
+    sums_encoding: Annotated[str, typer.Option(help="Sums (FFC's) on the wire: f64, int32, f32 or f16.")] = "f64",
     limit_bytes: Annotated[int, typer.Option(help="Largest message; larger contributions travel in chunks.")] = 65_536,
     patience: Annotated[
         float | None,

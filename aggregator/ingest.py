@@ -200,7 +200,7 @@ class Ingest:
         if isinstance(message, Chunk):
             taken = standing or self._take_chunk(device, message, len(payload), view, now)
             return _named(taken, message.digest)
-        decided = standing or self._take(device, message, payload, len(payload), view)
+        decided = standing or self._take(device, message, payload, len(payload), view, digest)
         return _named(decided, digest)
 
     def chunk_of(self, device: str, payload: bytes, view: View) -> Chunk | None:
@@ -355,7 +355,7 @@ class Ingest:
         key = (chunk.run, chunk.round, chunk.method)
         if not isinstance(message, Contribution) or (message.run, message.round, message.method) != key:
             return _decision(device, chunk, "rejected", reason="chunks of something else than they say", cause="chunks")
-        return self._take(device, message, whole, received_bytes, view)
+        return self._take(device, message, whole, received_bytes, view, chunk.digest)
 
     def _progress(self, device: str, chunk: Chunk, now: float) -> _InProgress:
         key = (device, chunk.method)
@@ -369,7 +369,10 @@ class Ingest:
         self._in_progress[key] = pending
         return pending
 
-    def _take(self, device: str, message: Contribution, payload: bytes, received_bytes: int, view: View) -> Decision:
+    def _take(
+        self, device: str, message: Contribution, payload: bytes, received_bytes: int, view: View, digest: bytes
+    ) -> Decision:
+        """Decide by the content; `digest` is of what came."""
         try:
             check_content(
                 message, view.terms, bundles=(view.bundle, *view.others), classes=view.classes, width=view.width
@@ -382,11 +385,12 @@ class Ingest:
         without = tuple(number for number in view.terms.withheld if message.holds((number,)))
         if left is not message:
             message, payload = left, as_kept(left)
-        withdraws = message.standing == "withdrawn"
-        self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
+        if view.held is not None:
+            withdraws = message.standing == "withdrawn"
+            self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes, message, without)
         traits = None if message.share is not None else Traits.of(message, view.terms.noise)
-        return _decision(device, message, "committed", accepted=accepted, traits=traits)
+        return _decision(device, message, "committed", accepted=accepted, traits=traits, digest=digest)
 
 
 def largest_contribution_bytes(view: View) -> int:
@@ -407,8 +411,9 @@ def _decision(
     traits: Traits | None = None,
     round: int | None = None,
     held: int = 0,
+    digest: bytes = b"",
 ) -> Decision:
-    receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing, held=held)
+    receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing, digest, held)
     number = message.round if round is None else round
     return Decision(device, outcome, number, receipt, accepted, reason, cause, traits)
 
@@ -424,4 +429,6 @@ def _to_intruder(device: str, payload: bytes, intrusion: Intrusion, view: View) 
 def _named(decision: Decision, digest: bytes) -> Decision:
     """An answer says which contribution it speaks of."""
     receipt = decision.receipt
-    return decision if receipt is None else replace(decision, receipt=replace(receipt, digest=digest))
+    if receipt is None or receipt.digest == digest:
+        return decision
+    return replace(decision, receipt=replace(receipt, digest=digest))

@@ -98,7 +98,8 @@ class Server:
         self._sharing = sharing
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round = listener, on_round
-        self._patience_s = None if patience_s is None and coordinator.rounds.stays else patience_s or PATIENCE_S
+        stays = coordinator.rounds.stays or sharing is not None
+        self._patience_s = None if patience_s is None and stays else patience_s or PATIENCE_S
         self._each_turn = each_turn
         self._stopping, self._manager = stopping or threading.Event(), manager or ServiceManager({})
         self._teller = (

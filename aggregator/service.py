@@ -310,7 +310,7 @@ def settle(
         ),
         rule=check_rule(rule, ClassMeans),
         encoding=_encoding("--encoding", encoding, get_args(Encoding)),
-        sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "f32", "f16")),
+        sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "int32", "f32", "f16")),
         min_samples=_at_least("--min-samples", min_samples, 1),
         max_samples=_at_least("--max-samples", max_samples, 1),
         max_share=_between("--max-share", max_share, 0.01, 1.0),

@@ -12,6 +12,7 @@ whoever finds all of them there takes the whole. See docs/decisions/185.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 from aggregator.database import AnyPlace, Database, PostgresPlace, place_of, upsert
 from aggregator.database.members import Leader, Member
@@ -58,6 +59,10 @@ class SharedStore(DurableStore):
         if not self._claims:
             raise StoreLostError(f"store {self._file.path}", expected="a run", got="none yet", hint="again in a moment")
 
+    def alone(self) -> AbstractContextManager[None]:
+        """What is read and written in the block no other process changes meanwhile: it is one transaction."""
+        return self._members.alone()
+
     def changes(self) -> int:
         """Goes up with everything that decisions depend on, whoever changes it."""
         return self._members.changes()
@@ -102,6 +107,16 @@ class SharedStore(DurableStore):
             db.executemany(COUNT, counts)
             db.executemany(upsert("refusal", "round, device"), sorted(refusals))
         return {(a.round, a.method, a.device) for n, a in numbered if n not in ours}
+
+    def taken_count(self, round: int, method: str) -> tuple[int, int]:
+        """How many contributions to a round are committed, and how many devices were rejected."""
+        with self._disk():
+            found = self._db.execute(
+                "SELECT (SELECT count(*) FROM contribution WHERE round = ? AND method = ?),"
+                " (SELECT count(*) FROM refusal WHERE round = ?)",
+                (round, method, round),
+            ).fetchone()
+        return int(found[0]), int(found[1])
 
     def _ours(self, ids: Sequence[int]) -> set[int]:
         if not ids:

@@ -8,6 +8,7 @@ beat      the leader's: that it is alive
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -19,7 +20,8 @@ from contract.messages import Chunk
 
 __all__ = ["LEARN_S", "Sharing"]
 
-LEARN_S = 0.25  # between the leader's looks, or ten times as long as one takes
+LEARN_S = 0.25  # between the leader's looks
+_EASE = 10.0  # so many times as long as one takes, where that is longer
 _Message = tuple[str, bytes]
 _Whole = tuple[str, str, bytes]  # device, method, digest
 
@@ -36,6 +38,7 @@ class Sharing:
         self._core, self._store = core, store
         self._fed: OrderedDict[_Whole, tuple[Chunk, set[int]]] = OrderedDict()  # which chunks the core has been given
         self._learn_at = self._beat_at = float("-inf")
+        self._swept, self._count = -1, (-1, -1, -1)
 
     def take(self, batch: Sequence[_Message], now: float) -> list[Decision]:
         """As `Coordinator.take`.
@@ -99,8 +102,15 @@ class Sharing:
             self._beat_at = now + BEAT_S
         if now < self._learn_at:
             return False
-        self._learn_at = now + LEARN_S
-        return self._core.learn()
+        rounds, began = self._core.rounds, time.monotonic()
+        if rounds.number != self._swept:  # what nobody has put together is of no round any more
+            self._store.drop_chunks((), "", rounds.number)
+            self._swept = rounds.number
+        count = (rounds.number, *self._store.taken_count(rounds.number, rounds.method))
+        news = count != self._count and self._core.learn()
+        self._count = count
+        self._learn_at = now + max(LEARN_S, _EASE * (time.monotonic() - began))
+        return news
 
     def _with_others(self, batch: Sequence[_Message]) -> list[_Message]:
         """A batch, and before it what others got of the contributions that its chunks are of."""

@@ -225,7 +225,7 @@ class StandingTables:
                 " JOIN payload p ON p.id = c.payload AND p.round = c.round WHERE c.device = ?)",
                 (device,),
             )
-            for table in ("contribution", *_BESIDE):
+            for table in ("contribution", *_BESIDE, *self._file.of_devices):
                 db.execute(f"DELETE FROM {table} WHERE device = ?", (device,))
             db.execute("DELETE FROM former")  # which it may be in
             _refuse(db, device, at, reason)
@@ -305,7 +305,7 @@ class StandingTables:
         """Leave nothing readable of what was taken out; False while a reader is in the way."""
         if not self._to_erase:
             return True
-        self._to_erase = not self._file.erase(_HOLD)
+        self._to_erase = not self._file.erase((*_HOLD, *self._file.of_devices))
         return not self._to_erase
 
     # ── who is refused ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -83,6 +83,7 @@ class Worker:
         self._receipts = Receipts(fleet, self._link, self._voice, listener)
         self._handout = self._make_handout()
         self._limit_bytes, self._look_at = self._core.limit_bytes, 0.0
+        self._hears = False  # whether there is a broker
 
     def run(self) -> Literal["nobody leads", "stopped"]:
         """Serve until nobody leads, or `stopping`.
@@ -139,7 +140,7 @@ class Worker:
         self._handout.turn(self._limit_bytes)
         for intruder in self._core.gate.take_news(time.time()):
             self._listener(events.IntruderTold(intruder.device, intruder.cause, intruder.reason, intruder.messages))
-        if now < self._look_at:
+        if now < self._look_at or not self._hears:  # a leader that hears nobody either is no worse
             return False
         self._look_at = now + TURN_S
         return self._store.may_lead()
@@ -176,10 +177,11 @@ class Worker:
                 if len(received) >= BATCH:
                     break
             elif isinstance(event, Connected):
-                self._limit_bytes = min(event.limit_bytes, self._core.limit_bytes)
+                self._limit_bytes, self._hears = min(event.limit_bytes, self._core.limit_bytes), True
                 self._listener(events.LinkUp(str(self._address), self._limit_bytes))
             elif isinstance(event, Disconnected):
                 received.clear()  # they could not be acknowledged any more, and are sent again
+                self._hears = False
                 self._listener(events.LinkDown(event.reason, event.retry_s))
             elif isinstance(event, Noticed):
                 self._listener(events.Noticed(event.line))

@@ -8,6 +8,7 @@
     │   └── DownloadError   pretrained weights cannot be fetched
     ├── MethodError     unknown method, hyper-parameter out of range
     │   └── DivergedError   local training came to numbers that are none
+    ├── WorkerError     processes or machines that the lab computes on are lost, or do not answer
     ├── StatisticError  a statistic's arrays are not what the mathematics needs
     ├── WireError       a received message is not one of ours
     │   └── SignatureError  it is not signed by whom it should be
@@ -47,6 +48,7 @@ __all__ = [
     "StoreLostError",
     "UsageError",
     "WireError",
+    "WorkerError",
     "near_names",
 ]
 
@@ -112,6 +114,10 @@ class DivergedError(MethodError):
     """Local training came to numbers that are none: the round has no result."""
 
     exit_code = 1
+
+
+class WorkerError(ProtofleetError):
+    """Processes or machines that the lab computes on are lost again and again, or do not answer."""
 
 
 class StatisticError(ProtofleetError, ValueError):

@@ -22,6 +22,7 @@ from aggregator.coordinator import Coordinator
 from aggregator.database import members, place_of
 from aggregator.database.members import Leader, Member, StaleError
 from aggregator.events import LinkUp, RoundClosed
+from aggregator.orders import give
 from aggregator.service import Service, settle
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
@@ -282,6 +283,26 @@ def test_chunks_that_different_processes_got_are_one_contribution(place: str, or
         assert {d.outcome for d in again} == {"partial", "duplicate"}
         assert list(leader.contributions(1, "fedproto")) == [payload]
         assert leader._db.execute("SELECT count(*) FROM protofleet_chunk").fetchone() == (0,)
+
+
+def test_nothing_stays_of_chunks_of_a_device_that_is_forgotten_or_of_a_round_that_is_over(place: str) -> None:
+    with SharedStore(place, BUNDLE, FLEET, leads=True) as leader:
+        core = _core(leader)
+        for device in "ab":
+            core.status(device, encode(Status(True, bytes(8), 1)), 0.0)
+        core.advance(0.0, 0.0)
+        sharing = Sharing(core, leader)
+        payload = encode(contribution(wide(), run=leader.run), "f64")
+        first, *_ = map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto"))
+        sharing.take([("a", first), ("b", first)], 1.0)
+        left = "SELECT device FROM protofleet_chunk ORDER BY device"
+        assert leader._db.execute(left).fetchall() == [("a",), ("b",)]
+        give(place, "forget", "a", "me")
+        while core.advance(2.0, 2.0) is not None:
+            pass
+        assert leader._db.execute(left).fetchall() == [("b",)]
+        leader.drop_chunks((), "", 2)
+        assert leader._db.execute(left).fetchall() == []
 
 
 def test_a_device_is_asked_for_chunks_that_nobody_has(place: str) -> None:

@@ -79,6 +79,8 @@ class PostgresDatabase:
         UsageError: something else is there, or a version that this program does not know.
     """
 
+    of_devices: Sequence[str] = ("protofleet_chunk",)
+
     def __init__(self, place: PostgresPlace, kind: Kind, *, wait_s: float = 0.0, beats: bool = False) -> None:
         self.path, self._kind, self._within, self.epoch = str(place), kind, False, 0
         with contextlib.ExitStack() as undo:

@@ -46,10 +46,12 @@ class Database(Protocol):
     Attributes:
         path: where it is, as it is shown.
         epoch: how many processes have had it before and now, where that is counted.
+        of_devices: tables that hold what devices sent, beside those that every store has; with a column `device`.
     """
 
     path: str
     epoch: int
+    of_devices: Sequence[str]
 
     @property
     def connection(self) -> Connection: ...
@@ -57,9 +59,6 @@ class Database(Protocol):
     def guard(self) -> AbstractContextManager[None]: ...
     def reading(self) -> AbstractContextManager[None]: ...
     def transaction(self) -> AbstractContextManager[Connection]: ...
-
-    def alone(self) -> AbstractContextManager[None]:
-        """What is read and written in the block nobody else changes meanwhile: transactions in it are one."""
 
     def changed(self) -> None:
         """Within a transaction: other processes that work on the store are to read anew what they know of it."""

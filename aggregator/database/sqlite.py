@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from contract.sqlite import Database
 
@@ -15,11 +14,7 @@ class SqliteDatabase(Database):
     """An open file; see `aggregator.database.sql.Database` and `contract.sqlite.Database`."""
 
     epoch = 0
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """A file has one process."""
-        yield
+    of_devices: Sequence[str] = ()
 
     def changed(self) -> None:
         """There are no others."""
