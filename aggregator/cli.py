@@ -142,6 +142,10 @@ def aggregate_command(
             help="No rounds: a device's newest sums stand until it replaces or withdraws them (ncm, ffc).",
         ),
     ] = False,
+    gateway: Annotated[
+        list[str] | None,
+        typer.Option(help="A gateway, by its id, that may send sums for the devices behind it. Repeatable."),
+    ] = None,
     helper: Annotated[
         str | None,
         typer.Option(help="Blinded rounds: public key file of the helper who opens their sums (docs/blinded.md)."),
@@ -209,6 +213,7 @@ def aggregate_command(
         helper=helper,
         least=least,
         enrolled=enrolled,
+        gateways=gateway or (),
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
     served = None if metrics is None else parse_metrics(metrics)
