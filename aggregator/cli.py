@@ -26,7 +26,7 @@ from contract.methods import METHOD_HELP
 from contract.rules import RULES
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 
-__all__ = ["aggregate_command", "broker_command"]
+__all__ = ["aggregate_command", "broker_command", "until_stopped"]
 
 _EVERYWHERE = ("0.0.0.0", "::")
 _OPEN_WARNING = (
@@ -227,7 +227,7 @@ def aggregate_command(
     def run() -> None:
         service.run(Progress(console, verbose=verbose), on_summary)
 
-    return _until_stopped(run, console, f"the run goes on with the same --store {store}")
+    return until_stopped(run, console, f"the run goes on with the same --store {store}")
 
 
 def broker_command(
@@ -255,11 +255,11 @@ def broker_command(
                 time.sleep(0.2)
             raise LinkError(f"broker on {running.url}", expected="it to go on", got="its process ended")
 
-    code = _until_stopped(run, console, "broker stopped")
+    code = until_stopped(run, console, "broker stopped")
     return 0 if code == 130 else code
 
 
-def _until_stopped(action: Callable[[], None], console: Console, farewell: str) -> int:
+def until_stopped(action: Callable[[], None], console: Console, farewell: str) -> int:
     """Run `action`; Ctrl-C and SIGTERM end it with one line and the exit code they have by custom."""
     try:
         with interruptible(terminable=True):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,8 @@ class ExactSum:
         present = self.counts > 0
         if not devices or not present.any():
             return said
-        words, rows, triangle = self.numbers.words(), [], None
+        words: NDArray[Any] = self.numbers.words()
+        rows, triangle = [], None
         for each, (start, shape) in zip(kind.FIELDS, self._places(kind, width), strict=True):
             part = words[start : start + math.prod(shape)].reshape(shape)
             if isinstance(each, Rows):

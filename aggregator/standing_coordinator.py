@@ -310,6 +310,10 @@ class StandingCoordinator(Core):
         moved = self.rollouts.advance(wall)
         if moved is not None:
             return moved
+        return self._head(now)
+
+    def _head(self, now: float) -> Solved | None:
+        """A new head, if one is due."""
         return self._solve(now) if self.standing.due(now) else None
 
     def _due_in_s(self, now: float) -> float:

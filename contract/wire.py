@@ -10,8 +10,9 @@ the keys that `messages.cddl` lists and no other, so that nothing else can be se
 wraps a message and its signature, and what a helper is asked and answers. What is inside a signed message is decoded
 once its signature holds.
 
-Tensors of a device travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as int8 with one float32 scale for each row
-(value = scale · int8), those of a gateway as int64 (tag 79); integers as the narrowest unsigned array that holds them.
+Tensors of a device travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as int8 with one float32 scale
+for each row (value = scale · int8), those of a gateway as int64 (tag 79); integers as the narrowest unsigned array that
+holds them.
 """
 
 from __future__ import annotations
