@@ -21,6 +21,7 @@ class Site(Fleet):
 
     above: Processes
     name: str
+    broker: Embedded
 
     def gateway(self, bundle: Path, url: str, *options: object) -> None:
         told = ("--bundle", bundle, "--broker", self.url, "--store", self.folder / "store.sqlite", "--fleet", FLEET)
@@ -34,7 +35,7 @@ def site_of(fleet: Fleet, name: str) -> Iterator[Site]:
     folder, broker = fleet.folder / name, Embedded()
     folder.mkdir()
     broker.start()
-    made = Site(folder=folder, url=broker.url, above=fleet, name=name)
+    made = Site(folder=folder, url=broker.url, above=fleet, name=name, broker=broker)
     try:
         yield made
     finally:

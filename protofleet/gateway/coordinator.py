@@ -65,7 +65,6 @@ class GatewayCoordinator(StandingCoordinator):
         self._terms: dict[str, Any] = kept_terms(store) or {}
         self._hold_to_terms()
         self.standing.changed(now)  # whether it is what was sent last, the way up knows
-        self.told = f"the head is the whole fleet's, from {ABOVE}"
 
     # ── receipts ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -82,7 +81,8 @@ class GatewayCoordinator(StandingCoordinator):
         device = decision.device
         if decision.receipt is None or decision.outcome not in ("committed", "duplicate") or self._is_settled(device):
             return False
-        self._waiting[device] = decision
+        if decision.outcome == "committed" or device not in self._waiting:  # and not the repetition of what waits
+            self._waiting[device] = decision
         return True
 
     def _is_settled(self, device: str) -> bool:
@@ -165,6 +165,7 @@ class GatewayCoordinator(StandingCoordinator):
             self._tables.solved(global_parts(state), self._digest())
             self._tables.set_meta(_HEAD, mark)
             self.state = state
+            self.told = f"the head is version {above.version} of {ABOVE}"
         self._announces = False
         counts = self.standing.total.counts
         return Solved(self.state.version, self.devices, int(counts.sum()), int((counts > 0).sum()))
