@@ -20,6 +20,8 @@ from aggregator.store import DurableStore
 from contract.bundle import read_bundle
 from contract.methods import method
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def ncm(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -114,7 +116,6 @@ def test_a_device_behind_a_gateway_goes(fleet: Fleet, site: Site, ncm: Path) -> 
     assert above["site-1"].equal(below["c"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ncm", "ffc"])
 def test_whoever_is_killed(fleet: Fleet, site: Site, broker: Embedded, ncm: Path, name: str) -> None:
     """Gateway, aggregator above, devices, both brokers: kill -9 while sums are on their way; none is lost or twice."""
