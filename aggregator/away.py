@@ -12,7 +12,7 @@ from contract.errors import InUseError, StoreError, StoreLostError
 
 __all__ = ["Away"]
 
-FIRST_S, LONGEST_S = 0.5, 30.0
+FIRST_S, LONGEST_S = 0.5, 5.0
 OURS_S = 120.0  # above what a server takes to find out that a connection is dead (`aggregator/database/postgres.py`)
 
 

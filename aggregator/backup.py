@@ -155,6 +155,7 @@ def _restore_there(backup: str | os.PathLike[str], place: PostgresPlace, who: st
                 asked = [_key(o) for o in orders(db) if o.what in _GIVEN_AGAIN]
                 into_schema(source, db)
                 run, made_at, again = _renew(db, asked, who, os.path.abspath(backup))
+                file.changed()
         finally:
             file.close()
     return Restored(run, made_at, again, fleet is not None)

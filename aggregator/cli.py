@@ -120,8 +120,8 @@ def aggregate_command(
         typer.Option(help="Of FFC's head: ridge, or discriminant, for unequal classes.  [default: ridge]"),
     ] = None,
     rule: Annotated[str, typer.Option(help="How class means merge: " + ", ".join(RULES) + ".")] = "mean",
-    encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, f32, f16 or int8.")] = "f32",
-    sums_encoding: Annotated[str, typer.Option(help="Sums (FFC's) on the wire: f64, f32 or f16.")] = "f64",
+    encoding: Annotated[str, typer.Option(help="Class means on the wire: f64, int32, f32, f16 or int8.")] = "f32",
+    sums_encoding: Annotated[str, typer.Option(help="Sums (FFC's) on the wire: f64, int32, f32 or f16.")] = "f64",
     limit_bytes: Annotated[int, typer.Option(help="Largest message; larger contributions travel in chunks.")] = 65_536,
     patience: Annotated[
         float | None,
@@ -160,6 +160,14 @@ def aggregate_command(
     enrolled: Annotated[
         bool,
         typer.Option("--enrolled", help="Take only what enrolled devices have signed (protofleet fleet invite)."),
+    ] = False,
+    worker: Annotated[
+        bool,
+        typer.Option(
+            "--worker",
+            help="One of any number of such processes, on any machines, with one --store postgresql://… and broker; "
+            "one of them leads at a time.",
+        ),
     ] = False,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="End another aggregator that serves this fleet, instead of refusing.")
@@ -217,7 +225,7 @@ def aggregate_command(
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
     served = None if metrics is None else parse_metrics(metrics)
-    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served, sign)
+    service = Service(bundle, address, store, fleet, settings, patience, take_over, new_run, served, sign, worker)
     console = Console(stderr=True, quiet=quiet)
 
     def on_summary(content: dict[str, Any], finished: bool) -> None:

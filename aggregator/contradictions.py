@@ -36,12 +36,12 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from aggregator.class_ways import LEAST, Means, References, Screen, crossed, way, way_back
 from contract.rules import Source
 from contract.statistics import Statistic
 
 __all__ = ["ALARMS", "LEAST", "LIARS", "REFERENCES", "Contradicted", "contradicted", "has_means"]
 
-LEAST = 3  # samples of a class: a mean over fewer may be one odd photo
 LIARS = 3  # one device of so many may lie, rounded
 ALARMS = 1_000  # honest rounds, of which one accuses somebody by chance if means are normally distributed
 REFERENCES = 256
@@ -49,7 +49,6 @@ _REFERENCE_BYTES = 32 << 20
 _DRAWN = 4.0  # deviations of how many of the liars are among the references
 _MEDIAN = 0.6745  # of the absolute value of a standard normal variable
 
-Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]
 
 
@@ -80,68 +79,6 @@ class Contradicted:
         return f"its mean of class {label} lies where others have class {other}: {by}"
 
 
-@dataclass(frozen=True, eq=False)
-class _Means:
-    """Class means of a device.
-
-    Attributes:
-        classes: (K,) which it has enough of, rising.
-        rows: (K, D) float32.
-        inverse: (K,) one over the samples of each.
-    """
-
-    classes: NDArray[np.int64]
-    rows: Float32
-    inverse: Float64
-
-    @classmethod
-    def of(cls, statistic: Statistic) -> _Means:
-        field = next(each for each in statistic.row_fields() if each.width == "features")
-        groups, classes = statistic.GROUPS, statistic.classes
-        sums = statistic.rows(field).reshape(classes, groups, -1).sum(axis=1) if groups > 1 else statistic.rows(field)
-        counts = statistic.counts.reshape(classes, groups).sum(axis=1)
-        held = np.flatnonzero(counts >= LEAST)
-        return cls(held, (sums[held] / counts[held, None]).astype(np.float32), 1.0 / counts[held])
-
-
-@dataclass(frozen=True, eq=False)
-class _References:
-    """The devices that everybody is compared with; R of them, NaN where one lacks a class.
-
-    Attributes:
-        rows: (R, C, D) float32, zero where there is no mean.
-        inverse: (R, C) one over the samples.
-        products: (R, C, C) of a device's rows with each other.
-    """
-
-    rows: Float32
-    inverse: Float64
-    products: Float64
-
-    @classmethod
-    def of(cls, means: Sequence[_Means], classes: int) -> _References:
-        width = means[0].rows.shape[1]
-        rows, inverse = np.zeros((len(means), classes, width), np.float32), np.full((len(means), classes), np.nan)
-        for at, each in enumerate(means):
-            rows[at, each.classes], inverse[at, each.classes] = each.rows, each.inverse
-        products = np.matmul(rows, rows.transpose(0, 2, 1)).astype(np.float64)
-        return cls(rows, inverse, products)
-
-
-@dataclass(frozen=True, eq=False)
-class _Way:
-    """How far a device's means (K) go from the references' means of the same class towards each of their others.
-
-    Attributes:
-        chance: (K, R, C) that way, in units in which chance has one deviation for all classes; NaN where there is none.
-        beyond: (K, R, C) how much of it is beyond the middle between the two, once chance's part is taken off; −∞ where
-            there is none.
-    """
-
-    chance: Float64
-    beyond: Float64
-
-
 def has_means(kind: type[Statistic]) -> bool:
     """Whether a statistic has class means of features to compare."""
     return any(field.width == "features" for field in kind.row_fields())
@@ -159,14 +96,14 @@ def contradicted(source: Source, devices: Sequence[str], vouched: Collection[str
         return []
     classes, width = next((statistic.classes, statistic.width) for statistic in source())
     chosen = _chosen(devices, classes, width, vouched)
-    known = {at: each for at, each in enumerate(map(_Means.of, source())) if at in chosen}
+    known = {at: Means.of(each) for at, each in enumerate(source()) if at in chosen}
     places = sorted(known)
-    references = _References.of([known[at] for at in places], classes)
+    references = References.of([known[at] for at in places], classes)
     sure = np.array([devices[place] in vouched for place in places])
     spread = _spread([known[at] for at in places], references, sure)
     if spread is None:
         return []
-    everyone = iter(known.values()) if len(known) == len(devices) else map(_Means.of, source())
+    everyone = iter(known.values()) if len(known) == len(devices) else map(Means.of, source())
     return _Verdicts.of(everyone, references, places, sure, spread, len(devices)).told(devices)
 
 
@@ -197,13 +134,13 @@ class _Spread:
     along: Float64
 
 
-def _spread(means: Sequence[_Means], references: _References, sure: NDArray[np.bool_]) -> _Spread | None:
+def _spread(means: Sequence[Means], references: References, sure: NDArray[np.bool_]) -> _Spread | None:
     """From the references among themselves; None where no two share a class.
 
     No more than chance goes in all directions together, which those that are vouched for say alone where two share a
     class: so liars who are the most of a class's holders, or of all devices, are not the measure of their lie.
     """
-    apart = [_distances(each, references, at) for at, each in enumerate(means)]  # (K, R) each
+    apart = [_distances(*each, references, at) for at, each in enumerate(crossed(means, references))]  # (K, R) each
     total = _median(np.array([_median(each) for each in apart]))
     if not np.isfinite(total):
         return None
@@ -211,11 +148,11 @@ def _spread(means: Sequence[_Means], references: _References, sure: NDArray[np.b
     total = float(np.fmin(total, _median(np.concatenate([np.zeros(0), *among]))))
     count, nearest = references.inverse.shape[1], []
     by_pair = np.full((len(means), count, count), np.nan)
-    for at, each in enumerate(means):
-        way = _way(each, references, _cross(each, references), total, but=at)
-        away = np.abs(way.chance)  # (K, R, C)
+    for at, (each, products) in enumerate(crossed(means, references)):
+        gone = way(each, references, products, total, but=at)
+        away = np.abs(gone.chance)  # (K, R, C)
         by_pair[at, each.classes] = _median_along(away, axis=1)
-        closest = np.argmax(way.beyond, axis=2, keepdims=True)
+        closest = np.argmax(gone.beyond, axis=2, keepdims=True)
         nearest.append(_median(np.take_along_axis(away, closest, axis=2)))
     usual = _median(np.array(nearest))
     if not np.isfinite(usual):
@@ -225,57 +162,14 @@ def _spread(means: Sequence[_Means], references: _References, sure: NDArray[np.b
     return _Spread(total, along / _MEDIAN)
 
 
-def _cross(mine: _Means, references: _References) -> Float64:
-    """(K, R, C) products of a device's means with the references'."""
-    shape = (len(mine.classes), *references.inverse.shape)
-    return (mine.rows @ references.rows.reshape(-1, mine.rows.shape[1]).T).reshape(shape).astype(np.float64)
-
-
-def _distances(mine: _Means, references: _References, but: int) -> Float64:
+def _distances(mine: Means, products: NDArray[np.float32], references: References, but: int) -> Float64:
     """(K, R) squared distances of means of the same class, over (1/n + 1/m); NaN where there is none."""
-    cross = _cross(mine, references)
-    same = np.take_along_axis(cross, mine.classes[:, None, None], axis=2)[..., 0]
-    squares = np.einsum("rcc->cr", references.products)[mine.classes]  # (K, R)
+    same = np.take_along_axis(products, mine.classes[:, None, None], axis=2)[..., 0].astype(np.float64)
+    squares = references.squares.T[mine.classes]  # (K, R)
     inverse = references.inverse[:, mine.classes].T.copy()
     inverse[:, but] = np.nan
     away = squares + squares[:, but : but + 1] - 2.0 * same
     return np.asarray(np.maximum(away, 0.0) / (mine.inverse[:, None] + inverse))
-
-
-def _way(mine: _Means, references: _References, cross: Float64, total: float, but: int | None = None) -> _Way:
-    """How far `mine` go among the references' rows; `but` is its own place there."""
-    own, inverse = references.products[:, mine.classes].transpose(1, 0, 2), references.inverse.T  # (K, R, C), (C, R)
-    squares = np.einsum("rcc->rc", references.products)  # (R, C)
-    same = np.take_along_axis(cross, mine.classes[:, None, None], axis=2)
-    here = squares.T[mine.classes][..., None]  # (K, R, 1)
-    theirs = inverse[mine.classes].copy()  # (K, R)
-    if but is not None:
-        theirs[:, but] = np.nan
-    length = squares + here - 2.0 * own  # squared, from class j to class k of the same device
-    gone = cross - same - (own - here) - total * theirs[..., None]  # times that length
-    noise = mine.inverse[:, None] + theirs
-    return _compared(gone, length, noise[..., None], total * (theirs[..., None] + references.inverse))
-
-
-def _way_back(mine: _Means, references: _References, cross: Float64, total: float) -> _Way:
-    """How far the references' means go among the rows of `mine`: (K, R, K)."""
-    products = (mine.rows @ mine.rows.T).astype(np.float64)
-    squares = np.diag(products)
-    among = cross[:, :, mine.classes].transpose(2, 1, 0)  # (K, R, K): of class j with my class k
-    same = np.einsum("jrj->jr", among)[..., None]
-    length = (squares + squares[:, None] - 2.0 * products)[:, None]
-    gone = among - same - (products - squares[:, None])[:, None] - total * mine.inverse[:, None, None]
-    noise = references.inverse[:, mine.classes].T + mine.inverse[:, None]
-    return _compared(gone, length, noise[..., None], total * (mine.inverse[:, None, None] + mine.inverse))
-
-
-def _compared(gone: Float64, length: Float64, noise: Float64, blur: Float64) -> _Way:
-    """A way that was gone times its length; `blur` is what chance adds to the squared length."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        chance = gone / np.sqrt(length * noise)
-    chance[~np.isfinite(chance + blur)] = np.nan  # the same class, the same rows, or none
-    beyond = np.where(np.isnan(chance), np.nan, gone - np.maximum(length - blur, 0.0) / 2.0)
-    return _Way(chance, np.where(np.isnan(beyond), -np.inf, beyond))
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,8 +195,8 @@ class _Verdicts:
     @classmethod
     def of(
         cls,
-        everyone: Iterator[_Means],
-        references: _References,
+        everyone: Iterator[Means],
+        references: References,
         places: Sequence[int],
         sure: NDArray[np.bool_],
         spread: _Spread,
@@ -315,21 +209,23 @@ class _Verdicts:
         weight = 1 + len(places) * devices * sure  # who is vouched for says what is told, if it says anything
         known: NDArray[np.bool_] = np.isfinite(references.inverse[sure]).max(axis=0, initial=False)
         judged = np.zeros(devices, bool)
-        for at, mine in enumerate(everyone):
+        screen = Screen(references, spread.total, limit * spread.along)
+        for at, (mine, products) in enumerate(crossed(everyone, references)):
             judged[at] = known[mine.classes].all()
             if not len(mine.classes):
                 continue
             votes = np.zeros((len(mine.classes), references.inverse.shape[1]), np.int64)
-            cross = _cross(mine, references)
-            there = _way(mine, references, cross, spread.total, at_reference.get(at))
-            back = _way_back(mine, references, cross, spread.total)
-            own = spread.along[mine.classes]
-            for way, along, is_back in ((there, own, False), (back, own[:, mine.classes], True)):
-                found = ((way.beyond > 0) & (way.chance > limit * along[:, None, :])).any(axis=2)  # (K, R)
-                against[at] |= found.any(axis=0)
-                could[at] |= np.isfinite(way.chance).any(axis=(0, 2))
-                label, by = np.nonzero(found)
-                nearest = way.beyond.argmax(axis=2)[found]
+            could[at] = screen.possible(mine)
+            own, total = spread.along[mine.classes], spread.total
+            there, back = screen.way(mine, products), screen.way_back(mine, products)
+            ways = (
+                (there, way(mine, references, products, total, there, at_reference.get(at)), own, False),
+                (back, way_back(mine, references, products, total, back), own[:, mine.classes], True),
+            )
+            for (label, by), gone, along, is_back in ways:
+                found = ((gone.beyond > 0) & (gone.chance > limit * along[label])).any(axis=1)
+                label, by, nearest = label[found], by[found], gone.beyond[found].argmax(axis=1)
+                against[at, by] = True
                 np.add.at(votes, (nearest, mine.classes[label]) if is_back else (label, nearest), weight[by])
             if at in at_reference:
                 against[at, at_reference[at]] = could[at, at_reference[at]] = False
@@ -350,8 +246,9 @@ class _Verdicts:
             left[at] = False
             if at in at_reference:
                 here[at_reference[at]] = False
+        by_all = (self.against & here).sum(axis=1)
         while len(found) < most:
-            by = (self.against & here).sum(axis=1) * (left & ~self.judged)
+            by = by_all * (left & ~self.judged)
             worst = min((int(at) for at in np.flatnonzero(by == by.max())), key=lambda at: devices[at])
             if by[worst] <= max(1, may_lie - int((~here).sum())):
                 break
@@ -359,6 +256,7 @@ class _Verdicts:
             left[worst] = False
             if worst in at_reference:
                 here[at_reference[worst]] = False
+                by_all -= self.against[:, at_reference[worst]]
         by, of = (self.against & here).sum(axis=1), (self.could & here).sum(axis=1)
         doubted = [int(at) for at in np.flatnonzero(left & (by > 1) & (2 * by > of))]
         return found + [self._of(at, devices, False, here) for at in sorted(doubted, key=lambda at: -by[at])]

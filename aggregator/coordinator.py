@@ -12,7 +12,7 @@ contributions it was promised, and nothing is counted a second time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
@@ -31,13 +31,13 @@ from aggregator.settings import Settings, check_heads, check_limit, own_method
 from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
-from aggregator.store import OUTCOMES, RoundRecord, Store, as_written, global_parts
+from aggregator.store import OUTCOMES, Key, RoundRecord, Store, as_written, global_parts
 from aggregator.validation import Terms
 from contract.accuracy import read_accuracy
 from contract.bundle import Manifest
 from contract.errors import UsageError
 from contract.fleet import further_bundles
-from contract.messages import Announcement, Contribution, Status
+from contract.messages import Announcement, Chunk, Contribution, Status
 from contract.methods import Method
 from contract.methods import method as method_of
 from contract.methods.base import Merged
@@ -106,7 +106,7 @@ class Coordinator(Core):
         self._traits: dict[str, Traits] = {}  # of the open round's contributions, as far as this process took them
         self.findings: tuple[Finding, ...] = ()
         self.doubt, self.told = "", ""
-        self._ingest, self._stand_ins = Ingest(self._holds), StandIns()
+        self._ingest, self._stand_ins = Ingest(self._holds, patient=store.shared), StandIns()
         self._doubted: dict[str, tuple[bytes, float]] = {}  # deaths of who is awaited, and from when on they are true
         self._told_accuracy: dict[tuple[int, str], Told] = {}  # not durable yet
         self.accuracy_batches = 0
@@ -161,6 +161,7 @@ class Coordinator(Core):
             class_lists=self._lists.digests if self._extractor else (),
             offer=self.rollouts.offer,
             withheld=self._withheld,
+            epoch=self._store.epoch,
         )
 
     def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False, is_news: bool = True) -> bool:
@@ -197,14 +198,19 @@ class Coordinator(Core):
         """
         view = self._view()
         made = [self._ingest.decide(device, payload, view, now) for device, payload in batch]
-        for decision, (_, payload) in zip(made, batch if self.rounds.policy.stays else (), strict=False):
+        keeps_late = self.rounds.policy.stays and not self._store.shared  # another process may close the round
+        for decision, (_, payload) in zip(made, batch if keeps_late else (), strict=False):
             self._stand_ins.hear(decision, payload, view)
         refused = [d for d in made if d.outcome == "rejected" and _answers(d, view)]
         tally = self._uncounted + Counter((d.round, d.outcome) for d in made if d.outcome in OUTCOMES)
         accepted = [d.accepted for d in made if d.accepted is not None]
+        held: Collection[Key] = ()
         if accepted or tally:
-            self._store.commit(accepted, tally, [(d.round, d.device) for d in refused])
+            held = self._store.commit(accepted, tally, [(d.round, d.device) for d in refused])
         self._uncounted.clear()
+        if held:
+            made = [self._known_elsewhere(decision, held) for decision in made]
+            accepted = [d.accepted for d in made if d.accepted is not None]
         if self._told_accuracy:
             self._store.keep_accuracy(list(self._told_accuracy.values()))
             self._told_accuracy.clear()
@@ -220,9 +226,46 @@ class Coordinator(Core):
             self.rounds.refused(decision.device)
         return made
 
+    def _known_elsewhere(self, decision: Decision, held: Collection[Key]) -> Decision:
+        """What another process has committed meanwhile is a duplicate here."""
+        accepted = decision.accepted
+        if accepted is None or (accepted.round, accepted.method, accepted.device) not in held:
+            return decision
+        assert decision.receipt is not None
+        self.rounds.contributed(decision.device)
+        self._uncounted[(decision.round, "duplicate")] += 1
+        said = replace(decision.receipt, status="duplicate")
+        return replace(decision, outcome="duplicate", receipt=said, accepted=None, traits=None)
+
+    def learn(self) -> bool:
+        """Take up what other processes have committed to the open round; whether that was anything.
+
+        Raises:
+            StoreError: the server refuses.
+        """
+        rounds = self.rounds
+        if rounds.phase != "open":
+            return False
+        devices, refused = self._store.taken(rounds.number, rounds.method)
+        newer = [device for device in devices if device not in rounds.contributions]
+        for device in newer:
+            rounds.contributed(device)
+        for device in refused:
+            rounds.refused(device)
+        return bool(newer)
+
+    def decide_again(self) -> None:
+        """What was decided was not committed: nothing of it holds."""
+        self._ingest.forget_accepted()
+
+    def chunk_of(self, device: str, payload: bytes) -> Chunk | None:
+        """A piece of a contribution that may still count; None for any other message."""
+        return self._ingest.chunk_of(device, payload, self._view())
+
     def stalled(self, now: float) -> list[Decision]:
         """What to ask devices for whose chunks have stopped coming."""
-        return self._ingest.stalled(now, self._view(), self.rounds.is_online)
+        is_online = (lambda device: True) if self._store.shared else self.rounds.is_online  # who leads hears of it
+        return self._ingest.stalled(now, self._view(), is_online)
 
     def advance(self, now: float, wall: float) -> Step | Obeyed | Moved | None:
         """The next step that is due, or an operator's order, done and durable; None when nothing is.
@@ -236,7 +279,8 @@ class Coordinator(Core):
                 self.rounds.death(device, instance)
         order = self._next_order(now)
         if order is not None:
-            return self._obey(order, wall)
+            with self._store.alone():
+                return self._obey(order, wall)
         moved = self.rollouts.advance(wall)
         if moved is not None:
             return moved
@@ -251,21 +295,25 @@ class Coordinator(Core):
             self._store.open_round(step.round, step.method, step.seed, wall)
             self._traits.clear()
         elif isinstance(step, Closed):
-            self._let_stand_in(step)
-            merged = self._merged(step)
-            found = method_of(step.method)
-            state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
-            self._store.close_round(
-                step.round,
-                wall,
-                int(merged.present.sum()),
-                state,
-                self._screening(found),
-                self.findings,
-                also=lambda db: self._store.blinded.replaced(db, step.method),
-            )
-            self.state = state
+            with self._store.alone():  # what is committed is merged, by whomever
+                self._merge_and_close(step, wall)
         return step
+
+    def _merge_and_close(self, step: Closed, wall: float) -> None:
+        self._let_stand_in(step)
+        merged = self._merged(step)
+        found = method_of(step.method)
+        state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
+        self._store.close_round(
+            step.round,
+            wall,
+            int(merged.present.sum()),
+            state,
+            self._screening(found),
+            self.findings,
+            also=lambda db: self._store.blinded.replaced(db, step.method),
+        )
+        self.state = state
 
     def _obey(self, order: Order, wall: float) -> Obeyed:
         tables, before = self._tables, self.state.version

@@ -83,6 +83,12 @@ class Gate:
         self._news: list[Intruder] = []
         self._kept_at = float("-inf")
 
+    def reload(self) -> None:
+        """Another process may have enrolled somebody."""
+        if self._tables is not None:
+            self._keys = self._tables.keys()
+            self._rings = {device: Keyring([key]) for device, key in self._keys.items() if key is not None}
+
     @property
     def enrolled(self) -> Collection[str]:
         """Devices whose key holds."""

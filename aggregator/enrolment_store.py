@@ -44,6 +44,7 @@ class EnrolmentTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
+        self._file = file
         self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
 
     def keys(self) -> dict[str, bytes | None]:
@@ -79,11 +80,13 @@ class EnrolmentTables:
             _unmark(db, device)
             db.execute("DELETE FROM invitation WHERE device = ?", (device,))
             db.execute("DELETE FROM intruder WHERE device = ?", (device,))
+            self._file.changed()
 
     def revoke(self, device: str, at: float) -> None:
         """Nothing of this device holds any more, until it is enrolled with another key."""
         with self._transaction() as db:
             db.execute(_PUT_KEY, (device, None, at))
+            self._file.changed()
             _unmark(db, device)
             db.execute("DELETE FROM invitation WHERE device = ?", (device,))
 

@@ -68,6 +68,7 @@ class Handout:
             (`NAME.rollout.pem`) where there is one.
         listener: is told what devices say of the roll-out.
         voice: signs what is published, if the aggregator does.
+        follows: whether it hears what devices say in the fleet that they go over to: one process does.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Handout:
         fleet: str,
         listener: events.Listener,
         voice: Voice,
+        *,
+        follows: bool = True,
     ) -> None:
-        self._voice = voice
+        self._voice, self._follows = voice, follows
         self._core, self._link, self._address, self._fleet, self._listener = core, link, address, fleet, listener
         self._asked: OrderedDict[str, _Asked] = OrderedDict()
         self._offer: Offer | None = None  # that they asked for
@@ -111,7 +114,7 @@ class Handout:
         Args:
             limit_bytes: the largest message that the broker and we take.
         """
-        self._follow(self._core.rollouts.elsewhere)
+        self._follow(self._core.rollouts.elsewhere if self._follows else "")
         for device, told in self._core.rollouts.take_news():
             self._listener(events.RolloutTold(device, told.version, told.word, told.reason))
         if self._core.rollouts.offer != self._offer:

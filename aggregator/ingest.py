@@ -65,6 +65,7 @@ Cause = Literal[
 MAX_IN_PROGRESS = 4_096
 STALL_S = 5.0  # before the first question after missing chunks; doubled each time
 MAX_QUESTIONS = 6  # in 5 minutes; then the device must speak first, as it does when it sends again
+_CHUNK = b"\x00\x04"  # key 0 and the type, after the map's first byte
 _MIN_CHUNK_BYTES = 512  # the smallest limit that can be announced leaves more than that for data
 
 
@@ -171,10 +172,12 @@ class Ingest:
     Args:
         holds: whether the store has the contribution (round, method, device).
         assembler: bounds what chunks may take.
+        patient: whether chunks that are missing may be with another process, so that nobody is asked at once.
     """
 
     holds: Callable[[int, str, str], bool]
     assembler: Assembler = field(default_factory=Assembler)
+    patient: bool = False
     _accepted: set[tuple[int, str, str]] = field(default_factory=set)
     _newest: dict[str, Held] = field(default_factory=dict)  # accepted in this batch, where sums stand
     _in_progress: OrderedDict[tuple[str, str], _InProgress] = field(default_factory=OrderedDict)
@@ -199,8 +202,20 @@ class Ingest:
         if isinstance(message, Chunk):
             taken = standing or self._take_chunk(device, message, len(payload), view, now)
             return _named(taken, message.digest)
-        decided = standing or self._take(device, message, payload, len(payload), view)
+        decided = standing or self._take(device, message, payload, len(payload), view, digest)
         return _named(decided, digest)
+
+    def chunk_of(self, device: str, payload: bytes, view: View) -> Chunk | None:
+        """A piece of a contribution that may still count, for the processes that put one together; else None."""
+        if inner_of(payload)[1:3] != _CHUNK:
+            return None
+        try:
+            message = view.opened(device, payload, view.largest_bytes)
+        except WireError:  # of which one is an intrusion: `decide` says what
+            return None
+        if not isinstance(message, Chunk) or message.total_bytes > largest_contribution_bytes(view):
+            return None
+        return None if self._standing(device, message, message.digest, view) is not None else message
 
     def stalled(self, now: float, view: View, is_online: Callable[[str], bool]) -> list[Decision]:
         """For contributions of which nothing came for a while: what is missing.
@@ -324,7 +339,8 @@ class Ingest:
             everything = np.packbits(np.ones(chunk.count, np.uint8), bitorder="little").tobytes()
             return _decision(device, chunk, "need-chunks", missing=everything)
         if whole is None:  # what is missing takes time in proportion to all of it: not for each chunk
-            missing = self.assembler.missing(device, chunk.method) if chunk.index == chunk.count - 1 else None
+            asks = chunk.index == chunk.count - 1 and not self.patient
+            missing = self.assembler.missing(device, chunk.method) if asks else None
             if missing is not None:
                 return _decision(device, chunk, "need-chunks", missing=missing)
             return Decision(device, "partial", chunk.round)
@@ -341,7 +357,7 @@ class Ingest:
         key = (chunk.run, chunk.round, chunk.method)
         if not isinstance(message, Contribution) or (message.run, message.round, message.method) != key:
             return _decision(device, chunk, "rejected", reason="chunks of something else than they say", cause="chunks")
-        return self._take(device, message, whole, received_bytes, view)
+        return self._take(device, message, whole, received_bytes, view, chunk.digest)
 
     def _progress(self, device: str, chunk: Chunk, now: float) -> _InProgress:
         key = (device, chunk.method)
@@ -355,10 +371,13 @@ class Ingest:
         self._in_progress[key] = pending
         return pending
 
-    def _take(self, device: str, message: Contribution, payload: bytes, received_bytes: int, view: View) -> Decision:
+    def _take(
+        self, device: str, message: Contribution, payload: bytes, received_bytes: int, view: View, digest: bytes
+    ) -> Decision:
+        """Decide by the content; `digest` is of what came."""
         if message.devices and device not in view.gateways:
             reason = "sums for other devices come from gateways that the aggregator names: --gateway"
-            return _decision(device, message, "rejected", reason=reason, cause="content")
+            return _decision(device, message, "rejected", reason=reason, cause="content", digest=digest)
         try:
             check_content(
                 message, view.terms, bundles=(view.bundle, *view.others), classes=view.classes, width=view.width
@@ -371,11 +390,12 @@ class Ingest:
         without = tuple(number for number in view.terms.withheld if message.holds((number,)))
         if left is not message:
             message, payload = left, as_kept(left)
-        withdraws = message.standing == "withdrawn"
-        self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
+        if view.held is not None:
+            withdraws = message.standing == "withdrawn"
+            self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes, message, without)
         traits = None if message.share is not None or message.devices else Traits.of(message, view.terms.noise)
-        return _decision(device, message, "committed", accepted=accepted, traits=traits)
+        return _decision(device, message, "committed", accepted=accepted, traits=traits, digest=digest)
 
 
 def largest_contribution_bytes(view: View) -> int:
@@ -396,8 +416,9 @@ def _decision(
     traits: Traits | None = None,
     round: int | None = None,
     held: int = 0,
+    digest: bytes = b"",
 ) -> Decision:
-    receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing, held=held)
+    receipt = Receipt(message.run, message.round, message.method, outcome, reason[:200], missing, digest, held)
     number = message.round if round is None else round
     return Decision(device, outcome, number, receipt, accepted, reason, cause, traits)
 
@@ -413,4 +434,6 @@ def _to_intruder(device: str, payload: bytes, intrusion: Intrusion, view: View) 
 def _named(decision: Decision, digest: bytes) -> Decision:
     """An answer says which contribution it speaks of."""
     receipt = decision.receipt
-    return decision if receipt is None else replace(decision, receipt=replace(receipt, digest=digest))
+    if receipt is None or receipt.digest == digest:
+        return decision
+    return replace(decision, receipt=replace(receipt, digest=digest))

@@ -20,6 +20,7 @@ class RollbackTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
+        self._file = file
         self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
 
     def kept(self) -> list[int]:
@@ -65,6 +66,7 @@ class RollbackTables:
                 db.execute("UPDATE round SET kept_bytes = 0 WHERE number = ?", (round,))
                 db.execute("INSERT INTO taken_back VALUES (?)", (round,))
             order_done(db, order, at, outcome, before, after)
+            self._file.changed()
 
 
 def keep_former(db: Connection, round: int) -> None:

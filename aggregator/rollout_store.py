@@ -33,6 +33,7 @@ class RolloutTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
+        self._file = file
         self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
         self._to_sweep = True
 
@@ -61,6 +62,7 @@ class RolloutTables:
             db.execute("UPDATE rollout SET state = 'running' WHERE given_by = ?", (order.id,))
             _put(db, rollout)
             _say(db, rollout.told, at)
+            self._file.changed()
         self._to_sweep = True
 
     def refuse(self, order: Order) -> None:
@@ -76,6 +78,7 @@ class RolloutTables:
             at: seconds since the epoch.
         """
         with self._transaction() as db:
+            self._file.changed()
             _put(db, rollout)
             _say(db, {device: rollout.told[device] for device in said if device in rollout.told}, at)
 
@@ -84,6 +87,7 @@ class RolloutTables:
         with self._transaction() as db:
             db.execute(f"UPDATE rollout SET state = 'ended' WHERE {_LIVE}", get_args(State))
             db.execute("DELETE FROM rollout_device")
+            self._file.changed()
         self._to_sweep = True
 
     def forget(self, device: str) -> None:

@@ -32,11 +32,13 @@ from aggregator.ending import Ending
 from aggregator.enrolment import Intrusion
 from aggregator.handout import Handout
 from aggregator.helper_line import HelperLine
+from aggregator.ingest import Decision
 from aggregator.orders import Obeyed
 from aggregator.receipts import Receipts
 from aggregator.retained import RetainedState
 from aggregator.rounds import Closed, Finished
 from aggregator.run_events import Teller
+from aggregator.sharing import LEARN_S, Sharing
 from aggregator.sole_aggregator import Seat, check_age
 from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.standing_events import StandingTeller
@@ -44,7 +46,7 @@ from aggregator.voice import Voice
 from contract import topics
 from contract.certificates import Expiry
 from contract.envelopes import ENVELOPE_BYTES
-from contract.errors import LinkError, WireError
+from contract.errors import LedError, LinkError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
 from contract.messages import Announcement, Message, Status
 from contract.service_manager import ServiceManager
@@ -74,6 +76,7 @@ class Server:
         stopping: ends `run` once it is set.
         manager: of the service, if there is one.
         each_turn: called after each turn of the loop.
+        sharing: where other processes take contributions, too, this one's part in that.
     """
 
     def __init__(
@@ -90,10 +93,13 @@ class Server:
         stopping: threading.Event | None = None,
         manager: ServiceManager | None = None,
         each_turn: Callable[[], None] = lambda: None,
+        sharing: Sharing | None = None,
     ) -> None:
+        self._sharing = sharing
         self._core, self._address, self._fleet = coordinator, address, fleet
         self._listener, self._on_round = listener, on_round
-        self._patience_s = None if patience_s is None and coordinator.rounds.stays else patience_s or PATIENCE_S
+        stays = coordinator.rounds.stays or sharing is not None
+        self._patience_s = None if patience_s is None and stays else patience_s or PATIENCE_S
         self._each_turn = each_turn
         self._stopping, self._manager = stopping or threading.Event(), manager or ServiceManager({})
         self._teller = (
@@ -109,7 +115,8 @@ class Server:
             address,
             client_id(fleet, topics.AGGREGATOR),
             subscriptions=[
-                *(topics.up(fleet), topics.status(fleet), self._round_topic, topics.global_all(fleet)),
+                topics.up(fleet) if sharing is None else topics.shared(fleet, topics.up(fleet)),
+                *(topics.status(fleet), self._round_topic, topics.global_all(fleet)),
                 *([] if blinded is None else [topics.helper_answer(fleet)]),
             ],
             will=(self._seat_topic, self._voice.sealed(self._seat_topic, encode(self._seat.death))),
@@ -179,8 +186,7 @@ class Server:
         now = time.monotonic()
         sent = [(topics.device_of(message.topic), message.payload) for message in contributions]
         sent = [each for each in sent if not (self._handout.take(*each) or self._enrol(*each, now))]
-        decisions = self._core.take(sent, now)
-        decisions += self._core.stalled(now)
+        decisions = self._take(sent, now)
         self._receipts.send(decisions, now)
         for message in received:
             self._link.acknowledge(message)
@@ -199,12 +205,21 @@ class Server:
         for intruder in self._core.gate.take_news(time.time()):
             self._listener(events.IntruderTold(intruder.device, intruder.cause, intruder.reason, intruder.messages))
 
+    def _take(self, sent: list[tuple[str, bytes]], now: float) -> list[Decision]:
+        if self._sharing is None:
+            return self._core.take(sent, now) + self._core.stalled(now)
+        decisions = self._sharing.take_as_leader(sent, now) + self._sharing.stalled(now)
+        if self._sharing.learn(now):
+            self._teller.committed()
+        return decisions
+
     def _gather(self) -> list[Received]:
         now = time.monotonic()
         # without the seat nothing opens or closes
         due_s = self._core.rounds.due_in_s(now) if self._seat.taken else None
         helper_s = self._helper.wait_s(now) if self._helper is not None and self._seat.taken else None
-        waits = (due_s, self._seat.wait_s(now), self._handout.wait_s, self._voice.wait_s(now), helper_s)
+        learn_s = None if self._sharing is None else LEARN_S
+        waits = (due_s, self._seat.wait_s(now), self._handout.wait_s, self._voice.wait_s(now), helper_s, learn_s)
         event = self._link.receive(min((TURN_S, *(wait + 0.001 for wait in waits if wait is not None))))
         received: list[Received] = []
         while event is not None:
@@ -293,7 +308,12 @@ class Server:
     def _hear_rival(self, message: Received) -> None:
         status = self._said_here(message)
         if isinstance(status, Status):
-            self._seat.heard(status, time.monotonic())
+            try:
+                self._seat.heard(status, time.monotonic())
+            except LinkError as error:
+                if self._sharing is None or status.instance[:4] != self._core.run:
+                    raise
+                raise LedError(str(error)) from None  # of our own store: it leads now
         elif status is not None:
             self._core.malformed()
 
@@ -321,6 +341,8 @@ class Server:
             if announcement is not None:
                 self._core.malformed()
         elif announcement.run == self._core.run:
+            if self._sharing is not None and announcement.epoch > self._core.announcement().epoch:
+                self._sharing.check_leads()  # if another does; else anybody may have said it
             if message.retained and not self._seat.was_taken:
                 check_age(announcement, self._core.rounds.number, self._core.state.version)
             elif not message.retained and self._echoed_on != message.connection:  # what is retained has come before it

@@ -18,6 +18,7 @@ from typing import Any, get_args
 from aggregator.away import Away
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator, Settings
+from aggregator.crew import Crew, check_worker
 from aggregator.database import Place
 from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished, StoreAway
 from aggregator.metrics import Metrics
@@ -26,10 +27,13 @@ from aggregator.outliers import SUSPECTS, Suspects
 from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
+from aggregator.shared_store import SharedStore
+from aggregator.sharing import Sharing
 from aggregator.standing_coordinator import StandingCoordinator
 from aggregator.standing_report import StandingSummary
 from aggregator.store import DurableStore
 from aggregator.validation import MAX_SAMPLES
+from aggregator.worker import Worker
 from contract.bundle import read_bundle
 from contract.durations import in_words, seconds
 from contract.ed25519 import library
@@ -71,6 +75,7 @@ class Service:
         new_run: go on from the store as a new run: for a store from a backup.
         metrics: host and port to serve metrics on; None for nowhere.
         sign: file of the Ed25519 private key that signs what is published; None where nothing is signed.
+        worker: one of several processes on one store, of which one leads at a time.
     """
 
     bundles: Sequence[Path]
@@ -83,6 +88,7 @@ class Service:
     new_run: bool = False
     metrics: tuple[str, int] | None = None
     sign: str | None = None
+    worker: bool = False
     _stopping: threading.Event = field(default_factory=threading.Event)
     _told: dict[str, Any] = field(default_factory=dict)  # the newest summary
 
@@ -90,6 +96,8 @@ class Service:
         check_id(self.fleet, "--fleet")
         if self.patience_s is not None:
             _between("--patience", self.patience_s, 0.1, 1e6)
+        if self.worker:
+            check_worker(self.settings)
         self._signer = None if self.sign is None else Signer(read_private_key(self.sign))
         read = [(path, read_bundle(path)) for path in self.bundles]
         self._roster = check_fleet(read)  # graphs and weights do not stay in memory
@@ -115,62 +123,88 @@ class Service:
 
     def _serve(self, listener: Listener, on_summary: OnSummary, away: Away) -> dict[str, Any]:
         """From the store as it is, as after a kill: what is confirmed is in it, and what is not comes again."""
+        roster = self._roster
+        whose = (self.store, _together((roster.bundle, *roster.others)), self.fleet)
+        if not self.worker:
+            with DurableStore(*whose, extends=roster.shorter) as store:
+                return self._lead(store, listener, on_summary, away)
+        return Crew(whose, roster.shorter, self.settings, self._stopping).serve(
+            lambda store: self._lead(store, listener, on_summary, away),
+            lambda store: self._worker(store, listener, away),
+            lambda: self._told,
+        )
+
+    def _worker(self, store: SharedStore, listener: Listener, away: Away) -> Worker:
+        away.opened()
+
+        def core() -> Coordinator:
+            made = self._core(store)
+            assert isinstance(made, Coordinator)
+            return made
+
+        about = {"listener": listener, "signer": self._signer, "stopping": self._stopping}
+        return Worker(store, core, self.address, self.fleet, **about, manager=ServiceManager())  # type: ignore[arg-type]
+
+    def _lead(self, store: DurableStore, listener: Listener, on_summary: OnSummary, away: Away) -> dict[str, Any]:
         roster, first = self._roster, self._roster.bundle
-        identity = _together((first, *roster.others))
-        with DurableStore(self.store, identity, self.fleet, extends=roster.shorter) as store:
-            away.opened()
-            if self.new_run:
-                store.begin_new_run()
-                self.new_run = False
-            core = self._core(store)
-            standing = isinstance(core, StandingCoordinator)
-            metrics = Metrics(self.fleet, core, store.standing, address=self.address)
-            tell = _both(metrics, listener)
-            summary = StandingSummary(store, self.fleet, first) if standing else Summary(store, self.fleet, first)
+        away.opened()
+        if self.new_run:
+            store.begin_new_run()
+            self.new_run = False
+        core = self._core(store)
+        sharing = None
+        if isinstance(store, SharedStore):
+            assert isinstance(core, Coordinator)
+            sharing = Sharing(core, store)
+        standing = isinstance(core, StandingCoordinator)
+        metrics = Metrics(self.fleet, core, store.standing, address=self.address)
+        tell = _both(metrics, listener)
+        summary = StandingSummary(store, self.fleet, first) if standing else Summary(store, self.fleet, first)
 
-            is_finished = False
+        is_finished = False
 
-            def content() -> dict[str, Any]:
-                found = summary.content(finished=is_finished, global_version=core.state.version)
-                self._told = found | {"schedule": _schedule(self.settings.policy)}
-                return self._told
+        def content() -> dict[str, Any]:
+            found = summary.content(finished=is_finished, global_version=core.state.version)
+            self._told = found | {"schedule": _schedule(self.settings.policy)}
+            return self._told
 
-            def on_round(finished: bool) -> None:
-                nonlocal is_finished
-                is_finished = finished
-                found = content()
-                on_summary(found, False)  # the last one comes when the devices have said how good they are
-                if finished:
-                    totals = found["totals"]
-                    tell(
-                        RunFinished(
-                            found["rounds_before"] + len(found["rounds"]), totals["committed"], totals["uplink_bytes"]
-                        )
+        def on_round(finished: bool) -> None:
+            nonlocal is_finished
+            is_finished = finished
+            found = content()
+            on_summary(found, False)  # the last one comes when the devices have said how good they are
+            if finished:
+                totals = found["totals"]
+                tell(
+                    RunFinished(
+                        found["rounds_before"] + len(found["rounds"]), totals["committed"], totals["uplink_bytes"]
                     )
+                )
 
-            if roster.shorter:
-                tell(ListsCounted(roster.manifest.classes, tuple(sorted(set(roster.shorter.values())))))
-            on_summary(content(), False)  # now, so that a path that cannot be written is known now
-            server = Server(
-                core,
-                self.address,
-                self.fleet,
-                listener=tell,
-                on_round=on_round,
-                patience_s=self.patience_s,
-                signer=self._signer,
-                take_over=self.take_over,
-                stopping=self._stopping,
-                manager=ServiceManager(),
-                each_turn=lambda: self._turned(core, metrics),
-            )
-            metrics.broker_certificate = server.broker_certificate
-            try:
-                with self._served(metrics, tell):
-                    server.run()
-            finally:
-                on_summary(content(), is_finished)
-            return content()
+        if roster.shorter:
+            tell(ListsCounted(roster.manifest.classes, tuple(sorted(set(roster.shorter.values())))))
+        on_summary(content(), False)  # now, so that a path that cannot be written is known now
+        server = Server(
+            core,
+            self.address,
+            self.fleet,
+            listener=tell,
+            on_round=on_round,
+            patience_s=self.patience_s,
+            signer=self._signer,
+            take_over=self.take_over,
+            stopping=self._stopping,
+            manager=ServiceManager(),
+            each_turn=lambda: self._turned(core, metrics),
+            sharing=sharing,
+        )
+        metrics.broker_certificate = server.broker_certificate
+        try:
+            with self._served(metrics, tell):
+                server.run()
+        finally:
+            on_summary(content(), is_finished)
+        return content()
 
     @contextlib.contextmanager
     def _served(self, metrics: Metrics, listener: Listener) -> Iterator[None]:
@@ -277,7 +311,7 @@ def settle(
         ),
         rule=check_rule(rule, ClassMeans),
         encoding=_encoding("--encoding", encoding, get_args(Encoding)),
-        sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "f32", "f16")),
+        sums_encoding=_encoding("--sums-encoding", sums_encoding, ("f64", "int32", "f32", "f16")),
         min_samples=_at_least("--min-samples", min_samples, 1),
         max_samples=_at_least("--max-samples", max_samples, 1),
         max_share=_between("--max-share", max_share, 0.01, 1.0),

@@ -225,7 +225,7 @@ class StandingTables:
                 " JOIN payload p ON p.id = c.payload AND p.round = c.round WHERE c.device = ?)",
                 (device,),
             )
-            for table in ("contribution", *_BESIDE):
+            for table in ("contribution", *_BESIDE, *self._file.of_devices):
                 db.execute(f"DELETE FROM {table} WHERE device = ?", (device,))
             db.execute("DELETE FROM former")  # which it may be in
             _refuse(db, device, at, reason)
@@ -233,6 +233,7 @@ class StandingTables:
             if digest is not None:
                 _put_meta(db, "standing solved", digest)
             order_done(db, order, at, outcome, before, after)
+            self._file.changed()
         self._to_erase = True
         self.taken_out += 1
 
@@ -296,6 +297,7 @@ class StandingTables:
             if digest is not None:
                 _put_meta(db, "standing solved", digest)
             order_done(db, order, at, outcome, before, after)
+            self._file.changed()
         self._to_erase = True
         self.taken_out += 1
 
@@ -303,7 +305,7 @@ class StandingTables:
         """Leave nothing readable of what was taken out; False while a reader is in the way."""
         if not self._to_erase:
             return True
-        self._to_erase = not self._file.erase(_HOLD)
+        self._to_erase = not self._file.erase((*_HOLD, *self._file.of_devices))
         return not self._to_erase
 
     # ── who is refused ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -316,10 +318,12 @@ class StandingTables:
     def refuse(self, device: str, at: float, reason: str) -> None:
         with self._transaction() as db:
             _refuse(db, device, at, reason)
+            self._file.changed()
 
     def admit(self, device: str) -> bool:
         """Whether it was refused until now."""
         with self._transaction() as db:
+            self._file.changed()
             return db.execute("DELETE FROM refused WHERE device = ?", (device,)).rowcount == 1
 
     # ── orders ──────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, Self
 
 from aggregator.accuracy import Told
 from aggregator.blinded_store import BlindedTables
 from aggregator.class_drift import ClassDriftTable
-from aggregator.database import AnyPlace, Connection, each, open_database, upsert
+from aggregator.database import AnyPlace, Connection, Database, each, open_database, upsert
 from aggregator.database import as_written as written_in
 from aggregator.drift import DriftTable
 from aggregator.enrolment_store import EnrolmentTables
@@ -91,6 +91,7 @@ class Accepted:
 
 
 _NONE = Screening(suspects="ignore")
+Key = tuple[int, str, str]  # round, method, device
 Tally = Mapping[tuple[int, str], int]  # (round, outcome) → messages; round 0 where none can be named
 
 
@@ -131,13 +132,20 @@ class Store(Protocol):
     blinded: BlindedTables
     enrolment: EnrolmentTables
     fleet: str
+    shared: bool
 
+    @property
+    def epoch(self) -> int: ...
+    def alone(self) -> AbstractContextManager[None]: ...
     @property
     def run(self) -> bytes: ...
     def holds(self, round: int, method: str, device: str) -> bool: ...
     def open_round(self, number: int, method: str, seed: int, opened_at: float) -> None: ...
-    def commit(self, accepted: Sequence[Accepted], tally: Tally, refusals: Sequence[tuple[int, str]] = ()) -> None: ...
+    def commit(
+        self, accepted: Sequence[Accepted], tally: Tally, refusals: Sequence[tuple[int, str]] = ()
+    ) -> Collection[Key]: ...
     def awaits_accuracy(self, round: int, device: str) -> bool: ...
+    def taken(self, round: int, method: str) -> tuple[list[str], list[str]]: ...
     def keep_accuracy(self, told: Sequence[Told]) -> None: ...
     def accuracy(self, round: int) -> dict[str, Accuracy]: ...
     def accuracy_since(self, last: int) -> tuple[int, set[int]]: ...
@@ -179,6 +187,8 @@ class DurableStore:
         UsageError: when the file is a store of another bundle or fleet, or no store.
     """
 
+    shared = False  # whether other processes commit to it, too; see `aggregator/shared_store.py`
+
     def __init__(
         self,
         path: AnyPlace,
@@ -189,7 +199,7 @@ class DurableStore:
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
         self._keep_bytes = keep_bytes
-        self._file = open_database(path, KIND, wait_s=_LOOKERS_S)
+        self._file = self._open(path)
         self.standing = StandingTables(self._file)
         self.rollouts, self.blinded = RolloutTables(self._file), BlindedTables(self._file)
         self.enrolment, self.fleet = EnrolmentTables(self._file), fleet
@@ -204,7 +214,19 @@ class DurableStore:
             self._file.close()
             raise
 
-    def __enter__(self) -> DurableStore:
+    def _open(self, path: AnyPlace) -> Database:
+        return open_database(path, KIND, wait_s=_LOOKERS_S)
+
+    @property
+    def epoch(self) -> int:
+        """How many have had this store before and now, where it is on a server; 0 for a file."""
+        return self._file.epoch
+
+    def alone(self) -> AbstractContextManager[None]:
+        """What is read and written in the block no other process changes meanwhile; here there is none."""
+        return nullcontext()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -226,6 +248,7 @@ class DurableStore:
         """
         with self._transaction() as db:
             run = draw_run(db)
+            self._file.changed()
         self._run = run
 
     def holds(self, round: int, method: str, device: str) -> bool:
@@ -243,9 +266,15 @@ class DurableStore:
                 "INSERT INTO round (number, method, seed, opened_at) VALUES (?, ?, ?, ?)",
                 (number, method, seed, opened_at),
             )
+            self._file.changed()
 
-    def commit(self, accepted: Sequence[Accepted], tally: Tally, refusals: Sequence[tuple[int, str]] = ()) -> None:
+    def commit(
+        self, accepted: Sequence[Accepted], tally: Tally, refusals: Sequence[tuple[int, str]] = ()
+    ) -> Collection[Key]:
         """Make a batch durable: contributions, counters and refused devices together, or none of it.
+
+        Returns:
+            Those that another process had made durable before; where there is no other, none.
 
         Raises:
             StoreError: when the disk refuses; then nothing of the batch was written.
@@ -266,6 +295,15 @@ class DurableStore:
                 counts,
             )
             self._db.executemany(upsert("refusal", "round, device"), refusals)
+        return ()
+
+    def taken(self, round: int, method: str) -> tuple[list[str], list[str]]:
+        """The devices whose contribution to a round is committed, and those whose was rejected."""
+        with self._disk():
+            rows = self._db.execute(
+                "SELECT device FROM contribution WHERE round = ? AND method = ?", (round, method)
+            ).fetchall()
+        return [str(device) for (device,) in rows], self.refusals(round)
 
     def awaits_accuracy(self, round: int, device: str) -> bool:
         """Whether `device` contributed to `round`, which is closed, and has not said yet how good it is after it."""
@@ -344,6 +382,7 @@ class DurableStore:
             put_findings(self._db, number, findings, KEEP_ROUNDS)
             self._drop_old(number)
             also(self._db)
+            self._file.changed()
 
     def state(self) -> GlobalState:
         """The newest global state; version 0 and empty before the first round."""
@@ -433,11 +472,17 @@ class DurableStore:
         self._db.execute("DELETE FROM refusal WHERE round < ?", (closed,))
         self._db.execute("DELETE FROM accuracy WHERE round <= ?", (closed - KEEP_ROUNDS,))
 
+    _claims = True  # whether it may say whose the store is
+
+    def _check_claims(self) -> None:
+        """That a store of nobody may be made this run's."""
+
     def _claim(self, owner: Mapping[str, bytes], extends: Collection[bytes]) -> None:
         """Mark a new file as this run's, or find out that it is another's."""
         with self._disk():
             found = dict(self._db.execute("SELECT name, value FROM meta").fetchall())
         if not found:
+            self._check_claims()
             found = {"run": os.urandom(4), **owner}
             with self._transaction():
                 self._db.executemany("INSERT INTO meta VALUES (?, ?)", list(found.items()))
@@ -458,10 +503,11 @@ class DurableStore:
                     got=shown[name](given),
                     hint=f"the {name} it was made for, or another --store",
                 )
-        if grows:
+        if grows and self._claims:
             with self._transaction():
                 self._db.execute("UPDATE meta SET value = ? WHERE name = 'bundle'", (owner["bundle"],))
-        if is_backup:  # which somebody copied here: it is one no longer
+                self._file.changed()
+        if is_backup and self._claims:  # which somebody copied here: it is one no longer
             with self._transaction():
                 self._db.execute("DELETE FROM meta WHERE name = ?", (MADE_AT,))
 

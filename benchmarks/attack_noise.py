@@ -30,7 +30,7 @@ from scipy.stats import norm
 from contract.methods import METHODS
 from contract.noised_sums import SumNoise, feature_sums, on_grid
 from contract.secret_noise import SecretNoise
-from contract.statistics import pack_triangle, unpack_triangle
+from contract.triangle import pack_triangle, unpack_triangle
 
 __all__ = [
     "KNOWN",

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 
 from contract.errors import WireError
 from contract.messages import Contribution
-from contract.methods import method
-from contract.ridge import solve_head
+from contract.ridge import FIXED, solve_head
 from contract.rules import merge
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
@@ -58,7 +57,7 @@ def measure(width: int, samples: int, classes: int, devices: int, ridge: float) 
     a = merge(lambda: parts).matrix
     condition = float(np.linalg.cond(a + ridge * np.trace(a) / width * np.eye(width)))
     rows = []
-    for encoding in ("f64", "f32", "f16", "int8"):
+    for encoding in ("f64", "int32", "f32", "f16", "int8"):
         try:
             payloads = [
                 encode(Contribution.of(p, run=b"runx", round=1, method="ffc", bundle=bytes(32)), encoding)
@@ -86,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("width", 1280), ("samples", 6000), ("classes", 100), ("devices", 5)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--ridge", type=float, default=float(method("ffc").hyper["ridge"].default))
+    parser.add_argument("--ridge", type=float, default=FIXED)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     result = measure(options.width, options.samples, options.classes, options.devices, options.ridge)

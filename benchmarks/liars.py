@@ -50,7 +50,8 @@ from contract.ridge import solve_head
 from contract.rules import Rule
 from contract.sphere import unit_rows
 from contract.state import GlobalState
-from contract.statistics import FeatureGram, Statistic, pack_triangle
+from contract.statistics import FeatureGram, Statistic
+from contract.triangle import pack_triangle
 from contract.wire import decode, encode
 from lab.data.partition import Partition, partition
 

@@ -5,8 +5,11 @@ A bundle is a zip archive, stored and with fixed timestamps, so that the same co
     manifest.json        the `Manifest` below, of schema 2; names the sha256 of every other member but the signature
     features.onnx        x u8 (N, H, W, c) → z f32 (N, D)
     train_step.onnx      x, y, sample_weight, prototypes, prototype_mask, lr, further…, state… → loss, state′…
+    train_step.FORM.onnx the same step in a form for some processors, which a device tries   (optional)
     trunk.onnx           x u8 (N, H, W, c) → a0 f32 (N, …), a1, …        (where only the tail is trained)
     tail.onnx            a0, a1, … → z f32 (N, D), as features.onnx gives it
+    gradients.onnx       x, y, … of a part of a batch, state… → loss, gradient.<param>…, <buffer>′…   (optional)
+    update.onnx          lr, gradient.<param>…, param…, optimizer… → param′…, optimizer′…   (with gradients.onnx)
     params.safetensors   initial weights, and the head where it is frozen
     vectors.safetensors  a few images and their features, to check a processor by   (optional; contract/vectors.py)
     manifest.sig         Ed25519 signature of manifest.json   (optional)
@@ -27,7 +30,7 @@ import os
 import re
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import prod
 from pathlib import Path
@@ -58,6 +61,8 @@ __all__ = [
 ]
 
 SCHEMA = 2
+_FORM = re.compile(r"train_step\.([a-z0-9]+)\.onnx")
+_MICRO = ("gradients.onnx", "update.onnx")
 STEP_INPUTS = ("x", "y", "sample_weight", "prototypes", "prototype_mask", "lr")
 MAX_MEMBER_BYTES = 2 << 30
 _MEMBER_NAME = re.compile(r"[a-z0-9_]{1,64}(\.[a-z0-9_]{1,64}){0,3}")
@@ -102,6 +107,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         input_shape: (H, W, c) of the uint8 images.
         mean, std: per channel, applied inside the graphs to x / 255.
         batch: B, the fixed batch of the training step.
+        micro_batch: samples of a part of a batch in gradients.onnx; 0 where there is none.
         state: the training step's tensors in input order.
         members: sha256 (hex) of every other member but the signature.
         extractor: sha256 (hex) of what turns images into features: the features graph, preprocessing inside, and the
@@ -124,6 +130,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     mean: tuple[float, ...]
     std: tuple[float, ...]
     batch: int
+    micro_batch: int = 0
     opset: int
     state: tuple[StateTensor, ...]
     members: dict[str, str]
@@ -190,6 +197,8 @@ class Bundle:
         params: initial weights by state-tensor name: float32.
         vectors: test vectors of the extractor; None in a bundle that has none.
         trunk, tail: the features graph in two, where only its tail is trained.
+        forms: further forms of the training step, by name; they need not run here.
+        micro: gradients.onnx and update.onnx, the training step in two.
     """
 
     manifest: Manifest
@@ -201,6 +210,8 @@ class Bundle:
     vectors: Vectors | None = None
     trunk: bytes | None = None
     tail: bytes | None = None
+    forms: Mapping[str, bytes] = field(default_factory=dict)
+    micro: tuple[bytes, bytes] | None = None
 
     def extractor(self, found: Method) -> bytes:
         """32 bytes, the identity of the features that a round of this method sums; empty where they are a device's own.
@@ -229,6 +240,8 @@ def write_bundle(
     vectors: Vectors | None = None,
     trunk: bytes | None = None,
     tail: bytes | None = None,
+    forms: Mapping[str, bytes] | None = None,
+    micro: tuple[bytes, bytes] | None = None,
     private_key: bytes | None = None,
 ) -> bytes:
     """Write a bundle whole or not at all, and return its sha256 (32 bytes).
@@ -238,6 +251,8 @@ def write_bundle(
         params: every state tensor but the optimizer's, float32.
         vectors: images and the features that these graph and weights give them.
         trunk, tail: where the manifest has a cut.
+        forms: further forms of the training step, by name (a-z, 0-9).
+        micro: gradients.onnx and update.onnx, where the manifest has a micro-batch.
         private_key: 32 bytes Ed25519 seed, to sign the manifest (extra `security`).
 
     Raises:
@@ -245,8 +260,10 @@ def write_bundle(
     """
     _check_params(manifest, params, path)
     parts = {"features.onnx": features, "params.safetensors": pack_params(params)}
-    further = {"train_step.onnx": train_step, "trunk.onnx": trunk, "tail.onnx": tail}
+    further: dict[str, bytes | None] = {"train_step.onnx": train_step, "trunk.onnx": trunk, "tail.onnx": tail}
+    further |= dict(zip(_MICRO, micro or (None, None), strict=True))
     parts |= {name: graph for name, graph in further.items() if graph is not None}
+    parts |= {f"train_step.{form}.onnx": graph for form, graph in (forms or {}).items()}
     if vectors is not None:
         parts[VECTORS] = vectors.packed()
         read_vectors(parts[VECTORS], manifest.input_shape, manifest.features, path)
@@ -303,6 +320,8 @@ def read_bundle(path: str | os.PathLike[str], *, public_key: bytes | Collection[
         vectors=None if raw is None else read_vectors(raw, manifest.input_shape, manifest.features, path),
         trunk=members["trunk.onnx"] if manifest.cut else None,
         tail=members["tail.onnx"] if manifest.cut else None,
+        forms={form: members[name] for form, name in _forms(manifest).items()},
+        micro=(members[_MICRO[0]], members[_MICRO[1]]) if manifest.micro_batch else None,
     )
 
 
@@ -414,6 +433,11 @@ def _check_manifest(manifest: Manifest, path: object) -> None:
             "a cut where tensors are the trunk's",
             "none",
         ),
+        (
+            manifest.micro_batch == 0 or 0 < manifest.micro_batch < manifest.batch,
+            "a micro-batch below the batch",
+            manifest.micro_batch,
+        ),
         (_is_extension(manifest), "shorter bundles, ever shorter, in `extends`", manifest.extends),
         (manifest.batch >= 1 and manifest.version >= 0, "a positive batch and version", manifest.batch),
         (max(_sizes(manifest)) <= MAX_MEMBER_BYTES, "sizes of which a batch, or a row for each class, is under 2 GiB",
@@ -460,7 +484,8 @@ def _check_members(manifest: Manifest, members: Mapping[str, bytes], path: objec
                 hint="copying the bundle again",
             )
     of_cut = ("train_step.onnx", "trunk.onnx", "tail.onnx") if manifest.cut else ()
-    for name in ("features.onnx", "params.safetensors", *of_cut):
+    of_micro = ("train_step.onnx", *_MICRO) if manifest.micro_batch else ()
+    for name in ("features.onnx", "params.safetensors", *of_cut, *of_micro):
         if name not in manifest.members:
             raise BundleError(
                 f"{path}: {name} is missing", expected="it in manifest.json's members", got="no such entry"
@@ -502,8 +527,15 @@ def _check_graphs(manifest: Manifest, members: Mapping[str, bytes], path: object
     for name, allowed in {"features.onnx": backbone, "trunk.onnx": backbone, "tail.onnx": backbone}.items():
         if name in members:
             check_external(members[name], f"{path}: {name}", allowed)
-    if "train_step.onnx" in members:
-        check_external(members["train_step.onnx"], f"{path}: train_step.onnx", {})
+    for name in members:
+        if name in ("train_step.onnx", *_MICRO) or _FORM.fullmatch(name):
+            check_external(members[name], f"{path}: {name}", {})
+
+
+def _forms(manifest: Manifest) -> dict[str, str]:
+    """Names of the further forms of the training step, and their members."""
+    found = ((_FORM.fullmatch(name), name) for name in manifest.members if manifest.trainable)
+    return {match[1]: name for match, name in found if match}
 
 
 def _verify(members: Mapping[str, bytes], public_keys: Collection[bytes], path: object) -> None:

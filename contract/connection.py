@@ -372,6 +372,9 @@ class Connection:
             return LinkError(broker, expected="QoS 1", got="QoS 0 only")
         if not terms.retains:
             return LinkError(broker, expected="retained messages", got="none")
+        if not terms.shares and any(topic.startswith("$share/") for topic in self._limits.subscriptions):
+            hint = "Mosquitto or another that has them, or one aggregator without --worker"
+            return LinkError(broker, expected="shared subscriptions", got="none", hint=hint)
         if terms.packet_bytes < SMALLEST_PACKET_BYTES:
             expected = f"packets of {SMALLEST_PACKET_BYTES} bytes"
             return LinkError(broker, expected=expected, got=f"at most {terms.packet_bytes}")

@@ -8,6 +8,7 @@
     │   └── DownloadError   pretrained weights cannot be fetched
     ├── MethodError     unknown method, hyper-parameter out of range
     │   └── DivergedError   local training came to numbers that are none
+    ├── WorkerError     processes or machines that the lab computes on are lost, or do not answer
     ├── StatisticError  a statistic's arrays are not what the mathematics needs
     ├── WireError       a received message is not one of ours
     │   └── SignatureError  it is not signed by whom it should be
@@ -16,6 +17,7 @@
     └── StoreError      the disk refused: full, read-only, locked, written by another run
         ├── InUseError      another process runs on the file
         └── StoreLostError  the server that has it is not there, or not any more
+            └── LedError        another process leads now on the same store
 
 Each says what was expected, what came instead and what to do next. The front door prints that as one line;
 library code never prints and never exits.
@@ -35,6 +37,7 @@ __all__ = [
     "DownloadError",
     "ExportError",
     "InUseError",
+    "LedError",
     "LinkError",
     "MethodError",
     "PrivacyError",
@@ -45,6 +48,7 @@ __all__ = [
     "StoreLostError",
     "UsageError",
     "WireError",
+    "WorkerError",
     "near_names",
 ]
 
@@ -112,6 +116,10 @@ class DivergedError(MethodError):
     exit_code = 1
 
 
+class WorkerError(ProtofleetError):
+    """Processes or machines that the lab computes on are lost again and again, or do not answer."""
+
+
 class StatisticError(ProtofleetError, ValueError):
     """A statistic's arrays break its invariants (shape, finiteness, counts)."""
 
@@ -156,6 +164,10 @@ class InUseError(StoreError):
 
 class StoreLostError(StoreError):
     """The server that has a store is not there, or not any more: it may be in a minute."""
+
+
+class LedError(StoreLostError):
+    """Another process leads now on the same store: nothing that this one believes may be written or said."""
 
 
 def near_names(name: str, known: Iterable[str]) -> str:

@@ -135,6 +135,7 @@ class Terms:
     maximum_qos: int = 2
     packet_bytes: int = 1 << 28
     retains: bool = True
+    shares: bool = True
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ ECCV 2022, eq. 10). Their sums are the sums over the pooled data, so the head
 is exactly the ridge regression of the pooled data, whatever way the data was spread. λ is relative to the mean of A's
 diagonal, so that one setting serves any number of samples; the paper's λ = 0 is the limit.
 
-1. `contract/spectrum.py` takes A's eigenvalues s and eigenvectors V, once; every ridge is cheap from there.
+1. `contract/spectrum.py` takes A's eigenvalues s and eigenvectors V, once; every ridge is cheap from there. Where the
+   ridge is given, the equations are solved as they stand (`solved_directly`).
 2. `choose_ridge` picks the ridge with the least generalised cross-validation (Golub, Heath, Wahba, Technometrics 1979),
 
        GCV(λ) = (R(λ) / N) / (1 − df(λ) / N)²,
@@ -38,7 +39,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
-from contract.spectrum import CLEAR_OF_NOISE, RIDGES, Spectrum, divided
+from contract.spectrum import CLEAR_OF_NOISE, RIDGES, Spectrum, divided, solved_directly
 from contract.statistics import FeatureGram
 
 __all__ = [
@@ -107,7 +108,11 @@ def solve(gram: ArrayLike, cross: ArrayLike, counts: ArrayLike, ridge: Ridge, *,
     Raises:
         StatisticError: on shapes that do not fit, numbers that are not finite, or a ridge below 0.
     """
-    spectrum, sums, n = _checked(gram, cross, counts)
+    a, sums, n = _checked(gram, cross, counts)
+    direct = None if ridge == "auto" else solved_directly(a, sums, ridge)
+    if direct is not None:
+        return RidgeHead(direct, float(ridge), None)
+    spectrum = Spectrum.of(a)
     choice = choose_ridge(spectrum, sums, n, noised=noised) if ridge == "auto" else None
     used = choice.ridge if choice is not None else float(ridge)
     return RidgeHead(spectrum.solve(sums, used), used, choice)
@@ -197,11 +202,13 @@ def _gcv(spectrum: Spectrum, cross: ArrayLike, samples: float, ridges: Float64) 
     return np.where(sound, divided(samples * error, left**2), np.inf)
 
 
-def _checked(gram: ArrayLike, cross: ArrayLike, counts: ArrayLike) -> tuple[Spectrum, Float64, Float64]:
+def _checked(gram: ArrayLike, cross: ArrayLike, counts: ArrayLike) -> tuple[Float64, Float64, Float64]:
     a, sums, n = (np.asarray(given, dtype=np.float64) for given in (gram, cross, counts))
     if sums.ndim != 2 or a.shape != (sums.shape[1],) * 2 or n.shape != (len(sums),):
         got = f"{a.shape}, {sums.shape}, {n.shape}"
         raise StatisticError("ridge", expected="A (D, D), class sums (C, D), counts (C,)", got=got)
     if not (np.isfinite(sums).all() and np.isfinite(n).all() and (n >= 0).all()):
         raise StatisticError("ridge", expected="finite sums, and counts from 0", got="others")
-    return Spectrum.of(a), sums * (n > 0)[:, None], n
+    if not np.isfinite(a).all():
+        raise StatisticError("ridge", expected="a square matrix of finite numbers", got=f"shape {a.shape}")
+    return a, sums * (n > 0)[:, None], n

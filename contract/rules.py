@@ -175,11 +175,14 @@ def _add_up(statistics: Iterable[Statistic]) -> tuple[Statistic, int]:
     if first is None:
         raise StatisticError("merge", expected="at least one statistic", got="none")
     parts = [np.array(part) for part in (*first.arrays(), first.counts)]
-    devices = 1
+    kind, devices = type(first), 1
     for statistic in stream:
-        if type(statistic) is not type(first) or (statistic.classes, statistic.width) != (first.classes, first.width):
+        others = (*statistic.arrays(), statistic.counts)
+        if type(statistic) is not kind or any(
+            one.shape != other.shape for one, other in zip(parts, others, strict=True)
+        ):
             first.merge(statistic)  # raises, and says what differs
-        for mine, other in zip(parts, (*statistic.arrays(), statistic.counts), strict=True):
+        for mine, other in zip(parts, others, strict=True):
             mine += other
         devices += 1
     return first.build(parts[:-1], parts[-1]), devices

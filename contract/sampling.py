@@ -17,7 +17,7 @@ def sampled(device: str, round_number: int, seed: int, fraction: float) -> bool:
 
     The hash is the first 8 bytes, big-endian, of SHA-256 over the ASCII text `device|round|seed`, over 2^64.
     """
-    return _number(device, round_number, seed) < fraction
+    return fraction >= 1.0 or _number(device, round_number, seed) < fraction
 
 
 def in_stage(offer: Offer, device: str) -> bool:

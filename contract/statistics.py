@@ -21,8 +21,7 @@ so where noise hides them all (`COUNTED`): whether a class has enough follows fr
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -30,6 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
+from contract.triangle import add_products, pack_triangle, triangle_width, unpack_triangle
 
 __all__ = [
     "ClassMeans",
@@ -40,9 +40,7 @@ __all__ = [
     "Statistic",
     "Triangle",
     "class_sums",
-    "pack_triangle",
     "shareable",
-    "unpack_triangle",
 ]
 
 Float64 = NDArray[np.float64]
@@ -225,7 +223,7 @@ class Statistic:
         """D of its rows of features, or of its triangle; 0 where it has none."""
         rows = next((self.rows(f).shape[1] for f in self.row_fields() if f.width == "features"), 0)
         packed = self.triangle
-        return rows or (0 if packed is None else (math.isqrt(8 * packed.size + 1) - 1) // 2)
+        return rows or (0 if packed is None else triangle_width(packed.size))
 
     @property
     def present(self) -> NDArray[np.bool_]:
@@ -350,9 +348,16 @@ class FeatureGram(Statistic):
     @classmethod
     def of(cls, features: ArrayLike, labels: ArrayLike, classes: int) -> Self:
         """The statistic of features (N, D) and labels (N,) in 0…C−1."""
-        cross, counts = class_sums(features, labels, classes)
-        z = np.asarray(features, dtype=np.float64)
-        return cls(pack_triangle(z.T @ z), cross, counts)
+        return cls.over([(np.asarray(features, dtype=np.float64), np.asarray(labels))], classes, np.shape(features)[-1])
+
+    @classmethod
+    def over(cls, blocks: Iterable[tuple[Float64, NDArray[np.integer]]], classes: int, width: int) -> Self:
+        """The statistic of blocks of features (n, D) float64 and labels (n,), as they come."""
+        upper, cross, counts = np.zeros((width, width)), np.zeros((classes, width)), np.zeros(classes, np.int64)
+        for features, labels in blocks:
+            _add_by_class(cross, counts, features, labels)
+            add_products(upper, features)
+        return cls(pack_triangle(upper), cross, counts)
 
     @property
     def matrix(self) -> Float64:
@@ -366,35 +371,26 @@ def class_sums(rows: ArrayLike, labels: ArrayLike, classes: int) -> tuple[Float6
     Raises:
         StatisticError: for other shapes, or a label that is no class.
     """
-    z, y = np.asarray(rows, dtype=np.float64), np.asarray(labels)
+    sums, counts = np.zeros((classes, np.shape(rows)[-1])), np.zeros(classes, np.int64)
+    _add_by_class(sums, counts, np.asarray(rows, dtype=np.float64), np.asarray(labels))
+    return sums, counts
+
+
+def _add_by_class(sums: Float64, counts: Int64, z: Float64, y: NDArray[np.integer]) -> None:
+    """Add rows (N, W) and how many there are to their classes' (C, W) and (C,), in place."""
     if z.ndim != 2 or y.shape != (len(z),) or y.dtype.kind not in "iu":
         raise StatisticError("samples", expected="features (N, D) and N labels", got=f"{z.shape} and {y.shape}")
-    if y.size and not 0 <= int(y.min()) <= int(y.max()) < classes:
-        raise StatisticError("labels", expected=f"0 to {classes - 1}", got=f"{int(y.min())} to {int(y.max())}")
-    sums = np.zeros((classes, z.shape[1]))
-    np.add.at(sums, y.astype(np.int64), z)
-    return sums, np.bincount(y.astype(np.int64), minlength=classes)
+    if y.size and not 0 <= int(y.min()) <= int(y.max()) < len(counts):
+        raise StatisticError("labels", expected=f"0 to {len(counts) - 1}", got=f"{int(y.min())} to {int(y.max())}")
+    for label, row in zip(y.tolist(), z, strict=True):  # an eighth of np.add.at's time where rows are long
+        sums[label] += row
+    counts += np.bincount(y.astype(np.int64), minlength=len(counts))
 
 
 def shareable(labels: ArrayLike, classes: int, min_samples: int) -> NDArray[np.bool_]:
     """(N,) whether a sample's class has at least `min_samples` local examples, so that its statistic may be sent."""
     y = np.asarray(labels, dtype=np.int64)
     return np.asarray(np.bincount(y, minlength=classes)[y] >= max(min_samples, 1))
-
-
-def pack_triangle(matrix: ArrayLike) -> Float64:
-    """The upper triangle of a symmetric (D, D) matrix, row by row: (D(D+1)/2,)."""
-    full = np.asarray(matrix, dtype=np.float64)
-    return full[np.triu_indices(len(full))]
-
-
-def unpack_triangle(packed: Float64, width: int) -> Float64:
-    """The symmetric (D, D) matrix of a packed upper triangle."""
-    full = np.zeros((width, width))
-    rows, columns = np.triu_indices(width)
-    full[rows, columns] = packed
-    full[columns, rows] = packed
-    return full
 
 
 def _check_triangle(packed: Float64, width: int, name: str, *, signed: bool) -> None:

@@ -32,7 +32,9 @@ __all__ = [
     "helper_ask",
     "is_id",
     "round_",
+    "shared",
     "status",
+    "unshared",
     "up",
 ]
 
@@ -107,6 +109,16 @@ def helper_ask(fleet: str) -> str:
 def helper_answer(fleet: str) -> str:
     """Where the helper answers."""
     return f"{PREFIX}/{check_id(fleet, 'fleet')}/helper/answer"
+
+
+def shared(fleet: str, topic_filter: str) -> str:
+    """The filter under which each message goes to one of all who subscribe so (MQTT 5's shared subscriptions)."""
+    return f"$share/{PREFIX.replace('/', '-')}-{check_id(fleet, 'fleet')}/{topic_filter}"
+
+
+def unshared(topic_filter: str) -> str:
+    """The filter that topics are matched with."""
+    return topic_filter.split("/", 2)[2] if topic_filter.startswith("$share/") else topic_filter
 
 
 def device_of(topic: str) -> str:

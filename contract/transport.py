@@ -28,6 +28,7 @@ from contract.address import Address
 from contract.connection import Connection
 from contract.link_actions import Send, Terms
 from contract.tls_words import tls_words
+from contract.topics import unshared
 from contract.wire import CONTENT_TYPE, WIRE_VERSION
 
 __all__ = ["Transport"]
@@ -157,7 +158,7 @@ class Transport:
     def subscribe(self, topics: tuple[str, ...]) -> None:
         """Subscribe at QoS 1."""
         for topic in topics:
-            self._listens[topic] = True
+            self._listens[unshared(topic)] = True
         self._client.subscribe([(topic, SubscribeOptions(qos=1)) for topic in topics])
 
     def send(self, what: Send) -> None:
@@ -272,7 +273,8 @@ def _terms(properties: Properties | None) -> Terms:
     """Of a CONNACK. Its Server Keep Alive is obeyed by paho; a session expiry is of no interest without a session."""
     names = {"ReceiveMaximum": "receive_maximum", "MaximumQoS": "maximum_qos", "MaximumPacketSize": "packet_bytes"}
     given = {ours: getattr(properties, name) for name, ours in names.items() if hasattr(properties, name)}
-    return Terms(**given, retains=bool(getattr(properties, "RetainAvailable", 1)))
+    flags = {"RetainAvailable": "retains", "SharedSubscriptionAvailable": "shares"}
+    return Terms(**given, **{ours: bool(getattr(properties, name, 1)) for name, ours in flags.items()})
 
 
 def _why(reason: ReasonCode, from_broker: bool, accepted: bool) -> str:

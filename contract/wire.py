@@ -10,9 +10,9 @@ the keys that `messages.cddl` lists and no other, so that nothing else can be se
 wraps a message and its signature, and what a helper is asked and answers. What is inside a signed message is decoded
 once its signature holds.
 
-Tensors of a device travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as int8 with one float32 scale
-for each row (value = scale · int8), those of a gateway as int64 (tag 79); integers as the narrowest unsigned array that
-holds them.
+Tensors travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as int8 with one float32 scale for each row
+(value = scale · int8), or as int32 with float64 units (`contract/scaled.py`), those of a gateway as int64 (tag 79);
+integers as the narrowest unsigned array that holds them.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from contract.messages import (
     Standing,
     Status,
 )
+from contract.scaled import row_values, scaled_rows, scaled_triangle, triangle_values
+from contract.triangle import triangle_width
 
 __all__ = ["CONTENT_TYPE", "MAX_MESSAGE_BYTES", "WIRE_VERSION", "decode", "encode"]
 
@@ -61,8 +63,9 @@ _OPENINGS: tuple[OpeningStatus, ...] = get_args(OpeningStatus)
 
 _FURTHER = (10, 11, 12)  # keys of a contribution's fields of class rows after the first
 _MULTI_DIMENSIONAL = 40
-_DTYPES = {64: "u1", 69: "<u2", 70: "<u4", 71: "<u8", 72: "i1", 79: "<i8", 84: "<f2", 85: "<f4", 86: "<f8"}
-_TAGS = {np.dtype(dtype): tag for tag, dtype in _DTYPES.items()}
+_NAMES = {64: "u1", 69: "<u2", 70: "<u4", 71: "<u8", 72: "i1", 78: "<i4", 79: "<i8", 84: "<f2", 85: "<f4", 86: "<f8"}
+_DTYPES: dict[int, np.dtype[Any]] = {tag: np.dtype(name) for tag, name in _NAMES.items()}
+_TAGS = {dtype: tag for tag, dtype in _DTYPES.items()}
 _FLOATS: dict[str, np.dtype[np.floating]] = {"f64": np.dtype("<f8"), "f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
 _MAX_DEPTH = 8
 _MAX_ITEMS = 4_096  # keys, values, entries, tags: a message needs some hundred, however large its tensors are
@@ -105,6 +108,7 @@ def _encode_announcement(m: Announcement, encoding: Encoding) -> dict[int, Any]:
         **({18: _integers(np.array(m.withheld))} if m.withheld else {}),
         **({19: m.issued} if m.issued else {}),
         **({20: _encode_helper_terms(m.helper)} if m.helper else {}),
+        **({21: m.epoch} if m.epoch else {}),
     }
 
 
@@ -232,6 +236,9 @@ def _rows(rows: NDArray[np.floating], encoding: Encoding) -> Any:
     if encoding == "int8":
         scales, values = _quantise(rows)
         return [_typed(scales), cbor2.CBORTag(_MULTI_DIMENSIONAL, [dims, _typed(values)])]
+    if encoding == "int32":
+        units, integers = scaled_rows(rows)
+        return [_typed(units), cbor2.CBORTag(_MULTI_DIMENSIONAL, [dims, _typed(integers)])]
     return cbor2.CBORTag(_MULTI_DIMENSIONAL, [dims, _typed(_cast(rows, encoding))])
 
 
@@ -241,6 +248,8 @@ def _vector(values: NDArray[np.floating], encoding: Encoding) -> Any:
     if encoding == "int8":
         scales, quantised = _quantise(values[None])
         return [_typed(scales), _typed(quantised[0])]
+    if encoding == "int32":
+        return [_typed(part) for part in scaled_triangle(values)]
     return _typed(_cast(values, encoding))
 
 
@@ -327,7 +336,7 @@ def _tag(tag: cbor2.CBORTag, immutable: bool = False) -> NDArray[Any]:
     """Typed arrays, and shaped ones, as numpy views of the received bytes."""
     if tag.tag == _MULTI_DIMENSIONAL:
         return _shaped(tag.value)
-    dtype = np.dtype(_DTYPES[tag.tag]) if tag.tag in _DTYPES else None
+    dtype = _DTYPES.get(tag.tag)
     if dtype is None or type(tag.value) is not bytes or len(tag.value) % dtype.itemsize:
         raise WireError("tensor", expected="a typed array of RFC 8746", got=f"tag {tag.tag}")
     return np.frombuffer(tag.value, dtype)
@@ -358,31 +367,35 @@ _REFUSED: Mapping[int, Callable[..., Any]] = dict.fromkeys(
 class _Fields:
     """Typed access to a decoded map; each field must be taken exactly once."""
 
+    __slots__ = ("_raw", "_taken")
+
     def __init__(self, raw: dict[int, Any]) -> None:
         self._raw = raw
         self._taken: set[int] = set()
 
     def take(self, key: int, what: str, *kinds: type) -> Any:
         value = self._raw.get(key)
-        if type(key) is not int or type(value) not in kinds:
+        if type(value) not in kinds:
             raise WireError(f"field {key}", expected=what, got=type(value).__name__ if key in self._raw else "nothing")
         self._taken.add(key)
         return value
 
     def integer(self, key: int) -> int:
-        value = self.take(key, "an unsigned integer", int)
+        value: int = self.take(key, "an unsigned integer", int)
         if value < 0:  # it has 64 bits at most, since larger ones come under a tag that is refused
             raise WireError(f"field {key}", expected="an unsigned integer", got=value)
-        return int(value)
+        return value
 
     def number(self, key: int) -> float:
         return float(self.take(key, "a float", float))
 
     def text(self, key: int) -> str:
-        return str(self.take(key, "text", str))
+        value: str = self.take(key, "text", str)
+        return value
 
     def binary(self, key: int) -> bytes:
-        return bytes(self.take(key, "bytes", bytes))
+        value: bytes = self.take(key, "bytes", bytes)
+        return value
 
     def binaries(self, key: int) -> tuple[bytes, ...]:
         value = self.take(key, "a list of bytes", list, tuple)
@@ -460,16 +473,25 @@ class _Fields:
 
 def _dequantise(key: int, pair: Any) -> NDArray[np.floating]:
     if len(pair) != 2 or not all(isinstance(part, np.ndarray) for part in pair):
-        raise WireError(f"field {key}", expected="[scales, int8 values]", got="another array")
+        raise WireError(f"field {key}", expected="[scales, int8 or int32 values]", got="another array")
     scales, values = pair
-    rows = values.shape[0] if values.ndim == 2 else 1
-    if values.dtype != np.int8 or scales.dtype.kind != "f" or scales.shape != (rows,):
+    is_wide = values.dtype == np.dtype("<i4")
+    rows = values.shape[0] if values.ndim == 2 else _units(values) if is_wide else 1
+    if not (is_wide or values.dtype == np.int8) or scales.dtype.kind != "f" or scales.shape != (rows,):
         raise WireError(f"field {key}", expected="a scale for each int8 row", got=f"{scales.shape} for {values.shape}")
     if not np.isfinite(scales).all() or (scales < 0).any():
         raise WireError(f"field {key}", expected="finite scales of 0 or more", got="another")
     wide = scales.astype(np.float64)
-    with np.errstate(over="ignore"):  # the message that is built of it refuses what is not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # the message that is built of it refuses what is not finite
+        if is_wide:
+            return row_values(wide, values) if values.ndim == 2 else triangle_values(wide, values)
         return np.asarray(values * (wide[:, None] if values.ndim == 2 else wide[0]), dtype=np.float32)
+
+
+def _units(triangle: NDArray[np.integer]) -> int:
+    """How many units a triangle of int32 has: D, or none where it is no triangle."""
+    width = triangle_width(triangle.size)
+    return width if width * (width + 1) // 2 == triangle.size else -1
 
 
 def _decode_announcement(f: _Fields) -> Announcement:
@@ -493,6 +515,7 @@ def _decode_announcement(f: _Fields) -> Announcement:
         withheld=tuple(f.class_numbers(18).tolist()) if f.has(18) else (),
         issued=f.integer(19) if f.has(19) else 0,
         helper=_decode_helper_terms(f.inner(20)) if f.has(20) else None,
+        epoch=f.integer(21) if f.has(21) else 0,
     )
 
 

@@ -17,6 +17,9 @@ from edge_client.providers import PROVIDER_HELP
 
 __all__ = ["client_command"]
 
+MEMORY_HELP = "Memory that this process may take, e.g. 400MB: train in parts where that fits, or refuse the bundle."
+MICRO_HELP = "Train each batch in parts of N, which the bundle was exported with.  [default: only where memory asks]"
+
 
 def client_command(
     bundle: Annotated[str | None, typer.Option(help="The fleet's bundle file.")] = None,
@@ -57,7 +60,13 @@ def client_command(
         ),
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Threads for training.  [default: 1]")] = None,
+    memory_limit: Annotated[str | None, typer.Option(metavar="SIZE", help=MEMORY_HELP)] = None,
+    micro_batch: Annotated[int | None, typer.Option(metavar="N", help=MICRO_HELP)] = None,
     provider: Annotated[str | None, typer.Option(help=PROVIDER_HELP)] = None,
+    portable_step: Annotated[
+        bool | None,
+        typer.Option("--portable-step", help="Try no other form of the training step that the bundle may hold."),
+    ] = None,
     until_finished: Annotated[
         bool | None,
         typer.Option("--until-finished", help="End with the run, instead of waiting for the next one."),

@@ -29,11 +29,19 @@ class CompiledGraphs:
         threads: within an operator.
         providers: where each runs; the CPU unless one was chosen.
         keep: hand out the same trainer, and the same extractor of the bundle's weights, every time.
+        in_parts: train each batch in parts of the bundle's micro-batch.
     """
 
     def __init__(
-        self, bundle: Bundle, threads: int = 1, *, providers: Providers | None = None, keep: bool = False
+        self,
+        bundle: Bundle,
+        threads: int = 1,
+        *,
+        providers: Providers | None = None,
+        keep: bool = False,
+        in_parts: bool = False,
     ) -> None:
+        self._in_parts = in_parts
         self._bundle, self._threads, self._keep = bundle, threads, keep
         self._providers = providers or Providers()
         self._unchecked = bundle.vectors
@@ -43,7 +51,7 @@ class CompiledGraphs:
 
     def trainer(self) -> Trainer:
         """A trainer; load a state before fitting."""
-        trainer = self._trainer or Trainer(self._bundle, self._threads, self._on("training"))
+        trainer = self._trainer or Trainer(self._bundle, self._threads, self._on("training"), in_parts=self._in_parts)
         self._trainer = trainer if self._keep else None
         return trainer
 

@@ -21,6 +21,7 @@ import msgspec
 
 from contract.errors import UsageError, near_names
 from contract.files import read_toml
+from contract.sizes import read_size
 from contract.tokens import read_token
 from contract.topics import check_device, check_id
 from contract.verbosity import check_loudness
@@ -44,7 +45,10 @@ class ClientConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     tell_drift: bool | None = None
     activations: int = 1024
     threads: int = 1
+    memory_limit: str | None = None
+    micro_batch: int | None = None
     provider: str = "auto"
+    portable_step: bool = False
     until_finished: bool = False
     patience: float | None = None
     keepalive: int = 60
@@ -87,10 +91,13 @@ def settle_config(file: str | None, options: Mapping[str, Any]) -> ClientConfig:
     check_device(config.id, "--id")
     check_id(config.fleet, "--fleet")
     check_provider(config.provider)
+    if config.memory_limit is not None:
+        read_size(config.memory_limit, "--memory-limit")
     if config.token is not None:
         read_token(config.token)
     limits: list[tuple[str, float, float, float]] = [("activations", config.activations, 0, 1e9)]
     limits += [("threads", config.threads, 1, 256), ("keepalive", config.keepalive, 10, 3600)]
+    limits += [] if config.micro_batch is None else [("micro-batch", config.micro_batch, 1, 4095)]
     limits += [] if config.patience is None else [("patience", config.patience, 0.1, 1e6)]
     limits += [] if config.hold_out is None else [("hold-out", config.hold_out, 0.0, 0.5)]
     for name, value, low, high in limits:

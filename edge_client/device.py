@@ -178,14 +178,23 @@ class Device:
         """What training has changed so far: weights and running statistics by name; empty before the first round."""
         return dict(self._trained)
 
-    def restore(self, state: Weights) -> None:
+    @property
+    def trusted(self) -> GlobalState | None:
+        """The last global state that could be true."""
+        return self._caution.good
+
+    def restore(self, state: Weights, trusted: GlobalState | None = None) -> None:
         """Go on from a state that `state` returned.
+
+        Args:
+            trusted: what `trusted` was then, where it is known.
 
         Raises:
             BundleError: when it is not of this bundle.
         """
         check_weights(state, self._manifest)
         self._trained, self._own_means = dict(state), None
+        self._caution.good = trusted or self._caution.good
 
     def run_round(
         self, announcement: Announcement, global_state: GlobalState | None, *, on_step: OnStep | None = None

@@ -20,7 +20,7 @@ from edge_client.data.samples import release_pages
 from edge_client.onnx_session import CPU, Provider, open_session
 from edge_client.trainer import Weights
 
-__all__ = ["Extractor", "checked"]
+__all__ = ["Extractor", "GivenFeatures", "checked"]
 
 
 class Extractor:
@@ -74,6 +74,24 @@ class Extractor:
         except ORT_ERRORS as error:
             raise BundleError("features.onnx", expected="input x and output z", got=error) from None
         return checked("features.onnx", z, (len(x), self.width))
+
+
+class GivenFeatures(Extractor):
+    """An extractor for what has been extracted already: what stands for images is features (N, D).
+
+    Args:
+        width: D.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+
+    @property
+    def width(self) -> int:
+        return self._width
+
+    def features(self, x: NDArray[Any]) -> NDArray[np.float32]:
+        return np.asarray(x, dtype=np.float32)
 
 
 def checked(graph: str, found: Any, shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -42,13 +42,16 @@ class Caution:
     Args:
         found: the bundle's method.
         hyper: its settled hyper-parameters.
+
+    Attributes:
+        good: the last good one.
     """
 
     def __init__(self, found: Method, hyper: Mapping[str, Value]) -> None:
         noise = found.mechanism(hyper)
         noised = noise is not None and bool(noise.soft_slack(np.ones(1, np.int64)).any())
         self._probabilities = [kind for kind, width in found.global_rows.items() if width == "classes" and not noised]
-        self._good: GlobalState | None = None
+        self.good: GlobalState | None = None
 
     def judge(self, state: GlobalState | None, own_norm: Callable[[], float]) -> Judged:
         """`state` if it is plausible, else what to go on with.
@@ -60,9 +63,9 @@ class Caution:
             return Judged(None)
         reason = self.doubt(state, own_norm)
         if not reason:
-            self._good = state
+            self.good = state
             return Judged(state)
-        good = self._good if self._good is not None and self._good.run == state.run else None
+        good = self.good if self.good is not None and self.good.run == state.run else None
         instead = "going on alone" if good is None else f"going on with version {good.version}"
         return Judged(good, f"global version {state.version} refused: {reason}; {instead}")
 

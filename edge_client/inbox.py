@@ -18,6 +18,7 @@ from contract.link import Received
 from contract.messages import Announcement, GlobalPart, Message, Piece, Receipt, Status
 from contract.methods import METHODS, method
 from edge_client.enrolling import Enrolling
+from edge_client.epochs import Epochs
 from edge_client.journal import FINAL, Journal
 from edge_client.outbox import Outbox
 from edge_client.presence import Presence
@@ -69,7 +70,7 @@ class Inbox:
         self._log, self._say, self._detail = log, say, detail
         self._trust, self._enrolling = trust, enrolling
         self._status = topics.status(fleet, device_id)
-        self.malformed = 0
+        self.malformed, self._epochs = 0, Epochs()
         self._handlers: dict[type[Message], tuple[str, Callable[[Any], None]]] = {
             Announcement: (topics.round_(fleet), self._on_announcement),
             GlobalPart: (topics.global_all(fleet)[:-1], self._on_global_part),
@@ -104,6 +105,9 @@ class Inbox:
         return True
 
     def _on_announcement(self, announcement: Announcement) -> None:
+        if not self._epochs.counts(announcement.run, announcement.epoch, time.monotonic()):
+            self._detail(f"announcement of epoch {announcement.epoch}, whose leader was followed by another")
+            return
         self._told(announcement)
         try:
             self._follower.announced(announcement)

@@ -1,8 +1,8 @@
 """What a device measures of itself: memory, board, versions, the time of a training step. See docs/hardware.md.
 
 Memory is read from Linux's own account of the process (`/proc/self/status`): `VmHWM` is the largest resident set so
-far, `VmRSS` the present one. `release_memory` hands freed pages back to the system after a round, so that a device
-that waits for hours does not hold what training needed for seconds.
+far, `VmRSS` the present one. `release_memory` hands freed pages back to the system after a round, and lets go of code
+that has run (`code_pages.py`), so that a device that waits for hours does not hold what training needed for seconds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import platform
 import statistics
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from edge_client.code_pages import release_code
 
 __all__ = ["StepClock", "board_name", "facts", "peak_rss_bytes", "release_memory", "rss_bytes", "versions"]
 
@@ -55,11 +57,15 @@ def facts() -> dict[str, object]:
 
 
 def release_memory() -> None:
-    """Give freed memory back to the system. glibc keeps it otherwise; other C libraries are left to themselves."""
+    """Give freed memory back to the system, and pages of code that are on the disk anyway.
+
+    glibc keeps what was freed otherwise; other C libraries are left to themselves.
+    """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+    release_code()
 
 
 class StepClock:

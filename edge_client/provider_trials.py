@@ -38,11 +38,12 @@ from edge_client.onnx_session import CPU, Provider, providers_built_in
 from edge_client.providers import Choice, Trial, check_provider, choose, wanted_trials
 from edge_client.trainer import Trainer, Weights
 
-__all__ = ["FILE", "Providers", "settle_providers", "tried"]
+__all__ = ["FILE", "SILENT", "Providers", "apart", "asked_apart", "said", "settle_providers", "step_on", "tried"]
 
 FILE = "providers.json"
 SCHEMA = "protofleet.providers/1"
 _FAILURES: tuple[type[Exception], ...] = (ProtofleetError, *ORT_ERRORS)
+SILENT = "the process that tried it said nothing"
 _REPEATS = 3
 _PATIENCE_S = 1_200.0  # TensorRT compiles for minutes on a small board
 
@@ -125,16 +126,16 @@ def tried(bundle: Bundle, provider: Provider, threads: int = 1) -> Trial:
     try:
         found = _inference(bundle, provider, threads, x)
     except _FAILURES as error:
-        return Trial(provider.name, failed=_said(error))
+        return Trial(provider.name, failed=said(error))
     if not bundle.manifest.trainable or provider.name == "tensorrt":
         return found
     try:
-        moved, step_ms = _step(bundle, provider, threads, x)
+        moved, step_ms = step_on(bundle, provider, threads, x)
     except _FAILURES as error:
-        return replace(found, step_failed=_said(error))
+        return replace(found, step_failed=said(error))
     if provider.name == "cpu":
         return replace(found, step_ms=step_ms, step_error=0.0)
-    return replace(found, step_ms=step_ms, step_error=_apart(moved, _step(bundle, CPU, threads, x)[0]))
+    return replace(found, step_ms=step_ms, step_error=apart(moved, step_on(bundle, CPU, threads, x)[0]))
 
 
 def _inference(bundle: Bundle, provider: Provider, threads: int, x: NDArray[np.uint8]) -> Trial:
@@ -152,7 +153,7 @@ def _reference(bundle: Bundle, threads: int, x: NDArray[np.uint8]) -> NDArray[np
     return Extractor(bundle, bundle.params, threads).features(x) if bundle.vectors is None else bundle.vectors.z
 
 
-def _step(bundle: Bundle, provider: Provider, threads: int, x: NDArray[np.uint8]) -> tuple[Weights, float]:
+def step_on(bundle: Bundle, provider: Provider, threads: int, x: NDArray[np.uint8]) -> tuple[Weights, float]:
     """How a step moves the weights, by name, and the milliseconds that it takes."""
     m = bundle.manifest
     trainer = Trainer(bundle, threads, provider)
@@ -175,7 +176,7 @@ def _given(bundle: Bundle, counts: NDArray[np.int64]) -> Mapping[str, NDArray[np
     return method(m.method).inputs(counts, GlobalState(bytes(4), 0, 0), m.classes, m.features)
 
 
-def _apart(moved: Weights, reference: Weights) -> float:
+def apart(moved: Weights, reference: Weights) -> float:
     """The distance between two changes of the weights, relative to the second."""
     squares = sum(float(((moved[name] - reference[name]).astype(np.float64) ** 2).sum()) for name in reference)
     length = sum(float((value.astype(np.float64) ** 2).sum()) for value in reference.values())
@@ -192,7 +193,7 @@ def _timed(run: Callable[[], Any]) -> tuple[Any, float]:
     return result, min(times)
 
 
-def _said(error: object) -> str:
+def said(error: object) -> str:
     got = getattr(error, "got", None)
     line = " ".join(str(got if got is not None else error).split())
     return line if len(line) <= 160 else line[:159] + "…"
@@ -213,19 +214,26 @@ def _tried_here_or_apart(bundle: Bundle, path: Path, name: str, threads: int, en
 
 def tried_apart(command: Sequence[str], name: str, patience_s: float = _PATIENCE_S) -> Trial:
     """What a process that tries a provider says, or how it ended."""
+    answer, failed = asked_apart(command, patience_s)
+    try:
+        return Trial(name, failed=failed) if failed else _TRIALS.decode(answer)
+    except msgspec.MsgspecError:
+        return Trial(name, failed=SILENT)
+
+
+def asked_apart(command: Sequence[str], patience_s: float) -> tuple[bytes, str]:
+    """The last line that a process prints; and in its place, how it ended, where it did not end well."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=patience_s, check=False)
     except subprocess.TimeoutExpired:
-        return Trial(name, failed=f"no answer within {patience_s:g} s")
+        return b"", f"no answer within {patience_s:g} s"
     except OSError as error:
-        return Trial(name, failed=_said(error))
+        return b"", said(error)
     if done.returncode != 0:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        return Trial(name, failed=_said(f"the process that tried it ended with {done.returncode} {''.join(last)}"))
-    try:
-        return _TRIALS.decode(done.stdout.strip().splitlines()[-1])
-    except (msgspec.MsgspecError, IndexError):
-        return Trial(name, failed="the process that tried it said nothing")
+        return b"", said(f"the process that tried it ended with {done.returncode} {''.join(last)}")
+    lines = done.stdout.strip().splitlines()
+    return (lines[-1], "") if lines else (b"", SILENT)
 
 
 def main(arguments: Sequence[str]) -> int:

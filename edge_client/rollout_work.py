@@ -56,6 +56,7 @@ class RolloutTerms:
         budget: whether a privacy budget is kept.
         threads: within an operator, for the self-test.
         method: of the device's own, as `--method` takes it; empty for none.
+        in_parts: whether the self-test trains in parts where the bundle can: memory is bounded here.
     """
 
     public_keys: tuple[bytes, ...] = ()
@@ -63,6 +64,7 @@ class RolloutTerms:
     budget: bool = False
     threads: int = 1
     method: str = ""
+    in_parts: bool = False
 
 
 class RolloutWork:
@@ -321,6 +323,7 @@ class RolloutWork:
             extractor=self._bundle.manifest.extractor,
             threads=terms.threads,
             method=terms.method,
+            in_parts=terms.in_parts,
             labels=tuple(int(label) for label in photos.y),
         )
         try:

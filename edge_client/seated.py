@@ -127,7 +127,14 @@ def settle(
         bundle=bundle,
         path=path,
         directory=file.state / seat.directory,
-        terms=RolloutTerms(keys, settings.rollout, budget, settings.threads, settings.method or ""),
+        terms=RolloutTerms(
+            keys,
+            settings.rollout,
+            budget,
+            settings.threads,
+            settings.method or "",
+            in_parts=settings.memory_limit is not None or settings.micro_batch is not None,
+        ),
         known=known,
         extends=(*bundle.manifest.extended, *left),
     )

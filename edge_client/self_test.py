@@ -41,7 +41,7 @@ from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.device import Device
 
-__all__ = ["PHOTOS", "Trial", "failure", "some_photos", "tried_apart"]
+__all__ = ["PHOTOS", "Trial", "end_first", "failure", "some_photos", "tried_apart"]
 
 PHOTOS = 8  # of the device's own that the test takes
 PATIENCE_S = 900.0  # a large network's training step on a small board takes minutes
@@ -60,6 +60,7 @@ class Trial(msgspec.Struct, frozen=True):
         extends: sha256 (hex) of the bundle that it has to extend, and `extractor`, that one's; empty for another fleet.
         threads: within an operator.
         method: of the device's own, `package.module:Class`, which is loaded first; empty for none.
+        in_parts: train in parts where the bundle can.
         labels: class numbers of the photos.
     """
 
@@ -70,6 +71,7 @@ class Trial(msgspec.Struct, frozen=True):
     extractor: str = ""
     threads: int = 1
     method: str = ""
+    in_parts: bool = False
     labels: tuple[int, ...] = ()
 
 
@@ -181,7 +183,7 @@ def _run(bundle: Bundle, photos: NDArray[np.uint8], trial: Trial) -> None:
     """What a device does with it, on these photos."""
     m = bundle.manifest
     x = _shaped(photos, m.input_shape)
-    graphs = CompiledGraphs(bundle, trial.threads)
+    graphs = CompiledGraphs(bundle, trial.threads, in_parts=trial.in_parts and m.micro_batch > 0)
     features = graphs.shared_extractor().features(x)
     if not np.isfinite(features).all():
         raise BundleError("features of this device's photos", expected="finite numbers", got="others")
@@ -206,7 +208,7 @@ def _shaped(photos: NDArray[np.uint8], shape: tuple[int, int, int]) -> NDArray[n
     return np.stack(made).reshape(-1, *shape)
 
 
-def _end_first() -> None:
+def end_first() -> None:
     """End when the time is over, when the device's process does, and before it where memory runs out."""
     signal.alarm(int(PATIENCE_S) + 60)
     with contextlib.suppress(OSError, AttributeError):
@@ -217,7 +219,7 @@ def _end_first() -> None:
 
 def main() -> int:
     """Try what standard input says: a `Trial` as a line of JSON, then the photos as `.npy`; the answer is JSON, too."""
-    _end_first()
+    end_first()
     given = sys.stdin.buffer
     trial = msgspec.json.decode(given.readline(), type=Trial)
     photos = np.load(io.BytesIO(given.read()), allow_pickle=False)

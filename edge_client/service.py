@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from contract.bundle import Manifest
+from contract.bundle import Bundle, Manifest
 from contract.errors import UsageError
 from contract.link import Address
 from contract.methods import load_method, method
@@ -35,6 +36,7 @@ from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.identity import Identity, identity_of
 from edge_client.ledger import Ledger
+from edge_client.memory_limit import trains_in_parts
 from edge_client.own_samples import OwnSamples
 from edge_client.policy import Figure, Policy, read_policy
 from edge_client.probation import ProbationWatch
@@ -44,6 +46,7 @@ from edge_client.releases import Releases, ledger_path
 from edge_client.rollout_file import RolloutFile
 from edge_client.rollout_work import RolloutWork
 from edge_client.seated import Seated, settle
+from edge_client.step_forms import settle_step
 
 __all__ = ["Service"]
 
@@ -114,6 +117,7 @@ class Service:
         settings, bundle, m = seated.settings, seated.bundle, seated.bundle.manifest
         address = Address.parse(settings.broker, ca_file=settings.ca, cert_file=settings.cert, key_file=settings.key)
         state = seated.directory
+        in_parts = trains_in_parts(settings, m, bundle.sha256, seated.path, state, log)
         own = OwnSamples(settings, m, state, log, self._arrays, learned=Path(settings.state))
         found = own.read()
         data, test = found.data, found.test
@@ -121,7 +125,9 @@ class Service:
             own_method = method(m.method)
             releases = Releases(policy, ledger, fleet=settings.fleet, own=own_method, hyper=m.hyper)
             releases.begin(journal)
-            graphs = CompiledGraphs(bundle, settings.threads, providers=_providers(settings, seated, log))
+            providers = _providers(settings, seated, log)
+            trained = _with_fastest_step(settings, seated, providers, log)
+            graphs = CompiledGraphs(trained, settings.threads, providers=providers, in_parts=in_parts)
             device = Device(
                 bundle,
                 data,
@@ -184,6 +190,7 @@ class Service:
                 manager=self._manager,
             )
             on_summary(client.summary(), False)
+            process_metrics.release_memory()  # what only the start needed
             self._manager.ready()
             self._has_started = True
             try:
@@ -231,6 +238,13 @@ def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:
     found = settle_providers(seated.bundle, seated.path, wanted=wanted, threads=threads, state=state, log=log)
     log(found.choice.words)
     return found
+
+
+def _with_fastest_step(settings: ClientConfig, seated: Seated, providers: Providers, log: Log) -> Bundle:
+    """The bundle, with the form of its training step that this device is fastest with."""
+    if settings.portable_step or providers.choice.training != "cpu":
+        return replace(seated.bundle, forms={})
+    return settle_step(seated.bundle, seated.path, threads=settings.threads, state=seated.directory, log=log)
 
 
 def _none_of(samples: LocalData) -> LocalData:

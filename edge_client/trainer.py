@@ -12,6 +12,8 @@ the graph leaves out of its loss and its statistics. `export_state` copies the w
 Where only the tail of the network is trained, the step takes the activations of its frozen trunk in place of the photos
 (`edge_client/trunk.py`); nothing else changes.
 
+Where memory does not hold a whole batch, it is trained in parts (`micro_batches.py`), if the bundle has the graphs.
+
 The optimizer's state starts at zero in every round, as in FedProto's public code, which makes a new optimizer for
 each local update; momentum of weeks ago says nothing about a loss whose prototypes have moved.
 """
@@ -30,6 +32,7 @@ from contract.plausible import LARGEST_NORM
 from contract.runtime import ORT_ERRORS, ort
 from edge_client.data import LocalData
 from edge_client.data.samples import release_pages
+from edge_client.micro_batches import MicroBatches
 from edge_client.onnx_session import CPU, Provider, open_session
 
 __all__ = ["Activations", "OnStep", "Trainer", "Weights", "check_weights", "diverged"]
@@ -74,23 +77,22 @@ class Trainer:
         threads: within an operator.
         provider: where the step runs. On the CPU it reads and writes the two buffers where they are; elsewhere they
             are copied there and back at each step.
+        in_parts: train each batch in parts of the bundle's micro-batch, on the CPU.
 
     Raises:
         BundleError: when the bundle has no training step, or its step is not the one the manifest describes.
     """
 
-    def __init__(self, bundle: Bundle, threads: int = 1, provider: Provider = CPU) -> None:
+    def __init__(self, bundle: Bundle, threads: int = 1, provider: Provider = CPU, *, in_parts: bool = False) -> None:
         if bundle.train_step is None:
             raise BundleError("training", expected="a bundle with train_step.onnx", got="one without")
         self._manifest = m = bundle.manifest
-        self._session, _ = open_session(
-            bundle.train_step, "train_step.onnx", threads=threads, training=True, provider=provider
-        )
-        self._images = {} if m.cut else {STEP_INPUTS[0]: np.zeros((m.batch, *m.input_shape), np.uint8)}  # (B, H, W, c)
-        self._activations = {each.name: np.zeros((m.batch, *each.shape), np.float32) for each in m.cut}  # (B, …)
+        samples = m.micro_batch if in_parts else m.batch
+        self._images = {} if m.cut else {STEP_INPUTS[0]: np.zeros((samples, *m.input_shape), np.uint8)}  # (B, H, W, c)
+        self._activations = {each.name: np.zeros((samples, *each.shape), np.float32) for each in m.cut}  # (B, …)
         self._trunk: Activations | None = None
-        self._y = np.zeros(m.batch, np.int64)  # (B,)
-        self._sample_weight = np.zeros(m.batch, np.float32)  # (B,)
+        self._y = np.zeros(samples, np.int64)  # (B,)
+        self._sample_weight = np.zeros(samples, np.float32)  # (B,)
         self._given = {name: np.zeros(shape, np.float32) for name, shape in m.given_shapes.items()}
         self._lr = np.zeros((), np.float32)
         self._loss = np.zeros((), np.float32)
@@ -99,6 +101,14 @@ class Trainer:
         state = {t.name: t.shape for t in m.state}
         self._now = {name: np.zeros(state[name], np.float32) for name in self._updated}
         self._next = {name: np.zeros(state[name], np.float32) for name in self._updated}
+        self._parts = (
+            MicroBatches(bundle, threads, self._inputs(self._now), self._now, self._next) if in_parts else None
+        )
+        if self._parts is not None:
+            return
+        self._session, _ = open_session(
+            bundle.train_step, "train_step.onnx", threads=threads, training=True, provider=provider
+        )
         self._bound = isinstance(self._session, ort.InferenceSession) and provider.name == "cpu"
         try:
             if self._bound:
@@ -165,6 +175,25 @@ class Trainer:
 
     def _run(self, data: LocalData, chosen: NDArray[np.int64]) -> float:
         """One step on the chosen samples (at most B), and their mean loss."""
+        if self._parts is not None:
+            loss = self._parts.step(chosen, lambda part: self._fill(data, part))
+            self._loss[...] = loss
+            self._now, self._next = self._next, self._now
+            return loss
+        self._fill(data, chosen)
+        if self._bound:
+            try:
+                self._session.run_with_iobinding(self._step)  # type: ignore[attr-defined]
+            except ORT_ERRORS as error:  # shapes are compared only now
+                raise _other_step(error) from None
+            self._step, self._step_back = self._step_back, self._step
+        else:
+            self._run_elsewhere()
+        self._now, self._next = self._next, self._now
+        return float(self._loss)
+
+    def _fill(self, data: LocalData, chosen: NDArray[np.int64]) -> None:
+        """Put the chosen samples into the buffers that the graph reads, and padding behind them."""
         real = len(chosen)
         for images in self._images.values():
             np.take(data.x, chosen, axis=0, out=images[:real])
@@ -176,16 +205,6 @@ class Trainer:
         for buffer in padded:
             buffer[real:] = 0
         self._sample_weight[:real], self._sample_weight[real:] = 1.0, 0.0
-        if self._bound:
-            try:
-                self._session.run_with_iobinding(self._step)  # type: ignore[attr-defined]
-            except ORT_ERRORS as error:  # shapes are compared only now
-                raise _other_step(error) from None
-            self._step, self._step_back = self._step_back, self._step
-        else:
-            self._run_elsewhere()
-        self._now, self._next = self._next, self._now
-        return float(self._loss)
 
     def _run_elsewhere(self) -> None:
         """One step from `_now` to `_next`, whatever memory the provider computes in."""

@@ -64,12 +64,15 @@ def distances(ours: Tensors, exact: Tensors, torchs: Tensors, before: Tensors) -
         exact: torch's in float64.
         before: the state that all three changed; a tensor that is not in it is compared as it is.
     """
-    changes = {name: np.asarray(value, np.float64) - before.get(name, 0.0) for name, value in exact.items()}
-    overall = float(np.sqrt(sum(np.sum(change**2) for name, change in changes.items() if name in before)))
+    changes = {  # their norms alone: of a large network all changes at once are a hundred megabytes
+        name: float(np.linalg.norm(np.asarray(value, np.float64) - before.get(name, 0.0)))
+        for name, value in exact.items()
+    }
+    overall = float(np.sqrt(sum(change**2 for name, change in changes.items() if name in before)))
     found = []
     for name, value in exact.items():
         least = _SMALL * overall if name in before else 0.0
-        scale = max(float(np.linalg.norm(changes[name])), least, 1e-30)
+        scale = max(changes[name], least, 1e-30)
         errors = [float(np.linalg.norm(np.asarray(t[name], np.float64) - value)) / scale for t in (ours, torchs)]
         found.append(Agreement(errors[0], errors[1], name))
     return found

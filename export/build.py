@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from contract.bundle import SCHEMA, Manifest, pack_params, write_bundle
 from contract.errors import UsageError
-from contract.methods import Head, Method, method
+from contract.methods import Head, Method, Value, method
 from contract.vectors import Vectors, probe_images
 from export.agreement import Agreement
 from export.backbones import Backbone, Norm, find_backbone
@@ -90,6 +90,8 @@ def build_bundle(
     private_key: bytes | None = None,
     train_from: str | None = None,
     trainable_blocks: int | None = None,
+    for_x86: bool = False,
+    micro_batch: int = 0,
     progress: Progress = lambda line: None,
 ) -> Exported:
     """Export a backbone with a method's training step into one bundle file.
@@ -113,6 +115,9 @@ def build_bundle(
         private_key: 32 bytes Ed25519 seed, to sign the manifest.
         train_from: the first layer that is trained; what lies before it is frozen.
         trainable_blocks: how many blocks are trained, from the last; instead of `train_from`.
+        for_x86: also hold the training step in the forms of export/lanes.py, which devices with such processors try.
+        micro_batch: samples of a part of a batch, for devices whose memory does not hold a whole one; 0 for no such
+            graphs.
         progress: called with one line before each stage.
 
     Raises:
@@ -128,6 +133,8 @@ def build_bundle(
     settled = entry.settle({**(tail_hyper(entry) if tail else {}), **(hyper or {})})
     chosen = _settle_head(entry, head)
     _check_arguments(labels, batch, bundle_version)
+    if micro_batch:
+        _check_micro(entry, settled, batch, micro_batch)
     _check_shape(input_shape)
     load_dynamo()
     clock = Clock(progress)
@@ -142,7 +149,7 @@ def build_bundle(
                 where = {"layer": train_from, "blocks": trainable_blocks}
                 cut = cut_network(found.net, preprocess, found.input_shape, **where)  # type: ignore[arg-type]
             plan = plan_step(found.net, entry, settled, chosen, len(labels), found.width, cut)
-        made = graphs_from_torch(clock, found, preprocess, plan, chosen, batch, seed)
+        made = graphs_from_torch(clock, found, preprocess, plan, chosen, batch, seed, for_x86, micro_batch)
     entry.check(settled, len(labels), made.width)
     manifest = Manifest(
         schema=SCHEMA,
@@ -159,6 +166,7 @@ def build_bundle(
         mean=made.mean,
         std=made.std,
         batch=batch,
+        micro_batch=micro_batch,
         opset=OPSET,
         state=made.state,
         members={},
@@ -179,6 +187,8 @@ def build_bundle(
             vectors=Vectors(x, features_of(features, made.stored, x)),
             trunk=trunk,
             tail=tail_graph,
+            forms=made.forms,
+            micro=made.micro,
             private_key=private_key,
         )
     path = Path(out)
@@ -206,6 +216,16 @@ def _check_tail(entry: Method, backbone: str, train_from: str | None, trainable_
         raise UsageError(option, expected="a method that trains", got=entry.name, hint="leaving it out")
     if backbone.startswith(PREFIX):
         raise UsageError(option, expected="a network of torch", got=backbone)
+
+
+def _check_micro(entry: Method, settled: Mapping[str, Value], batch: int, micro_batch: int) -> None:
+    if not entry.trains:
+        raise UsageError("--micro-batch", expected="a method that trains", got=entry.name, hint="leaving it out")
+    if not 1 <= micro_batch < batch:
+        raise UsageError("--micro-batch", expected=f"1 to {batch - 1}, less than --batch", got=micro_batch)
+    if not entry.mean_over_samples(settled):
+        got = f"{entry.name} as it is set, whose loss is none"
+        raise UsageError("--micro-batch", expected="a loss that is a mean over samples", got=got)
 
 
 def _settle_head(entry: Method, head: Head | None) -> Head:

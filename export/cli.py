@@ -28,6 +28,8 @@ BACKBONE_HELP = "A known backbone, timm:NAME, torchvision:NAME, hub:ORG/NAME, on
 TRAIN_FROM_HELP = "Train this layer and what comes after it; what lies before it is frozen.  [default: all is trained]"
 EXTEND_HELP = "Add --classes +NAME,… to this bundle, whose extractor and method stay as they are."
 BLOCKS_HELP = "Train the last K blocks of the network; what lies before them is frozen."
+FOR_X86_HELP = "Add forms of the training step that x86 devices try, and take where they are faster."
+MICRO_HELP = "Also graphs that train a batch in parts of N, for devices with little memory.  [default: none]"
 WEIGHTS_HELP = "pretrained, for those that the library publishes; or safetensors or a torch state dict."
 
 
@@ -47,6 +49,8 @@ def export_command(
     train_from: Annotated[str | None, typer.Option(metavar="LAYER", help=TRAIN_FROM_HELP)] = None,
     trainable_blocks: Annotated[int | None, typer.Option(metavar="K", help=BLOCKS_HELP)] = None,
     batch: Annotated[int | None, typer.Option(help="Batch of the training step.  [default: 16]")] = None,
+    for_x86: Annotated[bool | None, typer.Option("--for-x86", help=FOR_X86_HELP)] = None,
+    micro_batch: Annotated[int | None, typer.Option(metavar="N", help=MICRO_HELP)] = None,
     set: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A hyper-parameter; may be repeated.")
     ] = None,
@@ -101,6 +105,8 @@ def export_command(
         "private_key": None if sign is None else read_private_key(sign),
         "train_from": train_from,
         "trainable_blocks": trainable_blocks,
+        "for_x86": bool(for_x86),
+        "micro_batch": micro_batch or 0,
     }
     arguments |= {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
     console.print("loading torch", style="dim")
@@ -173,10 +179,11 @@ def _summarise(exported, console: Console, verbose: bool) -> None:  # type: igno
 
 
 def _step_in_words(manifest: Manifest) -> str:
+    parts = f", or {manifest.micro_batch} at a time" if manifest.micro_batch else ""
     if not manifest.cut:
-        return f"batch {manifest.batch}"
+        return f"batch {manifest.batch}{parts}"
     kept = f"activations of a photo {manifest.activation_bytes / 1e3:,.1f} kB"
-    return f"batch {manifest.batch}, the tail alone; {kept}, computed once"
+    return f"batch {manifest.batch}{parts}, the tail alone; {kept}, computed once"
 
 
 def _labels(text: str) -> list[str]:

@@ -47,10 +47,15 @@ def external(name: str, shape: Sequence[int]) -> TensorProto:
 class Graph:
     """An ONNX graph under construction. Tensors are known by their names (str)."""
 
-    def __init__(self, name: str, *, any_batch: bool = False) -> None:
-        """Start a graph; with `any_batch`, `ANY` as a leading extent stands for a batch of any size."""
+    def __init__(self, name: str, *, any_batch: bool = False, lanes: int | None = None) -> None:
+        """Start a graph.
+
+        Args:
+            any_batch: `ANY` as a leading extent stands for a batch of any size.
+            lanes: rows of activations are in lanes of so many samples, for the operators of export/lanes.py.
+        """
         self._name = name
-        self.any_batch = any_batch
+        self.any_batch, self.lanes = any_batch, lanes
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._initializers: list[TensorProto] = []
@@ -195,9 +200,13 @@ class Graph:
                 kept.append(node)
         constants = [tensor for tensor in self._initializers if tensor.name in needed]
         graph = helper.make_graph(kept[::-1], self._name, self._inputs, self._outputs, constants)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION)
+        domains = {node.domain for node in kept if node.domain}
+        opsets = [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
         model.producer_name = "protofleet"
-        if not any(t.data_location == TensorProto.EXTERNAL for t in constants):  # the checker wants to open the weights
+        if not domains and not any(
+            t.data_location == TensorProto.EXTERNAL for t in constants
+        ):  # the checker wants to open the weights
             onnx.checker.check_model(model)
         return model.SerializeToString(deterministic=True)
 

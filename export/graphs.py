@@ -8,14 +8,14 @@ methods that train nothing, and runs beside itself (export/onnx_features.py). Wh
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import fx, nn
 
 from contract.bundle import Activation, StateTensor, pack_params
 from contract.errors import UsageError
@@ -26,14 +26,25 @@ from export.backbones import Backbone, Norm
 from export.chance import chance_of
 from export.features import export_features, export_halves
 from export.graph import Graph
+from export.lanes import LANES, block_here, uses_lanes
+from export.micro import TwoGraphs, export_micro
 from export.onnx_features import PREFIX, read_onnx, verify_onnx
 from export.placement import place_weights, weight_names
-from export.step import Preprocess, StepPlan, TrainingStep, trace_step
+from export.step import Preprocess, StepPlan, TrainingStep, example_inputs, trace_step
 from export.trace import to_onnx
 from export.verify import verify_features, verify_step
 from export.weights import file_sha256
 
-__all__ = ["Clock", "Graphs", "Progress", "export_step", "graphs_from_onnx", "graphs_from_torch", "initial_state"]
+__all__ = [
+    "Clock",
+    "Graphs",
+    "Progress",
+    "export_forms",
+    "export_step",
+    "graphs_from_onnx",
+    "graphs_from_torch",
+    "initial_state",
+]
 
 Progress = Callable[[str], None]
 State = dict[str, NDArray[np.float32]]
@@ -59,12 +70,22 @@ class Graphs:
     cut: tuple[Activation, ...] = ()
     trunk: bytes | None = None
     tail: bytes | None = None
+    forms: Mapping[str, bytes] = field(default_factory=dict)
+    micro: tuple[bytes, bytes] | None = None
 
 
 def graphs_from_torch(
-    clock: Clock, found: Backbone, preprocess: Preprocess, plan: StepPlan, head: str, batch: int, seed: int
+    clock: Clock,
+    found: Backbone,
+    preprocess: Preprocess,
+    plan: StepPlan,
+    head: str,
+    batch: int,
+    seed: int,
+    for_x86: bool = False,
+    micro: int = 0,
 ) -> Graphs:
-    """Steps 3 and 4 for a torch module."""
+    """Steps 3 and 4 for a torch module; `micro` is the samples of a part of a batch, 0 for no such graphs."""
     net, shape, entry = found.net, found.input_shape, plan.method
     with clock.stage("features", "exporting features.onnx"):
         features = export_features(net, preprocess, plan.state, shape, unit=entry.unit_features)
@@ -76,13 +97,25 @@ def graphs_from_torch(
     if entry.trains:
         with clock.stage("train_step", f"exporting train_step.onnx ({entry.objective}, {head} head, batch {batch})"):
             step = export_step(net, preprocess, plan, batch, shape)
+    forms = export_forms(net, preprocess, plan, batch, shape) if entry.trains and for_x86 else {}
+    parts = None
+    if entry.trains and micro:
+        with clock.stage("micro_batch", f"exporting gradients.onnx and update.onnx (micro-batch {micro})"):
+            parts = export_micro(net, preprocess, plan, micro, shape)
     with clock.stage("verify", "running both in ONNX Runtime against torch"):
         packed = pack_params(stored)
         placed = [place_weights(each, packed) for each in (features, *(halves or ()))]
         agreement = verify_features(placed[0], net, preprocess, state, input_shape=shape, unit=entry.unit_features)
         if step is not None:
             trunk = placed[1] if halves else None
-            worst = verify_step(step, net, preprocess, plan, state, batch=batch, input_shape=shape, trunk=trunk)
+            here = forms.get(f"lanes{block_here()}") if forms else None  # of the others, each device finds out
+            for each in (step, here):
+                if each is not None:
+                    worst = verify_step(each, net, preprocess, plan, state, batch=batch, input_shape=shape, trunk=trunk)
+                    agreement = max(agreement, worst, key=lambda a: a.error)
+        if parts is not None:
+            trunk, both = placed[1] if halves else None, TwoGraphs(*parts)
+            worst = verify_step(both, net, preprocess, plan, state, batch=micro, input_shape=shape, trunk=trunk)
             agreement = max(agreement, worst, key=lambda a: a.error)
         if halves:
             worst = verify_features(placed[1:], net, preprocess, state, input_shape=shape, unit=entry.unit_features)
@@ -104,6 +137,8 @@ def graphs_from_torch(
         cut=plan.cut.activations if plan.cut is not None else (),
         trunk=halves[0] if halves else None,
         tail=halves[1] if halves else None,
+        forms=forms,
+        micro=parts,
     )
 
 
@@ -149,32 +184,56 @@ def graphs_from_onnx(
 
 
 def export_step(
-    net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
+    net: nn.Module,
+    preprocess: Preprocess,
+    plan: StepPlan,
+    batch: int,
+    input_shape: tuple[int, int, int],
+    lanes: int | None = None,
 ) -> bytes:
     """The bytes of train_step.onnx: the plan's inputs and then its state; outputs loss and then `<name>.next`.
+
+    Args:
+        lanes: for the form of export/lanes.py with this block size; `batch` is a multiple of it.
 
     Raises:
         ExportError: for an operator without translation.
     """
-    kinds = {
-        "x": torch.zeros((batch, *input_shape), dtype=torch.uint8),
-        **({each.name: torch.zeros((batch, *each.shape)) for each in plan.cut.activations} if plan.cut else {}),
-        "y": torch.zeros(batch, dtype=torch.int64),
-        "sample_weight": torch.ones(batch),
-        "prototypes": torch.zeros(plan.classes, plan.features),
-        "prototype_mask": torch.zeros(plan.classes),
-        "lr": torch.tensor(0.0),
-    }
-    sizes = {"classes": plan.classes, "features": plan.features}
-    for name, shape in plan.method.step_inputs(plan.hyper).items():
-        kinds[name] = torch.zeros([sizes[axis] for axis in shape])
+    return _emitted(_recorded(net, preprocess, plan, batch, input_shape), plan, lanes)
+
+
+def export_forms(
+    net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
+) -> dict[str, bytes]:
+    """The further forms of the step, by name; none where the batch fits no block, or nothing is depthwise."""
+    recorded = _recorded(net, preprocess, plan, batch, input_shape)
+    forms = {f"lanes{n}": _emitted(recorded, plan, n) for n in LANES if batch % n == 0}
+    return {name: graph for name, graph in forms.items() if uses_lanes(graph)}
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A step's trace, and its inputs as the graph declares them: name, type, shape."""
+
+    trace: fx.GraphModule
+    inputs: tuple[tuple[str, torch.dtype, tuple[int, ...]], ...]
+
+
+def _recorded(
+    net: nn.Module, preprocess: Preprocess, plan: StepPlan, batch: int, input_shape: tuple[int, int, int]
+) -> _Recorded:
+    kinds = example_inputs(plan, batch, input_shape)
     example = (*(kinds[name] for name in plan.inputs), *(torch.zeros(t.shape) for t in plan.step_state))
-    graph = Graph("train_step")
     names = [*plan.inputs, *(t.name for t in plan.step_state)]
-    for name, tensor in zip(names, example, strict=True):
-        graph.input(name, tensor.dtype, tensor.shape)
     trace = trace_step(TrainingStep(net, preprocess, plan, batch), example)
-    return to_onnx(trace, graph, names, ["loss", *(f"{name}.next" for name in plan.updated)])
+    inputs = tuple((name, t.dtype, tuple(t.shape)) for name, t in zip(names, example, strict=True))
+    return _Recorded(trace, inputs)
+
+
+def _emitted(recorded: _Recorded, plan: StepPlan, lanes: int | None) -> bytes:
+    graph = Graph("train_step", lanes=lanes)
+    names = [graph.input(*each) for each in recorded.inputs]
+    return to_onnx(recorded.trace, graph, names, ["loss", *(f"{name}.next" for name in plan.updated)])
 
 
 def initial_state(net: nn.Module, plan: StepPlan, seed: int) -> State:

@@ -11,15 +11,17 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
-__all__ = ["EAGER_BYTES", "affordable", "give_back", "kept_bytes"]
+__all__ = ["EAGER_BYTES", "LARGE_STATE_BYTES", "affordable", "give_back", "kept_bytes", "settled_heap"]
 
 EAGER_BYTES = 512 << 20  # what torch may keep for one backward pass in float64
+LARGE_STATE_BYTES = 32 << 20  # of which each side has several copies
 _FEWEST = 4  # BatchNorm over fewer would compare noise
 
 
@@ -35,8 +37,11 @@ def affordable(net: nn.Module, input_shape: tuple[int, int, int], batch: int, bu
 
 
 def kept_bytes(net: nn.Module, input_shape: tuple[int, int, int]) -> int:
-    """Bytes that torch keeps of one sample for the backward pass, in float64: found on tensors without numbers."""
-    return (_kept(net, input_shape, 4) - _kept(net, input_shape, 2)) // 2  # what does not grow with the batch is none
+    """Bytes that torch keeps of one sample for the backward pass, in float64: found with two and with four samples, as
+    few as are compared at least, in the network's own precision."""
+    kept = (_kept(net, input_shape, 4) - _kept(net, input_shape, 2)) // 2  # what does not grow with the batch is none
+    _trim()
+    return kept
 
 
 def _kept(net: nn.Module, input_shape: tuple[int, int, int], count: int) -> int:
@@ -48,16 +53,29 @@ def _kept(net: nn.Module, input_shape: tuple[int, int, int], count: int) -> int:
         found[storage._cdata] = tensor.numel() * (8 if tensor.is_floating_point() else tensor.element_size())
         return tensor
 
-    with FakeTensorMode(allow_non_fake_inputs=True), saved_tensors_hooks(keep, lambda tensor: tensor):
-        _ = own(
-            torch.empty(count, channels, height, width)
-        )  # held to the end, so that no storage's place is used twice
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        _ = own(torch.zeros(count, channels, height, width))  # held to the end: no storage's place is used twice
     return sum(found.values())
+
+
+@contextmanager
+def settled_heap() -> Iterator[None]:
+    """Collecting within looks at what was made since, and not at torch's millions of objects each time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def give_back() -> None:
     """Return freed memory to the system, where the C library can."""
     gc.collect()
+    _trim()
+
+
+def _trim() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; musl and macOS have none
     if trim is not None:
         trim(0)

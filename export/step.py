@@ -17,7 +17,7 @@ no tensor that the tail does not read; batch normalisation then keeps its runnin
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,7 +34,7 @@ from export.optimizers import optimizer_state, update
 from export.preprocess import Preprocess
 from export.trace import record
 
-__all__ = ["Preprocess", "StepPlan", "TrainingStep", "plan_step", "quiet", "trace_step"]
+__all__ = ["Preprocess", "StepPlan", "TrainingStep", "example_inputs", "plan_step", "quiet", "trace_step"]
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,21 @@ class TrainingStep(nn.Module):
         self._preprocess = preprocess
         self._plan = plan
 
+    def names(self) -> tuple[str, ...]:
+        """What `forward` takes, in order: the plan's inputs, then its state."""
+        return (*self._plan.inputs, *(t.name for t in self._plan.step_state))
+
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Loss, then every updated state tensor in the plan's order; takes the plan's inputs, then its state."""
+        """Loss, then every updated state tensor in the plan's order."""
         plan = self._plan
-        names = (*plan.inputs, *(t.name for t in plan.step_state))
-        tensors = dict(zip(names, inputs, strict=True))
+        tensors, loss, grads = self.gradients(inputs)
+        moves = torch.clamp(self._context.real.sum(), max=1.0)  # a batch of padding moves nothing
+        new = {**tensors, **update(tensors, grads, moves, plan.method, plan.hyper), **self._context.new_running()}
+        return (loss.detach(), *(new[name] for name in plan.updated))
+
+    def gradients(self, inputs: Sequence[Tensor]) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """What `forward` was given, by name; the loss; and the gradient of each trained tensor that has one."""
+        plan, tensors = self._plan, dict(zip(self.names(), inputs, strict=True))
         self._context.seen = []
         self._context.real = (tensors["sample_weight"] > 0).to(torch.float32)
         trained = {name: tensors[name].detach().requires_grad_() for name in plan.names("param")}
@@ -160,10 +170,7 @@ class TrainingStep(nn.Module):
         loss = find_objective(plan.method.objective or "")(Scene.of(features, merged, merged), plan.hyper)
         # Not torch.func.grad: it asks for gradients that can be differentiated again, which are longer formulas.
         found = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
-        grads = {n: g for n, g in zip(trained, found, strict=True) if g is not None}
-        moves = torch.clamp(self._context.real.sum(), max=1.0)  # a batch of padding moves nothing
-        new = {**tensors, **update(tensors, grads, moves, plan.method, plan.hyper), **self._context.new_running()}
-        return (loss.detach(), *(new[name] for name in plan.updated))
+        return tensors, loss, {n: g for n, g in zip(trained, found, strict=True) if g is not None}
 
     def _features(self, inputs: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Tensor:
         """(B, D), of the images, or of what the trunk made of them."""
@@ -172,6 +179,24 @@ class TrainingStep(nn.Module):
             return functional_call(self._net, weights, (self._preprocess(inputs["x"]),))
         activations = [inputs[each.name] for each in self._plan.cut.activations]
         return self._tail.module(*activations, *(weights[name] for name in self._tail.weights))[0]
+
+
+def example_inputs(plan: StepPlan, batch: int, input_shape: tuple[int, int, int]) -> dict[str, Tensor]:
+    """Tensors of the shapes and types of the step's inputs that are not state, by name; their values do not matter."""
+    sizes = {"classes": plan.classes, "features": plan.features}
+    return {
+        "x": torch.zeros((batch, *input_shape), dtype=torch.uint8),
+        **({each.name: torch.zeros((batch, *each.shape)) for each in plan.cut.activations} if plan.cut else {}),
+        "y": torch.zeros(batch, dtype=torch.int64),
+        "sample_weight": torch.ones(batch),
+        "prototypes": torch.zeros(plan.classes, plan.features),
+        "prototype_mask": torch.zeros(plan.classes),
+        "lr": torch.tensor(0.0),
+        **{
+            name: torch.zeros([sizes[axis] for axis in axes])
+            for name, axes in plan.method.step_inputs(plan.hyper).items()
+        },
+    }
 
 
 def trace_step(step: TrainingStep, example: tuple[Tensor, ...]) -> fx.GraphModule:

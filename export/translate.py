@@ -19,7 +19,6 @@ whatever order their inputs have.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,9 @@ import torch
 from torch import fx
 
 from contract.errors import ExportError
+from export import lanes, runs
 from export.graph import ONNX_TYPE, Graph
+from export.values import ChannelMajor, Form, Meta, Rows, Value, as_values
 
 __all__ = [
     "NOTHING_TRAINED",
@@ -48,43 +49,6 @@ SWAP = (1, 0, 2, 3)
 Handler = Callable[..., Any]
 TABLE: dict[Any, Handler] = {}
 NOTHING_TRAINED = "another layer in the backbone, or --method ffc, which needs its features only"
-
-
-@dataclass(frozen=True)
-class Meta:
-    """Shape and type of a traced tensor."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass
-class Value:
-    """A tensor of the trace and the names under which the graph holds it."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    plain: str | None = None
-    channel_major: str | None = None
-    rows: str | None = None
-    fill: float | None = field(default=None)  # every element is this number: broadcasting may use a scalar
-    scaled: tuple[float, Value] | None = field(default=None)  # it is this number times that tensor
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-
-class ChannelMajor(str):
-    """The name of a result that is in channel-major order, (C, B, H, W)."""
-
-
-class Rows(str):
-    """The name of a result that is channel-major without its planes, (1, C, B·H·W)."""
-
-
-Form = type[str] | type[ChannelMajor] | type[Rows]
 
 
 def translates(*targets: Any) -> Callable[[Handler], Handler]:
@@ -108,22 +72,25 @@ class Emitter:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.op = graph.op
+        self.run_channels: int | None = None  # of the result of the operator in hand, where it is made in runs
 
     def plain(self, value: Value) -> str:
         """The tensor's name in torch's own order."""
         if value.plain is None:
-            if value.channel_major is None and value.rows is None:
-                value.plain = self._filled(value)
-            else:
+            if value.is_swapped:
                 value.plain = self.swap(self.channel_major(value), value.shape[1], value.shape[0], value.shape[2:])
+            elif value.runs:  # vectors, kernels
+                value.plain = self.op("Concat", *(self.plain(run) for run in value.runs), axis=0)
+            else:
+                value.plain = self._filled(value)
         return value.plain
 
     def channel_major(self, value: Value) -> str:
         """The name of a rank-4 tensor as (C, B, H, W)."""
         if value.channel_major is None:
             b, c, *plane = value.shape
-            if value.rows is not None:
-                value.channel_major = self.graph.reshape(value.rows, (c, b, *plane))
+            if value.is_in_rows:
+                value.channel_major = lanes.to_channel_major(self.graph, self.rows(value), value.shape)
             else:
                 value.channel_major = self.swap(self.plain(value), b, c, plane)
         return value.channel_major
@@ -131,9 +98,27 @@ class Emitter:
     def rows(self, value: Value) -> str:
         """The name of a rank-4 tensor as (1, C, B·H·W)."""
         if value.rows is None:
-            b, c, *plane = value.shape
-            value.rows = self.graph.reshape(self.channel_major(value), (1, c, b * int(np.prod(plane))))
+            c = value.shape[1]
+            if value.runs:
+                value.rows = self.op("Concat", *(self.rows(run) for run in value.runs), axis=1)
+            elif value.unscaled is not None and value.factor is not None:
+                value.rows = self.affine(value.unscaled, value.factor, self.filled(c, 0.0), c)
+            else:
+                value.rows = lanes.to_rows(self.graph, self.channel_major(value), value.shape)
         return value.rows
+
+    def affine(self, rows: str, scale: str, shift: str, count: int) -> str:
+        """a·x + b with one a and one b (count,) per row of (1, count, L): a single pass.
+
+        ONNX BatchNormalization with mean 0, variance 1 and no epsilon is exactly that, and ONNX Runtime has it as one
+        kernel, where Mul and Add are two.
+        """
+        statistics = (self.filled(count, 0.0), self.filled(count, 1.0))
+        return self.op("BatchNormalization", rows, scale, shift, *statistics, epsilon=0.0)
+
+    def filled(self, count: int, value: float) -> str:
+        """A constant vector (count,)."""
+        return self.graph.constant(np.full(count, value, dtype=np.float32))
 
     def swap(self, name: str, first: int, second: int, rest: Sequence[int]) -> str:
         """Exchange the two leading axes (first, second); free where one of them is 1."""
@@ -144,14 +129,14 @@ class Emitter:
     def prefers_channel_major(self, values: Sequence[Value]) -> bool:
         """Whether an elementwise operator on these should stay channel-major."""
         ranks_fit = all(len(v.shape) == 4 or v.size == 1 for v in values)
-        return ranks_fit and any(v.plain is None and (v.channel_major or v.rows) is not None for v in values)
+        return ranks_fit and any(v.is_swapped for v in values)
 
     def form(self, values: Sequence[Value]) -> Form:
         """The order and shape in which an elementwise operator on these costs least."""
         if not self.prefers_channel_major(values):
             return str
         shapes = {v.shape for v in values if v.size > 1 and v.fill is None}
-        return Rows if len(shapes) == 1 and any(v.rows is not None for v in values) else ChannelMajor
+        return Rows if len(shapes) == 1 and any(v.is_in_rows for v in values) else ChannelMajor
 
     def named(self, value: Value, form: Form) -> str:
         """The tensor's name in that form; one of a single element as it is."""
@@ -187,6 +172,7 @@ def translate(trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], ou
         ExportError: naming the first operator that has no translation.
     """
     emitter = Emitter(graph)
+    in_runs = {} if graph.any_batch else runs.plan(trace)
     values: dict[fx.Node, Any] = {}
     names = iter(inputs.values())
     for node in trace.graph.nodes:
@@ -196,6 +182,7 @@ def translate(trace: fx.GraphModule, graph: Graph, inputs: Mapping[str, str], ou
         elif node.op == "get_attr":
             values[node] = _attribute(trace, node, graph)
         elif node.op == "call_function":
+            emitter.run_channels = in_runs.get(node)
             values[node] = _call(emitter, node, values)
         elif node.op == "output":
             returned = [values[n] for n in node.args[0]]
@@ -211,20 +198,8 @@ def _call(emitter: Emitter, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any
         raise refusal(f"{meta.dtype} from {node.target}", "real numbers")
     args = fx.map_arg(node.args, lambda n: values[n])
     kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
-    return as_values(handler(emitter, meta, *args, **kwargs), meta)
-
-
-def as_values(result: Any, meta: Any) -> Any:
-    """What a translation returned, as values; `meta` is the node's, a tuple where it has several results."""
-    if isinstance(meta, tuple):
-        return tuple(None if r is None else as_values(r, m) for r, m in zip(result, meta, strict=True))
-    if isinstance(result, Value):
-        return result
-    if isinstance(result, ChannelMajor):
-        return Value(meta.shape, meta.dtype, channel_major=str(result))
-    if isinstance(result, Rows):
-        return Value(meta.shape, meta.dtype, rows=str(result))
-    return Value(meta.shape, meta.dtype, plain=result)
+    by_runs = runs.by_runs(handler, emitter, node.target, meta, args) if not kwargs else None
+    return as_values(handler(emitter, meta, *args, **kwargs), meta) if by_runs is None else by_runs
 
 
 def _meta(node: fx.Node) -> Any:

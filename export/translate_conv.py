@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from contract.errors import ExportError
-from export import depthwise
+from export import depthwise, lanes, pointwise
 from export.bilinear import Bilinear
 from export.translate import ChannelMajor, Emitter, Meta, Rows, Value, translates
 from export.windows import Window, fold, tap_matrix, taps
@@ -33,6 +33,7 @@ from export.windows import Window, fold, tap_matrix, taps
 __all__: list[str] = []
 
 aten = torch.ops.aten
+Gradients = tuple[str | Value | None, str | None, str | None]
 _FEW_PLACES = 16  # output positions per image up to which Conv's one product per image is slower than im2col
 _CHUNK_ELEMENTS = 2_000_000  # taps gathered at once for a weight gradient: bounds the step's memory
 
@@ -50,6 +51,10 @@ class _Conv:
     @property
     def is_depthwise(self) -> bool:
         return self.groups > 1 and self.groups == self.inputs == self.outputs
+
+    def in_lanes(self, e: Emitter) -> bool:
+        """Whether its samples are the lanes of a blocked operator."""
+        return bool(e.graph.lanes) and lanes.suits(self.window)
 
     @property
     def is_pointwise(self) -> bool:
@@ -100,18 +105,22 @@ def _describe(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], option
 
 
 @translates(aten.convolution.default)
-def _convolution(e: Emitter, out: Meta, x: Value, w: Value, bias: Value | None, *options: Any) -> str:
+def _convolution(e: Emitter, out: Meta, x: Value, w: Value, bias: Value | None, *options: Any) -> str | Value:
     conv = _describe(x.shape, w.shape, out.shape, options)
     if e.graph.any_batch:  # inference: kernels are constants there, and ONNX Runtime packs and fuses them
         extra = [e.plain(bias)] if bias is not None else []
         return e.op("Conv", e.plain(x), e.plain(w), *extra, **conv.attributes)
-    if conv.is_pointwise:
-        y = e.op("MatMul", _matrix(e, w), _pointwise_rows(e, x, conv))  # (1, O, B·OH·OW)
+    if conv.is_pointwise and conv.window.stride == (1, 1):
+        return pointwise.forward(e, x, w, bias, out)
+    if conv.is_depthwise and conv.in_lanes(e):
+        y = lanes.forward(e.graph, e.rows(x), e.plain(w), conv.batch, conv.inputs, conv.window)
         return Rows(e.op("Add", y, e.graph.reshape(e.plain(bias), (conv.outputs, 1))) if bias is not None else y)
-    if conv.bilinear is not None and not conv.bilinear.is_channel_major:
+    if conv.is_pointwise:
+        y = e.op("MatMul", _matrix(e, w), _strided_rows(e, x, conv))
+    elif conv.bilinear is not None and not conv.bilinear.is_channel_major:
         y = conv.bilinear.forward(e.graph, e.plain(x), e.plain(w))
         return y if bias is None else e.op("Add", y, e.graph.reshape(e.plain(bias), (conv.outputs, 1, 1)))
-    if conv.bilinear is not None:
+    elif conv.bilinear is not None:
         y = conv.bilinear.forward(e.graph, e.channel_major(x), e.plain(w))
     elif conv.is_depthwise:
         y = depthwise.forward(e.graph, e.channel_major(x), e.plain(w), conv.batch, conv.inputs, conv.window)
@@ -130,9 +139,30 @@ def _convolution(e: Emitter, out: Meta, x: Value, w: Value, bias: Value | None, 
 @translates(aten.convolution_backward.default)
 def _convolution_backward(
     e: Emitter, out: tuple[Meta, ...], grad: Value, x: Value, w: Value, bias_sizes: Any, *options: Any
-) -> tuple[str | None, str | None, str | None]:
+) -> Gradients:
     mask = options[-1]
     conv = _describe(x.shape, w.shape, grad.shape, options[:-1])
+    if conv.is_pointwise and conv.window.stride == (1, 1):
+        return pointwise.gradients(e, grad, x, w, mask)
+    if grad.factor is not None and grad.rows is None and w.size < grad.size:
+        return _scaled(e, grad, x, w, conv, mask)
+    return _gradients(e, grad, x, w, conv, mask)
+
+
+def _scaled(e: Emitter, grad: Value, x: Value, w: Value, conv: _Conv, mask: Sequence[bool]) -> Gradients:
+    """Gradients where the factor per channel of `grad` is left to the kernel, which is smaller."""
+    factor, flat = str(grad.factor), (w.shape[0], int(np.prod(w.shape[1:])))
+    column = e.graph.reshape(factor, (w.shape[0], 1))
+
+    def times(name: str) -> str:
+        return e.graph.reshape(e.op("Mul", e.graph.reshape(name, flat), column), w.shape)
+
+    scaled = Value(w.shape, w.dtype, plain=times(e.plain(w)))
+    gx, gw, gb = _gradients(e, Value(grad.shape, grad.dtype, rows=grad.unscaled), x, scaled, conv, mask)
+    return gx, None if gw is None else times(gw), None if gb is None else e.op("Mul", gb, factor)
+
+
+def _gradients(e: Emitter, grad: Value, x: Value, w: Value, conv: _Conv, mask: Sequence[bool]) -> Gradients:
     gx = _input_gradient(e, grad, w, conv) if mask[0] else None
     gw = _weight_gradient(e, grad, x, w, conv) if mask[1] else None
     gb = e.op("ReduceSum", _rows(e, grad), e.graph.ints([1]), keepdims=0) if mask[2] else None
@@ -145,17 +175,15 @@ def _matrix(e: Emitter, w: Value) -> str:
 
 
 def _rows(e: Emitter, value: Value) -> str:
-    """An activation as (channels, B·H·W)."""
+    """An activation as (channels, B·H·W), image after image."""
     b, c, h, w = value.shape
-    return e.graph.reshape(e.rows(value), (c, b * h * w))
+    return e.graph.reshape(e.channel_major(value), (c, b * h * w))
 
 
-def _pointwise_rows(e: Emitter, x: Value, conv: _Conv) -> str:
-    """What a 1×1 kernel sees: (1, I, B·OH·OW)."""
-    if conv.window.stride == (1, 1):
-        return e.rows(x)
+def _strided_rows(e: Emitter, x: Value, conv: _Conv) -> str:
+    """What a 1×1 kernel of a larger stride sees: (I, B·OH·OW)."""
     cut = taps(e.graph, e.channel_major(x), conv.window)[0]
-    return e.graph.reshape(cut, (1, conv.inputs, conv.length))
+    return e.graph.reshape(cut, (conv.inputs, conv.length))
 
 
 def _columns(e: Emitter, x: Value, conv: _Conv, cells: list[tuple[int, int]]) -> str:
@@ -180,13 +208,13 @@ def _input_gradient(e: Emitter, grad: Value, w: Value, conv: _Conv) -> str:
         if conv.bilinear.is_channel_major:
             return ChannelMajor(conv.bilinear.input_gradient(e.graph, e.channel_major(grad), e.plain(w)))
         return conv.bilinear.input_gradient(e.graph, e.plain(grad), e.plain(w))
+    if conv.is_depthwise and conv.in_lanes(e):
+        return Rows(lanes.input_gradient(e.graph, e.rows(grad), e.plain(w), conv.batch, conv.inputs, window))
     if conv.is_depthwise:
         flat = depthwise.input_gradient(e.graph, e.channel_major(grad), e.plain(w), conv.batch, conv.inputs, window)
         return ChannelMajor(e.graph.reshape(flat, shape))
     if conv.is_pointwise:
-        rows = e.op("MatMul", e.graph.transpose(_matrix(e, w), (1, 0)), e.rows(grad))  # (1, I, B·OH·OW)
-        if window.stride == (1, 1):
-            return Rows(rows)
+        rows = e.op("MatMul", e.graph.transpose(_matrix(e, w), (1, 0)), _rows(e, grad))  # (I, B·OH·OW)
         plane = e.graph.reshape(rows, (conv.inputs, conv.batch, *window.places))
         return ChannelMajor(fold(e.graph, [plane], window, shape[:2]))
     if conv.has_few_places:
@@ -224,12 +252,14 @@ def _weight_gradient(e: Emitter, grad: Value, x: Value, w: Value, conv: _Conv) -
     if conv.bilinear is not None:
         order = e.channel_major if conv.bilinear.is_channel_major else e.plain
         return conv.bilinear.weight_gradient(graph, order(grad), order(x))
+    if conv.is_depthwise and conv.in_lanes(e):
+        flat = lanes.weight_gradient(graph, e.rows(grad), e.rows(x), conv.batch, conv.inputs, window)
+        return graph.reshape(flat, w.shape)
     if conv.is_depthwise:
         args = (e.channel_major(grad), e.channel_major(x), conv.batch, conv.inputs, window)
         return graph.reshape(depthwise.weight_gradient(graph, *args), w.shape)
     if conv.is_pointwise:
-        right = graph.reshape(_pointwise_rows(e, x, conv), (conv.inputs, conv.length))
-        gw = graph.product(_rows(e, grad), right, (conv.outputs, conv.inputs), transB=1)
+        gw = graph.product(_rows(e, grad), _strided_rows(e, x, conv), (conv.outputs, conv.inputs), transB=1)
         return graph.reshape(gw, w.shape)
     if conv.groups > 1:
         return _grouped_weight_gradient(e, grad, x, w, conv)

@@ -285,8 +285,10 @@ def _threshold_backward(e: Emitter, out: Meta, grad: Value, result: Value, thres
 
 @translates(aten.hardtanh_backward.default)
 def _hardtanh_backward(e: Emitter, out: Meta, grad: Value, x: Value, low: float, high: float) -> str:
+    """The masks are those of the result, which the forward pass has made and others need, too."""
     form, (go, name) = _ordered(e, grad, x)
-    return form(e.op("Mul", e.op("Mul", go, _above(e, name, low)), _below(e, name, high)))
+    y = e.op("Clip", name, e.graph.scalar(low, x.dtype), e.graph.scalar(high, x.dtype))
+    return form(e.op("Mul", e.op("Mul", go, _above(e, y, low)), _below(e, y, high)))
 
 
 @translates(aten.hardsigmoid.default)

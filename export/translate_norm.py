@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from export import norms, preprocess  # noqa: F401  they register protofleet::batch_norm and protofleet::preprocess
+from export import lanes, norms, preprocess  # noqa: F401  they register protofleet::batch_norm and protofleet::preprocess
 from export.translate import Emitter, Meta, Rows, Value, refusal, translates
 
 __all__: list[str] = []
 
 aten = torch.ops.aten
+_MANY_POSITIONS = 32  # of a sample, from which on they are added up sample by sample
 
 
 def _rows(e: Emitter, value: Value) -> str:
@@ -36,47 +37,34 @@ def _from_rows(e: Emitter, name: str, shape: Sequence[int]) -> str:
 
 
 def _shares(e: Emitter, real: Value, positions: int) -> str:
-    """(B·H·W,): 1/n at the positions of real samples, where n is how many there are, and 0 at padding."""
+    """(B, 1): 1/n for real samples, where n is how many values per channel they have, and 0 for padding."""
     total = e.op("ReduceSum", e.plain(real), e.graph.ints([0]), keepdims=1)
     count = e.op("Max", e.op("Mul", total, e.graph.scalar(float(positions))), e.graph.scalar(1.0))
-    share = e.graph.reshape(e.op("Div", e.plain(real), count), (real.shape[0], 1))
-    spread = e.graph.expand(share, (real.shape[0], positions))
-    return e.graph.reshape(spread, (real.shape[0] * positions,))
+    return e.graph.reshape(e.op("Div", e.plain(real), count), (real.shape[0], 1))
 
 
-def _row_sums(e: Emitter, rows: str, weights: str, channels: int) -> str:
-    """Σ over each row, weighted: (1, C, L) and (L,) → (C,). A column is what ONNX Runtime's MatMul is fast with."""
-    return e.graph.reshape(e.op("MatMul", rows, e.graph.reshape(weights, (-1, 1))), (channels,))
+def _row_sums(e: Emitter, rows: str, weights: str, sizes: tuple[int, int, int]) -> str:
+    """Σ over each row, weighted by sample: (1, C, B·P) and (B, 1) → (C,); `sizes` is C, B, P.
+
+    Where a sample has many positions they are added up first, which reads each value once and fast. Where it has few,
+    a product with a column is quicker.
+    """
+    channels, batch, positions = sizes
+    if positions >= _MANY_POSITIONS:
+        by_sample = lanes.sums_by_sample(e.graph, rows, *sizes)
+        return e.graph.reshape(e.op("MatMul", by_sample, weights), (channels,))
+    column = e.graph.reshape(lanes.by_position(e.graph, weights, batch, positions), (batch * positions, 1))
+    return e.graph.reshape(e.op("MatMul", rows, column), (channels,))
 
 
 def _inverse_root(e: Emitter, variance: str, eps: float) -> str:
     return e.op("Reciprocal", e.op("Sqrt", e.op("Add", variance, e.graph.scalar(eps))))
 
 
-def _filled(e: Emitter, count: int, value: float) -> str:
-    return e.graph.constant(np.full(count, value, dtype=np.float32))
-
-
-def _affine(e: Emitter, rows: str, scale: str, shift: str, count: int) -> str:
-    """a·x + b with one a and one b (count,) per row of (1, count, L): a single pass.
-
-    ONNX BatchNormalization with mean 0, variance 1 and no epsilon is exactly that, and ONNX Runtime has it as one
-    kernel, where Mul and Add are two.
-    """
-    return e.op("BatchNormalization", rows, scale, shift, _filled(e, count, 0.0), _filled(e, count, 1.0), epsilon=0.0)
-
-
 def _centred(e: Emitter, rows: str, mean: str, count: int) -> str:
-    """x − mean, one mean per row, as `_affine`."""
-    return e.op(
-        "BatchNormalization",
-        rows,
-        _filled(e, count, 1.0),
-        _filled(e, count, 0.0),
-        mean,
-        _filled(e, count, 1.0),
-        epsilon=0.0,
-    )
+    """x − mean, one mean per row, as `Emitter.affine`."""
+    ones, zeros = e.filled(count, 1.0), e.filled(count, 0.0)
+    return e.op("BatchNormalization", rows, ones, zeros, mean, ones, epsilon=0.0)
 
 
 @translates(torch.ops.protofleet.preprocess.default)
@@ -85,7 +73,7 @@ def _preprocess(e: Emitter, out: Meta, x: Value, mean: Sequence[float], std: Seq
     centre = 255.0 * np.asarray(mean, dtype=np.float64)
     variance = (255.0 * np.asarray(std, dtype=np.float64)) ** 2
     statistics = [e.graph.constant(v, np.float32) for v in (centre, variance)]
-    ones, zeros = (_filled(e, len(centre), v) for v in (1.0, 0.0))
+    ones, zeros = (e.filled(len(centre), v) for v in (1.0, 0.0))
     return e.op("BatchNormalization", planes, ones, zeros, *statistics, epsilon=0.0)
 
 
@@ -93,13 +81,13 @@ def _preprocess(e: Emitter, out: Meta, x: Value, mean: Sequence[float], std: Seq
 def _batch_norm(
     e: Emitter, out: tuple[Meta, ...], x: Value, weight: Value, bias: Value, real: Value, eps: float
 ) -> tuple[str, str, str]:
-    channels = x.shape[1]
-    rows, shares = _rows(e, x), _shares(e, real, int(np.prod(x.shape[2:])))
-    mean = _row_sums(e, rows, shares, channels)
+    channels, sizes = x.shape[1], _sizes(x)
+    rows, shares = _rows(e, x), _shares(e, real, sizes[2])
+    mean = _row_sums(e, rows, shares, sizes)
     centred = _centred(e, rows, mean, channels)
-    variance = _row_sums(e, e.op("Mul", centred, centred), shares, channels)
+    variance = _row_sums(e, e.op("Mul", centred, centred), shares, sizes)
     scale = e.op("Mul", e.plain(weight), _inverse_root(e, variance, eps))
-    y = _affine(e, centred, scale, e.plain(bias), channels)
+    y = e.affine(centred, scale, e.plain(bias), channels)
     return _from_rows(e, y, x.shape), mean, variance
 
 
@@ -114,20 +102,41 @@ def _batch_norm_backward(
     variance: Value,
     real: Value,
     eps: float,
-) -> tuple[str, str, str]:
-    """∂x = w·r·(g − (Σg + x̂·Σg·x̂)·share), with x̂ = r·centred; share is 1/n on real samples and 0 on padding."""
-    channels, positions = x.shape[1], int(np.prod(x.shape[2:]))
+) -> tuple[str | Value, str, str]:
+    """∂x = w·r·(g − (Σg + x̂·Σg·x̂)·share), with x̂ = r·centred; share is 1/n on real samples and 0 on padding.
+
+    The last product, with w·r, is left to the convolution that the gradient goes to, where there is one.
+    """
+    channels, batch, positions = sizes = _sizes(x)
     go, shares = _rows(e, grad), _shares(e, real, positions)
     centred = _centred(e, _rows(e, x), e.plain(mean), channels)
     root = _inverse_root(e, e.plain(variance), eps)  # (C,)
-    ones = _filled(e, x.shape[0] * positions, 1.0)
-    grad_bias = _row_sums(e, go, ones, channels)
-    grad_weight = e.op("Mul", _row_sums(e, e.op("Mul", go, centred), ones, channels), root)
-    pull = _affine(e, centred, e.op("Mul", grad_weight, root), grad_bias, channels)
-    inner = e.op("Sub", go, e.op("Mul", pull, shares))
+    ones = e.graph.reshape(e.filled(batch, 1.0), (batch, 1))
+    grad_bias = _row_sums(e, go, ones, sizes)
+    grad_weight = e.op("Mul", _row_sums(e, e.op("Mul", go, centred), ones, sizes), root)
+    along = e.op("Mul", grad_weight, root)
+    if (
+        positions >= _MANY_POSITIONS and not e.graph.lanes
+    ):  # one factor and one shift per channel and sample, in which shares are
+        row = e.graph.reshape(e.op("Neg", shares), (1, batch))
+        vectors = [e.op("MatMul", e.graph.reshape(v, (channels, 1)), row) for v in (along, grad_bias)]
+        count = channels * batch
+        flat = e.graph.reshape(centred, (1, count, positions))
+        pull = e.affine(flat, *(e.graph.reshape(v, (count,)) for v in vectors), count)
+        inner = e.op("Add", go, e.graph.reshape(pull, (1, channels, batch * positions)))
+    else:
+        pull = e.affine(centred, along, grad_bias, channels)
+        inner = e.op("Sub", go, e.op("Mul", pull, lanes.by_position(e.graph, shares, batch, positions)))
     outer = e.op("Mul", e.plain(weight), root)
-    gx = _affine(e, inner, outer, _filled(e, channels, 0.0), channels)
+    if len(x.shape) == 4:
+        return Value(x.shape, x.dtype, unscaled=inner, factor=outer), grad_weight, grad_bias
+    gx = e.affine(inner, outer, e.filled(channels, 0.0), channels)
     return _from_rows(e, gx, x.shape), grad_weight, grad_bias
+
+
+def _sizes(x: Value) -> tuple[int, int, int]:
+    """Channels, samples, positions of a sample."""
+    return x.shape[1], x.shape[0], int(np.prod(x.shape[2:]))
 
 
 @translates(aten.native_group_norm.default)
@@ -158,7 +167,7 @@ def _group_norm(
     shift = e.plain(bias) if bias is not None else e.graph.constant(np.zeros(c, dtype=np.float32))
     shifts = e.graph.expand(e.graph.reshape(shift, (1, c)), (b, c))
     rows = e.graph.reshape(centred, (1, b * c, positions))
-    y = _affine(e, rows, *(e.graph.reshape(v, (b * c,)) for v in (scale, shifts)), b * c)
+    y = e.affine(rows, *(e.graph.reshape(v, (b * c,)) for v in (scale, shifts)), b * c)
     return (e.graph.reshape(y, x.shape), *stats)
 
 
@@ -183,8 +192,8 @@ def _inference_batch_norm(
         raise refusal(
             "batch normalisation outside a BatchNorm module", "nn.BatchNorm1d, nn.BatchNorm2d or GroupNorm modules"
         )
-    scale = e.plain(weight) if weight is not None else _filled(e, x.shape[1], 1.0)
-    shift = e.plain(bias) if bias is not None else _filled(e, x.shape[1], 0.0)
+    scale = e.plain(weight) if weight is not None else e.filled(x.shape[1], 1.0)
+    shift = e.plain(bias) if bias is not None else e.filled(x.shape[1], 0.0)
     y = e.op("BatchNormalization", e.plain(x), scale, shift, e.plain(mean), e.plain(variance), epsilon=float(eps))
     return y, None, None
 
@@ -232,7 +241,7 @@ def _group_norm_backward(
     along = e.op("Mul", e.op("Mul", root3, root3), mean_gx)
     flat = e.graph.reshape(centred, (1, b * groups, inner * positions))
     vectors = [e.graph.reshape(v, (b * groups,)) for v in (along, e.op("Mul", root3, mean_g))]
-    pull = _affine(e, flat, *vectors, b * groups)
+    pull = e.affine(flat, *vectors, b * groups)
     scale = e.graph.expand(e.op("Mul", root3, w), (b, groups, inner))
     gx = e.op("Sub", e.op("Mul", go, e.graph.reshape(scale, (b, c, 1))), e.graph.reshape(pull, (b, c, positions)))
     return e.graph.reshape(gx, x.shape), grad_weight, grad_bias

@@ -30,7 +30,7 @@ from contract.errors import ExportError
 from contract.runtime import ORT_ERRORS, ort
 from export.agreement import Agreement, distances, settle, uneven
 from export.cut import Cut
-from export.memory import affordable, give_back
+from export.memory import LARGE_STATE_BYTES, affordable, give_back, settled_heap
 from export.objectives import Scene, find_objective, unit_features
 from export.optimizers import torch_optimizers
 from export.placement import weight_names
@@ -102,6 +102,7 @@ class EagerStep:
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
+            optimizer.zero_grad()  # nobody looks at gradients again
         after = {f"backbone.{n}": t for n, t in self.net.state_dict().items()} | trained
         for optimizer in optimizers:
             after |= _stored(optimizer, trained)
@@ -187,14 +188,15 @@ def verify_step(
     sides = _Sides(session, backbone, preprocess, plan, start, feeding)
     rng, worst = np.random.default_rng(seed), Agreement(0.0, 0.0, "loss")
     fits = affordable(sides.net, input_shape, batch)
-    sides.bounded = fits < batch
-    for step in range(steps):
-        lr = 1.0 if step + 1 == steps else float(plan.hyper["lr"]) / 2**step
-        real = min(fits, batch - batch // 3 if step == 1 else batch)
-        draw = partial(random_images, plan, batch, input_shape, real, rng)
-        found = settle(partial(sides.compare, draw, lr), "train_step.onnx")
-        worst = max(worst, found, key=lambda a: a.error)
-        sides.advance()
+    sides.bounded = fits < batch or sum(value.nbytes for value in start.values()) > LARGE_STATE_BYTES
+    with settled_heap() if sides.bounded else nullcontext():
+        for step in range(steps):
+            lr = 1.0 if step + 1 == steps else float(plan.hyper["lr"]) / 2**step
+            real = min(fits, batch - batch // 3 if step == 1 else batch)
+            draw = partial(random_images, plan, batch, input_shape, real, rng)
+            found = settle(partial(sides.compare, draw, lr), "train_step.onnx")
+            worst = max(worst, found, key=lambda a: a.error)
+            sides.advance()
     return worst
 
 
@@ -213,7 +215,7 @@ class _Sides:
         self._session, self._plan, self._state, self._trunk = session, plan, dict(state), trunk
         self._exact, self._single = (EagerStep(backbone, preprocess, plan, d) for d in (torch.float64, torch.float32))
         self._after: Outputs = {}
-        self.bounded = False  # whether a whole batch would take too much memory
+        self.bounded = False  # whether a whole batch would take too much memory, or the state is large
 
     def compare(self, draw: Callable[[], Images], lr: float) -> list[Agreement]:
         """One step on a new batch."""
@@ -399,6 +401,7 @@ def _session(graph: bytes, weights: State) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.enable_mem_pattern = options.enable_cpu_mem_arena = False  # either would hold a step's memory to the end
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # torch's turn in between is long
     values = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(v)) for n, v in weights.items()}
     if values:
         options.add_external_initializers(list(values), list(values.values()))

@@ -26,11 +26,14 @@ lab_app = typer.Typer(
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Simulate a fleet in one process with the deployed code.",
+    help="Simulate a fleet on one machine or a cluster with the deployed code.",
 )
 
 
 _ROUNDS_HELP = "Rounds of the method.  [default: 5, 1 where it trains nothing]"
+_ENGINE_HELP = "Who computes: processes of this machine, or ray."
+_JOBS_HELP = "Clients or runs at a time, each in a process; 1 for this one alone.  [default: one for each core]"
+_ADDRESS_HELP = "HOST:PORT of a Ray cluster that is there already.  [default: Ray on this machine, for this command]"
 _INPUT_HELP = "HxWxc that images are resized to.  [default: their own, or 64x64 where they differ or are large]"
 
 
@@ -184,6 +187,9 @@ def run_command(
         Path | None, typer.Option(help="Write the backbone of fedavg or spherefed, for protofleet export --weights.")
     ] = None,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 1,
+    engine: Annotated[str, typer.Option(help=_ENGINE_HELP)] = "processes",
+    jobs: Annotated[int | None, typer.Option(help=_JOBS_HELP)] = None,
+    address: Annotated[str | None, typer.Option(help=_ADDRESS_HELP)] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Keep the run here between rounds, and go on from it; removed at the end.")
     ] = None,
@@ -194,12 +200,13 @@ def run_command(
         bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("a line for each device's turn"))
     ] = False,
 ) -> int:
-    """Run one federation in this process and print a line for each round."""
+    """Run one federation and print a line for each round; its clients compute on all cores."""
     check_loudness(quiet, verbose)
     from lab.engine.checkpoint import Checkpoint
     from lab.engine.deployed import Course, RoundRecord
     from lab.engine.experiment import Experiment, run_experiment, usual_rounds
     from lab.engine.run_averaging import Measures
+    from lab.engine.workers import open_workers
     from lab.reporting.console import round_line
     from lab.reporting.progress import stage
     from lab.reporting.tensorboard import log_round, open_board
@@ -247,7 +254,11 @@ def run_command(
     board = open_board(tensorboard) if tensorboard is not None else None
 
     def run() -> None:
-        with stage(console) as shown, shown.part("run", f"{method}, {clients} clients", rounds * clients) as part:
+        with (
+            open_workers(engine, jobs, address=address) as workers,
+            stage(console) as shown,
+            shown.part("run", f"{method}, {clients} clients", rounds * clients) as part,
+        ):
 
             def on_round(record: RoundRecord) -> None:
                 console.print(round_line(record), highlight=False, soft_wrap=True)
@@ -267,6 +278,7 @@ def run_command(
                 on_text=part.say,
                 on_line=part.tell,
                 checkpoint=Checkpoint.of(checkpoint, experiment) if checkpoint is not None else None,
+                workers=workers,
             )
         if board is not None:
             board.close()
@@ -291,7 +303,10 @@ def table_command(
     ),
     json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the results"))] = None,
     tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
-    threads: Annotated[int, typer.Option(help="Of torch within an operator.")] = 1,
+    threads: Annotated[int, typer.Option(help="Of each process, within an operator.")] = 1,
+    engine: Annotated[str, typer.Option(help=_ENGINE_HELP)] = "processes",
+    jobs: Annotated[int | None, typer.Option(help=_JOBS_HELP)] = None,
+    address: Annotated[str | None, typer.Option(help=_ADDRESS_HELP)] = None,
 ) -> int:
     """Regenerate a published table: the paper's number beside ours."""
     from lab.paper_tables.config import read_table
@@ -302,18 +317,22 @@ def table_command(
         raise UsageError("--seeds", expected="1 or more", got=seeds)
     rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
     order = Order(table, out / stem, data, seeds, quick, rows, wanted, show)
-    return _until_stopped(lambda: _fill_table(stem, order, json, tensorboard, threads, Path(name).name))
+    from lab.engine.workers import open_workers
+
+    def run() -> None:
+        given = ("processes", 1, None) if show else (engine, jobs, address)
+        with open_workers(given[0], given[1], address=given[2], threads=threads) as workers:
+            _fill_table(stem, order, json, tensorboard, workers, Path(name).name)
+
+    return _until_stopped(run)
 
 
-def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | None, threads: int, asked: str) -> None:
-    import torch
-
+def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | None, workers: Any, asked: str) -> None:
     from lab.paper_tables.render import show, write_sheet
     from lab.paper_tables.runner import Progress, run_table
     from lab.reporting.progress import stage
     from lab.reporting.tensorboard import log_round, open_board
 
-    torch.set_num_threads(max(threads, 1))
     board = open_board(tensorboard) if tensorboard is not None else None
     console = beside(json)
     with stage(console) as shown, shown.part("table", stem) as part:
@@ -322,7 +341,7 @@ def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | No
             on_round=lambda words, record: log_round(board, words, record) if board is not None else None,
             on_text=part.say,
         )
-        cells = run_table(order, progress)
+        cells = run_table(order, progress, workers)
     if board is not None:
         board.close()
     paths = write_sheet(stem, order, cells, _command_line(asked, order))

@@ -31,6 +31,7 @@ class Aggregator:
         patience_s: how long the broker may be absent at the start; 60 s unless told, and for ever with `every` or
             `when_new`.
         sign: file of the Ed25519 private key that signs all that is published.
+        worker: one of several such processes on one store, `postgresql://…`, of which one leads at a time.
         take_over, new_run, metrics, and further options: as `protofleet aggregate` takes them, with _ for -: `rounds`,
             `method`, `min_clients`, `deadline`, `fraction`, `seed`, `min_samples`, `max_samples`, `max_share`,
             `suspects`, `vouch`, `ridge`, `form`, `rule`, `encoding`, `sums_encoding`, `limit_bytes`, `every`,
@@ -58,6 +59,7 @@ class Aggregator:
         new_run: bool = False,
         metrics: str | None = None,
         sign: str | None = None,
+        worker: bool = False,
         **options: Any,
     ) -> None:
         bundles = [Path(bundle)] if isinstance(bundle, str | os.PathLike) else [Path(each) for each in bundle]
@@ -67,7 +69,8 @@ class Aggregator:
         address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
         served = None if metrics is None else parse_metrics(metrics)
         where = place_of(store)
-        self._service = Service(bundles, address, where, fleet, settings, patience_s, take_over, new_run, served, sign)
+        about = (patience_s, take_over, new_run, served, sign, worker)
+        self._service = Service(bundles, address, where, fleet, settings, *about)
 
     def run(
         self,

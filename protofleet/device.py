@@ -27,9 +27,9 @@ class Device:
             (N, H, W, c) uint8 and class numbers (N,).
         state: directory for weights, outbox and history; made when absent, resumed when not.
         options: as `protofleet client` takes them: `fleet`, `test`, `hold_out`, `report_accuracy`,
-            `tell_drift`, `activations`, `threads`, `patience`, `keepalive`, `ca`, `cert`, `key`, `trust`, `identity`,
-            `token`, `rollout`, `policy`, `method`. Other than the command, a device of a program ends with its run,
-            unless told `until_finished=False`.
+            `tell_drift`, `activations`, `threads`, `memory_limit`, `micro_batch`, `patience`, `keepalive`, `ca`,
+            `cert`, `key`, `trust`, `identity`, `token`, `rollout`, `policy`, `method`. Other than the command, a device
+            of a program ends with its run, unless told `until_finished=False`.
 
     Raises:
         ProtofleetError: an option that is none, or out of range.

@@ -15,7 +15,6 @@ import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -39,7 +38,7 @@ from edge_client.answering import known_answers
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.device import Device
-from edge_client.extractor import Extractor
+from edge_client.extractor import Extractor, GivenFeatures
 from edge_client.local import Remembered
 
 __all__ = ["FrozenFleet", "Outcome", "deal", "features_of", "shipped_head"]
@@ -256,22 +255,12 @@ def _travelled(state: GlobalState) -> GlobalState:
     return arrived
 
 
-class _Given(Extractor):
-    """An extractor for what has been extracted already."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self._manifest = bundle.manifest
-
-    def features(self, x: NDArray[Any]) -> NDArray[np.float32]:
-        return np.asarray(x, dtype=np.float32)
-
-
 class _Kept(CompiledGraphs):
     """The graphs of a device whose samples are features already."""
 
     def __init__(self, bundle: Bundle) -> None:
         super().__init__(bundle)
-        self._given = _Given(bundle)
+        self._given = GivenFeatures(bundle.manifest.features)
 
     def shared_extractor(self) -> Extractor:
         return self._given

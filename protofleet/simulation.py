@@ -1,4 +1,4 @@
-"""A federation in one process, in one call: what `protofleet lab run` does."""
+"""A federation in one call: what `protofleet lab run` does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contract.methods import DEFAULT
 from lab.data.partition import Partition
 from lab.engine.deployed import Course, RoundRecord
 from lab.engine.experiment import Experiment, run_experiment, usual_rounds
+from lab.engine.workers import open_workers
 
 __all__ = ["simulate"]
 
@@ -28,6 +29,9 @@ def simulate(
     seed: int = 0,
     calibrate: bool | None = None,
     hyper: Mapping[str, object] | None = None,
+    jobs: int = 1,
+    engine: str = "processes",
+    address: str | None = None,
     on_round: Callable[[RoundRecord], None] = lambda record: None,
     **options: Any,
 ) -> list[RoundRecord]:
@@ -44,6 +48,9 @@ def simulate(
         fraction: of the devices, sampled in each round.
         calibrate: end with FFC; with one backbone, unless said otherwise.
         hyper: hyper-parameters that differ from the method's defaults.
+        jobs: clients at a time, each in a process; more than 1 gives the same records. A script of your own then needs
+            `if __name__ == "__main__":` around what it does.
+        engine, address: `ray`, and HOST:PORT of a cluster, to compute there; see `protofleet lab run --help`.
         on_round: takes each round's record as it comes.
         options: further fields of `lab.engine.experiment.Experiment`.
 
@@ -69,4 +76,11 @@ def simulate(
         hyper=dict(hyper or {}),
         **options,
     )
-    return run_experiment(experiment, on_round=on_round, on_device=lambda number, turn: None, on_text=lambda text: None)
+    with open_workers(engine, jobs, address=address) as workers:
+        return run_experiment(
+            experiment,
+            on_round=on_round,
+            on_device=lambda number, turn: None,
+            on_text=lambda text: None,
+            workers=workers,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 import hypothesis
 import pytest
 from edge_samples import FASHION_LABELS
+from filelock import FileLock
 from postgres_server import ENGINES, SLOW_ON_A_SERVER, Places, end_session, need_postgres
 
 _NO_PARAMETERS = SimpleNamespace(id="")
@@ -57,22 +59,46 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def mnist_like_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`mnist_like_bundle(method="fedproto", **options)`: the file of a small_cnn bundle for 28×28×1, ten classes.
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`exported(**options)`: the file of a bundle, by the options of `export.build.build_bundle` but `out`.
 
-    Exported once for each set of options. Options go to `export.build.build_bundle`.
+    Exported once for each set of options, by whichever of the run's workers asks first.
     """
-    folder, made = tmp_path_factory.mktemp("bundles"), dict[str, Path]()
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "bundles"
+    folder.mkdir(exist_ok=True)
+
+    def make(**options: object) -> Path:
+        told = hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()[:12]
+        path = folder / f"{options['method_name']}-{told}.bundle"
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                from export.build import build_bundle
+
+                build_bundle(**options, out=path)  # type: ignore[arg-type]
+        return path
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def mnist_like_bundle(exported: Callable[..., Path]) -> Callable[..., Path]:
+    """`mnist_like_bundle(method="fedproto", **options)`: the file of a small_cnn bundle for 28×28×1, ten classes."""
 
     def make(method: str = "fedproto", **options: object) -> Path:
-        from export.build import build_bundle
+        settings = {"backbone": "small_cnn", "labels": FASHION_LABELS, "input_shape": (28, 28, 1), **options}
+        return exported(method_name=method, **settings)
 
-        name = repr((method, sorted(options.items())))
-        if name not in made:
-            made[name] = folder / f"{method}-{len(made)}.bundle"
-            settings = {"backbone": "small_cnn", "labels": FASHION_LABELS, "input_shape": (28, 28, 1), **options}
-            build_bundle(method_name=method, out=made[name], **settings)  # type: ignore[arg-type]
-        return made[name]
+    return make
+
+
+@pytest.fixture(scope="session")
+def lab_bundle(exported: Callable[..., Path]) -> Callable[..., Path]:
+    """`lab_bundle(method="fedproto", **hyper)`: the file of a bundle over FedProto's MNIST network, D = 50."""
+
+    def make(method: str = "fedproto", **hyper: object) -> Path:
+        shape = {"backbone": "fedproto_mnist", "labels": FASHION_LABELS, "input_shape": (28, 28, 1)}
+        return exported(method_name=method, **shape, hyper=hyper, batch=8, seed=3)
 
     return make
 

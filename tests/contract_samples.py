@@ -33,7 +33,7 @@ from contract.signed import Signer, enrolment_of
 from contract.statistics import MAX_FIELDS
 from contract.wire import encode
 
-ENCODINGS = ("f64", "f32", "f16", "int8")
+ENCODINGS = ("f64", "f32", "f16", "int8", "int32")
 U32 = st.integers(1, 2**32 - 1)
 SIGNER = Signer(bytes(range(32)))
 RUN = st.binary(min_size=4, max_size=4)
@@ -118,6 +118,7 @@ announcements = st.builds(
     issued=st.just(0) | st.integers(1, 2**63 - 1),
     helper=st.none()
     | st.builds(HelperTerms, st.binary(min_size=32, max_size=32), st.integers(2, 2**32 - 1), st.integers(1, 62)),
+    epoch=st.integers(0, 2**32 - 1),
 )
 receipts = st.builds(
     Receipt,
@@ -256,6 +257,7 @@ def readable_messages() -> dict[str, Message]:
         "announcement-helper": Announcement(
             run, 7, "open", "ffc", bundle, extractor=bundle[::-1], helper=HelperTerms(bundle, 10, 36)
         ),
+        "announcement-epoch": Announcement(run, 7, "open", "fedproto", bundle, epoch=3),
         "global-part": GlobalPart(run, 6, 6, 0, 2, "prototypes", rows),
         "contribution-means": means,
         "contribution-gram": gram,

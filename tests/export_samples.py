@@ -120,10 +120,10 @@ def _twin(net: nn.Module, width: int, objective: str, input_shape: tuple[int, in
 
 
 @lru_cache(maxsize=2)  # a device of a large family holds hundreds of megabytes
-def device(family: str, objective: str) -> Device:
+def device(family: str, objective: str, batch: int | None = None) -> Device:
     """One family under one objective, exported once while tests ask for it."""
-    net, width, input_shape, batch = _built(family)
-    return make_device(net, width, objective, input_shape, batch)
+    net, width, input_shape, its_batch = _built(family)
+    return make_device(net, width, objective, input_shape, batch or its_batch)
 
 
 def eager_twin(family: str, objective: str) -> EagerTwin:

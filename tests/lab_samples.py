@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
+from contract.statistics import FeatureGram
 from edge_client.data import LocalData
-from export.build import build_bundle
+from lab.algorithms.head_calibration import client_gram
 from lab.data.datasets import SHIPPED, DataSet, load_dataset, take
 from lab.data.make_subset import draw_balanced
+from lab.engine.local_training import EagerModel
 
 LABELS = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
@@ -47,16 +49,9 @@ def small_directory(root: Path, per_class: int = 60, test_per_class: int = 10) -
     return root
 
 
-def lab_bundle(path: Path, method: str = "fedproto", **hyper: object) -> Path:
-    """A bundle over FedProto's MNIST network, D = 50."""
-    build_bundle(
-        backbone="fedproto_mnist",
-        method_name=method,
-        labels=LABELS,
-        input_shape=(28, 28, 1),
-        out=path,
-        hyper=hyper,
-        batch=8,
-        seed=3,
-    )
-    return path
+def summed(model: EagerModel, held: list[LocalData]) -> FeatureGram:
+    """What FFC's server has of these clients."""
+    total = FeatureGram.zero(*model.head_weight.shape)
+    for share in held:
+        total = total.merge(client_gram(model.features(share.x), share.y, total.classes))
+    return total

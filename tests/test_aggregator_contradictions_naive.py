@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import product
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 
 import aggregator.contradictions as contradictions
+from aggregator.class_ways import Means, References, cross, way, way_back
 from aggregator.contradictions import contradicted
 from contract.statistics import ClassMeans
 
@@ -81,8 +83,8 @@ def naive_spread(devices: list[ClassMeans]) -> tuple[float, np.ndarray]:
 @pytest.mark.parametrize("devices", [3, 4, 7])
 def test_what_chance_does_is_what_a_loop_finds(devices: int) -> None:
     made = fleet(devices, devices)
-    means = [contradictions._Means.of(each) for each in made]
-    references = contradictions._References.of(means, CLASSES)
+    means = [Means.of(each) for each in made]
+    references = References.of(means, CLASSES)
     found = contradictions._spread(means, references, np.zeros(devices, bool))
     assert found is not None
     total, along = naive_spread(made)
@@ -93,12 +95,12 @@ def test_what_chance_does_is_what_a_loop_finds(devices: int) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_both_ways_between_two_devices_are_what_a_loop_finds(seed: int) -> None:
     made, total = fleet(seed, 5), 0.7
-    means = [contradictions._Means.of(each) for each in made]
-    references = contradictions._References.of(means[:4], CLASSES)
+    means = [Means.of(each) for each in made]
+    references = References.of(means[:4], CLASSES)
     mine, own, n = means[4], rows(made[4]), made[4].counts
-    cross = contradictions._cross(mine, references)
-    there = contradictions._way(mine, references, cross, total)
-    back = contradictions._way_back(mine, references, cross, total)
+    products = cross(mine, references)
+    there = way(mine, references, products, total)
+    back = way_back(mine, references, products, total)
     for at, r in product(range(len(mine.classes)), range(4)):
         j, theirs, m = int(mine.classes[at]), rows(made[r]), made[r].counts
         for k in range(CLASSES):
@@ -109,6 +111,41 @@ def test_both_ways_between_two_devices_are_what_a_loop_finds(seed: int) -> None:
             expected = gone(theirs[j], own, n, j, k, m[j], total) if j in theirs else (NAN, -np.inf)
             found = back.chance[at, r, to], back.beyond[at, r, to]
             np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("seed", "offset"), [(3, 0.0), (4, 0.0), (5, 300.0)])
+def test_what_is_screened_out_goes_nowhere(seed: int, offset: float) -> None:
+    """Who contradicts whom, and in what, is the same as where every way is worked out; liars and lone holders too."""
+    made = [
+        ClassMeans.from_means(
+            (np.roll(each.means, at % 5 == 0, axis=0) + offset) * (each.counts > 0)[:, None], each.counts
+        )
+        for at, each in enumerate(fleet(seed, 24))
+    ]
+    means, sure, places = [Means.of(each) for each in made], np.zeros(16, bool), range(16)
+    references = References.of(means[:16], CLASSES)
+    spread = contradictions._spread(means[:16], references, sure)
+    assert spread is not None
+    told = contradictions._Verdicts.of(iter(means), references, places, sure, spread, len(means))
+    limit = NormalDist().inv_cdf(1 - 1 / (1_000 * len(means) * np.isfinite(references.inverse).sum(axis=1).mean()))
+    for at, mine in enumerate(means):
+        products, own = cross(mine, references), spread.along[mine.classes]
+        there = way(mine, references, products, spread.total, but=at)
+        back = way_back(mine, references, products, spread.total)
+        votes, against, could = np.zeros((len(mine.classes), CLASSES), int), np.zeros(16, bool), np.zeros(16, bool)
+        for gone, along, is_back in ((there, own, False), (back, own[:, mine.classes], True)):
+            found = ((gone.beyond > 0) & (gone.chance > limit * along[:, None])).any(axis=2)
+            against |= found.any(axis=0)
+            could |= np.isfinite(gone.chance).any(axis=(0, 2))
+            label, nearest = np.nonzero(found)[0], gone.beyond.argmax(axis=2)[found]
+            np.add.at(votes, (nearest, mine.classes[label]) if is_back else (label, nearest), 1)
+        own_place = np.arange(16) == at
+        np.testing.assert_array_equal(told.against[at], against & ~own_place)
+        np.testing.assert_array_equal(told.could[at], could & ~own_place)
+        row, column = np.unravel_index(votes.argmax(), votes.shape)
+        assert told.worst[at].tolist() == [mine.classes[row], column]
+    assert told.against.any()
+    assert not told.against.all()
 
 
 def test_three_photos_of_a_class_are_enough_and_two_are_not() -> None:

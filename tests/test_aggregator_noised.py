@@ -16,7 +16,8 @@ from contract.methods import method
 from contract.noised_heads import adassp_penalty, edge, noised_head, noised_means, told_apart
 from contract.secret_noise import SecretNoise, key_of
 from contract.sphere import unit_rows
-from contract.statistics import Statistic, pack_triangle
+from contract.statistics import Statistic
+from contract.triangle import pack_triangle
 from contract.wire import decode, encode
 
 C, D, BUNDLE = 5, 16, bytes(32)

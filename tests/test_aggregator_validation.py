@@ -25,7 +25,7 @@ from contract.statistics import ClassMeans, FeatureGram, Rows, Statistic
 from contract.wire import decode, encode
 
 RUN, BUNDLE = b"run1", bytes(32)
-ENCODINGS: tuple[Encoding, ...] = ("f64", "f32", "f16", "int8")
+ENCODINGS: tuple[Encoding, ...] = ("f64", "int32", "f32", "f16", "int8")
 
 
 def _message(statistic: Statistic, method: str, encoding: Encoding = "f64") -> Contribution:
@@ -123,7 +123,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-@pytest.mark.parametrize("encoding", ["f64", "f32", "f16"])
+@pytest.mark.parametrize("encoding", ["f64", "int32", "f32", "f16"])
 def test_sums_that_no_unit_features_have_are_refused(lie: str, encoding: Encoding) -> None:
     good = _good()
     _check(_message(good, "ffc", encoding), good, Terms(encoding=encoding))

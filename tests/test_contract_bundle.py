@@ -288,6 +288,8 @@ MANIFESTS = {
     "an empty image": ({"input_shape": [4, 0, 1]}, "positive input shape"),
     "colours without means": ({"input_shape": [4, 4, 3]}, "3 channels"),
     "a batch of none": ({"batch": 0}, "positive batch"),
+    "parts as large as a batch": ({"micro_batch": 4096}, "a micro-batch below the batch"),
+    "parts without their graphs": ({"micro_batch": 1}, "gradients.onnx is missing"),
     "a batch that fills the memory": ({"batch": 1 << 28}, "under 2 GiB, got batch 268435456"),
     "images beyond all memory": ({"input_shape": [1 << 62, 1 << 62, 1]}, "under 2 GiB"),
     "features beyond all memory": ({"features": 1 << 63}, "under 2 GiB"),

@@ -29,8 +29,8 @@ from contract.statistics import (
     Statistic,
     Triangle,
     class_sums,
-    pack_triangle,
 )
+from contract.triangle import pack_triangle
 from contract.wire import decode, encode
 
 C, D = 4, 3

@@ -19,10 +19,9 @@ from contract.statistics import (
     Rows,
     Statistic,
     Triangle,
-    pack_triangle,
     shareable,
-    unpack_triangle,
 )
+from contract.triangle import pack_triangle, unpack_triangle
 
 C, D = 4, 3
 KINDS = [ClassMeans, FeatureGram]

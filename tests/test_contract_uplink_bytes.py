@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 from contract_samples import small_parts
-from lab_samples import lab_bundle, shipped, some
+from lab_samples import shipped, some
 
 from contract.bundle import read_bundle, write_bundle
 from contract.messages import Announcement
@@ -22,8 +22,9 @@ from protofleet.cli import main
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_profile_and_inspect_tell_what_a_device_sends(name, tmp_path, capsys):
-    bundle = read_bundle(lab_bundle(tmp_path / "b.bundle", name))
+def test_profile_and_inspect_tell_what_a_device_sends(name, lab_bundle, tmp_path, capsys):
+    path = lab_bundle(name)
+    bundle = read_bundle(path)
     result = Device(bundle, some(shipped().train, 8), "device-1").run_round(
         Announcement(bytes(4), 1, "open", name, bundle.sha256), None
     )
@@ -31,17 +32,18 @@ def test_profile_and_inspect_tell_what_a_device_sends(name, tmp_path, capsys):
     sent = dataclasses.replace(result.contribution, counts=np.full_like(result.contribution.counts, samples))
     really = len(encode(sent, METHODS[name].encoding))
     assert payload_bytes(bundle.manifest, method(name)) == really
-    args = ["profile", str(tmp_path / "b.bundle"), "--devices", "raspberry-pi-4", "--json", str(tmp_path / "r.json")]
+    args = ["profile", str(path), "--devices", "raspberry-pi-4", "--json", str(tmp_path / "r.json")]
     assert main(args) == 0
     told = json.loads((tmp_path / "r.json").read_text())["uplink"]
     assert told["contribution_bytes"] == really
     assert told["closing_bytes"] == (uplink_bytes(bundle.manifest)["ffc"] if method(name).trains else really)
     assert told["statistic"] == METHODS[name].statistic.NAME
     capsys.readouterr()
-    assert main(["inspect", str(tmp_path / "b.bundle"), "--json", "-"]) == 0
+    assert main(["inspect", str(path), "--json", "-"]) == 0
     inspected = json.loads(capsys.readouterr().out)["uplink_bytes_per_round"]
     assert inspected[name] == really
     assert inspected["fedavg"] == told["fedavg_bytes"]
+    assert inspected["ffc"] > really or not method(name).trains
 
 
 def test_ffc_sends_f64_and_the_cost_report_counts_so():

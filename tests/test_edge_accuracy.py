@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
-from edge_samples import FASHION_LABELS, announcement, fashion
+from edge_samples import announcement, fashion
 
 from contract.accuracy import Accuracy
 from contract.bundle import Activation, Bundle, Manifest, read_bundle
@@ -24,19 +25,15 @@ from edge_client.extractor import Extractor
 from edge_client.own_samples import LEAST, OwnSamples, Samples
 from edge_client.policy import Policy
 from edge_client.service import _tells
-from export.build import build_bundle
 
 CLASSES = (0, 3, 8)
 
 
 @pytest.fixture(scope="module", params=["fedproto", "spherefed", "ffc", "ncm", "fedcof"])
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    path = tmp_path_factory.mktemp("bundle") / "b.bundle"
-    shape = {"labels": FASHION_LABELS, "input_shape": (28, 28, 1)}
+def bundle(request: pytest.FixtureRequest, mnist_like_bundle: Callable[..., Path]) -> Bundle:
     # FedCOF's groups are drawn at random, anew for each summing: with one of each class every draw is the same
-    hyper = {"groups": 1} if request.param == "fedcof" else {}
-    build_bundle(**shape, backbone="small_cnn", method_name=request.param, hyper=hyper, out=path)
-    return read_bundle(path)
+    options = {"hyper": {"groups": 1}} if request.param == "fedcof" else {}
+    return read_bundle(mnist_like_bundle(request.param, **options))
 
 
 def _right(answers: np.ndarray, test: LocalData) -> float:

@@ -27,7 +27,7 @@ from edge_client.device import Device
 from edge_client.extractor import Extractor
 from edge_client.onnx_session import CPU, Provider
 from edge_client.predictor import Predictor
-from edge_client.provider_trials import FILE, Providers, _apart, settle_providers, tried, tried_apart
+from edge_client.provider_trials import FILE, Providers, apart, settle_providers, tried, tried_apart
 from edge_client.providers import NEAR, PROVIDERS, Choice, Trial, choose, wanted_trials
 from edge_client.trainer import Trainer
 
@@ -91,7 +91,7 @@ def test_sums_are_timed_in_batches_and_answers_photo_by_photo() -> None:
 def test_a_step_is_compared_by_its_change_of_the_weights() -> None:
     change = {"w": np.array([3e-7, 0.0], np.float32), "b": np.array([4e-7], np.float32)}
     off = {"w": change["w"], "b": change["b"] * np.float32(1.5)}
-    assert _apart(off, change) == pytest.approx(0.4)
+    assert apart(off, change) == pytest.approx(0.4)
 
 
 def test_other_processors_are_asked_for_whole_float32() -> None:

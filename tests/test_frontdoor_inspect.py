@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import tracemalloc
@@ -14,14 +13,12 @@ import numpy as np
 import pytest
 from commands import one_error_line, run, run_process
 from contract_samples import ENCODINGS, readable_messages, small_parts
-from lab_samples import lab_bundle, shipped, some
 from test_contract_hostile import VALID, mutate
 
 from contract.bundle import read_bundle, write_bundle
-from contract.messages import Announcement, Signed
+from contract.messages import Signed
 from contract.methods import METHODS
 from contract.wire import decode, encode
-from edge_client.device import Device
 from protofleet import cli
 
 
@@ -85,18 +82,6 @@ def test_the_bytes_up_are_those_of_a_real_contribution_and_fedavgs_of_all_parame
         message = Contribution.of(kind.of(features, labels, 3), method=method, **origin)
         assert up[method] == len(encode(message, encoding))
     assert up["fedavg"] == 4 * (12 + 2)
-
-
-@pytest.mark.parametrize("name", [name for name, row in METHODS.items() if row.trains])
-def test_the_bytes_up_of_every_method_are_those_of_what_its_device_sends(name, tmp_path):
-    bundle = read_bundle(lab_bundle(tmp_path / "b.bundle", name))
-    data = some(shipped().train, 3)
-    device = Device(bundle, data, "device-1")
-    result = device.run_round(Announcement(bytes(4), 1, "open", name, bundle.sha256), None)
-    sent = dataclasses.replace(result.contribution, counts=np.full_like(result.contribution.counts, 1000))
-    up = facts(tmp_path / "b.bundle")["uplink_bytes_per_round"]
-    assert up[name] == len(encode(sent, "f32"))
-    assert up["ffc"] > up[name]
 
 
 def test_a_signed_bundle_says_so(tmp_path):

@@ -51,7 +51,20 @@ def test_a_verbose_fleet_tells_each_message_and_counts_at_the_end(tmp_path: Path
 
 def test_a_quiet_lab_run_prints_nothing_and_a_verbose_one_each_turn(tmp_path: Path) -> None:
     data = str(small_directory(tmp_path / "data"))
-    common = ["lab", "run", "--method", "ffc", "--rounds", "1", "--clients", "2", "--backbone", "fedproto_mnist"]
+    common = [
+        "lab",
+        "run",
+        "--jobs",
+        "1",
+        "--method",
+        "ffc",
+        "--rounds",
+        "1",
+        "--clients",
+        "2",
+        "--backbone",
+        "fedproto_mnist",
+    ]
     quiet, verbose = (run(*common, "--data", data, option, HOME=str(tmp_path)) for option in ("-q", "-v"))
     assert (quiet.returncode, quiet.stdout, quiet.stderr) == (0, "", "")
     assert "round 1, device 2 of 2" in verbose.stdout, verbose.stderr

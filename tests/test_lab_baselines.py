@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from lab_samples import lab_bundle, shares, shipped, some
+from lab_samples import shares, shipped, some, summed
 from safetensors.torch import load_file
 
 from contract.bundle import read_bundle
@@ -64,9 +65,9 @@ def test_one_round_of_fedavg_is_the_average_of_local_trainings() -> None:
     assert record.all_classes["head"] == pytest.approx((model.predict(TEST.x) == TEST.y).mean())
 
 
-def test_torch_and_the_device_train_alike(tmp_path: Path) -> None:
+def test_torch_and_the_device_train_alike(lab_bundle: Callable[..., Path]) -> None:
     """The same samples in the same order: a device's round on ONNX Runtime ends where plain torch does."""
-    bundle = read_bundle(lab_bundle(tmp_path / "b.bundle", lr=0.02, momentum=0.9))
+    bundle = read_bundle(lab_bundle(lr=0.02, momentum=0.9))
     share = shares()[0]
     device = Device(bundle, share, "device-1")
     device.run_round(Announcement(run_id(0), 1, "open", "fedproto", bundle.sha256), None)
@@ -100,7 +101,10 @@ def test_the_calibrated_head_is_the_pooled_one() -> None:
     best = ridge_head(pooled, np.concatenate([share.y for share in held]), 10, 1e-6)
     rounding = 1e-6 * np.abs(best).max()  # two solvers of one system, whose smallest penalty is a millionth of the mean
     np.testing.assert_allclose(
-        calibrated_head(model, held, method("ffc").settle({"ridge": 1e-6})).weight, best, rtol=1e-6, atol=rounding
+        calibrated_head(summed(model, held), method("ffc").settle({"ridge": 1e-6})).weight,
+        best,
+        rtol=1e-6,
+        atol=rounding,
     )
 
 

@@ -155,7 +155,7 @@ def test_writes_are_rare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_command_goes_on_after_a_kill(tmp_path: Path) -> None:
     """kill -9 in the middle, the same command again: the lines are those of one whole run."""
-    arguments = ["lab", "run", "--method", "fedavg", "--backbone", "fedproto_mnist", "--clients", "3"]
+    arguments = ["lab", "run", "--jobs", "1", "--method", "fedavg", "--backbone", "fedproto_mnist", "--clients", "3"]
     arguments += ["--rounds", "15", "--samples", "120", "--evaluate-every", "15", "--batch", "16"]
     eager = "from lab.engine import checkpoint; checkpoint._EVERY_S = 0; from protofleet.cli import main; main()"
     kept, cut, whole = (tmp_path / name for name in ("run.checkpoint", "cut.jsonl", "whole.jsonl"))

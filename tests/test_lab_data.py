@@ -178,7 +178,20 @@ def test_a_federation_on_photos_of_mixed_sizes(tmp_path: Path) -> None:
     """The lab refused them once; small networks tell two colours apart from a few of them."""
     root = _photos(tmp_path / "mine", [(80, 60), (33, 21)], per_class=30)
     options = ["--input", "28x28x1", "--backbone", "fedproto_mnist", "--clients", "2", "--rounds", "1", "--batch", "4"]
-    command = [sys.executable, "-m", "protofleet", "lab", "run", "--data", str(root), "--partition", "iid", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "protofleet",
+        "lab",
+        "run",
+        "--jobs",
+        "1",
+        "--data",
+        str(root),
+        "--partition",
+        "iid",
+        *options,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert "ffc" in done.stdout

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from export_samples import session
-from lab_samples import shares, shipped, some
+from lab_samples import shares, shipped, some, summed
 
 from contract.errors import MethodError, UsageError
 from contract.methods import method
@@ -173,7 +173,7 @@ def test_the_proximal_term_holds_weights_back() -> None:
         before = model.head_weight.detach().clone()
         hyper = ALGORITHMS["fedprox"].settle({"mu": mu})
         start = {name: p.detach().clone() for name, p in model.named_parameters()}
-        correct = RULES["fedprox"](hyper, frozenset(start), 1).correction(0, start)
+        correct = RULES["fedprox"](hyper, frozenset(start), 1).correction(None, start)
         train_eager(model, data, "fedproto", hyper, epochs=2, batch=8, lr=0.05, seed=0, correct=correct)
         return float((model.head_weight.detach() - before).norm())
 
@@ -184,7 +184,7 @@ def test_the_proximal_gradient_is_mu_times_the_way_for_shared_weights_alone() ->
     start = {"w": torch.tensor([1.0, -2.0])}  # a head that stays with its client has no common start to be held to
     shared, kept = (torch.nn.Parameter(torch.tensor([3.0, 0.0])) for _ in range(2))
     shared.grad, kept.grad = torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5])
-    correct = RULES["fedprox"](ALGORITHMS["fedprox"].settle({"mu": 0.25}), frozenset(start), 1).correction(0, start)
+    correct = RULES["fedprox"](ALGORITHMS["fedprox"].settle({"mu": 0.25}), frozenset(start), 1).correction(None, start)
     assert correct is not None
     correct({"w": shared, "head.weight": kept})
     assert shared.grad.tolist() == [1.0, 1.0]  # 0.5 + 0.25 · 2
@@ -252,7 +252,7 @@ def test_fednh_moves_unit_prototypes_by_smoothing() -> None:
     before = model.head_weight.numpy().copy()
     held = shares()
     for share in held:
-        side.gather(0, model, share, np.random.default_rng(0))
+        side.gather(side.summarise(model, share, np.random.default_rng(0)))
     side.merge()
     side.install(model)
     z = np.concatenate([model.features(share.x) for share in held]).astype(np.float64)
@@ -265,7 +265,7 @@ def test_fednh_moves_unit_prototypes_by_smoothing() -> None:
     side = FedNH(10, 50, {"smoothing": 0.0}, 3)  # nothing of the old ones, and yet those that nobody held stay
     (kept, *_), before = shares(), model.head_weight.numpy().copy()
     one = LocalData(kept.x[kept.y == 1], kept.y[kept.y == 1])
-    side.gather(0, model, one, np.random.default_rng(0))
+    side.gather(side.summarise(model, one, np.random.default_rng(0)))
     side.merge()
     side.install(model)
     unchanged = (model.head_weight.numpy() == before).all(axis=1)
@@ -282,14 +282,14 @@ def test_rows_beside_weights_cost_their_numbers_and_a_count_for_each_class_that_
 def test_fedpr_gives_each_holder_one_vote_and_keeps_what_nobody_sent() -> None:
     model, side, held = _model(), FedPR(10, 50, {}, 3), shares()
     for share in held[:2]:
-        side.gather(0, model, share, np.random.default_rng(0))
+        side.gather(side.summarise(model, share, np.random.default_rng(0)))
     side.merge()
     guide = side.guide()
     assert guide is not None
     means = [ClassMeans.of(model.features(share.x), share.y, 10) for share in held]
     np.testing.assert_allclose(guide.prototypes[3], (means[0].means[3] + means[1].means[3]) / 2, rtol=1e-5)
     assert guide.mask.tolist() == [1.0] * 7 + [0.0] * 3
-    side.gather(0, model, held[2], np.random.default_rng(0))
+    side.gather(side.summarise(model, held[2], np.random.default_rng(0)))
     side.merge()
     later = side.guide()
     assert later is not None
@@ -303,7 +303,7 @@ def test_fedhkd_gathers_means_of_features_and_soft_predictions() -> None:
     side = FedHKD(10, 50, hyper, 3)
     assert side.guide() is None
     for share in held:
-        side.gather(0, model, share, np.random.default_rng(0))
+        side.gather(side.summarise(model, share, np.random.default_rng(0)))
     side.merge()
     guide = side.guide()
     assert guide is not None
@@ -322,7 +322,7 @@ def test_fedhkds_noise_is_fresh_and_of_the_stated_size() -> None:
     def knowledge(noise: float, seed: int) -> np.ndarray:
         hyper = ALGORITHMS["fedhkd-averaged"].settle({"noise": noise, "clip": 0.5})
         side = FedHKD(10, 50, hyper, 3)
-        side.gather(0, model, share, np.random.default_rng(seed))
+        side.gather(side.summarise(model, share, np.random.default_rng(seed)))
         side.merge()
         guide = side.guide()
         assert guide is not None
@@ -402,7 +402,7 @@ def test_closings_answer_better_than_an_untrained_head() -> None:
     before = (model.predict(TEST.x) == TEST.y).mean()
     hyper = ALGORITHMS["fedavg"].settle({"ccvr_virtual": 200})
     for head in (
-        calibrated_head(model, held, method("ffc").settle({"ridge": 1e-6})),
+        calibrated_head(summed(model, held), method("ffc").settle({"ridge": 1e-6})),
         ccvr_head(model, held, hyper, seed=0),
     ):
         assert (head(features) == TEST.y).mean() > before + 0.2

@@ -31,7 +31,7 @@ def _run(rule: WeightRule, rounds: int, part: tuple[tuple[int, ...], ...] = ((0,
         outcomes = []
         for client in part[number % len(part)]:
             p = torch.nn.Parameter(start["w"].clone())
-            correct = rule.correction(client, start)
+            correct = rule.correction(rule.told(client), start)
             for _ in range(STEPS):
                 p.grad = torch.from_numpy(CURVATURE[client]) * (p.detach() - torch.from_numpy(OPTIMUM[client]))
                 if correct is not None:

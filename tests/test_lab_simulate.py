@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
-from lab_samples import lab_bundle, shares, shipped, some
+from lab_samples import shares, shipped, some
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
@@ -17,14 +20,13 @@ from lab.engine.deployed import Course, RoundRecord, local_only, run_id, simulat
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    path = tmp_path_factory.mktemp("lab") / "fedproto.bundle"
-    return read_bundle(lab_bundle(path, lr=0.02, momentum=0.9))
+def bundle(lab_bundle: Callable[..., Path]) -> Bundle:
+    return read_bundle(lab_bundle(lr=0.02, momentum=0.9))
 
 
 @pytest.fixture(scope="module")
-def sphere(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return read_bundle(lab_bundle(tmp_path_factory.mktemp("lab") / "ffc.bundle", "ffc"))
+def sphere(lab_bundle: Callable[..., Path]) -> Bundle:
+    return read_bundle(lab_bundle("ffc"))
 
 
 TEST = some(shipped().test, 8)

@@ -160,7 +160,20 @@ def test_a_diverging_run_is_a_result(table: Path) -> None:
 
 def test_the_command_end_to_end(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = small_directory(table.parent / "data", 20, 5)
-    line = ["lab", "table", str(table), "--quick", "--data", str(data), "--columns", "IID", "--only", "FedAvg"]
+    line = [
+        "lab",
+        "table",
+        str(table),
+        "--quick",
+        "--jobs",
+        "1",
+        "--data",
+        str(data),
+        "--columns",
+        "IID",
+        "--only",
+        "FedAvg",
+    ]
     assert main([*line, "--out", str(table.parent / "o"), "--json", str(table.parent / "r.json")]) == 0
     out = capsys.readouterr().out
     assert "quick: one round; not comparable" in out

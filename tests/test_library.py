@@ -6,14 +6,13 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from brokers import TestBroker, make_broker
 from commands import run
 from edge_samples import fashion
-from lab_samples import lab_bundle
 
 import protofleet
 from aggregator import events
@@ -74,9 +73,9 @@ def test_the_pages_examples_use_public_names_only():
     assert {name for name in NAMES if name in DOCS.read_text()} >= NAMES - {"Bundle", "Event", "RoundRecord"}
 
 
-def test_a_fleet_in_one_program(broker: TestBroker, tmp_path: Path):
+def test_a_fleet_in_one_program(broker: TestBroker, lab_bundle: Callable[..., Path], tmp_path: Path):
     """Two devices with arrays in memory, an aggregator, all in threads of this process."""
-    path = lab_bundle(tmp_path / "f.bundle", epochs=1)
+    path = lab_bundle(epochs=1)
     bundle = protofleet.load_bundle(path)
     heard: list[protofleet.Event] = []
     summaries: list[int] = []
@@ -103,8 +102,10 @@ def test_a_fleet_in_one_program(broker: TestBroker, tmp_path: Path):
     assert {name: found["contributions"]["committed"] for name, found in done.items()} == {"a": 2, "b": 2}
 
 
-def test_both_are_stopped_from_another_thread_and_go_on(broker: TestBroker, tmp_path: Path):
-    path = lab_bundle(tmp_path / "f.bundle", epochs=1)
+def test_both_are_stopped_from_another_thread_and_go_on(
+    broker: TestBroker, lab_bundle: Callable[..., Path], tmp_path: Path
+):
+    path = lab_bundle(epochs=1)
     data = fashion(protofleet.load_bundle(path), 20, (0, 1))
     aggregator = protofleet.Aggregator(path, broker=broker.url, store=tmp_path / "s.sqlite", rounds=1, min_clients=5)
     device = protofleet.Device(path, broker=broker.url, id="a", data=(data.x, data.y), state=tmp_path / "a")
@@ -133,8 +134,8 @@ def test_both_are_stopped_from_another_thread_and_go_on(broker: TestBroker, tmp_
     assert again.run()["run"] == ended["aggregator"]["run"]
 
 
-def test_what_is_wrong_is_one_line(tmp_path: Path):
-    path = lab_bundle(tmp_path / "f.bundle")
+def test_what_is_wrong_is_one_line(lab_bundle: Callable[..., Path], tmp_path: Path):
+    path = lab_bundle()
     with pytest.raises(
         protofleet.ProtofleetError, match="--rule, expected an aggregation rule, got meen, try one of mean"
     ):
@@ -161,5 +162,5 @@ def test_what_trains_nothing_has_one_round_unless_another_number_is_named(tmp_pa
     given = {"clients": 2, "samples": 60, "backbone": "fedproto_mnist", "test_samples": 20}
     assert [record.method for record in protofleet.simulate("ncm", **given)] == ["ncm"]
     words = ["--clients", 2, "--samples", 60, "--backbone", "fedproto_mnist", "--evaluate-every", 5]
-    done = run("lab", "run", "--method", "fedcof", *words, "--json", tmp_path / "rounds.jsonl")
+    done = run("lab", "run", "--jobs", "1", "--method", "fedcof", *words, "--json", tmp_path / "rounds.jsonl")
     assert (done.returncode, len((tmp_path / "rounds.jsonl").read_text().splitlines())) == (0, 1)

@@ -33,7 +33,7 @@ _SETTINGS = {
 }
 _ITS_PATIENCE = (  # and the server finds out as soon that we are gone, and gives what we had locked to another
     b"SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;"
-    b" SET tcp_user_timeout = 40000; SET idle_in_transaction_session_timeout = 300000"
+    b" SET tcp_user_timeout = 40000; SET idle_in_transaction_session_timeout = 120000"
 )
 
 
@@ -43,6 +43,7 @@ class PostgresConnection:
     def __init__(self, link: psycopg.Connection[Any]) -> None:
         self.link = link
         self._streams = itertools.count()
+        self.schema: int | None = None  # its number, once it was asked for
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> Rows:
         return self.link.execute(_in_its_words(statement), values, binary=True)
@@ -97,9 +98,11 @@ def guarded(path: str, kind: Kind, db: PostgresConnection) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def transaction(db: PostgresConnection, kind: Kind) -> Iterator[None]:
+def transaction(db: PostgresConnection, kind: Kind, *, beside_others: bool = False) -> Iterator[None]:
+    """One that nobody else writes beside; `beside_others`, one of any number that only those keep out."""
     own, schema = own_lock(db, kind)
-    db.link.execute(f"BEGIN; SELECT pg_advisory_xact_lock({own + 1}, {schema})".encode())
+    how = "_shared" if beside_others else ""
+    db.link.execute(f"BEGIN; SELECT pg_advisory_xact_lock{how}({own + 1}, {schema})".encode())
     try:
         yield
         db.link.execute("COMMIT")
@@ -112,10 +115,10 @@ def transaction(db: PostgresConnection, kind: Kind) -> Iterator[None]:
 
 def own_lock(db: PostgresConnection, kind: Kind) -> tuple[int, int]:
     """The two numbers of the lock of who has this schema; above the first, that of who writes."""
-    (schema,) = db.execute(
-        "SELECT oid::bigint - 2147483648 FROM pg_namespace WHERE nspname = current_schema()"
-    ).fetchone()
-    return kind.application_id, schema
+    if db.schema is None:
+        found = db.execute("SELECT oid::bigint - 2147483648 FROM pg_namespace WHERE nspname = current_schema()")
+        db.schema = int(found.fetchone()[0])
+    return kind.application_id, db.schema
 
 
 def check_server(db: PostgresConnection, path: str, kind: Kind, *, writes: bool) -> None:

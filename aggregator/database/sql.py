@@ -45,9 +45,13 @@ class Database(Protocol):
 
     Attributes:
         path: where it is, as it is shown.
+        epoch: how many processes have had it before and now, where that is counted.
+        of_devices: tables that hold what devices sent, beside those that every store has; with a column `device`.
     """
 
     path: str
+    epoch: int
+    of_devices: Sequence[str]
 
     @property
     def connection(self) -> Connection: ...
@@ -55,6 +59,9 @@ class Database(Protocol):
     def guard(self) -> AbstractContextManager[None]: ...
     def reading(self) -> AbstractContextManager[None]: ...
     def transaction(self) -> AbstractContextManager[Connection]: ...
+
+    def changed(self) -> None:
+        """Within a transaction: other processes that work on the store are to read anew what they know of it."""
 
     def fresh_ids(self, table: str, count: int) -> Sequence[int]:
         """Numbers for the column `id` of so many new rows, rising; within a transaction."""

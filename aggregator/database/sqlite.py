@@ -12,6 +12,12 @@ __all__ = ["SqliteDatabase"]
 class SqliteDatabase(Database):
     """An open file; see `aggregator.database.sql.Database` and `contract.sqlite.Database`."""
 
+    epoch = 0
+    of_devices: Sequence[str] = ()
+
+    def changed(self) -> None:
+        """There are no others."""
+
     def fresh_ids(self, table: str, count: int) -> Sequence[int]:
         (last,) = self.connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()
         return range(last + 1, last + 1 + count)

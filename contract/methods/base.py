@@ -281,7 +281,7 @@ class Method(ABC):
     global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({})
     shared_state: ClassVar[tuple[str, ...]] = ()
     privacy: ClassVar[str] = "nothing of the samples"
-    encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f32"
+    encoding: ClassVar[Literal["f64", "f32", "f16", "int8", "int32"]] = "f32"
     solves: ClassVar[Solves] = "none"
     solved_with: ClassVar[tuple[str, ...]] = ()
     warm_prototypes: ClassVar[bool] = False
@@ -391,6 +391,10 @@ class Method(ABC):
     def uses_unlabelled(self, hyper: Mapping[str, Value]) -> bool:
         """Whether it trains on samples without a label."""
         return False
+
+    def mean_over_samples(self, hyper: Mapping[str, Value]) -> bool:
+        """Whether its loss of a batch is the mean of those of its samples, so that a batch can be trained in parts."""
+        return not self.uses_unlabelled(hyper)
 
     # ── what leaves the device ──────────────────────────────────────────────────────────────────────────────────────
 

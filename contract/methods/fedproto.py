@@ -65,6 +65,9 @@ class FedProto(Method):
     def uses_unlabelled(self, hyper: Mapping[str, Value]) -> bool:
         return bool(hyper.get("pu_weight"))
 
+    def mean_over_samples(self, hyper: Mapping[str, Value]) -> bool:
+        return hyper.get("reading") != "class_mean" and super().mean_over_samples(hyper)
+
     def step_inputs(self, hyper: Mapping[str, Value]) -> dict[str, tuple[Literal["classes", "features"], ...]]:
         return {_PRIORS: ("classes",)} if self.uses_unlabelled(hyper) else {}
 

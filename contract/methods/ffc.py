@@ -76,7 +76,7 @@ class FFC(Method):
     unit_features = True
     global_rows: ClassVar[Mapping[str, RowWidth]] = MappingProxyType({"head": "features"})
     privacy = "sums of all samples' features and of their products, without noise"
-    encoding: ClassVar[Literal["f64", "f32", "f16", "int8"]] = "f64"
+    encoding: ClassVar[Literal["f64", "f32", "f16", "int8", "int32"]] = "f64"
     solves: ClassVar[Solves] = "ridge"
     solved_with: ClassVar[tuple[str, ...]] = ("ridge", "form")
     closes_runs = True
@@ -103,10 +103,8 @@ class FFC(Method):
         return {name: hyper[name] for name in CALIBRATION}
 
     def summarise(self, local: Local) -> Statistic:
-        total = FeatureGram.zero(local.classes, self.row_width(local.hyper, local.width))
-        for features, labels in local.features(self.extractor):
-            total = total.merge(FeatureGram.of(prepared(features, local.hyper), labels, local.classes))
-        return total
+        blocks = ((prepared(z, local.hyper), labels) for z, labels in local.features(self.extractor))
+        return FeatureGram.over(blocks, local.classes, self.row_width(local.hyper, local.width))
 
     def next_rows(
         self, previous: Mapping[str, ClassRows], merged: Merged, hyper: Mapping[str, Value]
@@ -148,10 +146,10 @@ def agreed_projection(width: int, hyper: Mapping[str, Value]) -> NDArray[np.floa
 
 def personal_head(local: Local) -> NDArray[np.float64]:
     """SphereFed's personalised FFC: the closed-form head (C, D) of a device's own samples and features, unprojected."""
-    total = FeatureGram.zero(local.classes, local.width)
-    for features, labels in local.features("local"):
-        total = total.merge(FeatureGram.of(unit_rows(features.astype(np.float64)), labels, local.classes))
-    return closed_form(total, local.hyper)
+    blocks = (
+        (np.asarray(unit_rows(z.astype(np.float64)), dtype=np.float64), labels) for z, labels in local.features("local")
+    )
+    return closed_form(FeatureGram.over(blocks, local.classes, local.width), local.hyper)
 
 
 def closed_form(gram: FeatureGram, hyper: Mapping[str, Value]) -> NDArray[np.float64]:

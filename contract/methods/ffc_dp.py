@@ -32,7 +32,8 @@ from contract.noised_heads import noised_head, told_apart
 from contract.noised_sums import SumNoise, feature_sums, on_grid
 from contract.sphere import unit_rows
 from contract.state import GlobalState
-from contract.statistics import Field, Rows, Statistic, Triangle, pack_triangle, unpack_triangle
+from contract.statistics import Field, Rows, Statistic, Triangle
+from contract.triangle import add_products, pack_triangle, unpack_triangle
 
 __all__ = ["FFCDP", "NoisedGram"]
 
@@ -124,7 +125,7 @@ class FFCDP(Method):
         sizes = np.zeros(local.classes, np.int64)
         for features, labels in local.features(self.extractor):
             z = on_grid(unit_rows(prepared(features, local.hyper)))
-            gram += z.T @ z
+            add_products(gram, z)
             sums += feature_sums(z, labels, local.classes)
             sizes += np.bincount(labels, minlength=local.classes)
         mechanism, asked = self.mechanism(local.hyper), local.asked

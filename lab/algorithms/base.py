@@ -3,18 +3,22 @@
 Both are classes with hooks; a new one is one file in this folder. A federation (`lab/engine/weight_averaging.py`) holds
 one object of each and calls, in every round:
 
-    rule.correction(client, start)     what is added to a client's gradients at each of its steps
-    algorithm.guide()                  what clients train against beside their samples
-        … the client trains …
+    rule.told(client)                  what a client hears beside the weights
+      rule.correction(told, start)     what is added to its gradients at each of its steps
+      algorithm.guide()                what clients train against beside their samples
+          … the client trains …
+      algorithm.summarise(model, …)    the statistic that travels beside its weights
     rule.trained(client, …)            a client's own state moves on; returns the bytes it sends for that
-    algorithm.gather(client, …)        the statistic that travels beside its weights; returns its bytes
+    algorithm.gather(statistic)        the server keeps the statistic; returns its bytes
     algorithm.assign(…)                which of several models each client belongs to
     rule.merge(start, outcomes)        the next global weights, one rule object for each model
     algorithm.merge()                  the round's statistics become the next global ones
     algorithm.install(model)           what of them belongs into the model
     algorithm.answers(features)        how test images are classified, beside the head
 
-`state` and `restore` are a checkpoint's. Any algorithm can run over any rule: its hyper-parameter `base` names the
+What is set in is the client's side, and may run in another process (`lab/engine/client_training.py`), on objects of the
+same classes that know the same: an algorithm's state by `state` and `restore`, of a rule what `told` gives. `state` and
+`restore` are a checkpoint's, too. Any algorithm can run over any rule: its hyper-parameter `base` names the
 rule, so SphereFed on FedNova is `spherefed` with `base=fednova`.
 
 On Protofleet's wire no message can carry weights, so all of this exists in the lab only, to be compared with.
@@ -103,8 +107,12 @@ class WeightRule:
     def __init__(self, hyper: Mapping[str, Value], trained: frozenset[str], clients: int) -> None:
         self.settled, self._trained, self._clients = hyper, trained, clients
 
-    def correction(self, client: int, start: Mapping[str, Tensor]) -> Correction | None:
-        """What changes the gradients of this client, which starts from the weights `start`; None for nothing."""
+    def told(self, client: int) -> Any:
+        """What this client hears beside the weights, for its `correction`: values and tensors; None for nothing."""
+        return None
+
+    def correction(self, told: Any, start: Mapping[str, Tensor]) -> Correction | None:
+        """What changes the gradients of a client that was `told` this and starts from the weights `start`."""
         return None
 
     def trained(self, client: int, start: Mapping[str, Tensor], state: Mapping[str, Tensor], fitted: Fitted) -> int:
@@ -199,8 +207,12 @@ class Algorithm:
         """What clients train against; None before there is anything."""
         return None
 
-    def gather(self, client: int, model: EagerModel, share: LocalData, rng: np.random.Generator) -> int:
-        """After a client's training: keep its statistic for `merge`; returns its bytes."""
+    def summarise(self, model: EagerModel, share: LocalData, rng: np.random.Generator) -> Any:
+        """The statistic of a client that has just trained `model` on `share`; None for nothing."""
+        return None
+
+    def gather(self, statistic: Any) -> int:
+        """Keep what a client's `summarise` gave for `merge`; returns its bytes."""
         return 0
 
     def assign(self, outcomes: Sequence[Outcome], models: list[State], member: NDArray[np.int64], seed: int) -> None:

@@ -42,13 +42,16 @@ class FedHKD(Algorithm):
     def guide(self) -> Guide | None:
         return guide(self._means(), self._global.soft_means)
 
-    def gather(self, client: int, model: EagerModel, share: LocalData, rng: np.random.Generator) -> int:
+    def summarise(self, model: EagerModel, share: LocalData, rng: np.random.Generator) -> HyperKnowledge:
         features = model.features(share.x)
         soft = softmax(model.logits(features).astype(np.float64) / self._temperature)  # (N, C)
         mechanism, classes = self._mechanism, self._global.classes
         own = HyperKnowledge.of(features if mechanism is None else mechanism.clipped(features), soft, share.y, classes)
-        self._round.append(own if mechanism is None else mechanism.released(own, rng))
-        return row_bytes(own.present, own.width, own.classes)
+        return own if mechanism is None else mechanism.released(own, rng)
+
+    def gather(self, statistic: HyperKnowledge) -> int:
+        self._round.append(statistic)
+        return row_bytes(statistic.present, statistic.width, statistic.classes)
 
     def merge(self) -> None:
         found, before = merge(lambda: self._round), self._global

@@ -39,10 +39,12 @@ class FedNH(Algorithm):
         self._round: list[ClassMeans] = []
         self._classes, self._merged = classes, ClassMeans.zero(classes, width)
 
-    def gather(self, client: int, model: EagerModel, share: LocalData, rng: np.random.Generator) -> int:
-        own = ClassMeans.of(unit_rows(model.features(share.x)), share.y, self._classes)
-        self._round.append(own)
-        return row_bytes(own.present, own.width)
+    def summarise(self, model: EagerModel, share: LocalData, rng: np.random.Generator) -> ClassMeans:
+        return ClassMeans.of(unit_rows(model.features(share.x)), share.y, self._classes)
+
+    def gather(self, statistic: ClassMeans) -> int:
+        self._round.append(statistic)
+        return row_bytes(statistic.present, statistic.width)
 
     def merge(self) -> None:
         merged = merge(lambda: self._round)

@@ -36,10 +36,12 @@ class FedPR(Algorithm):
     def guide(self) -> Guide | None:
         return guide(self._global)
 
-    def gather(self, client: int, model: EagerModel, share: LocalData, rng: np.random.Generator) -> int:
-        own = ClassMeans.of(model.features(share.x), share.y, self._global.classes)
-        self._round.append(own)
-        return row_bytes(own.present, own.width)
+    def summarise(self, model: EagerModel, share: LocalData, rng: np.random.Generator) -> ClassMeans:
+        return ClassMeans.of(model.features(share.x), share.y, self._global.classes)
+
+    def gather(self, statistic: ClassMeans) -> int:
+        self._round.append(statistic)
+        return row_bytes(statistic.present, statistic.width)
 
     def merge(self) -> None:
         found, before = merge(lambda: self._round, weighting="client"), self._global

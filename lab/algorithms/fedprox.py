@@ -6,7 +6,7 @@ The term's gradient, μ(w − w₀), is added to each step's; w₀ are the weigh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -25,7 +25,7 @@ class Proximal(WeightRule):
     source = _PAPER
     hyper: ClassVar = {"mu": Hyper(0.01, f"weight of the proximal term, {_PAPER}; ours", low=1e-12)}
 
-    def correction(self, client: int, start: Mapping[str, Tensor]) -> Correction | None:
+    def correction(self, told: Any, start: Mapping[str, Tensor]) -> Correction | None:
         mu, trained = float(self.settled["mu"]), self._trained
 
         def hold_back(parameters: Mapping[str, Tensor]) -> None:

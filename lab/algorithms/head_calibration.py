@@ -26,7 +26,7 @@ from contract.statistics import FeatureGram
 from edge_client.data import LocalData
 from lab.engine.local_training import EagerModel
 
-__all__ = ["calibrated_head", "ccvr_bytes", "ccvr_head", "ffc_bytes", "head_by_ffc", "head_by_sgd"]
+__all__ = ["calibrated_head", "ccvr_bytes", "ccvr_head", "client_gram", "ffc_bytes", "head_by_ffc", "head_by_sgd"]
 
 _BATCH = 64
 
@@ -34,16 +34,17 @@ Features = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
 
-def calibrated_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str, Value]) -> LinearAnswer:
-    """FFC over the model's backbone: the head from the clients' summed Gram and cross sums.
+def client_gram(features: Features, y: Labels, classes: int) -> FeatureGram:
+    """What FFC takes of one client: Gram and cross sums of its features on the unit sphere."""
+    return FeatureGram.of(unit_rows(features.astype(np.float64)), y, classes)
+
+
+def calibrated_head(total: FeatureGram, hyper: Mapping[str, Value]) -> LinearAnswer:
+    """FFC: the head from all clients' sums.
 
     Args:
         hyper: FFC's `ridge` and `form`.
     """
-    classes, width = model.head_weight.shape
-    total = FeatureGram.zero(classes, width)
-    for share in (each.labelled for each in shares):
-        total = total.merge(_gram(model.features(share.x), share.y, classes))
     return LinearAnswer(closed_form(total, hyper), unit=True)
 
 
@@ -82,7 +83,7 @@ def ccvr_head(model: EagerModel, shares: Sequence[LocalData], hyper: Mapping[str
 
 def head_by_ffc(features: Features, y: Labels, classes: int, hyper: Mapping[str, Value]) -> LinearAnswer:
     """SphereFed's personalised FFC: the closed form over one client's own samples."""
-    return LinearAnswer(closed_form(_gram(features, y, classes), hyper), unit=True)
+    return LinearAnswer(closed_form(client_gram(features, y, classes), hyper), unit=True)
 
 
 def head_by_sgd(
@@ -93,10 +94,6 @@ def head_by_sgd(
     bias = None if model.head_bias is None else model.head_bias.detach().clone()
     start = (model.head_weight.detach().clone(), bias)
     return _fit(features, y, start, lr=lr, momentum=momentum, epochs=epochs, unit=bias is None, seed=seed)
-
-
-def _gram(features: Features, y: Labels, classes: int) -> FeatureGram:
-    return FeatureGram.of(unit_rows(features.astype(np.float64)), y, classes)
 
 
 def _virtual(

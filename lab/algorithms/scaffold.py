@@ -49,13 +49,17 @@ class ControlVariates(WeightRule):
         self._own: dict[int, State] = {}
         self._changes: list[State] = []  # c_i⁺ − c_i of this round's participants
 
-    def correction(self, client: int, start: Mapping[str, Tensor]) -> Correction | None:
-        own = self._own.get(client, {})
+    def told(self, client: int) -> tuple[State, State]:
+        """c and c_i."""
+        return self._server, self._own.get(client, {})
+
+    def correction(self, told: tuple[State, State], start: Mapping[str, Tensor]) -> Correction | None:
+        server, own = told
 
         def correct(parameters: Mapping[str, Tensor]) -> None:
             for name, p in parameters.items():
-                if p.grad is not None and name in self._server:
-                    p.grad.add_(self._server[name])
+                if p.grad is not None and name in server:
+                    p.grad.add_(server[name])
                 if p.grad is not None and name in own:
                     p.grad.sub_(own[name])
 

@@ -9,7 +9,8 @@ Every round goes the way it goes in the field:
 4. every device is asked about the test images.
 
 `local_only` is the baseline beside it: the same devices, the same seeds, the same number of epochs, and no global
-state. What is simulated is what is deployed, except for time: devices take turns.
+state. What is simulated is what is deployed, except for time: devices take turns, or are spread over processes
+(`workers.py`), which makes no difference to what they send.
 
 With a checkpoint (`lab/engine/checkpoint.py`) a run that was interrupted goes on after the last round that was kept:
 past rounds are opened and closed again without training, so that the state machine is where it was.
@@ -18,7 +19,7 @@ past rounds are opened and closed again without training, so that the state mach
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -34,18 +35,17 @@ from contract.methods import method
 from contract.rules import Rule
 from contract.state import GlobalState
 from contract.statistics import Statistic
-from contract.wire import decode, encode
-from edge_client.compiled_graphs import CompiledGraphs
+from contract.wire import decode
 from edge_client.data import LocalData
-from edge_client.data.activations import ActivationStore
 from edge_client.device import Device
 from edge_client.evaluate import Evaluation
 from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
+from lab.engine.device_turns import Back, Fleet, Turn, evaluate, run_round
+from lab.engine.workers import OneProcess, Settled, Workers, in_order
 
 __all__ = ["Course", "RoundRecord", "Simulation", "local_only", "mean_accuracy", "run_id", "simulate"]
 
 SCHEMA = "protofleet.lab/1"
-_ACTIVATION_BYTES = 1 << 30  # of memory, for what frozen trunks make of all devices' images
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,13 @@ class Simulation:
 
     records: list[RoundRecord]
     state: GlobalState
-    devices: list[Device]
+    fleet: Fleet
     evaluations: list[Evaluation]
+
+    @property
+    def devices(self) -> list[Device]:
+        """Every device, as the run has left it."""
+        return self.fleet.devices
 
 
 OnRound = Callable[[RoundRecord], None]
@@ -125,6 +130,8 @@ def simulate(
     on_round: OnRound | None = None,
     on_device: OnDevice | None = None,
     checkpoint: Checkpoint | None = None,
+    held: Sequence[LocalData] | None = None,
+    workers: Workers | None = None,
 ) -> Simulation:
     """Run a federation of one device for each of `shares`; one without samples takes no part in it.
 
@@ -133,34 +140,41 @@ def simulate(
         test: images that every device is asked about; of all classes.
         on_round: called with each round's record, those of before an interruption, too.
         on_device: called before each device's turn with the round and how many have had theirs.
+        held: each device's own test samples, for `lab.engine.personal_evaluation`.
+        workers: where devices train and answer; in this process when left out.
 
     Raises:
         MethodError: when training diverges.
         UsageError: when the course has no round, or the checkpoint is not of this run.
     """
     run = run_id(course.seed)
-    names, devices = _devices(bundle, shares, test, run)
-    every, (names, devices) = devices, _with_samples(names, devices, shares, bundle)
-    bundle = bundle if isinstance(bundle, Bundle) else bundle[0]
+    names = _names(shares)
+    fleet = Fleet(_each(bundle, shares), names, shares, test, run, held)
+    there = _with_samples(fleet, shares)
+    bundle = fleet.bundle(0)
     policy = Policy(min_clients=1, fraction=course.fraction, seed=course.seed)
     machine = Rounds(plan(bundle.manifest.method, course.rounds, course.calibrate), policy)
-    for name in names:
-        machine.birth(name, name.encode(), 0.0)
+    for place in there:
+        machine.birth(names[place], names[place].encode(), 0.0)
     records, kept = past_rounds(checkpoint, RoundRecord, on_round)
-    state, gathered = _resume(kept, every, run), _Gathered()
-    _replay(machine, names, len(records))
+    state, gathered = _resume(kept, fleet.devices, run), _Gathered()
+    _replay(machine, [names[place] for place in there], len(records))
     evaluations: list[Evaluation] = []
-    while (step := machine.advance(0.0)) is not None:
-        if isinstance(step, Opened):
-            announcement = _announce(bundle, course, step, state)
-            gathered = _gather(machine, announcement, names, devices, state, bundle, on_device)
-        elif isinstance(step, Closed):
-            state = _close(step, gathered, state, course.rule, bundle)
-            due = step.round == len(machine.plan) or step.round % course.evaluate_every == 0
-            evaluations = _evaluate(devices, state) if due else evaluations
-            records.append(_record(step, gathered, evaluations if due else []))
-            after_round(records, checkpoint, partial(_plain, every, state), on_round)
-    return Simulation(records, state, every, evaluations)
+    with (workers or OneProcess()).settle(fleet) as at:
+        while (step := machine.advance(0.0)) is not None:
+            if isinstance(step, Opened):
+                announcement = _announce(bundle, course, step, state)
+                sampled = [place for place in there if machine.is_sampled(names[place])]
+                gathered = _gather(at, fleet, sampled, announcement, state, on_device)
+                for place in sampled:
+                    machine.contributed(names[place])
+            elif isinstance(step, Closed):
+                state = _close(step, gathered, state, course.rule, bundle)
+                due = step.round == len(machine.plan) or step.round % course.evaluate_every == 0
+                evaluations = _evaluate(at, fleet, there, state) if due else evaluations
+                records.append(_record(step, gathered, evaluations if due else []))
+                after_round(records, checkpoint, partial(_plain, fleet.devices, state), on_round)
+    return Simulation(records, state, fleet, evaluations)
 
 
 def local_only(
@@ -175,6 +189,8 @@ def local_only(
     on_round: OnRound | None = None,
     on_device: OnDevice | None = None,
     checkpoint: Checkpoint | None = None,
+    held: Sequence[LocalData] | None = None,
+    workers: Workers | None = None,
 ) -> Simulation:
     """The baseline: each device trains as in `rounds` rounds of the bundle's method, and never hears from the others.
 
@@ -183,33 +199,28 @@ def local_only(
         run: fixes, with a device's name and the round, the order in which its samples are taken; that of a federated
             run makes both see the same batches.
         names: the devices' ids; `device-1` and so on when None.
+        held, workers: as of `simulate`.
 
     Raises:
         UsageError: when the bundle does not train, or the checkpoint is not of this run.
     """
-    ids, devices = _devices(bundle, shares, test, run, names)
-    every, (_, devices) = devices, _with_samples(ids, devices, shares, bundle)
-    first = bundle if isinstance(bundle, Bundle) else bundle[0]
+    fleet = Fleet(_each(bundle, shares), names or _names(shares), shares, test, run, held)
+    there, first = _with_samples(fleet, shares), fleet.bundle(0)
     if not method(first.manifest.method).trains:
         raise UsageError("local training", expected="a method that trains", got=first.manifest.method)
     records, kept = past_rounds(checkpoint, RoundRecord, on_round)
-    state = _resume(kept, every, run)
+    state = _resume(kept, fleet.devices, run)
     evaluations: list[Evaluation] = []
-    for number in range(len(records) + 1, rounds + 1):
-        announcement = Announcement(run, number, "open", first.manifest.method, first.sha256)
-        losses = []
-        for turn, device in enumerate(devices):
-            if on_device is not None:
-                on_device(number, turn)
-            losses.append(device.run_round(announcement, None).loss)
-        due = number == rounds or number % evaluate_every == 0
-        evaluations = _evaluate(devices, None) if due else evaluations
-        step = Closed(number, "local")
-        records.append(
-            _record(step, _Gathered([], [x for x in losses if x is not None], []), evaluations if due else [])
-        )
-        after_round(records, checkpoint, partial(_plain, every, state), on_round)
-    return Simulation(records, state, every, evaluations)
+    with (workers or OneProcess()).settle(fleet) as at:
+        for number in range(len(records) + 1, rounds + 1):
+            announcement = Announcement(run, number, "open", first.manifest.method, first.sha256)
+            backs = _turns(at, fleet, run_round, (announcement, None), there, on_device, number)
+            losses = [back.loss for back in backs if back.loss is not None]
+            due = number == rounds or number % evaluate_every == 0
+            evaluations = _evaluate(at, fleet, there, None) if due else evaluations
+            records.append(_record(Closed(number, "local"), _Gathered([], losses, []), evaluations if due else []))
+            after_round(records, checkpoint, partial(_plain, fleet.devices, state), on_round)
+    return Simulation(records, state, fleet, evaluations)
 
 
 def mean_accuracy(evaluations: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, float]]:
@@ -264,47 +275,22 @@ def _replay(machine: Rounds, names: Sequence[str], rounds: int) -> None:
         rounds -= isinstance(step, Closed)
 
 
-def _devices(
-    bundle: Bundle | Sequence[Bundle],
-    shares: Sequence[LocalData],
-    test: LocalData,
-    run: bytes,
-    names: Sequence[str] | None = None,
-) -> tuple[list[str], list[Device]]:
-    ids = list(names or [f"device-{number}" for number in range(1, len(shares) + 1)])
-    theirs = [bundle] * len(shares) if isinstance(bundle, Bundle) else bundle
-    benches = {each.sha256: CompiledGraphs(each, keep=True) for each in theirs}
-    rows = zip(theirs, ids, shares, strict=True)
-    return ids, [
-        Device(
-            each,
-            share,
-            name,
-            test=test,
-            activations=ActivationStore(None, _ACTIVATION_BYTES // len(shares)),
-            graphs=benches[each.sha256],
-            secret=_secret(run, name),
-        )
-        for each, name, share in rows
-    ]
+def _each(bundle: Bundle | Sequence[Bundle], shares: Sequence[LocalData]) -> Sequence[Bundle]:
+    return [bundle] * len(shares) if isinstance(bundle, Bundle) else bundle
 
 
-def _with_samples(
-    names: Sequence[str], devices: Sequence[Device], shares: Sequence[LocalData], bundle: Bundle | Sequence[Bundle]
-) -> tuple[list[str], list[Device]]:
-    """Those that take part: a device without a sample to learn from has nothing to say."""
-    m = (bundle if isinstance(bundle, Bundle) else bundle[0]).manifest
+def _names(shares: Sequence[LocalData]) -> list[str]:
+    return [f"device-{number}" for number in range(1, len(shares) + 1)]
+
+
+def _with_samples(fleet: Fleet, shares: Sequence[LocalData]) -> list[int]:
+    """The places of those that take part: a device without a sample to learn from has nothing to say."""
+    m = fleet.bundle(0).manifest
     unlabelled = method(m.method).uses_unlabelled(m.hyper)
-    learnt = [share if unlabelled else share.labelled for share in shares]
-    found = [(n, d) for n, d, share in zip(names, devices, learnt, strict=True) if len(share)]
+    found = [place for place, share in enumerate(shares) if len(share if unlabelled else share.labelled)]
     if not found:
         raise UsageError("shares", expected="a client with samples", got="none")
-    return [name for name, _ in found], [device for _, device in found]
-
-
-def _secret(run: bytes, name: str) -> bytes:
-    """What a simulated device draws its noise from: from the seed, since a simulation has nothing to keep private."""
-    return hashlib.sha256(b"protofleet lab noise" + run + name.encode()).digest()
+    return found
 
 
 def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) -> Announcement:
@@ -324,30 +310,43 @@ def _announce(bundle: Bundle, course: Course, step: Opened, state: GlobalState) 
     )
 
 
+def _turns(
+    at: Settled,
+    fleet: Fleet,
+    task: Callable[[Fleet, Any, Turn], Back],
+    common: Any,
+    there: Sequence[int],
+    on_device: OnDevice | None = None,
+    number: int = 0,
+) -> Iterator[Back]:
+    """What comes of each device's turn, in their order; here, too, each then knows what it has come to know."""
+
+    def on_done(done: int) -> None:
+        if on_device is not None and done < len(there):
+            on_device(number, there[done])
+
+    turns = (fleet.turn(place) for place in there)
+    for place, back in zip(there, in_order(at, task, common, turns, on_done), strict=True):
+        fleet.put(place, back.memory)
+        yield back
+
+
 def _gather(
-    machine: Rounds,
+    at: Settled,
+    fleet: Fleet,
+    there: Sequence[int],
     announcement: Announcement,
-    names: Sequence[str],
-    devices: Sequence[Device],
     state: GlobalState,
-    bundle: Bundle,
     on_device: OnDevice | None,
 ) -> _Gathered:
-    gathered, m, found = _Gathered(), bundle.manifest, method(announcement.method)
-    for turn, (name, device) in enumerate(zip(names, devices, strict=True)):
-        if on_device is not None:
-            on_device(announcement.round, turn)
-        if not machine.is_sampled(name):
-            continue
-        result = device.run_round(announcement, state)
-        payload = encode(result.contribution, announcement.encoding)
-        received = decode(payload)
+    gathered, m, found = _Gathered(), fleet.bundle(0).manifest, method(announcement.method)
+    width = found.row_width(found.settled_in(m.hyper), m.features)
+    for back in _turns(at, fleet, run_round, (announcement, state), there, on_device, announcement.round):
+        received = decode(back.payload)
         assert isinstance(received, Contribution)
-        width = found.row_width(found.settled_in(m.hyper), m.features)
         gathered.statistics.append(received.statistic(found.statistic, m.classes, width))
-        gathered.losses += [result.loss] if result.loss is not None else []
-        gathered.payload_bytes.append(len(payload))
-        machine.contributed(name)
+        gathered.losses += [back.loss] if back.loss is not None else []
+        gathered.payload_bytes.append(len(back.payload))
     return gathered
 
 
@@ -358,8 +357,8 @@ def _close(step: Closed, gathered: _Gathered, state: GlobalState, rule: Rule, bu
     return next_global(state, found, merged, round=step.round, hyper=hyper)
 
 
-def _evaluate(devices: Sequence[Device], state: GlobalState | None) -> list[Evaluation]:
-    found = [device.evaluate(state) for device in devices]
+def _evaluate(at: Settled, fleet: Fleet, there: Sequence[int], state: GlobalState | None) -> list[Evaluation]:
+    found = [back.evaluation for back in _turns(at, fleet, evaluate, state, there)]
     return [evaluation for evaluation in found if evaluation is not None]
 
 

@@ -1,4 +1,4 @@
-"""`protofleet lab run`: one federation in one process, by any method or baseline, on any data, backbone and partition.
+"""`protofleet lab run`: one federation, by any method or baseline, on any data, backbone and partition.
 
 1. Load the data and divide it over the clients.
 2. For a method of the wire (`contract/methods/`) or `local`: export a bundle and drive the
@@ -33,6 +33,7 @@ from lab.engine.deployed import Course, OnDevice, RoundRecord, local_only, run_i
 from lab.engine.local_training import EagerModel, save_weights
 from lab.engine.personal_evaluation import own_tests
 from lab.engine.run_averaging import Measures, run_algorithm
+from lab.engine.workers import OneProcess, Workers, limited_threads
 
 __all__ = ["Experiment", "lab_methods", "run_experiment"]
 
@@ -134,6 +135,7 @@ def run_experiment(
     on_line: Callable[[str], None] = lambda line: None,
     data: DataSet | None = None,
     checkpoint: Checkpoint | None = None,
+    workers: Workers | None = None,
 ) -> list[RoundRecord]:
     """Run it.
 
@@ -144,6 +146,7 @@ def run_experiment(
         on_line: called with a line that a person should see: images that are left out or resized.
         data: what `experiment.data` names, where it is loaded already.
         checkpoint: where the run is kept between rounds and goes on from; removed at the end.
+        workers: where clients train and answer; in this process, on one thread, when left out.
 
     Raises:
         UsageError, DataError, MethodError, ExportError: one line each.
@@ -160,7 +163,9 @@ def run_experiment(
     held = [take(data.train, own) for _, own in cuts]
     asked = _asked_about(data, experiment)
     engine = _averaging if experiment.method in ALGORITHMS else _deployed
-    records = engine(experiment, data, asked, shares, held, on_round, on_device, on_text, checkpoint)
+    workers = workers or OneProcess()
+    with limited_threads(workers.threads):
+        records = engine(experiment, data, asked, shares, held, on_round, on_device, on_text, checkpoint, workers)
     if checkpoint is not None:
         checkpoint.remove()
     return records
@@ -189,6 +194,7 @@ def _deployed(
     on_device: OnDevice,
     on_text: Callable[[str], None],
     checkpoint: Checkpoint | None,
+    workers: Workers,
 ) -> list[RoundRecord]:
     """On the device's and the aggregator's own cores."""
     on_text("exporting the bundle")
@@ -215,15 +221,25 @@ def _deployed(
             on_round=pass_on,
             on_device=on_device,
             checkpoint=checkpoint,
+            held=held,
+            workers=workers,
         )
     else:
         done = simulate(
-            fleet, shares, test, experiment.course, on_round=pass_on, on_device=on_device, checkpoint=checkpoint
+            fleet,
+            shares,
+            test,
+            experiment.course,
+            on_round=pass_on,
+            on_device=on_device,
+            checkpoint=checkpoint,
+            held=held,
+            workers=workers,
         )
     if not own:
         return done.records
     on_text("each device's own test")
-    last = own_tests(theirs, done, shares, held, fit="fit" in experiment.measures.personal)
+    last = own_tests(done, fit="fit" in experiment.measures.personal, workers=workers)
     on_round(last)
     return [*done.records[:-1], last]
 
@@ -270,6 +286,7 @@ def _averaging(
     on_device: OnDevice,
     on_text: Callable[[str], None],
     checkpoint: Checkpoint | None,
+    workers: Workers,
 ) -> list[RoundRecord]:
     on_text("building the backbone")
     algorithm, seed = ALGORITHMS[experiment.method], experiment.course.seed
@@ -291,6 +308,7 @@ def _averaging(
         on_round=on_round,
         on_device=on_device,
         checkpoint=checkpoint,
+        workers=workers,
     )
     if experiment.save_weights is not None:
         save_weights(model, experiment.save_weights)

@@ -1,67 +1,43 @@
 """After a simulated run on the devices' own core: each device's own test, before and after one more fit.
 
 The papers' personalised accuracy (FedHP's Tab. 1): every device receives the last global state, trains once more as in
-a round, and answers its own held-back samples. Devices are restored from where the simulation left them, so nothing of
-it changes.
+a round, and answers its own held-back samples. It is a second device that does so (`lab/engine/device_turns.py`), so
+nothing of the run changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from contract.bundle import Bundle
 from contract.messages import Announcement
-from contract.methods import method
-from edge_client.compiled_graphs import CompiledGraphs
-from edge_client.data import LocalData
-from edge_client.device import Device
-from edge_client.evaluate import Evaluation
 from lab.engine.deployed import RoundRecord, Simulation, mean_accuracy
+from lab.engine.device_turns import OwnTest, own_test
 from lab.engine.evaluation import AveragingRecord
+from lab.engine.workers import OneProcess, Workers, in_order
 
 __all__ = ["own_tests"]
 
 
-def own_tests(
-    bundles: Sequence[Bundle],
-    simulation: Simulation,
-    shares: Sequence[LocalData],
-    held: Sequence[LocalData],
-    *,
-    fit: bool,
-) -> AveragingRecord:
+def own_tests(simulation: Simulation, *, fit: bool, workers: Workers | None = None) -> AveragingRecord:
     """The last record of `simulation`, with `local_test` and, where `fit`, `personal`.
 
     Args:
-        bundles: each device's.
-        held: each device's own test samples; a device without any is not asked.
+        workers: where devices do it; in this process when left out.
     """
-    last, state = simulation.records[-1], simulation.state
-    benches = {bundle.sha256: CompiledGraphs(bundle, keep=True) for bundle in bundles}
-    before: list[Evaluation] = []
-    after: list[Evaluation] = []
-    for number, (bundle, share, own) in enumerate(zip(bundles, shares, held, strict=True), start=1):
-        if not len(own) or not len(share):
-            continue
-        device = Device(bundle, share, f"device-{number}", test=own, graphs=benches[bundle.sha256])
-        device.restore(simulation.devices[number - 1].state())
-        before += _asked(device, state)
-        if fit and method(bundle.manifest.method).trains:
-            again = Announcement(state.run, last.round + 1, "open", bundle.manifest.method, bundle.sha256)
-            device.run_round(again, state)
-            after += _asked(device, state)
+    last, state, fleet = simulation.records[-1], simulation.state, simulation.fleet
+    first = fleet.bundle(0)
+    again = Announcement(state.run, last.round + 1, "open", first.manifest.method, first.sha256)
+    turns = [fleet.turn(place) for place in range(len(fleet.devices))]
+    with (workers or OneProcess()).settle(fleet) as at:
+        found = list(in_order(at, own_test, OwnTest(again, state, fit), turns))
+    before = [each for each, _ in found if each is not None]
+    after = [each for _, each in found if each is not None]
     return AveragingRecord(
         **_as_fields(last),
         local_test=mean_accuracy(before)[1],
         personal={f"fit/{way}": value for way, value in mean_accuracy(after)[1].items()},
     )
-
-
-def _asked(device: Device, state: Any) -> list[Evaluation]:
-    found = device.evaluate(state)
-    return [] if found is None else [found]
 
 
 def _as_fields(record: RoundRecord) -> dict[str, Any]:

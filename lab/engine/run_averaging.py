@@ -7,7 +7,7 @@ record carries the closings (`lab/algorithms/head_calibration.py`) and the perso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,12 @@ from contract.methods import Value
 from edge_client.data import LocalData
 from lab.algorithms.base import Algorithm
 from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
+from lab.engine.client_training import Tally
 from lab.engine.deployed import Course, OnDevice, RoundRecord
-from lab.engine.evaluation import PERSONAL, AveragingRecord, Tally, ask_trained, assess, close, personalise
+from lab.engine.evaluation import PERSONAL, AveragingRecord, assess, close, personal_tests
 from lab.engine.local_training import EagerModel
 from lab.engine.weight_averaging import Federation, Gathered
+from lab.engine.workers import OneProcess, Workers
 
 __all__ = ["CLOSINGS", "Measures", "run_algorithm"]
 
@@ -62,6 +64,7 @@ def run_algorithm(
     on_round: Callable[[RoundRecord], None] | None = None,
     on_device: OnDevice | None = None,
     checkpoint: Checkpoint | None = None,
+    workers: Workers | None = None,
 ) -> list[RoundRecord]:
     """Train `model` in place by rounds of local training and merging.
 
@@ -73,6 +76,7 @@ def run_algorithm(
         batch: B.
         held: each client's own test samples; none when left out.
         on_round: called with each round's record, those of before an interruption, too.
+        workers: where clients train and answer; in this process when left out.
 
     Raises:
         MethodError: when training diverges.
@@ -85,33 +89,34 @@ def run_algorithm(
     wanted = tuple(dict.fromkeys([*measures.closings, *(["ffc"] if course.calibrate else [])]))
     # Gram sums and class Gaussians only add up over one extractor.
     wanted = wanted if algorithm.centres is None else ()
-    federation = Federation(algorithm, model, shares, course, hyper, batch=batch)
+    federation = Federation(algorithm, model, shares, course, hyper, batch=batch, held=held, test=test)
     records, kept = past_rounds(checkpoint, AveragingRecord, on_round)
     if kept is not None:
         federation.restore(kept)
-    for number in range(len(records) + 1, course.rounds + 1):
-        last, tally, sent = number == course.rounds, Tally(), {}
-        due = number % course.evaluate_every == 0 or number > course.rounds - max(measures.evaluate_last, 1)
-        gathered = _round(federation, number, held, tally if due else None, on_device)
-        if due:
-            heads, sent = close(federation, wanted, course.seed) if last and wanted else ([], {})
-            assess(federation, test, held, tally, heads)
-        if last and measures.personal:
-            personalise(federation, held, measures.personal, number + 1, tally)
-        federation.load(0)
-        records.append(_record(number, gathered, tally, sent))
-        after_round(records, checkpoint, federation.state, on_round)
+    with federation.at(workers or OneProcess()):
+        for record in _rounds(federation, len(records) + 1, measures, wanted, on_device):
+            records.append(record)
+            after_round(records, checkpoint, federation.state, on_round)
     return records
 
 
-def _round(
-    federation: Federation, number: int, held: Sequence[LocalData], tally: Tally | None, on_device: OnDevice | None
-) -> Gathered:
-    def ask(client: int) -> None:
-        if tally is not None:
-            ask_trained(federation, held[client], tally)
-
-    return federation.run_round(number, on_device=on_device, on_trained=ask)
+def _rounds(
+    federation: Federation, first: int, measures: Measures, closings: Sequence[str], on_device: OnDevice | None
+) -> Iterator[AveragingRecord]:
+    """The rounds from the `first` on, each measured as it is due."""
+    course = federation.course
+    for number in range(first, course.rounds + 1):
+        last, sent = number == course.rounds, {}
+        due = number % course.evaluate_every == 0 or number > course.rounds - max(measures.evaluate_last, 1)
+        gathered = federation.run_round(number, on_device=on_device, ask=due)
+        tally = gathered.trained
+        if due:
+            heads, sent = close(federation, closings) if last and closings else ([], {})
+            assess(federation, number, tally, heads)
+        if last and measures.personal:
+            personal_tests(federation, measures.personal, number + 1, tally)
+        federation.load(0)
+        yield _record(number, gathered, tally, sent)
 
 
 def _record(number: int, gathered: Gathered, tally: Tally, closing_bytes: dict[str, int]) -> AveragingRecord:

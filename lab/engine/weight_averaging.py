@@ -1,19 +1,20 @@
 """The engine of the federations that average weights: a round is sample → train → merge, whatever the algorithm.
 
 1. `sampled` (contract/sampling.py) says which clients take part, as on devices.
-2. Each starts from its model's weights, with whatever tensors it keeps, trains (`lab/engine/local_training.py`), and
-   leaves its weights and what travels beside them.
-3. The server merges both.
+2. Each starts from its model's weights, with whatever tensors it keeps, trains (`lab/engine/client_training.py`, in
+   this process or in another, `workers.py`), and leaves its weights and what travels beside them.
+3. The server takes these in the clients' order, and merges both.
 
-What differs from one algorithm to the next are the hooks of `lab/algorithms/base.py`. A federation holds one network;
-`load` puts a client's present weights into it. `lab/engine/evaluation.py` measures.
+What differs from one algorithm to the next are the hooks of `lab/algorithms/base.py`. A federation is the server's
+side; it holds one network, and `load` puts a client's present weights into it. `lab/engine/evaluation.py` measures.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,13 @@ from contract.errors import UsageError
 from contract.methods import Value
 from contract.sampling import sampled
 from edge_client.data import LocalData
-from edge_client.device import round_seed
 from export.weights import put_tensors
 from lab.algorithms import RULES
 from lab.algorithms.base import Algorithm, Outcome, State
+from lab.engine.client_training import Bench, Left, Start, Tally, Turn, client_name, train
 from lab.engine.deployed import Course, OnDevice, run_id
-from lab.engine.local_training import EagerModel, Fitted, train_eager
+from lab.engine.local_training import EagerModel
+from lab.engine.workers import OneProcess, Settled, Workers, in_order
 
 __all__ = ["Federation", "Gathered"]
 
@@ -38,10 +40,12 @@ class Gathered:
 
     Attributes:
         uplink_bytes: by participant, tensors as float32.
+        trained: how models that had just been trained answered, where that was asked.
     """
 
-    outcomes: list[Outcome]
-    uplink_bytes: list[int]
+    outcomes: list[Outcome] = field(default_factory=list)
+    uplink_bytes: list[int] = field(default_factory=list)
+    trained: Tally = field(default_factory=Tally)
 
     @property
     def loss(self) -> float | None:
@@ -59,6 +63,8 @@ class Federation:
         shares: each client's training samples.
         hyper: settled.
         batch: B.
+        held: each client's own test samples; none when left out.
+        test: images that models are asked about.
 
     Raises:
         UsageError: with more clusters than clients.
@@ -73,45 +79,68 @@ class Federation:
         hyper: Mapping[str, Value],
         *,
         batch: int,
+        held: Sequence[LocalData] | None = None,
+        test: LocalData | None = None,
     ) -> None:
-        self.model, self.shares = model, shares
-        self.course, self.hyper, self.batch = course, hyper, batch
+        run = run_id(course.seed)
+        self.bench = Bench(algorithm, model, shares, hyper, batch=batch, run=run, held=held, test=test)
+        self.model, self.shares, self.course, self.hyper = model, shares, course, hyper
         self.algorithm = algorithm(*model.head_weight.shape, hyper, len(shares))
         floats = model.floats()
-        self.shared = [name for name in floats if algorithm.kept is None or not name.startswith(algorithm.kept)]
-        self._first = {name: tensor.clone() for name, tensor in floats.items() if name not in self.shared}
+        self._first = {name: tensor.clone() for name, tensor in floats.items() if name not in self.bench.shared}
         self._kept: dict[int, State] = {}
         number = int(hyper[algorithm.centres]) if algorithm.centres else 1
         if number > len(shares):
             raise UsageError(str(algorithm.centres), expected=f"up to {len(shares)}, the number of clients", got=number)
-        self.centres: list[State] = [{name: floats[name].clone() for name in self.shared} for _ in range(number)]
-        trained = frozenset(n for n, p in model.named_parameters() if p.requires_grad and n in set(self.shared))
+        self.centres: list[State] = [{name: floats[name].clone() for name in self.bench.shared} for _ in range(number)]
+        trained = frozenset(n for n, p in model.named_parameters() if p.requires_grad and n in set(self.bench.shared))
         rule = RULES[str(hyper["base"])]
         self._rules = [rule(hyper, trained, len(shares)) for _ in range(number)]
         self.member = np.zeros(len(shares), dtype=np.int64)
+        self.fixed = {name: tensor.clone() for name, tensor in model.state_dict().items() if name not in floats}
+        self._at: Settled | None = None
 
-    def run_round(
-        self, number: int, *, on_device: OnDevice | None = None, on_trained: Callable[[int], None] | None = None
-    ) -> Gathered:
+    @contextmanager
+    def at(self, workers: Workers) -> Iterator[None]:
+        """Within, clients train and answer there; else in this process."""
+        with workers.settle(self.bench) as self._at:
+            try:
+                yield
+            finally:
+                self._at = None
+
+    @property
+    def workers(self) -> Settled:
+        """Whoever computes what clients do."""
+        if self._at is None:
+            with OneProcess().settle(self.bench) as here:
+                return here
+        return self._at
+
+    def run_round(self, number: int, *, on_device: OnDevice | None = None, ask: bool = False) -> Gathered:
         """One round.
 
         Args:
             number: from 1.
-            on_device: called before each client's turn.
-            on_trained: called with a participant's number while the model holds its own trained weights.
+            on_device: called before the first client's turn and after each, with the round and how many have had
+                theirs.
+            ask: whether each model is asked about its client's held-back samples when it has just been trained.
         """
-        gathered = Gathered([], [])
-        for client in range(len(self.shares)):
-            if on_device is not None:
-                on_device(number, client)
-            if not self.takes_part(client) or not sampled(
-                _name(client), number, self.course.seed, self.course.fraction
-            ):
-                continue
-            fitted = self.fit(client, number)
-            if on_trained is not None:
-                on_trained(client)
-            self._leave(client, number, fitted, gathered)
+        course, gathered = self.course, Gathered()
+        there = [
+            client
+            for client in range(len(self.shares))
+            if self.takes_part(client) and sampled(client_name(client), number, course.seed, course.fraction)
+        ]
+        start = replace(self.start(number), asked=ask)
+
+        def on_done(done: int) -> None:  # those that are not sampled have had theirs
+            if on_device is not None and done < len(there):
+                on_device(number, there[done])
+
+        turns = [replace(self.turn(client), told=self.told(client)) for client in there]
+        for client, left in zip(there, in_order(self.workers, train, start, turns, on_done), strict=True):
+            self._take(client, left, gathered)
         self._merge(gathered.outcomes)
         return gathered
 
@@ -120,27 +149,17 @@ class Federation:
         share = self.shares[client]
         return bool(len(share if self.hyper.get("pu_weight") else share.labelled))
 
-    def fit(self, client: int, number: int) -> Fitted:
-        """Train the client's present model on its samples, in the model in place, as in round `number`."""
-        self.load(client)
-        centre = self.member[client]
-        return train_eager(
-            self.model,
-            self.shares[client],
-            self.algorithm.loss(),
-            self.hyper,
-            epochs=int(self.hyper["epochs"]),
-            batch=self.batch,
-            lr=self._lr(number),
-            seed=round_seed(_name(client), run_id(self.course.seed), number),
-            guide=self.algorithm.guide(),
-            correct=self._rules[centre].correction(client, self.centres[centre]),
-        )
+    def start(self, number: int) -> Start:
+        """What the clients of a round have in common."""
+        return Start(number, self._lr(number), list(self.centres), dict(self.fixed), self.algorithm.state())
+
+    def turn(self, client: int) -> Turn:
+        """What is one client's own."""
+        return Turn(client, int(self.member[client]), self._kept.get(client, self._first))
 
     def load(self, client: int) -> None:
         """Put the client's present weights into the model: its centre's and those it keeps."""
-        own = self._kept.get(client, self._first)
-        put_tensors(self.model, {**self.centres[self.member[client]], **own})
+        put_tensors(self.model, {**self.fixed, **self.centres[self.member[client]], **self.turn(client).kept})
 
     def state(self) -> dict[str, Any]:
         """What later rounds depend on, as plain values and tensors."""
@@ -156,6 +175,7 @@ class Federation:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` returned."""
         put_tensors(self.model, state["model"])
+        self.fixed = {name: t.clone() for name, t in self.model.state_dict().items() if name in self.fixed}
         self.centres, self._kept = state["centres"], state["kept"]
         for rule, kept in zip(self._rules, state["rules"], strict=True):
             rule.restore(kept)
@@ -175,18 +195,20 @@ class Federation:
             lr *= 0.5 * (1.0 + math.cos(math.pi * (number - 1) / rounds))
         return lr
 
-    def _leave(self, client: int, number: int, fitted: Fitted, gathered: Gathered) -> None:
-        floats = self.model.floats()
-        state = {name: floats[name].clone() for name in self.shared}
+    def told(self, client: int) -> Any:
+        """What its rule tells a client."""
+        return self._rules[self.member[client]].told(client)
+
+    def _take(self, client: int, left: Left, gathered: Gathered) -> None:
         if self._first:
-            self._kept[client] = {name: floats[name].clone() for name in self._first}
-        sent = 4 * sum(tensor.numel() for tensor in state.values())
-        centre = self.member[client]
-        sent += self._rules[centre].trained(client, self.centres[centre], state, fitted)
-        rng = np.random.default_rng(round_seed(f"{_name(client)}-side", run_id(self.course.seed), number))
-        sent += self.algorithm.gather(client, self.model, self.shares[client].labelled, rng)
-        gathered.outcomes.append(Outcome(client, state, len(self.shares[client]), fitted.pull, fitted.loss))
+            self._kept[client] = left.kept
+        centre, fitted = self.member[client], left.fitted
+        sent = 4 * sum(tensor.numel() for tensor in left.state.values())
+        sent += self._rules[centre].trained(client, self.centres[centre], left.state, fitted)
+        sent += self.algorithm.gather(left.statistic)
+        gathered.outcomes.append(Outcome(client, left.state, len(self.shares[client]), fitted.pull, fitted.loss))
         gathered.uplink_bytes.append(sent)
+        gathered.trained.extend(left.tally)
 
     def _merge(self, outcomes: list[Outcome]) -> None:
         if len(self.centres) > 1 and outcomes:
@@ -194,11 +216,8 @@ class Federation:
         for number, rule in enumerate(self._rules):
             mine = [each for each in outcomes if self.member[each.client] == number]
             self.centres[number] = rule.merge(self.centres[number], mine)
-        put_tensors(self.model, self.centres[0])
+        put_tensors(self.model, {**self.fixed, **self.centres[0]})
         if outcomes:
             self.algorithm.merge()
             self.algorithm.install(self.model)
-
-
-def _name(client: int) -> str:
-    return f"device-{client + 1}"
+            self.fixed |= {name: t.clone() for name, t in self.model.state_dict().items() if name in self.fixed}

@@ -117,7 +117,5 @@ class Ledger:
             raise StoreError(f"{self.path}", expected="a file that can be written", got=error.strerror) from None
 
     def rounds_of(self, *words: str) -> Path:
-        """Where a run's rounds are written; emptied."""
-        path = self._rounds / (re.sub(r"[^a-z0-9.+-]+", "-", "_".join(words).lower()).strip("-") + ".jsonl")
-        path.write_text("")
-        return path
+        """Where a run's rounds are written."""
+        return self._rounds / (re.sub(r"[^a-z0-9.+-]+", "-", "_".join(words).lower()).strip("-") + ".jsonl")

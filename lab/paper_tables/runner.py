@@ -1,31 +1,32 @@
 """Run a table: every cell that has no line in the ledger yet, seed by seed, so that a half-done table is a whole one
 with fewer seeds. A run that was interrupted goes on from its checkpoint.
 
+With several workers (`lab/engine/workers.py`) so many runs are under way at a time, each a task; what a run's process
+tells of its rounds is read from the file that it writes them to. Where fewer runs are left than there are workers, a
+run spreads its clients over its share of them. The ledger is written here alone, in the order in which runs end; its
+lines have keys, so the cells do not depend on it.
+
 `run_table` validates every cell before the first round is trained, loads the data once, and returns `Cell`s: what was
 measured beside what was published. A run that diverges is a result, too: its cell says so.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
-from contract.errors import DivergedError
 from contract.methods import closing_method
 from lab.data.datasets import DataSet, load_dataset
-from lab.engine.checkpoint import Checkpoint
-from lab.engine.deployed import RoundRecord
-from lab.engine.experiment import Experiment, run_experiment
+from lab.engine.workers import OneProcess, Workers
 from lab.paper_tables.config import PARTS, Column, Row, Settings, Table
+from lab.paper_tables.one_run import Crew, Progress, Run, Watch, run_cell, run_elsewhere
 from lab.paper_tables.run_log import Finished, Ledger, data_mark, run_key
 
-__all__ = ["Cell", "Order", "run_table"]
+__all__ = ["Cell", "Order", "Progress", "run_table"]
 
 
 @dataclass(frozen=True)
@@ -100,21 +101,16 @@ class Cell:
         return None if self.mean is None or self.published is None else self.mean - self.published
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Who wants to know: `on_run(done, of, words)` before each run, `on_device` and `on_round` within it."""
-
-    on_run: Callable[[int, int, str], None]
-    on_round: Callable[[str, RoundRecord], None]
-    on_text: Callable[[str], None]
-
-
-def run_table(order: Order, progress: Progress) -> list[Cell]:
+def run_table(order: Order, progress: Progress, workers: Workers | None = None) -> list[Cell]:
     """Run what is missing, and read every cell.
+
+    Args:
+        workers: who computes; this process when left out.
 
     Raises:
         UsageError, MethodError, DataError: a cell's settings do not fit, or the data cannot be had.
         StoreError: the disk refuses.
+        WorkerError: workers are lost again and again.
     """
     table, name = order.table, order.data or order.table.data
     chosen = table.choose(order.rows, order.columns)
@@ -131,53 +127,38 @@ def run_table(order: Order, progress: Progress) -> list[Cell]:
     if missing:
         progress.on_text("loading the data")
         data = load_dataset(name)
-        for number, (key, (settings, seed, words)) in enumerate(missing.items()):
-            progress.on_run(len(wanted) - len(missing) + number, len(wanted), words)
-            done[key] = _run(key, settings.experiment(name, seed), settings, data, ledger, words, progress)
-            ledger.append(done[key])
+        runs = [Run(key, name, *run, ledger.rounds_of(*run[2].split(", "), key[:8])) for key, run in missing.items()]
+        for finished in _finished(runs, data, len(wanted), progress, workers or OneProcess()):
+            done[finished.key] = finished
+            ledger.append(finished)
     progress.on_run(len(wanted), len(wanted), "")
     cells = [_cell(order, row, column, mark, done) for row, column in chosen]
     return [cell for cell in cells if cell.values or cell.failures or not order.show]
 
 
-def _run(
-    key: str,
-    experiment: Experiment,
-    settings: Settings,
-    data: DataSet,
-    ledger: Ledger,
-    words: str,
-    progress: Progress,
-) -> Finished:
-    path = ledger.rounds_of(*words.split(", "), key[:8])
-    checkpoint = Checkpoint(path.with_suffix(".checkpoint"), key)
-    failure = None
-    records: list[RoundRecord] = []
+def _finished(runs: list[Run], data: DataSet, of: int, progress: Progress, workers: Workers) -> Iterator[Finished]:
+    """Every run, as it ends."""
+    before, ended = of - len(runs), 0
+    if workers.jobs == 1 or len(runs) == 1:
+        for number, run in enumerate(runs):
+            progress.on_run(before + number, of, run.words)
+            yield run_cell(run, data, progress, workers)
+        return
+    watch = Watch(progress.on_round, progress.on_text)
 
-    def on_round(record: RoundRecord) -> None:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record.as_json()) + "\n")
-        progress.on_round(words, record)
+    def begin() -> Iterator[tuple[Run, Crew]]:
+        for number, run in enumerate(runs):
+            progress.on_run(before + ended, of, run.words)
+            watch.add(run.words, run.path, run.rounds)
+            share = max(workers.jobs // (len(runs) - number), 1)
+            yield run, Crew(workers.engine, share, workers.threads)
 
-    try:
-        records = run_experiment(
-            experiment,
-            data=data,
-            on_round=on_round,
-            on_device=lambda number, turn: progress.on_text(f"{words}, round {number} of {experiment.course.rounds}"),
-            on_text=lambda text: progress.on_text(f"{words}, {text}" if text else words),
-            checkpoint=checkpoint,
-        )
-    except DivergedError as error:
-        failure = str(error)
-        checkpoint.remove()
-    lines = [_compact(record) for record in records]
-    return Finished(key, experiment.course.seed, msgspec.to_builtins(settings), checkpoint.elapsed, lines, failure)
-
-
-def _compact(record: RoundRecord) -> dict[str, Any]:
-    """A record without its empty parts."""
-    return {name: value for name, value in record.as_json().items() if value not in ({}, None) and name != "schema"}
+    with workers.settle(data) as at:
+        for place, finished in at.as_done(run_elsewhere, None, begin(), ahead=0, on_wait=watch.look):
+            ended += 1
+            watch.end(runs[place].words)
+            progress.on_run(before + ended, of, runs[place].words)
+            yield finished
 
 
 def _cell(order: Order, row: Row, column: Column, mark: str, done: dict[str, Finished]) -> Cell:

@@ -1,0 +1,145 @@
+"""One process's part in a shared store: chunks that others got, commits beside theirs, and what they have committed.
+
+take      put chunks where all find them, take up those that others put there, decide, commit beside others
+stalled   ask a device for chunks only when nobody has them
+learn     the leader's: who has contributed to the open round, whoever took it
+beat      the leader's: that it is alive
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from aggregator.coordinator import Coordinator
+from aggregator.database.members import BEAT_S, StaleError
+from aggregator.ingest import MAX_IN_PROGRESS, Decision
+from aggregator.shared_store import SharedStore
+from contract.messages import Chunk
+
+__all__ = ["LEARN_S", "Sharing"]
+
+LEARN_S = 0.25  # between the leader's looks
+_EASE = 10.0  # so many times as long as one takes, where that is longer
+_Message = tuple[str, bytes]
+_Whole = tuple[str, str, bytes]  # device, method, digest
+
+
+class Sharing:
+    """Of one process.
+
+    Args:
+        core: decides.
+        store: commits.
+    """
+
+    def __init__(self, core: Coordinator, store: SharedStore) -> None:
+        self._core, self._store = core, store
+        self._fed: OrderedDict[_Whole, tuple[Chunk, set[int]]] = OrderedDict()  # which chunks the core has been given
+        self._learn_at = self._beat_at = float("-inf")
+        self._swept, self._count = -1, (-1, -1, -1)
+
+    def take(self, batch: Sequence[_Message], now: float) -> list[Decision]:
+        """As `Coordinator.take`.
+
+        Raises:
+            StaleError: what the core knows is no longer so; nothing was committed.
+            StoreError: the server refuses; nothing was committed.
+        """
+        whole = self._with_others(batch)
+        try:
+            made = self._core.take(whole, now)
+        except StaleError:
+            self._core.decide_again()
+            self._fed.clear()
+            raise
+        self._let_go(made)
+        return made
+
+    def take_as_leader(self, batch: Sequence[_Message], now: float) -> list[Decision]:
+        """The same of who knows of every change but who was enrolled, which others may do."""
+        while True:
+            changes = self._store.changes()
+            if changes != self._store.based_on:
+                self._core.gate.reload()
+                self._store.based_on = changes
+            try:
+                return self.take(batch, now)
+            except StaleError:
+                continue
+
+    def stalled(self, now: float) -> list[Decision]:
+        """As `Coordinator.stalled`, after a look whether others have what is missing."""
+        asked, found = self._core.stalled(now), list[_Message]()
+        for (device, method, digest), (chunk, fed) in list(self._fed.items()):
+            if any(d.device == device and d.receipt is not None and d.receipt.digest == digest for d in asked):
+                others = self._store.other_chunks(device, chunk, fed)
+                found += [(device, payload) for payload in others]
+                self._fed.pop((device, method, digest))
+        if not found:
+            return asked
+        devices = {device for device, _ in found}
+        return [d for d in asked if d.device not in devices] + self.take(found, now)
+
+    def check_leads(self) -> None:
+        """Say that this process is alive and leads.
+
+        Raises:
+            LedError: another process leads.
+            StoreError: the server refuses.
+        """
+        self._store.beat()
+
+    def learn(self, now: float) -> bool:
+        """What others have committed; whether that was anything that is new here.
+
+        Raises:
+            LedError, StoreError: as `check_leads`, which this does now and then.
+        """
+        if now >= self._beat_at:
+            self.check_leads()
+            self._beat_at = now + BEAT_S
+        if now < self._learn_at:
+            return False
+        rounds, began = self._core.rounds, time.monotonic()
+        if rounds.number != self._swept:  # what nobody has put together is of no round any more
+            self._store.drop_chunks((), "", rounds.number)
+            self._swept = rounds.number
+        count = (rounds.number, *self._store.taken_count(rounds.number, rounds.method))
+        news = count != self._count and self._core.learn()
+        self._count = count
+        self._learn_at = now + max(LEARN_S, _EASE * (time.monotonic() - began))
+        return news
+
+    def _with_others(self, batch: Sequence[_Message]) -> list[_Message]:
+        """A batch, and before it what others got of the contributions that its chunks are of."""
+        found = [(d, chunk, payload) for d, payload in batch if (chunk := self._core.chunk_of(d, payload)) is not None]
+        if not found:
+            return list(batch)
+        self._store.put_chunks(found)
+        others = list[_Message]()
+        for device, chunk, _ in found:
+            key = (device, chunk.method, chunk.digest)
+            _, fed = self._fed.setdefault(key, (chunk, set()))
+            fed.add(chunk.index)
+        for key in dict.fromkeys((device, chunk.method, chunk.digest) for device, chunk, _ in found):
+            chunk, fed = self._fed[key]
+            for payload in self._store.other_chunks(key[0], chunk, fed):
+                other = self._core.chunk_of(key[0], payload)
+                if other is not None:
+                    fed.add(other.index)
+                    others.append((key[0], payload))
+            self._fed.move_to_end(key)
+        while len(self._fed) > MAX_IN_PROGRESS:
+            self._fed.popitem(last=False)
+        return others + list(batch)
+
+    def _let_go(self, made: Sequence[Decision]) -> None:
+        """Chunks of what was decided on are needed no longer."""
+        done = {d.device for d in made if d.outcome in ("committed", "duplicate", "late", "rejected")}
+        keys = [key for key in self._fed if key[0] in done]
+        for method in {key[1] for key in keys}:
+            self._store.drop_chunks({key[0] for key in keys if key[1] == method}, method, self._core.rounds.number)
+        for key in keys:
+            del self._fed[key]

@@ -1,0 +1,185 @@
+"""A worker: takes its share of what devices send, decides, commits, answers. Who opens and closes rounds is the leader.
+
+It subscribes with the others (`$share/…`), so a broker gives each message to one of them. It knows the fleet from the
+store alone: the open round, who is refused, whose keys hold. When the store says that something of it has changed, it
+reads that anew, before it decides anything further; and what it decides is committed only if nothing has changed
+meanwhile (`aggregator/database/members.py`). Receipts go out after the commit, and only then the messages are
+acknowledged. If it dies, the broker drops its session, and devices send again what they have no receipt for.
+
+It looks now and then whether there is a leader. When there is none, its owner tries to lead.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Literal
+
+from aggregator import events
+from aggregator.coordinator import Coordinator
+from aggregator.database.members import StaleError
+from aggregator.handout import Handout
+from aggregator.ingest import Decision
+from aggregator.receipts import Receipts
+from aggregator.shared_store import SharedStore
+from aggregator.sharing import Sharing
+from aggregator.voice import Voice
+from contract import topics
+from contract.envelopes import ENVELOPE_BYTES
+from contract.errors import WireError
+from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
+from contract.service_manager import ServiceManager
+from contract.signed import Signer
+
+__all__ = ["Worker"]
+
+BATCH, RECEIVE_MAXIMUM, TURN_S = 256, 512, 1.0
+_HANGS_S = 120.0
+
+
+class Worker:
+    """Works until nobody leads.
+
+    Args:
+        make_core: reads from the store what the fleet is at; called again when that has changed.
+        listener: is told what happens.
+        signer: signs receipts, where the fleet's aggregator signs.
+        stopping: ends `run` once it is set.
+    """
+
+    def __init__(
+        self,
+        store: SharedStore,
+        make_core: Callable[[], Coordinator],
+        address: Address,
+        fleet: str,
+        *,
+        listener: events.Listener,
+        signer: Signer | None,
+        stopping: threading.Event,
+        manager: ServiceManager,
+    ) -> None:
+        self._store, self._make_core, self._listener = store, make_core, listener
+        self._stopping, self._manager = stopping, manager
+        self._read()
+        self._address, self._fleet = address, fleet
+        self._voice = Voice(fleet, signer, self._core.issue)  # it announces nothing
+        self._link = Link(
+            address,
+            client_id(fleet, "worker"),
+            subscriptions=[topics.shared(fleet, topics.up(fleet))],
+            receive_maximum=RECEIVE_MAXIMUM,
+            largest_bytes=self._core.largest_message_bytes + ENVELOPE_BYTES,
+        )
+        self._receipts = Receipts(fleet, self._link, self._voice, listener)
+        self._handout = self._make_handout()
+        self._limit_bytes, self._look_at = self._core.limit_bytes, 0.0
+        self._hears = False  # whether there is a broker
+
+    def run(self) -> Literal["nobody leads", "stopped"]:
+        """Serve until nobody leads, or `stopping`.
+
+        Raises:
+            LinkError: there is no broker, it refuses us, or knows no shared subscriptions.
+            StoreError: the server is gone, or refuses.
+            UsageError: the leader is of another release.
+        """
+        self._link.open()
+        try:
+            self._manager.ready()
+            while not self._stopping.is_set():
+                if self._turn():
+                    return "nobody leads"
+                if self._link.still_s < _HANGS_S:
+                    self._manager.alive()
+            return "stopped"
+        finally:
+            self._handout.close()
+            self._link.close()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all rounds that are planned are done."""
+        return self._core.is_finished
+
+    def _turn(self) -> bool:
+        """One batch; whether nobody leads."""
+        received = self._gather()
+        now = time.monotonic()
+        if self._store.changes() != self._store.based_on:
+            self._read()
+        sent = [each for each in map(self._from_device, received) if each is not None]
+        sent = [each for each in sent if not (self._handout.take(*each) or self._enrol(*each, now))]
+        self._receipts.send(self._take(sent, now), now)
+        for message in received:
+            self._link.acknowledge(message)
+        self._handout.turn(self._limit_bytes)
+        for intruder in self._core.gate.take_news(time.time()):
+            self._listener(events.IntruderTold(intruder.device, intruder.cause, intruder.reason, intruder.messages))
+        if now < self._look_at or not self._hears:  # a leader that hears nobody either is no worse
+            return False
+        self._look_at = now + TURN_S
+        return self._store.may_lead()
+
+    def _take(self, sent: list[tuple[str, bytes]], now: float) -> list[Decision]:
+        while True:
+            try:
+                return self._sharing.take(sent, now) + self._sharing.stalled(now)
+            except StaleError:  # decided on what is no longer so: all of it again
+                self._read()
+
+    def _read(self) -> None:
+        """What the fleet is at: all of one moment."""
+        while True:
+            self._store.based_on = self._store.changes()
+            self._store.check_version()
+            self._core = self._make_core()
+            if self._store.changes() == self._store.based_on:
+                break
+        self._sharing = Sharing(self._core, self._store)
+        if hasattr(self, "_handout"):
+            self._handout.close()
+            self._handout = self._make_handout()
+
+    def _make_handout(self) -> Handout:
+        return Handout(self._core, self._link, self._address, self._fleet, self._listener, self._voice, follows=False)
+
+    def _gather(self) -> list[Received]:
+        event = self._link.receive(min(TURN_S, self._handout.wait_s or TURN_S))
+        received: list[Received] = []
+        while event is not None:
+            if isinstance(event, Received):
+                received.append(event)
+                if len(received) >= BATCH:
+                    break
+            elif isinstance(event, Connected):
+                self._limit_bytes, self._hears = min(event.limit_bytes, self._core.limit_bytes), True
+                self._listener(events.LinkUp(str(self._address), self._limit_bytes))
+            elif isinstance(event, Disconnected):
+                received.clear()  # they could not be acknowledged any more, and are sent again
+                self._hears = False
+                self._listener(events.LinkDown(event.reason, event.retry_s))
+            elif isinstance(event, Noticed):
+                self._listener(events.Noticed(event.line))
+            elif isinstance(event, Failed):
+                raise event.error
+            event = self._link.receive(0)
+        return received
+
+    def _from_device(self, message: Received) -> tuple[str, bytes] | None:
+        """Whose it is, and its bytes; None for what no device of ours has sent."""
+        if not message.payload:
+            return None
+        try:
+            return topics.device_of(message.topic), message.payload
+        except WireError:
+            self._core.malformed()
+            return None
+
+    def _enrol(self, device: str, payload: bytes, now: float) -> bool:
+        receipt = self._core.enrol(device, payload, time.time())
+        if receipt is None:
+            return False
+        self._receipts.answer(device, receipt, now, is_intruder=receipt.status == "rejected")
+        return True

@@ -1,0 +1,1 @@
+"""A Flower app: prototypes by `MethodStrategy`, or FedAvg, over the same bundle, images and training step."""

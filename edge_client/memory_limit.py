@@ -1,0 +1,152 @@
+"""`client --memory-limit`: whether a bundle fits, before it is loaded; and whether its batches are trained in parts.
+
+What a bundle takes is measured on the board itself, since a device has neither torch nor a model of memory: a process
+of its own does a round of the bundle's method and the one that closes a run, and says what it had resident at most
+(`memory_trial.py`). Whole batches are tried first, then parts, where the bundle has graphs for them. The trial may not
+take more than the limit and a little either: what does not fit there is refused like what does not fit here. What was
+measured is kept in the state directory, for this bundle and this version of ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from contract.bundle import Manifest
+from contract.errors import UsageError
+from contract.files import whole_file
+from contract.sizes import read_size
+from edge_client.config import ClientConfig
+
+__all__ = ["BESIDE_BYTES", "KEPT_IN", "measured_bytes", "trains_in_parts"]
+
+KEPT_IN = "memory.json"
+BESIDE_BYTES = 20_000_000  # what a client has beside its graphs: photos that are read, the link, the journal
+_PATIENCE_S = 1800.0
+_NO_ROOM = 3  # exit code of a trial that ran into its own limit
+
+Measure = Callable[[bool], int | None]
+
+
+def trains_in_parts(
+    settings: ClientConfig,
+    manifest: Manifest,
+    sha256: bytes,
+    path: Path,
+    state: Path,
+    log: Callable[[str], None],
+    measure: Measure | None = None,
+) -> bool:
+    """Whether batches are trained in parts: as asked, or since whole ones do not fit.
+
+    Args:
+        path: where the bundle lies.
+        state: directory of what is kept.
+        measure: what a bundle takes, in parts or not; None for a real trial.
+
+    Raises:
+        UsageError: it does not fit, or has no parts of the size that was asked for.
+    """
+    wanted, parts = settings.micro_batch, manifest.micro_batch
+    if wanted is not None and wanted != parts:
+        got = f"one of parts of {parts}" if parts else "one without parts"
+        hint = f"--micro-batch {parts}" if parts else f"exporting it anew with --micro-batch {wanted}"
+        raise UsageError("--micro-batch", expected=f"a bundle with graphs for parts of {wanted}", got=got, hint=hint)
+    if settings.memory_limit is None:
+        return wanted is not None
+    limit = read_size(settings.memory_limit, "--memory-limit")
+    kept = _Kept(state / KEPT_IN, f"{sha256.hex()} {settings.threads}")
+    ask = measure or (lambda in_parts: measured_bytes(path, settings, limit, in_parts=in_parts))
+    least: int | None = None
+    for in_parts in (True,) if wanted else (False, True) if parts else (False,):
+        needed = kept.get(in_parts) or ask(in_parts)
+        if needed is not None:
+            kept.put(in_parts, needed)
+            if needed <= limit:
+                log(f"{_way(manifest, in_parts)} takes {_mb(needed)} of {_mb(limit)}")
+                return in_parts
+        least = needed
+    raise _too_large(settings.memory_limit, manifest, path, least, limit)
+
+
+def measured_bytes(path: Path, settings: ClientConfig, limit: int, *, in_parts: bool) -> int | None:
+    """What a client of this bundle has resident at most, by a trial; None where that is more than may be tried.
+
+    Raises:
+        UsageError: the trial could not be made.
+    """
+    words = [str(path), str(settings.threads), str(int(in_parts)), str(limit), settings.method or ""]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "edge_client.memory_trial", *words],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError("--memory-limit", expected="a trial of the bundle", got=error) from None
+    if done.returncode == 0:
+        return int(done.stdout) + BESIDE_BYTES
+    if done.returncode == _NO_ROOM or done.returncode < 0:
+        return None
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    raise UsageError("--memory-limit", expected="a trial of the bundle", got=last)
+
+
+def _too_large(limit_text: str, m: Manifest, path: Path, needed: int | None, limit: int) -> UsageError:
+    takes = _mb(needed) if needed is not None and needed > limit else f"more than {_mb(limit)}"
+    ways: Sequence[str] = ()
+    if m.trainable:
+        smaller = (m.micro_batch or m.batch) // 2
+        ways = [*([f"--micro-batch {smaller}"] if smaller else []), "--trainable-blocks 1", "--method ffc"]
+    return UsageError(
+        f"--memory-limit {limit_text}: {path.name}",
+        expected=f"at most {_mb(limit)}",
+        got=f"{takes} for {_way(m, bool(m.micro_batch))}",
+        hint=f"exporting it with {' or '.join(ways)}" if ways else "a bundle of a smaller backbone or input",
+    )
+
+
+def _way(m: Manifest, in_parts: bool) -> str:
+    if not m.trainable:
+        return "a round"
+    return f"training in batches of {m.batch}" + (f", {m.micro_batch} at a time" if in_parts else "")
+
+
+def _mb(size: int) -> str:
+    return f"{-(-size // 10**6):,} MB"
+
+
+class _Kept:
+    """What was measured, by bundle, threads and way."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        from contract.runtime import ort
+
+        self._path, self._key = path, f"{key} {ort.__version__}"
+        try:
+            self._known = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+        except (OSError, msgspec.MsgspecError):
+            self._known = {}
+
+    def get(self, in_parts: bool) -> int | None:
+        """Bytes; None where it was not measured."""
+        return self._known.get(f"{self._key} {'parts' if in_parts else 'whole'}")
+
+    def put(self, in_parts: bool, needed: int) -> None:
+        """Remember; a disk that refuses has it measured again."""
+        name = f"{self._key} {'parts' if in_parts else 'whole'}"
+        if self._known.get(name) == needed:
+            return
+        self._known[name] = needed
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(self._path) as file:
+                file.write(msgspec.json.encode(self._known))
+        except OSError:
+            return

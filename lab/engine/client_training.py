@@ -1,0 +1,263 @@
+"""A client's side of a federation that averages weights: what is done with its samples, wherever that is computed.
+
+A `Bench` is the site (`lab/engine/workers.py`): one network and all clients' samples. `Start` is what all clients of a
+round have in common, `Turn` what is one client's own, and the functions below are the tasks: to train, and to answer.
+They leave nothing behind that a later one could see: each puts into the network all that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from contract.answers import Answer
+from contract.methods import Value
+from contract.statistics import FeatureGram
+from edge_client.data import LocalData
+from edge_client.device import round_seed
+from export.weights import put_tensors
+from lab.algorithms import RULES
+from lab.algorithms.base import Algorithm, State
+from lab.algorithms.head_calibration import client_gram, head_by_ffc, head_by_sgd
+from lab.engine.local_training import EagerModel, Fitted, train_eager
+
+__all__ = ["Bench", "Left", "Start", "Tally", "Turn", "ask", "ask_held", "gram_of", "personalise", "train"]
+
+Answers = dict[str, NDArray[np.int64]]
+
+
+@dataclass
+class Tally:
+    """Accuracies gathered client by client."""
+
+    values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def add(self, part: str, way: str, right: NDArray[np.bool_]) -> None:
+        """One client's answers, right or wrong; none are no accuracy."""
+        if len(right):
+            self.values.setdefault(part, {}).setdefault(way, []).append(float(right.mean()))
+
+    def extend(self, other: Tally) -> None:
+        """Those of further clients."""
+        for part, table in other.values.items():
+            for way, found in table.items():
+                self.values.setdefault(part, {}).setdefault(way, []).extend(found)
+
+    def means(self, part: str) -> dict[str, float]:
+        """By way of answering."""
+        return {way: float(np.mean(found)) for way, found in self.values.get(part, {}).items()}
+
+    def spread(self) -> dict[str, float]:
+        """By part and way, over clients."""
+        return {
+            f"{part}/{way}": float(np.std(found))
+            for part, table in self.values.items()
+            for way, found in table.items()
+            if len(found) > 1
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """What a round's clients have in common.
+
+    Attributes:
+        number: of the round.
+        lr: of the clients.
+        centres: each model's shared weights.
+        fixed: what else the network holds: a head that the server moves, counts of batches.
+        algorithm: the state of the algorithm.
+        heads: further ways of answering.
+        asked: whether a model that was just trained is asked about its client's held-back samples.
+        personal: of `lab.engine.evaluation.PERSONAL`.
+    """
+
+    number: int
+    lr: float
+    centres: list[State]
+    fixed: State
+    algorithm: dict[str, Any]
+    heads: Sequence[tuple[str, Answer]] = ()
+    asked: bool = False
+    personal: Sequence[str] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """What is one client's own.
+
+    Attributes:
+        centre: whose weights it starts from.
+        kept: tensors that stay with it.
+        told: what its rule tells it.
+        others: of clients that have the same model, itself among them.
+    """
+
+    client: int
+    centre: int
+    kept: State
+    told: Any = None
+    others: Sequence[int] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Left:
+    """What a client's training leaves: its weights, those it keeps, its statistic, and how it answered just then."""
+
+    state: State
+    kept: State
+    fitted: Fitted
+    statistic: Any
+    tally: Tally
+
+
+class Bench:
+    """A network, and every client's samples.
+
+    Args:
+        shares, held: what each client trains on, and keeps for its own test.
+        test: images that every model is asked about.
+        hyper: settled.
+        batch: B.
+        run: 4 bytes; with a client's name and the round, the seed of what is random.
+
+    Attributes:
+        shared: names of the tensors that are averaged; of the others some are kept by each client.
+    """
+
+    def __init__(
+        self,
+        algorithm: type[Algorithm],
+        model: EagerModel,
+        shares: Sequence[LocalData],
+        hyper: Mapping[str, Value],
+        *,
+        batch: int,
+        run: bytes,
+        held: Sequence[LocalData] | None = None,
+        test: LocalData | None = None,
+    ) -> None:
+        self.model, self.shares, self.hyper, self.batch, self.run = model, shares, hyper, batch, run
+        self.held = held if held is not None else [LocalData(share.x[:0], share.y[:0]) for share in shares]
+        self.test = test
+        self.algorithm = algorithm(*model.head_weight.shape, hyper, len(shares))
+        floats = model.floats()
+        self.shared = [name for name in floats if algorithm.kept is None or not name.startswith(algorithm.kept)]
+        trained = frozenset(n for n, p in model.named_parameters() if p.requires_grad and n in set(self.shared))
+        self._rule = RULES[str(hyper["base"])](hyper, trained, len(shares))
+        self._start: Start | None = None
+
+    def load(self, start: Start, turn: Turn) -> None:
+        """Put the client's present weights into the network: its centre's, those it keeps, and what is fixed."""
+        if start is not self._start:
+            self.algorithm.restore(start.algorithm)
+            self._start = start
+        put_tensors(self.model, {**start.fixed, **start.centres[turn.centre], **turn.kept})
+
+    def fit(self, start: Start, turn: Turn) -> Fitted:
+        """Train the client's present model on its samples, in the network in place."""
+        self.load(start, turn)
+        return train_eager(
+            self.model,
+            self.shares[turn.client],
+            self.algorithm.loss(),
+            self.hyper,
+            epochs=int(self.hyper["epochs"]),
+            batch=self.batch,
+            lr=start.lr,
+            seed=round_seed(client_name(turn.client), self.run, start.number),
+            guide=self.algorithm.guide(),
+            correct=self._rule.correction(turn.told, start.centres[turn.centre]),
+        )
+
+    def answers(self, x: NDArray[np.uint8], heads: Sequence[tuple[str, Answer]]) -> Answers:
+        """Answers (N,) to images by the network as it stands, by way of answering."""
+        features = self.model.features(x)
+        head = np.asarray(self.model.logits(features).argmax(axis=1), dtype=np.int64)
+        return {"head": head, **self.algorithm.answers(features), **{way: answer(features) for way, answer in heads}}
+
+    def ask_held(self, client: int, part: str, tally: Tally, heads: Sequence[tuple[str, Answer]] = ()) -> None:
+        """Ask the network as it stands about the client's held-back samples."""
+        held = self.held[client]
+        for way, found in self.answers(held.x, heads).items() if len(held) else ():
+            tally.add(part, way, found == held.y)
+
+
+def client_name(client: int) -> str:
+    """As devices are called."""
+    return f"device-{client + 1}"
+
+
+# ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def train(bench: Bench, start: Start, turn: Turn) -> Left:
+    """A client's turn in a round."""
+    fitted, tally = bench.fit(start, turn), Tally()
+    if start.asked:
+        bench.ask_held(turn.client, "trained", tally)
+    floats = bench.model.floats()
+    state = {name: floats[name].clone() for name in bench.shared}
+    kept = {name: floats[name].clone() for name in turn.kept}
+    rng = np.random.default_rng(round_seed(f"{client_name(turn.client)}-side", bench.run, start.number))
+    statistic = bench.algorithm.summarise(bench.model, bench.shares[turn.client].labelled, rng)
+    return Left(state, kept, fitted, statistic, tally)
+
+
+def ask(bench: Bench, start: Start, turn: Turn) -> Tally:
+    """A model's answers to the test images, for each of the clients that have it."""
+    bench.load(start, turn)
+    tally, test = Tally(), bench.test
+    if test is None or not len(test):
+        return tally
+    answers = bench.answers(test.x, start.heads)
+    for client in turn.others:
+        own = np.isin(test.y, np.unique(bench.shares[client].labelled.y))
+        for way, found in answers.items():
+            right = found == test.y
+            tally.add("all_classes", way, right)
+            tally.add("own_classes", way, right[own])
+    return tally
+
+
+def ask_held(bench: Bench, start: Start, turn: Turn) -> Tally:
+    """A client's present model, asked about what the client has held back."""
+    bench.load(start, turn)
+    tally = Tally()
+    bench.ask_held(turn.client, "local_test", tally, start.heads)
+    return tally
+
+
+def gram_of(bench: Bench, start: Start, turn: Turn) -> FeatureGram:
+    """FFC's sums of a client's samples."""
+    bench.load(start, turn)
+    share = bench.shares[turn.client].labelled
+    return client_gram(bench.model.features(share.x), share.y, len(bench.model.head_weight))
+
+
+def personalise(bench: Bench, start: Start, turn: Turn) -> Tally:
+    """Fit a client's model, or only its head, to its own samples once more, and ask about its held-back ones."""
+    hyper, classes, tally = bench.hyper, len(bench.model.head_weight), Tally()
+    share, held = bench.shares[turn.client].labelled, bench.held[turn.client]
+    bench.load(start, turn)
+    seen, asked = bench.model.features(share.x), bench.model.features(held.x)
+    heads: dict[str, Answer] = {}
+    if "head-sgd" in start.personal:
+        lr, momentum, epochs = float(hyper["lr"]), float(hyper["momentum"]), int(hyper["epochs"])
+        fitted = head_by_sgd(
+            bench.model, seen, share.y, lr=lr, momentum=momentum, epochs=epochs, seed=start.number + turn.client
+        )
+        heads["head-sgd/head"] = fitted
+    if "head-ffc" in start.personal:
+        heads["head-ffc/linear"] = head_by_ffc(seen, share.y, classes, hyper)
+    for way, head in heads.items():
+        tally.add("personal", way, head(asked) == held.y)
+    if "fit" in start.personal:
+        bench.fit(start, turn)
+        for way, found in bench.answers(held.x, ()).items():
+            tally.add("personal", f"fit/{way}", found == held.y)
+    return tally

@@ -1,0 +1,358 @@
+"""Several processes on one store: each contribution counts once, whoever takes it and whoever dies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from aggregator_samples import BUNDLE, bundle_file, contribution, manifest, means
+from aggregator_server_samples import wait
+from brokers import TestBroker, make_broker
+from commands import one_error_line, run
+from postgres_server import need_postgres
+from talker import Talker
+
+from aggregator.coordinator import Coordinator
+from aggregator.database import members, place_of
+from aggregator.database.members import Leader, Member, StaleError
+from aggregator.events import LinkUp, RoundClosed
+from aggregator.orders import give
+from aggregator.service import Service, settle
+from aggregator.shared_store import SharedStore
+from aggregator.sharing import Sharing
+from aggregator.store import Accepted, DurableStore
+from aggregator.store_schema import KIND
+from contract.chunks import split
+from contract.errors import InUseError, LedError, ProtofleetError, StoreLostError
+from contract.link import Address
+from contract.messages import Contribution, Status
+from contract.methods import method
+from contract.rules import merge
+from contract.statistics import ClassMeans
+from contract.wire import decode, encode
+
+FLEET, LIMIT_BYTES = "test", 1_800
+
+
+@pytest.fixture
+def place() -> str:
+    return need_postgres().new_place()
+
+
+@pytest.fixture(params=["embedded", "mosquitto"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroker]:
+    made = make_broker(request.param, tmp_path)
+    made.start()
+    yield made
+    made.stop()
+
+
+class Running:
+    """One of several processes, on a thread of this one."""
+
+    def __init__(self, bundle: Path, url: str, place: str, **options: Any) -> None:
+        self.told: list[object] = []
+        self.summary: dict[str, Any] = {}
+        self.error: ProtofleetError | None = None
+        settings = settle(**{"rounds": 3, "calibrate": False, "min_clients": 6, **options})
+        self.service = Service([bundle], Address.parse(url), place_of(place), FLEET, settings, worker=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.summary = self.service.run(self.told.append, lambda *_: None)
+        except ProtofleetError as error:
+            self.error = error
+
+    def stop(self) -> None:
+        self.service.stop()
+        self.join(30)
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive()
+        assert self.error is None, self.error
+
+    @property
+    def leads(self) -> bool:
+        return any(isinstance(event, RoundClosed) for event in self.told)
+
+
+def talkers(url: str, count: int) -> list[Talker]:
+    made = [Talker(url, FLEET, f"d{i}", lambda a, i=i: means(i + 10 * a.round)) for i in range(count)]
+    for talker in made:
+        talker.start()
+    return made
+
+
+def expect_sums(place: str, sha256: bytes, sent: list[Talker], rounds: int) -> None:
+    """Each device counts once in each round, and the sums are those of what was sent."""
+    with DurableStore(place, sha256, FLEET) as store:
+        records = store.rounds()
+        assert [record.closed for record in records] == [True] * rounds
+        assert [sorted(record.uplink_bytes) for record in records] == [sorted(t.device for t in sent)] * rounds
+        last = [decode(payload) for payload in store.contributions(rounds, "fedproto")]
+        found = merge(
+            lambda: (m.statistic(method("fedproto").statistic, 3, 4) for m in last if isinstance(m, Contribution))
+        )
+        true = merge(lambda: (t.sent[rounds, "fedproto"] for t in sent))
+        np.testing.assert_array_equal(found.counts, true.counts)
+
+
+def test_three_share_the_work_and_one_leads(broker: TestBroker, place: str, tmp_path: Path) -> None:
+    sha256 = bundle_file(tmp_path / "f.bundle")
+    crew = [Running(tmp_path / "f.bundle", broker.url, place) for _ in range(3)]
+    sent = talkers(broker.url, 6)
+    try:
+        for each in crew:
+            each.join(90)
+    finally:
+        for talker in sent:
+            talker.stop()
+        for each in crew:
+            each.stop()
+    assert [each.leads for each in crew].count(True) == 1
+    expect_sums(place, sha256, sent, 3)
+    decided = [sum(type(event).__name__ == "Decided" for event in each.told) for each in crew]
+    assert sum(number > 0 for number in decided) >= 2, decided  # the work was shared
+
+
+# ── the store ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _accepted(device: str, payload: bytes = b"payload") -> Accepted:
+    return Accepted(1, "fedproto", device, payload, len(payload))
+
+
+def test_two_commit_the_same_and_it_counts_once(place: str) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        leader.open_round(1, "fedproto", 0, 0.0)
+        leader.based_on, member.based_on = leader.changes(), member.changes()
+        assert leader.commit([_accepted("b"), _accepted("a")], {(1, "late"): 1}, [(1, "z")]) == set()
+        assert member.commit([_accepted("c"), _accepted("a", b"again")], {(1, "late"): 2}, [(1, "z")]) == {
+            (1, "fedproto", "a")
+        }
+        assert list(leader.contributions(1, "fedproto")) == [b"payload"] * 3
+        assert sorted(member.taken(1, "fedproto")[0]) == ["a", "b", "c"]
+        assert (leader.tallies(), leader.refusals(1)) == ({(1, "late"): 3}, ["z"])
+
+
+def test_what_was_decided_on_what_is_no_longer_so_is_not_written(place: str) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        changing = [
+            lambda: leader.open_round(1, "fedproto", 0, 0.0),
+            lambda: leader.standing.refuse("a", 1.0, "it was removed"),
+            lambda: leader.standing.admit("a"),
+            lambda: leader.enrolment.enrol("a", bytes(32), 1.0),
+            lambda: leader.enrolment.revoke("a", 1.0),
+            lambda: leader.begin_new_run(),
+            lambda: leader.close_round(1, 1.0, 0, leader.state()),
+        ]
+        for change in changing:
+            member.based_on = member.changes()
+            change()
+            with pytest.raises(StaleError):
+                member.commit([_accepted("a")], {})
+        assert not leader.holds(1, "fedproto", "a")
+        member.based_on = member.changes()
+        assert member.commit([_accepted("a")], {}) == set()
+
+
+def test_nobody_commits_while_the_leader_is_alone(place: str) -> None:
+    """What it merges is what is committed: a contribution is in the result, or was never confirmed."""
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        done: list[str] = []
+
+        def commit() -> None:
+            with suppress(StaleError):
+                member.commit([_accepted("a")], {})
+                done.append("committed")
+
+        trying = threading.Thread(target=commit)
+        with leader.alone():
+            trying.start()
+            time.sleep(0.3)
+            assert done == []
+            leader.open_round(1, "fedproto", 0, 0.0)
+        trying.join(10)
+        assert done == []  # and it was decided before that round
+
+
+def test_a_leader_that_was_followed_writes_nothing(place: str) -> None:
+    where = place_of(place)
+    with closing(Leader(where, KIND)) as old:  # type: ignore[arg-type]
+        with pytest.raises(InUseError):
+            Leader(where, KIND)  # type: ignore[arg-type]
+        old.connection.execute("SELECT pg_advisory_unlock_all()")  # as behind a pooler, whose sessions are anybody's
+        with closing(Leader(where, KIND)) as new:  # type: ignore[arg-type]
+            assert new.epoch == old.epoch + 1
+            for write in (lambda: old.beat(), lambda: _write(old), lambda: _beside(old)):
+                with pytest.raises(LedError, match=f"expected epoch {old.epoch}, got epoch {new.epoch}"):
+                    write()
+            new.beat()
+
+
+def _write(leader: Leader) -> None:
+    with leader.transaction() as db:
+        db.execute("INSERT INTO meta VALUES ('x', ?)", (b"y",))
+
+
+def _beside(leader: Leader) -> None:
+    with leader.beside_others(None) as db:
+        db.execute("INSERT INTO meta VALUES ('x', ?)", (b"y",))
+
+
+def test_a_leader_that_says_nothing_is_followed(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = place_of(place)
+    monkeypatch.setattr(members, "SILENT_S", 0.5)
+    monkeypatch.setattr(members, "BUSY_S", 0.5)
+    for busy in (False, True):
+        with closing(Leader(where, KIND)) as stopped, closing(Member(where, KIND)) as member:  # type: ignore[arg-type]
+            stopped.beat()
+            assert not member.may_lead()
+            if busy:  # in the middle of a transaction
+                stopped.connection.link.execute("BEGIN")
+                stopped.connection.execute("SELECT 1")
+            assert not member.may_lead()
+            wait(member.may_lead)
+            with closing(Leader(where, KIND)), pytest.raises(StoreLostError):  # type: ignore[arg-type]
+                stopped.beat()
+
+
+def test_one_aggregator_alone_is_never_ended(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members, "SILENT_S", 0.0)
+    with DurableStore(place, BUNDLE, FLEET) as alone, closing(Member(place_of(place), KIND)) as member:  # type: ignore[arg-type]
+        for _ in range(3):
+            time.sleep(0.05)
+            assert not member.may_lead()
+        assert alone.last_round() == 0
+
+
+# ── chunks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def wide() -> ClassMeans:
+    return ClassMeans.from_means(np.random.default_rng(1).normal(size=(3, 400)), [10, 11, 12])
+
+
+def _core(store: SharedStore) -> Coordinator:
+    store.based_on = store.changes()
+    settings = settle(rounds=1, calibrate=False, encoding="f64", limit_bytes=LIMIT_BYTES)
+    return Coordinator(store, manifest(width=400), BUNDLE, settings, now=0.0)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 0, 1, 1, 0), (1, 0, 0, 0, 0, 1), (0, 0, 1, 1, 0, 1)])
+def test_chunks_that_different_processes_got_are_one_contribution(place: str, order: tuple[int, ...]) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        core = _core(leader)
+        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+        assert core.advance(0.0, 0.0) is not None
+        stores = (leader, member)
+        both = [Sharing(_core(store), store) for store in stores]
+        payload = encode(contribution(wide(), run=leader.run), "f64")
+        chunks = list(map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto")))
+        assert len(chunks) >= 4
+        made = []
+        for index, chunk in enumerate(chunks):
+            made += both[order[index]].take([("a", chunk)], 1.0)
+        assert [d.outcome for d in made].count("committed") == 1
+        assert "need-chunks" not in [d.outcome for d in made]  # the others had them
+        assert list(leader.contributions(1, "fedproto")) == [payload]
+        again = []
+        for index, chunk in enumerate(chunks):  # all of it once more, the other way round
+            again += both[1 - order[index]].take([("a", chunk)], 2.0)
+        assert {d.outcome for d in again} == {"partial", "duplicate"}
+        assert list(leader.contributions(1, "fedproto")) == [payload]
+        assert leader._db.execute("SELECT count(*) FROM protofleet_chunk").fetchone() == (0,)
+
+
+def test_nothing_stays_of_chunks_of_a_device_that_is_forgotten_or_of_a_round_that_is_over(place: str) -> None:
+    with SharedStore(place, BUNDLE, FLEET, leads=True) as leader:
+        core = _core(leader)
+        for device in "ab":
+            core.status(device, encode(Status(True, bytes(8), 1)), 0.0)
+        core.advance(0.0, 0.0)
+        sharing = Sharing(core, leader)
+        payload = encode(contribution(wide(), run=leader.run), "f64")
+        first, *_ = map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto"))
+        sharing.take([("a", first), ("b", first)], 1.0)
+        left = "SELECT device FROM protofleet_chunk ORDER BY device"
+        assert leader._db.execute(left).fetchall() == [("a",), ("b",)]
+        give(place, "forget", "a", "me")
+        while core.advance(2.0, 2.0) is not None:
+            pass
+        assert leader._db.execute(left).fetchall() == [("b",)]
+        leader.drop_chunks((), "", 2)
+        assert leader._db.execute(left).fetchall() == []
+
+
+def test_a_device_is_asked_for_chunks_that_nobody_has(place: str) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        core = _core(leader)
+        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+        assert core.advance(0.0, 0.0) is not None
+        both = [Sharing(_core(store), store) for store in (leader, member)]
+        payload = encode(contribution(wide(), run=leader.run), "f64")
+        first, second, *rest = map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto"))
+        both[0].take([("a", first)], 1.0)
+        both[1].take([("a", each) for each in rest], 1.0)
+        assert both[1].stalled(2.0) == []
+        (asked,) = both[1].stalled(7.0)
+        assert asked.receipt is not None
+        assert asked.receipt.missing[0] & 0b11 == 0b10  # the first one is there, with the other
+        (made,) = (d for d in both[0].take([("a", second)], 8.0) if d.outcome != "partial")
+        assert made.outcome == "committed"
+
+
+# ── what cannot be ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_several_cannot_do_is_one_line(place: str, tmp_path: Path) -> None:
+    bundle_file(tmp_path / "f.bundle")
+    words = ("aggregate", "--worker", "--bundle", tmp_path / "f.bundle", "--broker", "mqtt://127.0.0.1:1")
+    line = one_error_line(run(*words, "--store", tmp_path / "s"))
+    assert "--worker, expected --store postgresql://…, which several can work on" in line
+    assert not (tmp_path / "s").exists()
+    line = one_error_line(run(*words, "--store", place, "--standing"))
+    assert line == "error: --standing with --worker, expected one of them, got both, try one aggregator for that"
+
+
+def test_a_worker_of_other_options_or_another_release_is_one_line(
+    broker: TestBroker, place: str, tmp_path: Path
+) -> None:
+    bundle_file(tmp_path / "f.bundle")
+    words = ("aggregate", "--worker", "--bundle", tmp_path / "f.bundle", "--broker", broker.url, "--fleet", FLEET)
+    leading = Running(tmp_path / "f.bundle", broker.url, place)
+    try:
+        wait(lambda: any(isinstance(event, LinkUp) for event in leading.told))
+        line = one_error_line(run(*words, "--store", place, "--quiet", "--min-samples", "7"))
+        assert "--worker, expected the options of the process that leads, got others" in line
+        name = place.rsplit("%3D", 1)[1]
+        with need_postgres().connect() as db:
+            db.execute(f"UPDATE {name}.protofleet SET version = version + 1, changes = changes + 1")
+        line = one_error_line(run(*words, "--store", place, "--quiet"))
+        assert "of the release that leads, try the same release of Protofleet for all of them" in line
+    finally:
+        leading.stop()

@@ -1,0 +1,50 @@
+"""Code that a device lets go of while it waits: what is unmapped, and that everything goes on."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from contract.runtime import ort
+from edge_client.code_pages import clean_mappings, release_code
+
+SMAPS = """\
+1000-3000 r--p 00000000 fe:00 1  /lib/libx.so
+Rss:                   8 kB
+Anonymous:             0 kB
+3000-9000 r-xp 00002000 fe:00 1  /lib/lib of x.so
+Rss:                  24 kB
+Anonymous:             0 kB
+9000-a000 r--p 00008000 fe:00 1  /lib/libx.so
+Anonymous:             4 kB
+a000-b000 rw-p 00009000 fe:00 1  /lib/libx.so
+Anonymous:             0 kB
+b000-c000 r--s 00000000 fe:00 2  /data/shared
+Anonymous:             0 kB
+c000-d000 r-xp 00000000 00:00 0  [vdso]
+Anonymous:             0 kB
+d000-e000 r--p 00000000 00:00 0
+Anonymous:             0 kB
+"""
+
+
+def test_only_what_is_equal_to_its_file_is_let_go_of() -> None:
+    # relocated data, data that can be written, mappings that are shared and what is of no file all stay
+    assert list(clean_mappings(SMAPS.splitlines())) == [(0x1000, 0x2000), (0x3000, 0x6000)]
+
+
+def file_pages() -> int:
+    """Resident bytes of this process that are pages of files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssFile"))
+
+
+def test_what_was_let_go_of_runs_again() -> None:
+    a = np.random.default_rng(0).standard_normal((64, 64))
+    before, product = file_pages(), a @ a
+    release_code()
+    left = file_pages()
+    assert left < before / 2
+    assert np.array_equal(a @ a, product)
+    assert ort.get_available_providers()
+    assert os.path.exists("/proc/self/smaps")

@@ -1,0 +1,106 @@
+"""`client --memory-limit`: sizes, which way fits, what is proposed, and a real trial in a process of its own."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from contract.bundle import read_bundle
+from contract.errors import UsageError
+from contract.sizes import read_size
+from edge_client.config import ClientConfig, settle_config
+from edge_client.memory_limit import BESIDE_BYTES, KEPT_IN, measured_bytes, trains_in_parts
+
+GIVEN = {"bundle": "pets.bundle", "broker": "mqtt://127.0.0.1", "id": "pi-1", "state": "state", "data": "photos"}
+
+
+def settings(**options: object) -> ClientConfig:
+    return settle_config(None, {**GIVEN, **options})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("400MB", 400_000_000),
+        ("400m", 400_000_000),
+        ("0.4 GB", 400_000_000),
+        ("256MiB", 1 << 28),
+        ("12345678", 12345678),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert read_size(text, "--memory-limit") == size
+
+
+@pytest.mark.parametrize("text", ["", "400", "MB", "400 apples", "-400MB", "1e9", "9MB", "4OOMB"])
+def test_what_is_no_size_is_refused_before_anything_is_loaded(text: str) -> None:
+    with pytest.raises(UsageError, match="--memory-limit, expected a size from 10MB, got"):
+        settings(memory_limit=text)
+
+
+@pytest.fixture(scope="module")
+def manifest(mnist_like_bundle):
+    return read_bundle(mnist_like_bundle()).manifest  # batches of 16, no parts
+
+
+def settled(
+    manifest, tmp_path: Path, needs: dict[bool, int | None], **options: object
+) -> tuple[bool, list[str], list[bool]]:
+    """The way that is taken, what is said, and which ways were tried."""
+    lines, tried = list[str](), list[bool]()
+
+    def measure(in_parts: bool) -> int | None:
+        tried.append(in_parts)
+        return needs[in_parts]
+
+    path = Path("pets.bundle")
+    way = trains_in_parts(settings(**options), manifest, bytes(32), path, tmp_path, lines.append, measure)
+    return way, lines, tried
+
+
+def test_whole_batches_are_taken_where_they_fit_and_parts_where_only_these_do(manifest, tmp_path: Path) -> None:
+    halves = msgspec.structs.replace(manifest, micro_batch=8)
+    needs = {False: 110_000_000, True: 90_000_001}
+    assert settled(halves, tmp_path, needs) == (False, [], [])
+    whole = settled(halves, tmp_path, needs, memory_limit="110MB")
+    assert whole == (False, ["training in batches of 16 takes 110 MB of 110 MB"], [False])
+    parts = settled(halves, tmp_path, needs, memory_limit="100MB")
+    assert parts == (True, ["training in batches of 16, 8 at a time takes 91 MB of 100 MB"], [True]), (
+        "the whole is known"
+    )
+    assert settled(halves, tmp_path, {}, memory_limit="100MB")[2] == [], "both were kept"
+    assert settled(halves, tmp_path, needs, micro_batch=8)[0]
+    (tmp_path / KEPT_IN).write_text("no JSON")
+    assert settled(halves, tmp_path, needs, memory_limit="120MB", micro_batch=8)[2] == [True]
+
+
+def test_what_does_not_fit_is_refused_in_a_line_with_what_would(manifest, tmp_path: Path) -> None:
+    halves = msgspec.structs.replace(manifest, micro_batch=8)
+    with pytest.raises(UsageError) as caught:
+        settled(halves, tmp_path, {False: None, True: 90_000_001}, memory_limit="80MB")
+    assert str(caught.value) == (
+        "--memory-limit 80MB: pets.bundle, expected at most 80 MB, got 91 MB for training in batches of 16, 8 at a time"
+        ", try exporting it with --micro-batch 4 or --trainable-blocks 1 or --method ffc"
+    )
+    with pytest.raises(
+        UsageError, match="got more than 50 MB for training in batches of 16, try exporting it with --mic"
+    ):
+        settled(manifest, tmp_path, {False: None}, memory_limit="50MB")
+
+
+def test_parts_of_another_size_than_the_bundles_are_refused(manifest, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match="parts of 8, got one without parts, try exporting it anew with --micro-batch 8"
+    ):
+        settled(manifest, tmp_path, {}, micro_batch=8)
+    with pytest.raises(UsageError, match="parts of 4, got one of parts of 8, try --micro-batch 8"):
+        settled(msgspec.structs.replace(manifest, micro_batch=8), tmp_path, {}, micro_batch=4)
+
+
+def test_a_trial_measures_what_a_device_takes_and_ends_where_it_may_not(mnist_like_bundle) -> None:
+    path = mnist_like_bundle()
+    needed = measured_bytes(path, settings(), 400_000_000, in_parts=False)
+    assert needed is not None
+    assert 60_000_000 < needed - BESIDE_BYTES < 200_000_000
+    with pytest.raises(UsageError, match=r"a trial of the bundle, got .*--micro-batch, expected a bundle with graphs"):
+        measured_bytes(path, settings(), 400_000_000, in_parts=True)
