@@ -26,7 +26,7 @@ from contract.methods import METHOD_HELP
 from contract.rules import RULES
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 
-__all__ = ["aggregate_command", "broker_command"]
+__all__ = ["aggregate_command", "broker_command", "until_stopped"]
 
 _EVERYWHERE = ("0.0.0.0", "::")
 _OPEN_WARNING = (
@@ -142,6 +142,10 @@ def aggregate_command(
             help="No rounds: a device's newest sums stand until it replaces or withdraws them (ncm, ffc).",
         ),
     ] = False,
+    gateway: Annotated[
+        list[str] | None,
+        typer.Option(help="A gateway, by its id, that may send sums for the devices behind it. Repeatable."),
+    ] = None,
     helper: Annotated[
         str | None,
         typer.Option(help="Blinded rounds: public key file of the helper who opens their sums (docs/blinded.md)."),
@@ -217,6 +221,7 @@ def aggregate_command(
         helper=helper,
         least=least,
         enrolled=enrolled,
+        gateways=gateway or (),
     )
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key, crl_file=crl)
     served = None if metrics is None else parse_metrics(metrics)
@@ -230,7 +235,7 @@ def aggregate_command(
     def run() -> None:
         service.run(Progress(console, verbose=verbose), on_summary)
 
-    return _until_stopped(run, console, f"the run goes on with the same --store {store}")
+    return until_stopped(run, console, f"the run goes on with the same --store {store}")
 
 
 def broker_command(
@@ -258,11 +263,11 @@ def broker_command(
                 time.sleep(0.2)
             raise LinkError(f"broker on {running.url}", expected="it to go on", got="its process ended")
 
-    code = _until_stopped(run, console, "broker stopped")
+    code = until_stopped(run, console, "broker stopped")
     return 0 if code == 130 else code
 
 
-def _until_stopped(action: Callable[[], None], console: Console, farewell: str) -> int:
+def until_stopped(action: Callable[[], None], console: Console, farewell: str) -> int:
     """Run `action`; Ctrl-C and SIGTERM end it with one line and the exit code they have by custom."""
     try:
         with interruptible(terminable=True):

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -106,6 +106,7 @@ class View:
         terms: what its contributions are held to.
         refusal: why nothing of a device is taken; empty where it is.
         held: where sums stand, what is held of a device; None in rounds.
+        gateways: who may send sums for other devices.
         opened: gives what a device sent, decoded, or raises `Intrusion` where it is not that device's.
     """
 
@@ -123,6 +124,7 @@ class View:
     terms: Terms = field(default_factory=Terms)
     refusal: Callable[[str], str] = _nobody
     held: Callable[[str], Held] | None = None
+    gateways: Collection[str] = ()
     opened: Callable[[str, bytes, int], Message] = _anyone
 
     @functools.cached_property
@@ -373,6 +375,9 @@ class Ingest:
         self, device: str, message: Contribution, payload: bytes, received_bytes: int, view: View, digest: bytes
     ) -> Decision:
         """Decide by the content; `digest` is of what came."""
+        if message.devices and device not in view.gateways:
+            reason = "sums for other devices come from gateways that the aggregator names: --gateway"
+            return _decision(device, message, "rejected", reason=reason, cause="content", digest=digest)
         try:
             check_content(
                 message, view.terms, bundles=(view.bundle, *view.others), classes=view.classes, width=view.width
@@ -389,7 +394,7 @@ class Ingest:
             withdraws = message.standing == "withdrawn"
             self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes, message, without)
-        traits = None if message.share is not None else Traits.of(message, view.terms.noise)
+        traits = None if message.share is not None or message.devices else Traits.of(message, view.terms.noise)
         return _decision(device, message, "committed", accepted=accepted, traits=traits, digest=digest)
 
 

@@ -49,7 +49,7 @@ from contract.service_manager import ServiceManager
 from contract.signed import Signer
 from contract.signing_keys import read_private_key
 from contract.statistics import ClassMeans
-from contract.topics import check_id
+from contract.topics import check_device, check_id
 
 __all__ = ["Service", "settle"]
 
@@ -201,7 +201,7 @@ class Service:
             take_over=self.take_over,
             stopping=self._stopping,
             manager=ServiceManager(),
-            each_turn=metrics.look,
+            each_turn=lambda: self._turned(core, metrics),
             sharing=sharing,
         )
         metrics.broker_certificate = server.broker_certificate
@@ -221,6 +221,10 @@ class Service:
         with MetricsServer(*self.metrics, metrics.text) as server:
             listener(MetricsServed(server.url, server.is_local))
             yield
+
+    def _turned(self, core: Coordinator | StandingCoordinator, metrics: Metrics) -> None:
+        """Another turn of the server's loop is done."""
+        metrics.look()
 
     def _core(self, store: DurableStore) -> Coordinator | StandingCoordinator:
         """Of rounds, or of sums that stand."""
@@ -268,6 +272,7 @@ def settle(
     helper: str | None = None,
     least: int | None = None,
     enrolled: bool = False,
+    gateways: Sequence[str] = (),
 ) -> Settings:
     """What `protofleet aggregate` takes by these names, checked.
 
@@ -286,6 +291,8 @@ def settle(
             raise UsageError(f"{option} with --standing", expected="one of them", got="both: there are no rounds")
     if enrolled:
         library("--enrolled")
+    if gateways and not standing:
+        raise UsageError("--gateway", expected="--standing beside it", got="rounds", hint="aggregate --standing")
     if helper is None and least is not None:
         raise UsageError("--least", expected="--helper beside it", got="none")
     if helper is not None:
@@ -319,6 +326,7 @@ def settle(
         hyper=_solved_with(ridge=ridge, form=form),
         limit_bytes=limit_bytes,
         enrolled=enrolled,
+        gateways=tuple(dict.fromkeys(check_device(name, "--gateway") for name in gateways)),
         standing_every_s=seconds("--every", STANDING_EVERY_S if every is None else every) if standing else None,
         helper=None if helper is None else read_helper_public(helper, "--helper"),
         least=least or 0,

@@ -36,6 +36,7 @@ class Settings:
         limit_bytes: the largest message taken and sent.
         enrolled: whether only devices that are enrolled are heard.
         standing_every_s: where sums stand, how long a head stays at least before the next is made; None for rounds.
+        gateways: who may send sums for the devices behind them; where sums stand.
         helper: whose helper opens the sums of rounds, which are blinded then; None for open ones.
         least: k: no sum over fewer devices is asked for.
     """
@@ -56,6 +57,7 @@ class Settings:
     limit_bytes: int = 65_536
     enrolled: bool = False
     standing_every_s: float | None = None
+    gateways: tuple[str, ...] = ()
     helper: HelperPublic | None = None
     least: int = 0
 

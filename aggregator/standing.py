@@ -19,13 +19,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.fixed_point import FixedPoint
+from contract.messages import ClassRows, Contribution
 from contract.statistics import Rows, Statistic
 
 __all__ = ["ExactSum", "Standing"]
@@ -58,6 +59,50 @@ class ExactSum:
         flat = [array.ravel() for array in statistic.arrays()]
         return cls(FixedPoint.of(np.concatenate(flat) if flat else np.zeros(0)), statistic.counts)
 
+    @classmethod
+    def sent_in(cls, message: Contribution, kind: type[Statistic], classes: int, width: int) -> Self:
+        """Of what a contribution carries: a gateway's as they are, a device's to the nearest.
+
+        Raises:
+            WireError: it is of another statistic, or of another fleet.
+            StatisticError: a number is beyond `contract.fixed_point.LARGEST`.
+        """
+        if not message.devices:
+            return cls.of(message.statistic(kind, classes, width))
+        return cls(message.exact(kind, classes, width), message.statistic(kind, classes, width).counts)
+
+    def for_others(self, kind: type[Statistic], width: int, devices: int, said: Contribution) -> Contribution:
+        """These sums as a gateway sends them for its devices; without any it says that there are none.
+
+        Args:
+            width: of the rows.
+            devices: whose sums these are.
+            said: a contribution that says nothing, in whose place it is.
+
+        Raises:
+            StatisticError: a number is beyond `contract.fixed_point.LARGEST_INTEGER`.
+        """
+        present = self.counts > 0
+        if not devices or not present.any():
+            return said
+        words: NDArray[Any] = self.numbers.words()
+        rows, triangle = [], None
+        for each, (start, shape) in zip(kind.FIELDS, self._places(kind, width), strict=True):
+            part = words[start : start + math.prod(shape)].reshape(shape)
+            if isinstance(each, Rows):
+                rows.append(part[present])
+            else:
+                triangle = part
+        numbers = (np.flatnonzero(present) // kind.GROUPS).astype(np.uint16)
+        return replace(
+            said,
+            body=ClassRows(numbers, rows[0]),
+            counts=self.counts[present].astype(np.uint64),
+            triangle=triangle,
+            further=tuple(rows[1:]),
+            devices=devices,
+        )
+
     def add(self, other: Self) -> Self:
         """Of both data sets together."""
         return type(self)(self.numbers.add(other.numbers), self.counts + other.counts)
@@ -76,15 +121,20 @@ class ExactSum:
 
     def statistic(self, kind: type[Statistic], width: int) -> Statistic:
         """The statistic in float64, for rows of features of this width."""
-        flat, at, arrays = self.numbers.to_float(), 0, []
+        flat = self.numbers.to_float()
+        parts = ((flat[at : at + math.prod(shape)], shape) for at, shape in self._places(kind, width))
+        return kind.build([part.reshape(shape) for part, shape in parts], self.counts)
+
+    def _places(self, kind: type[Statistic], width: int) -> list[tuple[int, tuple[int, ...]]]:
+        """Where the numbers of each field begin, and its shape."""
+        at, found = 0, []
         for each in kind.FIELDS:
             shape: tuple[int, ...] = (width * (width + 1) // 2,)
             if isinstance(each, Rows):
                 shape = (len(self.counts), each.columns(len(self.counts) // kind.GROUPS, width))
-            size = math.prod(shape)
-            arrays.append(flat[at : at + size].reshape(shape))
-            at += size
-        return kind.build(arrays, self.counts)
+            found.append((at, shape))
+            at += math.prod(shape)
+        return found
 
 
 @dataclass

@@ -104,6 +104,7 @@ class StandingCoordinator(Core):
         self.told = self.doubt = ""
         self.standing = Standing(self._zero(), settings.standing_every_s)
         self._digests: dict[str, bytes] = {}  # of what stands, by device
+        self._behind: dict[str, int] = {}  # for how many devices each gateway stands
         self._untold: list[Decision] = []
         with as_written(self._tables.path):
             self._resume(now)
@@ -128,8 +129,10 @@ class StandingCoordinator(Core):
         self.standing.generations = self._tables.generations()
         self.standing.paused = self._tables.meta("paused") == "yes"
         for device, payload in self._tables.payloads():
-            self.standing.total = self.standing.total.add(self._exact(payload))
+            message = held_by(payload)
+            self.standing.total = self.standing.total.add(self._exact_of(message))
             self.standing.present.add(device)
+            self._behind[device] = message.devices
             self._digests[device] = digest_of(payload)
         if self._tables.meta("standing solved") != self._digest() and (self.standing.present or self.state.version):
             self.standing.changed(now)
@@ -252,18 +255,18 @@ class StandingCoordinator(Core):
     def _replace(self, stands: Stands, message: Contribution, now: float) -> None:
         device, payload = stands.device, stands.payload
         before = self._tables.payload(device)
-        former = None if before is None else self._sums_of(held_by(before))
-        newer = None if payload is None else self._sums_of(message)
+        held = None if before is None else held_by(before)
+        self._behind[device] = message.devices
         self._digests[device] = b"" if payload is None else digest_of(payload)
         self.standing.replace(
             device,
             stands.generation,
-            None if former is None else ExactSum.of(former),
-            None if newer is None else ExactSum.of(newer),
+            None if held is None else self._exact_of(held),
+            None if payload is None else self._exact_of(message),
             now,
         )
-        if former is not None and newer is not None:
-            self.class_drift.hear(device, moved(former, newer), self._manifest.labels)
+        if held is not None and payload is not None and not (held.devices or message.devices):
+            self.class_drift.hear(device, moved(self._sums_of(held), self._sums_of(message)), self._manifest.labels)
 
     def _view(self) -> View:
         return View(
@@ -287,6 +290,7 @@ class StandingCoordinator(Core):
             refusal=self._refusal,
             opened=self._opened,
             held=self._held,
+            gateways=self._settings.gateways,
         )
 
     def _held(self, device: str) -> Held:
@@ -306,6 +310,10 @@ class StandingCoordinator(Core):
         moved = self.rollouts.advance(wall)
         if moved is not None:
             return moved
+        return self._head(now)
+
+    def _head(self, now: float) -> Solved | None:
+        """A new head, if one is due."""
         return self._solve(now) if self.standing.due(now) else None
 
     def _due_in_s(self, now: float) -> float:
@@ -319,7 +327,12 @@ class StandingCoordinator(Core):
         self.state = state
         self.standing.solved(now)
         counts = self.standing.total.counts
-        return Solved(state.version, len(self.standing.present), int(counts.sum()), int((counts > 0).sum()))
+        return Solved(state.version, self.devices, int(counts.sum()), int((counts > 0).sum()))
+
+    @property
+    def devices(self) -> int:
+        """Of how many devices sums stand, with those behind gateways and without the gateways."""
+        return sum(self._behind.get(device, 0) or 1 for device in self.standing.present)
 
     def _next(self) -> GlobalState:
         """The global state of what stands now; nothing of the one before stays in it."""
@@ -445,7 +458,7 @@ class StandingCoordinator(Core):
         return self._exact_of(held_by(payload))
 
     def _exact_of(self, message: Contribution) -> ExactSum:
-        return ExactSum.of(self._sums_of(message))
+        return ExactSum.sent_in(message, self.method.statistic, self._manifest.classes, self._columns)
 
     def _sums_of(self, message: Contribution) -> Statistic:
         return message.statistic(self.method.statistic, self._manifest.classes, self._columns)

@@ -49,7 +49,7 @@ class StandingTeller:
 
     def waits(self, now: float) -> None:
         """How many devices stand and are online, once for each change."""
-        seen = (len(self._core.standing.present), self._core.rounds.online)
+        seen = (self._core.devices, self._core.rounds.online)
         if seen != self._seen:
             self._seen = seen
             self._listener(events.SumsStand(*seen))

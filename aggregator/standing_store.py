@@ -328,6 +328,14 @@ class StandingTables:
 
     # ── orders ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    def ask(self, what: str, who: str, at: float, detail: str) -> None:
+        """Record an order that is of no device, as `aggregator/orders.py` does from another process."""
+        with self._transaction() as db:
+            db.execute(
+                "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, '', ?, ?, ?)",
+                (what, who, at, detail),
+            )
+
     def next_order(self) -> Order | None:
         """The oldest of what was asked for and has not taken effect; None when nothing is."""
         with self._disk():

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -108,6 +108,7 @@ class Terms:
         lists: where there is an extractor, the lists of classes that devices may have; None for any.
         withheld: the numbers of classes that were forgotten.
         blinded: what a share must be, where a device does not abstain; None in open rounds.
+        devices: for how many devices a contribution is, each of which may have `max_samples`.
     """
 
     encoding: Encoding = "f64"
@@ -119,6 +120,7 @@ class Terms:
     lists: ClassLists | None = None
     withheld: tuple[int, ...] = ()
     blinded: ShareTerms | None = None
+    devices: int = 1
 
 
 def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, ...], classes: int, width: int) -> None:
@@ -143,6 +145,11 @@ def check_content(message: Contribution, terms: Terms, *, bundles: tuple[bytes, 
         expected, other = ("a share", "the numbers") if terms.blinded else ("the numbers", "a share of them")
         raise WireError(f"round of {message.method}", expected=expected, got=other)
     if message.says_nothing:  # as a device does whose owner's policy refuses the round
+        return
+    if message.devices:  # of a gateway: held to what devices are, all of them together
+        plain = message.plain(method_of(message.method).statistic, classes, width)
+        together = replace(terms, devices=message.devices)
+        check_content(plain, together, bundles=bundles, classes=classes, width=width)
         return
     if terms.blinded is not None:
         check_share(message, terms.blinded)
@@ -216,9 +223,10 @@ def _check_counts(message: Contribution, terms: Terms) -> None:
             expected=f"at least {terms.min_samples} examples, as announced",
             got=f"{int(message.counts[few])}",
         )
-    samples = message.samples
-    if samples > terms.max_samples:
-        raise WireError("counts", expected=f"at most {terms.max_samples:,} samples of one device", got=f"{samples:,}")
+    samples, most = message.samples, terms.max_samples * terms.devices
+    if samples > most:
+        whose = "one device" if terms.devices == 1 else f"{terms.devices:,} devices"
+        raise WireError("counts", expected=f"at most {most:,} samples of {whose}", got=f"{samples:,}")
 
 
 def _check_norms(message: Contribution, means: NDArray[np.floating], terms: Terms, longest: float) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 import contract.link
 from contract.errors import ProtofleetError
 from contract.transport import Transport
-from edge_client import client, standing_sums
+from edge_client import client, generations
 from edge_client.config import ClientConfig
 from edge_client.service import Service
 
@@ -166,7 +166,7 @@ def tell(job: int, **told: object) -> None:
 
 def main() -> None:
     look_s, devices = float(sys.argv[1]), Devices(Path(sys.argv[2]))
-    client._LOOK_S = standing_sums.REFUSED_WAIT_S = look_s  # the simulated clock
+    client._LOOK_S = generations.REFUSED_WAIT_S = look_s  # the simulated clock
     contract.link.Transport = Counted  # type: ignore[misc]
     for line in sys.stdin:
         given = json.loads(line)

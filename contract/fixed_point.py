@@ -22,11 +22,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from contract.errors import StatisticError
 
-__all__ = ["FRACTION_BITS", "LARGEST", "FixedPoint"]
+__all__ = ["FRACTION_BITS", "LARGEST", "LARGEST_INTEGER", "FixedPoint"]
 
 FRACTION_BITS = 40
 LARGEST = 2.0**24
 """The largest magnitude of a number that is taken: sums of features of length 1 over as many samples come to that."""
+
+LARGEST_INTEGER = 1 << 62
+"""The largest magnitude of a number that travels as one 64-bit integer: sums up to 2²²."""
 
 _WORD_BITS = 32
 _WORD = 2.0**_WORD_BITS
@@ -66,6 +69,24 @@ class FixedPoint:
         scaled = np.rint(np.ldexp(given, FRACTION_BITS))  # below 2⁶⁴, a whole number, exact
         high = np.floor(scaled / _WORD)
         return cls(high.astype(np.int64), (scaled - high * _WORD).astype(np.int64))
+
+    @classmethod
+    def of_integers(cls, values: NDArray[np.int64]) -> FixedPoint:
+        """From integers (N,), in units of 2⁻⁴⁰."""
+        wide = np.asarray(values, dtype=np.int64)
+        return cls(wide >> _WORD_BITS, wide & _LOW)
+
+    def words(self) -> NDArray[np.int64]:
+        """(N,) the numbers in units of 2⁻⁴⁰, one 64-bit integer each.
+
+        Raises:
+            StatisticError: one is beyond `LARGEST_INTEGER`.
+        """
+        bound = LARGEST_INTEGER >> _WORD_BITS
+        if len(self) and not -bound <= int(self.high.min()) <= int(self.high.max()) < bound:
+            limit = f"numbers up to {LARGEST_INTEGER * 2.0**-FRACTION_BITS:,.0f}"
+            raise StatisticError("exact sums in 64 bits", expected=limit, got="larger ones")
+        return (self.high << _WORD_BITS) + self.low
 
     def __len__(self) -> int:
         return len(self.high)

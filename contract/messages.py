@@ -30,19 +30,20 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.envelopes import Enrolment, Signed
 from contract.errors import StatisticError, WireError
+from contract.fixed_point import FRACTION_BITS, LARGEST_INTEGER, FixedPoint
 from contract.helper_messages import HelperTerms, Opened, Opening, SealedSeed
 from contract.offers import Offer, Piece, Request
 from contract.plausible import row_norms
-from contract.statistics import MAX_FIELDS, MAX_GROUPS, Statistic
+from contract.statistics import MAX_FIELDS, MAX_GROUPS, Rows, Statistic
 
 __all__ = [
     "Announcement",
@@ -256,6 +257,10 @@ class Contribution:
     class rows, or none where a method sends nothing but that the round was done, further rows for the same classes, and
     a triangle.
 
+    A gateway (docs/gateway.md) sends one for all devices behind it: their sums as whole numbers of 2⁻⁴⁰
+    (`contract/fixed_point.py`), so that none is rounded once more. Its arrays are int64 then, and its rows are sums
+    also where those of a device are means.
+
     Attributes:
         bundle: the first 4 bytes of the bundle's sha256.
         body: the first field of class rows (K, D), or (K, 0) where there is none.
@@ -271,6 +276,7 @@ class Contribution:
             announced; empty otherwise.
         share: (W,) uint64, in a blinded round: one share of the whole statistic; nothing else of it is here then.
         seed: the signed `SealedSeed` of the other share, encoded; empty where there is no share.
+        devices: for how many devices a gateway sends it; 0 where a device sends it for itself.
     """
 
     run: bytes
@@ -286,6 +292,7 @@ class Contribution:
     class_list: bytes = b""
     share: NDArray[np.uint64] | None = None
     seed: bytes = b""
+    devices: int = 0
 
     def __post_init__(self) -> None:
         _run_and_round(self.run, self.round)
@@ -298,6 +305,7 @@ class Contribution:
             _require(plain, "a share", "64-bit words", f"{self.share.dtype} {self.share.shape}")
             _require(len(self.seed) <= MAX_SEED_BYTES, "a seed", f"at most {MAX_SEED_BYTES} bytes", len(self.seed))
         _require(self.standing in (None, "withdrawn", "present"), "standing", "withdrawn or present", self.standing)
+        self._check_devices()
         if self.standing == "withdrawn":
             empty = not (len(self.counts) or self.body.rows.size or self.further or self.triangle is not None)
             _require(empty, "a withdrawal", "no class and no number", "some")
@@ -322,6 +330,16 @@ class Contribution:
             expected = len(self.body.classes)
             _require(rows.ndim == 2 and len(rows) == expected, "class rows", f"{expected} rows", rows.shape)
             _numbers(rows, "class rows")
+
+    def _check_devices(self) -> None:
+        _require(0 <= self.devices <= MAX_ROUND, "devices", f"0 to {MAX_ROUND}", self.devices)
+        tables = [self.body.rows, *self.further, *([] if self.triangle is None else [self.triangle])]
+        kind, what = ("i", "exact sums") if self.devices else ("f", "numbers of a device")
+        _require(all(table.dtype.kind == kind for table in tables), "contribution", what, "others")
+        _require(not self.devices or self.standing == "present", "sums of a gateway", "sums that stand", "others")
+        for table in tables if self.devices else []:
+            fits = not len(table.ravel()) or max(int(table.max()), -int(table.min())) <= LARGEST_INTEGER
+            _require(fits, "exact sums", f"integers up to {LARGEST_INTEGER}", "larger ones")
 
     @property
     def says_nothing(self) -> bool:
@@ -429,9 +447,44 @@ class Contribution:
         counts = np.zeros(rows, dtype=np.int64)
         counts[places] = self.counts
         try:
+            if self.devices:
+                return kind.build([np.ldexp(each, -FRACTION_BITS) for each in self._in_order(kind, dense)], counts)
             return kind.travelled(dense, self.triangle, counts)
         except StatisticError as error:
             raise WireError(f"contribution: {error}") from None
+
+    def exact(self, kind: type[Statistic], classes: int, width: int) -> FixedPoint:
+        """The sums of a gateway, the fields of their statistic one after another, for a fleet of C classes, width D.
+
+        Raises:
+            WireError: when the fields are not of that kind, or do not fit that fleet.
+        """
+        self.check(kind, classes, width)
+        rows = classes * kind.GROUPS
+        places = _places(self.body.classes, kind.GROUPS)
+        dense = []
+        for table in self._tables():
+            whole = np.zeros((rows, table.shape[1]), np.int64)
+            whole[places] = table
+            dense.append(whole)
+        return FixedPoint.of_integers(np.concatenate([each.ravel() for each in self._in_order(kind, dense)]))
+
+    def _in_order(self, kind: type[Statistic], dense: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """What it carries, in the order of the statistic's fields."""
+        tables = iter(dense)
+        return [next(tables) if isinstance(field, Rows) else np.asarray(self.triangle) for field in kind.FIELDS]
+
+    def plain(self, kind: type[Statistic], classes: int, width: int) -> Contribution:
+        """The same as a device would say it that has all the samples: rounded, and looked at like any other.
+
+        Raises:
+            WireError: when the fields are not of that kind, or do not fit that fleet.
+        """
+        statistic = self.statistic(kind, classes, width)
+        told = {"run": self.run, "round": self.round, "method": self.method}
+        plain = Contribution.of(statistic, bundle=self.bundle, **told)  # type: ignore[arg-type]
+        beside = {"extractor": self.extractor, "class_list": self.class_list, "standing": self.standing}
+        return replace(plain, **beside)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

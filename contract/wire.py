@@ -11,8 +11,8 @@ wraps a message and its signature, and what a helper is asked and answers. What 
 once its signature holds.
 
 Tensors travel little-endian as f64, f32, f16 (RFC 8746 tags 86, 85, 84) or as int8 with one float32 scale for each row
-(value = scale · int8), or as int32 with float64 units (`contract/scaled.py`); integers as the narrowest unsigned array
-that holds them.
+(value = scale · int8), or as int32 with float64 units (`contract/scaled.py`), those of a gateway as int64 (tag 79);
+integers as the narrowest unsigned array that holds them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _OPENINGS: tuple[OpeningStatus, ...] = get_args(OpeningStatus)
 
 _FURTHER = (10, 11, 12)  # keys of a contribution's fields of class rows after the first
 _MULTI_DIMENSIONAL = 40
-_NAMES = {64: "u1", 69: "<u2", 70: "<u4", 71: "<u8", 72: "i1", 78: "<i4", 84: "<f2", 85: "<f4", 86: "<f8"}
+_NAMES = {64: "u1", 69: "<u2", 70: "<u4", 71: "<u8", 72: "i1", 78: "<i4", 79: "<i8", 84: "<f2", 85: "<f4", 86: "<f8"}
 _DTYPES: dict[int, np.dtype[Any]] = {tag: np.dtype(name) for tag, name in _NAMES.items()}
 _TAGS = {dtype: tag for tag, dtype in _DTYPES.items()}
 _FLOATS: dict[str, np.dtype[np.floating]] = {"f64": np.dtype("<f8"), "f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
@@ -154,6 +154,8 @@ def _encode_contribution(m: Contribution, encoding: Encoding) -> dict[int, Any]:
         body[16] = m.class_list
     if m.share is not None:
         body |= {17: _typed(m.share), 18: m.seed}
+    if m.devices:
+        body[19] = m.devices
     return body
 
 
@@ -229,6 +231,8 @@ def _quantise(rows: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray
 
 def _rows(rows: NDArray[np.floating], encoding: Encoding) -> Any:
     dims = list(rows.shape)
+    if rows.dtype.kind == "i":
+        return cbor2.CBORTag(_MULTI_DIMENSIONAL, [dims, _typed(rows.astype("<i8"))])
     if encoding == "int8":
         scales, values = _quantise(rows)
         return [_typed(scales), cbor2.CBORTag(_MULTI_DIMENSIONAL, [dims, _typed(values)])]
@@ -239,6 +243,8 @@ def _rows(rows: NDArray[np.floating], encoding: Encoding) -> Any:
 
 
 def _vector(values: NDArray[np.floating], encoding: Encoding) -> Any:
+    if values.dtype.kind == "i":
+        return _typed(values.astype("<i8"))
     if encoding == "int8":
         scales, quantised = _quantise(values[None])
         return [_typed(scales), _typed(quantised[0])]
@@ -438,6 +444,14 @@ class _Fields:
             raise WireError(f"field {key}", expected=f"floats in {ndim} dimensions", got=f"{array.dtype} {array.shape}")
         return np.asarray(array)
 
+    def exact(self, key: int, ndim: int) -> NDArray[Any]:
+        """A gateway's numbers, as 64-bit integers."""
+        array = self.take(key, "64-bit integers", np.ndarray)
+        if array.ndim != ndim or array.dtype != np.dtype("<i8"):
+            got = f"{array.dtype} {array.shape}"
+            raise WireError(f"field {key}", expected=f"64-bit integers in {ndim} dimensions", got=got)
+        return np.asarray(array)
+
     def rows(self, classes_key: int, rows_key: int) -> ClassRows:
         return ClassRows(self.class_numbers(classes_key), self.reals(rows_key, 2))
 
@@ -530,20 +544,22 @@ def _decode_global_part(f: _Fields) -> GlobalPart:
 
 
 def _decode_contribution(f: _Fields) -> Contribution:
+    numbers = f.exact if f.has(19) else f.reals
     return Contribution(
         run=f.binary(2),
         round=f.integer(3),
         method=f.text(4),
         bundle=f.binary(5),
-        body=f.rows(6, 8),
+        body=ClassRows(f.class_numbers(6), numbers(8, 2)),
         counts=f.unsigned(7).astype(np.uint64),
-        triangle=f.reals(9, 1) if f.has(9) else None,
-        further=tuple(f.reals(key, 2) for key in itertools.takewhile(f.has, _FURTHER)),
+        triangle=numbers(9, 1) if f.has(9) else None,
+        further=tuple(numbers(key, 2) for key in itertools.takewhile(f.has, _FURTHER)),
         extractor=f.binary(13) if f.has(13) else b"",
         standing=f.one_of(15, _STANDINGS) if f.has(15) else None,
         class_list=f.binary(16) if f.has(16) else b"",
         share=f.words(17) if f.has(17) else None,
         seed=f.binary(18) if f.has(18) else b"",
+        devices=f.integer(19) if f.has(19) else 0,
     )
 
 

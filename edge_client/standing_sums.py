@@ -1,14 +1,7 @@
 """A device's standing sums on their way: what is here becomes the next generation, and receipts say what counts.
 
 What goes out, and when, is decided in `edge_client/standing.py`; here the device's core makes the sums, and the journal
-keeps them. What a receipt says:
-
-    committed, duplicate    they stand
-    late                    the aggregator holds a newer generation of this device, which has lost its state, or
-                            nothing any more: it sends again at once, numbered above that. At its birth a device is
-                            told which generation is held, so that an older copy of a state directory is noticed
-                            where its photos are those of then, too
-    rejected                nothing of this device counts; it tries again after `REFUSED_WAIT_S`, or when it starts anew
+keeps them. What a receipt says of them is in `edge_client/generations.py`.
 """
 
 from __future__ import annotations
@@ -25,13 +18,12 @@ from contract.methods import method
 from contract.state import GlobalState
 from edge_client.data import LocalData
 from edge_client.device import Device
+from edge_client.generations import Generations
 from edge_client.journal import Journal, Key, Report
 from edge_client.releases import Releases
 from edge_client.standing import Choice, choose, joined, left_in, sample_keys, separated
 
-__all__ = ["REFUSED_WAIT_S", "Made", "StandingSums", "is_complete"]
-
-REFUSED_WAIT_S = 3600.0
+__all__ = ["Made", "StandingSums", "is_complete"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +68,7 @@ class StandingSums:
         self._nothing_at: tuple[object, ...] | None = None  # where the last look found nothing to send
         self._held_back = self._staying = 0
         self._waits = ""
-        self._again_at_s = float("-inf")
+        self._generations = Generations(journal.standing)
         self._withheld: tuple[int, ...] = ()  # as announced when it was last looked
 
     def make(self, a: Announcement, boot: int, now_s: float) -> Made | None:
@@ -88,8 +80,8 @@ class StandingSums:
         """
         self._waits = ""
         if a.withheld != self._withheld:  # what was refused may have been for a class that was forgotten meanwhile
-            self._withheld, self._again_at_s = a.withheld, float("-inf")
-        if now_s < self._again_at_s:
+            self._withheld, self._generations.again_at_s = a.withheld, float("-inf")
+        if now_s < self._generations.again_at_s:
             self._waits = "refused by the aggregator: waiting to be admitted again"
             return None
         generation, counts = self._journal.standing.newest(a.run)
@@ -136,19 +128,7 @@ class StandingSums:
 
     def told(self, receipt: Receipt, now_s: float) -> None:
         """A receipt came; of no effect unless it speaks of the newest generation, or ends the wait of a refused one."""
-        generation, counts = self._journal.standing.newest(receipt.run)
-        if not counts and receipt.status == "late":
-            self._journal.standing.unsent(receipt.run, receipt.held)
-            self._again_at_s = float("-inf")
-        if counts and receipt.status == "late" and receipt.round == MAX_ROUND and receipt.held > generation:
-            self._journal.standing.unsent(receipt.run, receipt.held)  # this state directory is an older copy
-        if not counts or receipt.round != generation:
-            return
-        if receipt.status == "late":
-            self._journal.standing.unsent(receipt.run, receipt.held)
-        elif receipt.status == "rejected":
-            self._journal.standing.unsent(receipt.run, generation)
-            self._again_at_s = now_s + REFUSED_WAIT_S
+        self._generations.told(receipt, now_s)
 
     def _keys(self) -> list[bytes]:
         """Of the samples that are here, computed once for them."""

@@ -59,6 +59,9 @@ COMMANDS = {
     "cost": Command("hw_profiles.cli:cost_command", "export", "Cycles and memory on a systolic array."),
     "broker": Command("aggregator.cli:broker_command", "broker", "Run the embedded MQTT broker."),
     "aggregate": Command("aggregator.cli:aggregate_command", None, "Run rounds: announce, receive, commit, merge."),
+    "gateway": Command(
+        "protofleet.gateway.cli:gateway_command", None, "Aggregate a site: its devices' sums go up as one contribution."
+    ),
     "helper": Command(
         "aggregator.helper.cli:helper_command", "security", "Open the sums of blinded rounds, for another party."
     ),

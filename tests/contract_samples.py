@@ -280,6 +280,18 @@ def readable_messages() -> dict[str, Message]:
         "contribution-standing": Contribution(
             run, 9, "ncm", bundle[:4], rows, counts, extractor=bundle[::-1][:4], standing="present"
         ),
+        "contribution-gateway": Contribution(
+            run,
+            9,
+            "ffc",
+            bundle[:4],
+            ClassRows(np.array([0, 2], np.uint16), np.array([[1 << 39, -(1 << 40)], [3 << 39, 1]])),
+            np.array([4, 70], np.uint64),
+            triangle=np.array([1 << 41, 1 << 39, 3 << 40]),
+            extractor=bundle[::-1][:4],
+            standing="present",
+            devices=12,
+        ),
         "contribution-class-list": Contribution(
             run, 9, "ncm", bundle[:4], rows, counts, extractor=bundle[::-1][:4], class_list=bundle[:4]
         ),

@@ -83,6 +83,10 @@ OPTIONAL = {
     ("announcement-standing", 15),
     ("contribution-standing", 13),
     ("contribution-standing", 15),
+    ("contribution-gateway", 9),
+    ("contribution-gateway", 13),
+    ("contribution-gateway", 15),
+    ("contribution-gateway", 19),
     ("contribution-withdrawn", 13),
     ("contribution-withdrawn", 15),
     ("announcement-class-lists", 15),
@@ -333,7 +337,7 @@ def test_class_rows_and_triangles_hold_floats_and_scaled_integers_alone():
         "class-counts": {64, 69, 70},
         "class-rows": {40, 72, 78},
         "triangle": {72, 78},
-        "real-array": {84, 85, 86},
+        "real-array": {79, 84, 85, 86},  # int64: sums of a gateway
     }
 
 

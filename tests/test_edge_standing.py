@@ -25,12 +25,13 @@ from contract.wire import decode
 from edge_client.config import ClientConfig, settle_config
 from edge_client.data import LocalData
 from edge_client.device import Device
+from edge_client.generations import REFUSED_WAIT_S
 from edge_client.journal import Journal
 from edge_client.rollout import Seat, activated
 from edge_client.rollout_file import RolloutFile
 from edge_client.standing import choose, sample_keys, separated
 from edge_client.standing_journal import GENERATIONS_KEPT
-from edge_client.standing_sums import REFUSED_WAIT_S, is_complete
+from edge_client.standing_sums import is_complete
 from edge_client.withdrawal import withdraw
 from export.extend import extend_bundle
 

@@ -1,0 +1,49 @@
+"""What receipts say of sums that stand: whether those that were sent last count, and when to send again.
+
+committed, duplicate    they stand
+late                    the aggregator holds a newer generation of this device, which has lost its state, or
+                        nothing any more: it sends again at once, numbered above that. At its birth a device is
+                        told which generation is held, so that an older copy of a state directory is noticed
+                        where its photos are those of then, too
+rejected                nothing of this device counts; it tries again after `REFUSED_WAIT_S`, or when it starts anew
+"""
+
+from __future__ import annotations
+
+from contract.messages import MAX_ROUND, Receipt
+from edge_client.standing_journal import StandingMarks
+
+__all__ = ["REFUSED_WAIT_S", "Generations"]
+
+REFUSED_WAIT_S = 3600.0
+
+
+class Generations:
+    """Of one device, or gateway.
+
+    Args:
+        marks: of its journal.
+
+    Attributes:
+        again_at_s: nothing is sent before, in seconds of a steady clock.
+    """
+
+    def __init__(self, marks: StandingMarks) -> None:
+        self._marks = marks
+        self.again_at_s = float("-inf")
+
+    def told(self, receipt: Receipt, now_s: float) -> None:
+        """A receipt came; of no effect unless it speaks of the newest generation, or ends the wait of a refused one."""
+        generation, counts = self._marks.newest(receipt.run)
+        if not counts and receipt.status == "late":
+            self._marks.unsent(receipt.run, receipt.held)
+            self.again_at_s = float("-inf")
+        if counts and receipt.status == "late" and receipt.round == MAX_ROUND and receipt.held > generation:
+            self._marks.unsent(receipt.run, receipt.held)  # this state directory is an older copy
+        if not counts or receipt.round != generation:
+            return
+        if receipt.status == "late":
+            self._marks.unsent(receipt.run, receipt.held)
+        elif receipt.status == "rejected":
+            self._marks.unsent(receipt.run, generation)
+            self.again_at_s = now_s + REFUSED_WAIT_S

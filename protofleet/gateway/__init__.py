@@ -1,0 +1,1 @@
+"""`protofleet gateway`: an aggregator of a site, which sends its devices' sums upward as one contribution."""

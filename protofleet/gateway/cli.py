@@ -1,0 +1,142 @@
+"""The command `protofleet gateway`: options in, progress lines and an exit code out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from aggregator.cli import until_stopped
+from aggregator.console import Progress
+from aggregator.database import PLACE, place_of
+from aggregator.metrics_server import parse_metrics
+from aggregator.service import settle
+from aggregator.validation import MAX_SAMPLES
+from contract.errors import UsageError
+from contract.json_output import JSON_HELP, is_stdout, write_json
+from contract.link import Address
+from contract.methods import METHOD_HELP
+from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
+from edge_client.config import settle_config
+from protofleet.gateway.service import Gateway
+
+__all__ = ["gateway_command"]
+
+
+def gateway_command(
+    bundle: Annotated[list[Path], typer.Option(help="The fleet's bundle; again for any it extends.")],
+    broker: Annotated[str, typer.Option(help="Of the site, where its devices are: mqtt://host[:port] or mqtts://.")],
+    store: Annotated[
+        Any,
+        typer.Option(
+            parser=place_of,
+            metavar=PLACE,
+            help="Where the site's sums are held: a SQLite file, or postgresql://user@host/db; made, or resumed.",
+        ),
+    ],
+    above: Annotated[str, typer.Option(help="Broker of the aggregator above: mqtt://host[:port] or mqtts://.")],
+    id: Annotated[str, typer.Option(help="This gateway's id above, which aggregate --gateway names: a-z, 0-9 and -.")],
+    state: Annotated[str, typer.Option(help="Directory for what goes up; survives restarts.")],
+    fleet: Annotated[str, typer.Option(help="The fleet's id, in every topic of the site.")] = "fleet",
+    above_fleet: Annotated[str | None, typer.Option(help="The fleet's id above.  [default: --fleet]")] = None,
+    method: Annotated[str | None, typer.Option(help=f"Whose sums: {METHOD_HELP}  [default: the bundle's]")] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="How long sums stay above at least, before newer ones go up.  [default: 60s]"
+        ),
+    ] = None,
+    min_samples: Annotated[
+        int, typer.Option(help="Classes with fewer examples stay on a device; never fewer than announced above.")
+    ] = 1,
+    max_samples: Annotated[
+        int, typer.Option(help="Refuse a device that says it has more samples than this.")
+    ] = MAX_SAMPLES,
+    limit_bytes: Annotated[int, typer.Option(help="Largest message; larger contributions travel in chunks.")] = 65_536,
+    keepalive: Annotated[int, typer.Option(help="Seconds that the connection above may be silent, 10 to 3600.")] = 60,
+    ca: Annotated[str | None, typer.Option(help="PEM file of the authority that signed the site's broker.")] = None,
+    cert: Annotated[str | None, typer.Option(help="PEM file of our certificate on the site.")] = None,
+    key: Annotated[str | None, typer.Option(help="PEM file of our key on the site.")] = None,
+    above_ca: Annotated[str | None, typer.Option(help="The same of the broker above.")] = None,
+    above_cert: Annotated[str | None, typer.Option(help="PEM file of our certificate above.")] = None,
+    above_key: Annotated[str | None, typer.Option(help="PEM file of our key above.")] = None,
+    sign: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Ed25519 private key file that signs what the site is told: client --trust."),
+    ] = None,
+    enrolled: Annotated[
+        bool,
+        typer.Option("--enrolled", help="Take only what enrolled devices have signed (protofleet fleet invite)."),
+    ] = False,
+    trust: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Ed25519 public key file: believe nothing else from above.")
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option(metavar="KEY", help="Ed25519 private key file that signs what goes up.")
+    ] = None,
+    token: Annotated[str | None, typer.Option(help="One-time token with which to be enrolled above.")] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="End another aggregator that serves this site, instead of refusing.")
+    ] = False,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT", help="Serve metrics for Prometheus; PORT alone: to this machine.  [default: none]"
+        ),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("what stands, after every change,"))] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help=QUIET_HELP)] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("what became of each message, and counts at the end")),
+    ] = False,
+) -> int:
+    """Aggregate a site whose devices' sums stand, and send them up as one contribution, until it is stopped."""
+    check_loudness(quiet, verbose)
+    upward = {"bundle": str(bundle[0]), "broker": above, "id": id, "state": state, "data": "-", "method": method}
+    upward |= {"fleet": above_fleet or fleet, "ca": above_ca, "cert": above_cert, "key": above_key}
+    upward |= {"trust": trust, "identity": identity, "token": token}
+    config = settle_config(None, {**upward, "keepalive": keepalive})
+    settings = settle(
+        method=method,
+        min_samples=min_samples,
+        max_samples=max_samples,
+        limit_bytes=limit_bytes,
+        every=every,
+        standing=True,
+        enrolled=enrolled,
+    )
+    address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
+    if (broker, fleet) == (above, above_fleet or fleet):
+        got = f"both {broker}, fleet {fleet}"
+        raise UsageError("--broker and --above", expected="two brokers, or two fleets", got=got, hint="--above-fleet")
+    console = Console(stderr=True, quiet=quiet)
+
+    def log(line: str) -> None:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+    served = None if metrics is None else parse_metrics(metrics)
+    gateway = Gateway(
+        bundle,
+        address,
+        store,
+        fleet,
+        settings,
+        take_over=take_over,
+        metrics=served,
+        sign=sign,
+        above=config,
+        log=log,
+    )
+
+    def on_summary(content: dict[str, Any], finished: bool) -> None:
+        if finished or not is_stdout(json):
+            write_json(json, content)
+
+    def run() -> None:
+        gateway.run(Progress(console, verbose=verbose), on_summary)
+
+    return until_stopped(run, console, f"the site goes on with the same --store {store} and --state {state}")

@@ -1,0 +1,196 @@
+"""What a site's aggregator is when another one stands above it: sums of its devices stand here, heads come from there.
+
+It is the aggregator of `aggregator/standing_coordinator.py` with three differences:
+
+    heads       are not made here: the newest global state from above is given on, under a version of this store
+    terms       min_samples (the larger of both), the encoding and forgotten classes are those from above, kept in the
+                store, so that devices are never asked for more than that while nobody above can be reached
+    receipts    a device's wait until what it sent is committed above, in the sums that say that they hold it; what
+                stands here is durable meanwhile, and a device that asks again is answered as soon as that is so
+
+A device that was forgotten or withdrew is out of the total at once; its own receipt says so once it is above, too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from aggregator.ingest import Decision
+from aggregator.settings import Settings
+from aggregator.standing_coordinator import Solved, StandingCoordinator
+from aggregator.standing_store import Order
+from aggregator.store import DurableStore, global_parts
+from contract.bundle import Bundle
+from contract.fleet import list_digest
+from contract.messages import Announcement, ClassRows, Contribution, Encoding
+from contract.state import GlobalState
+
+__all__ = ["ABOVE", "GatewayCoordinator", "kept_terms"]
+
+ABOVE = "the aggregator above"
+_TERMS, _HEAD = "gateway terms", "gateway head"
+
+
+class GatewayCoordinator(StandingCoordinator):
+    """One site of one fleet.
+
+    Args:
+        store, bundle, settings, now, shorter: as of `StandingCoordinator`; the bundle is whole.
+
+    Attributes:
+        settled: the generation of each device in what is committed above; None while that is not known.
+        wait_s: seconds until something is due on the way up.
+    """
+
+    def __init__(
+        self,
+        store: DurableStore,
+        bundle: Bundle,
+        settings: Settings,
+        *,
+        now: float,
+        shorter: Mapping[bytes, int] | None = None,
+    ) -> None:
+        self._whole, self._own_least = bundle, settings.min_samples
+        self._waiting: dict[str, Decision] = {}
+        self._above: GlobalState | None = None
+        self._announces = False
+        self.settled: Mapping[str, int] | None = None
+        self.wait_s = 1.0
+        super().__init__(store, bundle.manifest, bundle.sha256, settings, now=now, shorter=shorter)
+        self._terms: dict[str, Any] = kept_terms(store) or {}
+        self._hold_to_terms()
+        self.standing.changed(now)  # whether it is what was sent last, the way up knows
+
+    # ── receipts ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, batch: Sequence[tuple[str, bytes]], now: float) -> list[Decision]:
+        """As without a gateway; what is not committed above is not answered yet."""
+        return [decision for decision in super().take(batch, now) if not self._holds_back(decision)]
+
+    def stalled(self, now: float) -> list[Decision]:
+        """Also the answers that were held back, once what they speak of is committed above."""
+        ready = [device for device in self._waiting if self._is_settled(device)]
+        return [self._waiting.pop(device) for device in ready] + super().stalled(now)
+
+    def _holds_back(self, decision: Decision) -> bool:
+        device = decision.device
+        if decision.receipt is None or decision.outcome not in ("committed", "duplicate") or self._is_settled(device):
+            return False
+        if decision.outcome == "committed" or device not in self._waiting:  # and not the repetition of what waits
+            self._waiting[device] = decision
+        return True
+
+    def _is_settled(self, device: str) -> bool:
+        here = self.standing.held(device) if device in self.standing.present else 0
+        return self.settled is not None and self.settled.get(device, 0) == here
+
+    # ── what goes up ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def generations(self) -> dict[str, int]:
+        """Of the devices whose sums stand."""
+        return {device: self.standing.held(device) for device in sorted(self.standing.present)}
+
+    def mark(self) -> bytes:
+        """What stands: of whom, and a digest of the sums."""
+        return json.dumps({"sums": self.standing.total.digest(), "devices": self.generations}).encode()
+
+    def contribution(self, a: Announcement, generation: int) -> Contribution:
+        """What stands, as one contribution.
+
+        Args:
+            a: the announcement from above.
+
+        Raises:
+            StatisticError: the sums are too large for one gateway.
+        """
+        m, found = self._whole.manifest, self.method
+        stranger = bool(a.class_lists) and self._whole.sha256 not in (a.bundle, *a.others)
+        zero = Contribution.of(
+            found.statistic.zero(m.classes, self._columns),
+            run=a.run,
+            round=generation,
+            method=a.method,
+            bundle=self._whole.sha256,
+            extractor=self._whole.extractor(found),
+            standing="present",
+            class_list=list_digest(m.labels) if stranger else b"",
+        )
+        nothing = replace(zero, body=ClassRows(zero.body.classes, zero.body.rows[:, :0]), triangle=None, further=())
+        return self.standing.total.for_others(found.statistic, self._columns, self.devices, nothing)
+
+    # ── what comes from above ───────────────────────────────────────────────────────────────────────────────────────
+
+    def hold_to(self, a: Announcement, now: float) -> None:
+        """From now on devices are asked for what is announced above, and for no more; durable on return.
+
+        Raises:
+            StoreError: when the disk refuses.
+        """
+        names = [self._manifest.labels[number] for number in a.withheld if number < self._manifest.classes]
+        terms = {"min_samples": a.min_samples, "encoding": a.encoding, "withheld": names}
+        if terms == self._terms:
+            return
+        before = self._terms.get("withheld", [])
+        for what, which in (("forget class", set(names) - set(before)), ("admit class", set(before) - set(names))):
+            for name in sorted(which):
+                if (name in self._forgotten) == (what == "admit class"):
+                    self._tables.ask(what, ABOVE, time.time(), name)
+        self._tables.set_meta(_TERMS, json.dumps(terms))
+        self._terms, self._announces, self._orders_at = terms, True, now
+        self._hold_to_terms()
+
+    def hear(self, state: GlobalState) -> None:
+        """The newest global state from above."""
+        self._above = state.below(self._manifest.classes)
+
+    def _hold_to_terms(self) -> None:
+        least = max(self._own_least, int(self._terms.get("min_samples", 1)))
+        encoding: Encoding = self._terms.get("encoding", self._encoding)
+        self._settings = replace(self._settings, min_samples=least, encoding=encoding, sums_encoding=encoding)
+
+    def _head(self, now: float) -> Solved | None:
+        above = self._above
+        mark = "" if above is None else f"{above.run.hex()} {above.version}"
+        is_new = above is not None and not self.standing.paused and self._tables.meta(_HEAD) != mark
+        if not (is_new or self._announces):
+            return None
+        if is_new and above is not None:
+            state = GlobalState(self.run, self.state.version + 1, self.state.version + 1, above.rows)
+            self._tables.solved(global_parts(state), self._digest())
+            self._tables.set_meta(_HEAD, mark)
+            self.state = state
+            self.told = f"the head is version {above.version} of {ABOVE}"
+        self._announces = False
+        counts = self.standing.total.counts
+        return Solved(self.state.version, self.devices, int(counts.sum()), int((counts > 0).sum()))
+
+    def _anew(self) -> tuple[GlobalState, list[tuple[int, int, bytes]], str]:
+        """What remains goes up; the head of it comes from there."""
+        return self.state, [], self._digest()
+
+    def _take_out(self, order: Order, now: float, wall: float) -> str:
+        outcome = super()._take_out(order, now, wall)
+        self.standing.changed(now)
+        if order.what == "forget":
+            self._waiting.pop(order.device, None)
+        return outcome
+
+    def _forget_class(self, order: Order, now: float, wall: float) -> str:
+        outcome = super()._forget_class(order, now, wall)
+        self.standing.changed(now)
+        return outcome
+
+    def _due_in_s(self, now: float) -> float:
+        return min(max(0.0, self._orders_at - now), self.wait_s)
+
+
+def kept_terms(store: DurableStore) -> dict[str, Any] | None:
+    """What was announced above when a gateway of this store heard it last; None before the first time."""
+    kept = store.standing.meta(_TERMS)
+    return None if kept is None else dict(json.loads(kept))

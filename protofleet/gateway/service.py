@@ -1,0 +1,77 @@
+"""One gateway, from its files to its end: the aggregator of a site, and beside it, in the same loop, its way up.
+
+Before it ever asks a device for anything it waits for the aggregator above: what that announces is what devices are
+held to (`coordinator.py`). Later starts have it in the store, and serve their site while nobody above can be reached.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aggregator.events import Listener
+from aggregator.metrics import Metrics
+from aggregator.service import OnSummary, Service
+from aggregator.store import DurableStore
+from contract.bundle import Bundle, read_bundle
+from contract.errors import UsageError
+from edge_client.config import ClientConfig
+from protofleet.gateway.coordinator import GatewayCoordinator, kept_terms
+from protofleet.gateway.uplink import Uplink
+
+__all__ = ["Gateway"]
+
+_WAIT_S = 0.2
+
+
+@dataclass
+class Gateway(Service):
+    """The aggregator of a site, and what it is above.
+
+    Attributes:
+        above: broker, fleet, id, state directory, certificates and keys on the way up.
+        log: takes one line for a person.
+    """
+
+    above: ClientConfig | None = None
+    log: Callable[[str], None] = lambda line: None
+    _uplink: Uplink | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self._roster.others:
+            raise UsageError("gateway", expected="one extractor", got=f"{1 + len(self._roster.others)} bundles")
+
+    def run(self, listener: Listener, on_summary: OnSummary) -> dict[str, Any]:
+        """Serve until `stop`; raises and returns as `Service.run`."""
+        assert self.above is not None
+        self._uplink = Uplink(self.above, self._bundle(), self.log)
+        self._uplink.open()
+        try:
+            return super().run(listener, on_summary)
+        finally:
+            self._uplink.close()
+
+    def _bundle(self) -> Bundle:
+        """The fleet's, not one that it extends."""
+        found = (read_bundle(path) for path in self.bundles)
+        return next(bundle for bundle in found if bundle.sha256 == self._roster.bundle)
+
+    def _core(self, store: DurableStore) -> GatewayCoordinator:
+        assert self._uplink is not None
+        if kept_terms(store) is None:
+            self.log("waiting for the announcement from above")
+        while kept_terms(store) is None and self._uplink.announcement is None and not self._stopping.is_set():
+            self._uplink.turn(None, _WAIT_S)
+        core = GatewayCoordinator(
+            store, self._bundle(), self.settings, now=time.monotonic(), shorter=self._roster.shorter
+        )
+        self._uplink.turn(core)
+        return core
+
+    def _turned(self, core: Any, metrics: Metrics) -> None:
+        assert self._uplink is not None
+        super()._turned(core, metrics)
+        self._uplink.turn(core)

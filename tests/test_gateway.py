@@ -1,0 +1,138 @@
+"""A gateway in this process: its total above is exact, who is answered when, and whose terms hold on its site."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aggregator_samples import CLASSES, WIDTH, bundle_file, gram
+from test_aggregator_standing import means, steps
+
+from aggregator.ingest import Decision
+from aggregator.service import settle
+from aggregator.settings import Settings
+from aggregator.standing import ExactSum
+from aggregator.standing_coordinator import Solved, StandingCoordinator
+from aggregator.store import DurableStore
+from contract.bundle import Bundle, read_bundle
+from contract.errors import StatisticError, UsageError
+from contract.fixed_point import FixedPoint
+from contract.messages import ClassRows, Contribution
+from contract.state import GlobalState
+from contract.statistics import Statistic
+from contract.wire import decode, encode
+from protofleet.gateway.coordinator import GatewayCoordinator
+
+METHODS = ("ncm", "ffc")
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Bundle:
+    bundle_file(tmp_path / "b.bundle", name="ncm")
+    return read_bundle(tmp_path / "b.bundle")
+
+
+def drawn(name: str, seed: int) -> Statistic:
+    return gram(seed) if name == "ffc" else means(seed)
+
+
+def above_of(folder: Path, whole: Bundle, name: str, **options: object) -> StandingCoordinator:
+    settings = Settings(method=name, standing_every_s=60.0, **{"gateways": ("site",), **options})  # type: ignore[arg-type]
+    store = DurableStore(folder / "above.sqlite", whole.sha256, "fleet")
+    return StandingCoordinator(store, whole.manifest, whole.sha256, settings, now=0.0)
+
+
+def site_of(folder: Path, whole: Bundle, name: str, **options: object) -> GatewayCoordinator:
+    settings = Settings(method=name, standing_every_s=60.0, **options)  # type: ignore[arg-type]
+    store = DurableStore(folder / "site.sqlite", whole.sha256, "fleet")
+    return GatewayCoordinator(store, whole, settings, now=0.0)
+
+
+def sends(core: StandingCoordinator, whole: Bundle, device: str, generation: int, seed: int) -> list[Decision]:
+    found = core.method
+    made = Contribution.of(
+        drawn(found.name, seed),
+        run=core.run,
+        round=generation,
+        method=found.name,
+        bundle=whole.sha256,
+        extractor=whole.extractor(found),
+        standing="present",
+    )
+    return core.take([(device, encode(made, "f32"))], 0.0)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_total_travels_as_the_integers_that_it_is(tmp_path: Path, whole: Bundle, name: str) -> None:
+    """Five devices behind a gateway and the same five without: equal totals above, also once one has gone."""
+    direct = above_of(tmp_path, whole, name)
+    (tmp_path / "two").mkdir()
+    above, site = above_of(tmp_path / "two", whole, name), site_of(tmp_path, whole, name)
+    for index in range(5):
+        sends(direct, whole, f"d{index}", 1, index)
+        sends(site, whole, f"d{index}", 1, index)
+    for generation in (1, 2):
+        up = site.contribution(above.announcement(), generation)
+        payload = encode(up)
+        (told,) = above.take([("site", payload)], 0.0)
+        assert (told.outcome, up.devices, decode(payload).devices) == ("committed", 6 - generation, 6 - generation)
+        assert above.standing.total.equal(direct.standing.total)
+        assert above.devices == 6 - generation
+        for core, device in ((site, "d3"), (direct, "d3")):
+            key = {"run": core.run, "round": 9, "method": name, "bundle": whole.sha256}
+            gone = Contribution.withdrawal(**key, extractor=whole.extractor(core.method))
+            core.take([(device, encode(gone))], 0.0)
+
+
+def test_who_may_send_for_others(tmp_path: Path, whole: Bundle) -> None:
+    above, site = above_of(tmp_path, whole, "ncm", max_samples=20), site_of(tmp_path, whole, "ncm")
+    for index in range(2):
+        sends(site, whole, f"d{index}", 1, index)
+    payload = encode(site.contribution(above.announcement(), 1))
+    (refused,) = above.take([("d7", payload)], 0.0)
+    assert (refused.outcome, "--gateway" in refused.reason) == ("rejected", True)
+    (taken,) = above.take([("site", payload)], 0.0)  # 24 samples, of two devices
+    assert taken.outcome == "committed"
+    with pytest.raises(UsageError, match="--gateway, expected --standing beside it"):
+        settle(gateways=("site",))
+
+
+def test_a_device_is_answered_when_its_sums_are_above(tmp_path: Path, whole: Bundle) -> None:
+    site = site_of(tmp_path, whole, "ncm")
+    assert sends(site, whole, "a", 1, 0) == sends(site, whole, "a", 1, 0) == site.stalled(0.0) == []
+    site.settled = {"a": 1}
+    assert [(d.device, d.outcome) for d in site.stalled(0.0)] == [("a", "committed")]
+    assert [d.outcome for d in sends(site, whole, "a", 1, 0)] == ["duplicate"]
+    assert sends(site, whole, "a", 2, 1) == []
+    assert [d.outcome for d in sends(site, whole, "a", 1, 0)] == ["late"]
+    site.settled = {"a": 2}
+    assert [d.round for d in site.stalled(0.0)] == [2]
+
+
+def test_terms_and_heads_are_those_from_above(tmp_path: Path, whole: Bundle) -> None:
+    """Also after a restart in which nobody above was heard."""
+    labels, site = whole.manifest.labels, site_of(tmp_path, whole, "ncm", min_samples=2)
+    above = above_of(tmp_path, whole, "ncm", min_samples=3, encoding="f64")
+    above._forgotten = (labels[1],)
+    site.hold_to(above.announcement(), 0.0)
+    steps(site, 0.0)
+    rows = ClassRows(np.array([0], np.uint16), np.ones((1, WIDTH)))
+    site.hear(GlobalState(above.run, 7, 7, {"prototypes": rows}))
+    (made,) = steps(site, 0.0)
+    assert isinstance(made, Solved)
+    assert steps(site, 0.0) == []
+    site._store.close()
+    again = site_of(tmp_path, whole, "ncm", min_samples=2)
+    a = again.announcement()
+    assert (a.min_samples, a.encoding, a.withheld, a.global_version) == (3, "f64", (1,), 1)
+    np.testing.assert_array_equal(again.state.rows["prototypes"].rows, rows.rows)
+
+
+def test_sums_too_large_for_one_gateway_are_one_line() -> None:
+    large = FixedPoint(np.array([1 << 31]), np.array([0]))
+    with pytest.raises(StatisticError, match="exact sums in 64 bits, expected numbers up to 4,194,304"):
+        large.words()
+    kept = FixedPoint.of_integers(np.array([-(1 << 62), -1, (1 << 62) - 1]))
+    np.testing.assert_array_equal(kept.words(), [-(1 << 62), -1, (1 << 62) - 1])
+    assert ExactSum.zero(means(0).__class__, CLASSES, WIDTH).counts.sum() == 0
