@@ -105,6 +105,7 @@ OPTIONAL = {
     ("contribution-noised", 13),
     ("announcement-offer", 17),
     ("announcement-offer-fleet", 17),
+    ("announcement-epoch", 21),
     ("status-issued", 8),
 }
 

@@ -27,7 +27,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from aggregator.coordinator import Coordinator, Settings
 from aggregator.rounds import Policy
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.answers import linear_logits, softmax
 from contract.bundle import Bundle, read_bundle
 from contract.errors import DataError, ProtofleetError
@@ -82,7 +82,7 @@ def _aggregated(tmp_path: Path, name: str, says: list[list[Statistic]], run: lis
     """What our aggregator makes of these statistics, of each round and client; its run is put into `run`."""
     m = manifest(classes=C, width=D, name=name)
     identity, settings = bytes(range(32)), Settings(rounds=len(says), calibrate=False, policy=Policy(CLIENTS))
-    with SqliteStore(tmp_path / "store.sqlite", identity, "fleet") as store:
+    with DurableStore(tmp_path / "store.sqlite", identity, "fleet") as store:
         core = Coordinator(store, m, identity, settings, now=0.0)
         for number in range(CLIENTS):
             core.rounds.birth(str(number), b"%d" % number, 0.0)
@@ -166,7 +166,7 @@ def test_a_bundles_devices_come_to_what_our_aggregator_makes_of_them(name: str, 
 
 def _of_devices(tmp_path: Path, bundle: Bundle, name: str, shares: list, secrets: list) -> tuple[GlobalState, bytes]:
     settings = Settings(method=name, rounds=1, calibrate=False, policy=Policy(CLIENTS))
-    with SqliteStore(tmp_path / "store.sqlite", bundle.sha256, "fleet") as store:
+    with DurableStore(tmp_path / "store.sqlite", bundle.sha256, "fleet") as store:
         core = Coordinator(store, bundle.manifest, bundle.sha256, settings, now=0.0)
         for number in range(CLIENTS):
             core.rounds.birth(str(number), b"%d" % number, 0.0)

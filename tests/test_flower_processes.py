@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from commands import ROOT
 
-from aggregator.store import SqliteStore
+from aggregator.store import DurableStore
 from contract.bundle import read_bundle
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -51,7 +51,7 @@ def test_superlink_and_supernodes_come_to_what_our_fleet_comes_to(python: Path, 
             fleet.client(str(number), path, samples)
         assert set(fleet.finish(240).values()) == {0}, fleet.log("aggregator")
         wanted, identity = fleet.state(read_bundle(path).sha256), read_bundle(path).sha256
-    with SqliteStore(ours / "store.sqlite", identity, fleets.FLEET) as store:
+    with DurableStore(ours / "store.sqlite", identity, fleets.FLEET) as store:
         run = store.run
     for number, (x, y) in enumerate(data):
         np.savez(theirs / f"{number}.npz", x=x, y=y)

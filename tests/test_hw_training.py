@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx.helper import make_node
+from step_workloads import riding, update_operations
 
 from contract.bundle import read_bundle
 from contract.errors import MethodError, UsageError
@@ -118,10 +119,11 @@ def test_what_cannot_be_trained_is_refused():
 
 @pytest.fixture(params=["small_cnn", "fedproto_mnist"])
 def bundle(request, mnist_like_bundle):
-    """A real bundle: its training graph was traced from torch's own backward pass."""
-    return read_bundle(
-        mnist_like_bundle() if request.param == "small_cnn" else mnist_like_bundle(backbone=request.param)
-    )
+    """A real bundle: its training graph was traced from torch's own backward pass.
+
+    With one image in a batch no convolution is in bilinear form, which has fewer products (docs/decisions/200).
+    """
+    return read_bundle(mnist_like_bundle(backbone=request.param, batch=1))
 
 
 def test_the_derived_step_has_the_products_of_the_real_training_graph_phase_by_phase(bundle):
@@ -146,6 +148,13 @@ def test_the_derived_step_has_the_products_of_the_real_training_graph_phase_by_p
     assert step.batch == batch
 
 
+def test_a_bilinear_convolution_is_counted_as_the_products_it_has(mnist_like_bundle):
+    """Its transforms are counted as well, and it still has fewer than the direct form that the derived step has."""
+    features, step = bundle_workloads(read_bundle(mnist_like_bundle()), batch=16)
+    assert not step.unmodelled
+    assert features.macs / 2 < macs(step, "forward") < features.macs
+
+
 def test_the_real_training_graph_updates_exactly_the_trained_tensors(bundle):
     _, step = bundle_workloads(bundle)
     updated = {n.removesuffix(".next") for layer in step.phase("update").layers for n in layer.writes}
@@ -156,7 +165,7 @@ def test_the_real_training_graph_updates_exactly_the_trained_tensors(bundle):
 
 def test_a_tails_step_has_the_products_of_its_real_graph_and_the_trunk_is_paid_once(mnist_like_bundle):
     """The same bundle as the device's tests have. Nothing of the trunk is in a step, derived or real."""
-    bundle = read_bundle(mnist_like_bundle(norm="batch", trainable_blocks=2, hyper={"epochs": 2}))
+    bundle = read_bundle(mnist_like_bundle(norm="batch", trainable_blocks=2, hyper={"epochs": 2}, batch=1))
     subject = bundle_subject(bundle)
     step, derived, batch = subject.step, subject.derived_step(bundle.manifest.batch), bundle.manifest.batch
     trunk, tail = subject.halves_at(batch)
@@ -174,7 +183,7 @@ def test_a_tails_step_has_the_products_of_its_real_graph_and_the_trunk_is_paid_o
     report = profile_report(bundle, [find_device("raspberry-pi-4", load_devices())], Choice(samples=50))
     told = report["devices"][0]["training_step"]
     assert told["trunk_once_s"] == pytest.approx(50 * told["trunk_ms"] / 1e3)
-    assert told["round_s"] == pytest.approx(2 * 4 * told["latency_ms"] / 1e3)
+    assert told["round_s"] == pytest.approx(2 * 50 * told["latency_ms"] / 1e3)
     assert any("25.1 kB of it are kept" in line for line in report["assumptions"])
 
 
@@ -201,11 +210,8 @@ def test_the_derived_step_keeps_and_updates_what_the_methods_own_step_does(metho
     def held(work):
         return {n: t.shape for n, t in work.tensors.items() if t.role == "optimizer"}
 
-    def operations(work):
-        return sum(layer.vector_ops for layer in work.phase("update").layers)
-
     assert held(derived) == held(step) == {t.name: t.shape for t in bundle.manifest.state if t.role == "optimizer"}
-    assert operations(derived) == pytest.approx(operations(step), rel=0.03)
+    assert update_operations(derived) == pytest.approx(update_operations(step), rel=0.03)
     assert macs(derived, "forward") == pytest.approx(macs(step, "forward"), rel=1e-3)
     assert macs(derived, "weight_gradient") == pytest.approx(macs(step, "weight_gradient"), rel=1e-3)
 
@@ -218,7 +224,7 @@ def test_only_the_update_touches_the_optimizers_state(method, mnist_like_bundle)
     kept = {name for name, tensor in step.tensors.items() if tensor.role == "optimizer"}
     touching = [x for x in step.layers if kept & set(x.reads) or {f"{n}.next" for n in kept} & set(x.writes)]
     assert touching
-    assert {layer.phase for layer in touching} == {"update"}
+    assert {layer.phase for layer in touching if layer.name not in riding(step)} == {"update"}
     forward, gradients = step.phase("forward"), step.phase("weight_gradient", "input_gradient")
     assert macs(step, "forward") == pytest.approx(features.macs, rel=0.05)
     assert gradients.macs > features.macs

@@ -107,7 +107,7 @@ def test_a_head_is_not_made_again_where_there_are_no_sums(trained: Finished, fro
     for words, said in (
         (
             ("--state", trained.state(), *asked[0]),
-            "--ridge, expected --store FILE, whose sums are solved again",
+            "--ridge, expected --store, whose sums are solved again",
         ),
         (("--bundle", frozen.bundle, "--store", frozen.store, *asked[0]), "expected the sums of a closed round of fed"),
         (
