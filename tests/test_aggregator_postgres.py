@@ -289,6 +289,16 @@ def test_a_connection_that_is_lost_before_its_commit_has_written_nothing(server:
         assert store.standing.meta("x") is None
 
 
+def test_reading_that_is_given_up_after_the_server_went_ends_quietly(server: PostgresServer, place: str) -> None:
+    """A round's contributions are read one at a time; what reads them may be dropped when the connection is lost."""
+    db, other = (connection.connect(place_of(place), KIND) for _ in range(2))
+    with closing(other.link), closing(db.link):
+        reading = db.each("SELECT generate_series(1, 100000)")
+        assert next(reading) == (1,)
+        other.execute("SELECT pg_terminate_backend(?, 5000)", (db.link.info.backend_pid,))
+        reading.close()
+
+
 def test_a_store_is_looked_for_again_only_where_that_may_help() -> None:
     away, lost, taken = Away(), StoreLostError("store"), InUseError("store")
     assert away.wait_s(lost, 0.0) is None  # it was never there

@@ -55,12 +55,19 @@ class PostgresConnection:
 
     def each(self, statement: str, values: Sequence[Any] = ()) -> Generator[Any, None, None]:
         """The rows of a statement, of which the server keeps those that are not fetched yet."""
+        import psycopg
+
         within = self.link.info.transaction_status != 0  # IDLE: then it must outlive its own transaction
         name = f"stream_{next(self._streams)}"
-        with self.link.cursor(name, binary=True, withhold=not within) as cursor:
+        cursor = self.link.cursor(name, binary=True, withhold=not within)
+        try:
             cursor.itersize = _STREAM_ROWS
             cursor.execute(_in_its_words(statement), values)
-            yield from cursor
+            for row in cursor:  # noqa: UP028  `yield from` would close the cursor by itself, outside of what follows
+                yield row
+        finally:
+            with contextlib.suppress(psycopg.Error):  # a server that has gone keeps nothing any more
+                cursor.close()
 
 
 def connect(place: PostgresPlace, kind: Kind) -> PostgresConnection:
