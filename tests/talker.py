@@ -67,6 +67,8 @@ class Talker(threading.Thread):
     def stop(self) -> None:
         self._stopping.set()
         self.join(10)
+        if self.is_alive():  # it waits for a broker that has gone, and its link would dial for ever
+            self.link.close()
 
     def _say(self, *, online: bool) -> None:
         self.link.publish(

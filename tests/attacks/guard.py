@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ _CHANGES: dict[str, tuple[tuple[int, int | None], ...]] = {
 _NEVER = frozenset({"socket.connect", "socket.bind", "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"})
 _allowed: str | None = None  # the one folder; None while nothing is watched
 _watching = False
+_others: frozenset[int] = frozenset()  # threads that were there before, and belong to no target
 
 
 class Trespass(BaseException):
@@ -43,13 +45,15 @@ class Trespass(BaseException):
 def guarded() -> Iterator[None]:
     """Within, this process may change files in one folder alone: that of its temporary files, which is gone at the end.
 
+    What a thread does that was there before, such as a link of another test's that still dials, is no target's doing.
     It lies in memory where the system has such.
     """
-    global _allowed, _watching
+    global _allowed, _others, _watching
     if not _watching:  # a hook stays for the life of a process, and does nothing outside of this
         sys.addaudithook(_hook)
         _watching = True
     before = tempfile.tempdir
+    _others = frozenset(t.ident for t in threading.enumerate() if t.ident is not None) - {threading.get_ident()}
     with tempfile.TemporaryDirectory(prefix="pf-attack-", dir=in_memory()) as folder:
         tempfile.tempdir, _allowed = folder, os.path.realpath(folder) + os.sep
         try:
@@ -72,7 +76,7 @@ def scratch() -> Iterator[Path]:
 
 
 def _hook(event: str, arguments: tuple[object, ...]) -> None:
-    if _allowed is None:
+    if _allowed is None or threading.get_ident() in _others:
         return
     if event in _NEVER:
         raise Trespass(f"{event} {arguments!r}"[:300])
