@@ -11,7 +11,6 @@ does not fit may end the process that loads it, or never answer.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from numpy.typing import NDArray
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import BundleError, ProtofleetError
-from contract.files import whole_file
 from contract.methods import method
 from contract.runtime import ORT_ERRORS, ort
 from contract.state import GlobalState
@@ -37,6 +35,7 @@ from edge_client.extractor import Extractor
 from edge_client.onnx_session import CPU, Provider, providers_built_in
 from edge_client.providers import Choice, Trial, check_provider, choose, wanted_trials
 from edge_client.trainer import Trainer, Weights
+from edge_client.trials_file import TrialsFile
 
 __all__ = ["FILE", "SILENT", "Providers", "apart", "asked_apart", "said", "settle_providers", "step_on", "tried"]
 
@@ -96,11 +95,11 @@ def settle_providers(
     if names == ("cpu",):  # nothing to choose; and a board that waits for its first round keeps its memory
         return Providers(choose([Trial("cpu")], wanted, has_vectors=bundle.vectors is not None, build=build))
     engines = None if state is None else state / "engines" / (bundle.manifest.extractor or bundle.sha256.hex())[:16]
-    known = {} if state is None else _remembered(state, bundle, threads)
+    known = {} if state is None else {trial.provider: trial for trial in _file(state, bundle).read(threads)}
     first = try_one or (lambda name: _tried_here_or_apart(bundle, path, name, threads, engines))
     fresh = {name: first(name) for name in names if not _counts(known.get(name), name, wanted)}
     if fresh and state is not None:
-        _remember(state, bundle, threads, known | fresh)
+        _file(state, bundle).write(threads, [*(known | fresh).values()])
     found = known | fresh
     if found["cpu"].failed:
         raise BundleError("features.onnx on cpu", expected="an inference", got=found["cpu"].failed)
@@ -252,31 +251,8 @@ def _key(bundle: Bundle) -> dict[str, Any]:
     return {"onnxruntime": ort.__version__, "built_in": built_in, "bundle": bundle.sha256.hex()}
 
 
-def _table(state: Path, bundle: Bundle) -> dict[str, list[Trial]]:
-    """Trials by number of threads; empty where nothing is remembered, or of another runtime or bundle."""
-    try:
-        table = json.loads((state / FILE).read_text(encoding="utf-8"))
-        if (table["schema"], table["key"]) != (SCHEMA, _key(bundle)):
-            return {}
-        return msgspec.convert(table["threads"], dict[str, list[Trial]])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-
-
-def _remembered(state: Path, bundle: Bundle, threads: int) -> dict[str, Trial]:
-    """By provider."""
-    return {trial.provider: trial for trial in _table(state, bundle).get(str(threads), [])}
-
-
-def _remember(state: Path, bundle: Bundle, threads: int, trials: Mapping[str, Trial]) -> None:
-    """A disk that refuses costs no more than another trial at the next start."""
-    known = _table(state, bundle) | {str(threads): list(trials.values())}
-    table = {"schema": SCHEMA, "key": _key(bundle), "threads": msgspec.to_builtins(known)}
-    try:
-        with whole_file(state / FILE) as file:
-            file.write((json.dumps(table, indent=1) + "\n").encode())
-    except OSError:
-        return
+def _file(state: Path, bundle: Bundle) -> TrialsFile[Trial]:
+    return TrialsFile(state / FILE, SCHEMA, _key(bundle), Trial)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ come from `features.onnx`, which no form touches.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import sys
@@ -32,13 +31,13 @@ import numpy as np
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import ProtofleetError
-from contract.files import whole_file
 from contract.runtime import ORT_ERRORS, ort
 from contract.vectors import probe_images
 from edge_client.onnx_session import CPU
 from edge_client.provider_trials import SILENT, apart, asked_apart, said, step_on
 from edge_client.providers import NEAR
 from edge_client.self_test import end_first
+from edge_client.trials_file import TrialsFile
 
 __all__ = ["FILE", "FormTrial", "settle_step", "tried"]
 
@@ -110,11 +109,11 @@ def settle_step(
     """
     if not bundle.forms:
         return bundle
-    known = {} if state is None else _remembered(state, bundle, threads)
+    known = {} if state is None else {trial.form: trial for trial in _file(state, bundle).read(threads)}
     try_it = try_one or (lambda form: _tried_apart(path, form, threads))
     fresh = {form: try_it(form) for form in bundle.forms if form not in known}
     if fresh and state is not None:
-        _remember(state, bundle, threads, [*(known | fresh).values()])
+        _file(state, bundle).write(threads, [*(known | fresh).values()])
     trials = [(known | fresh)[form] for form in bundle.forms]
     best = min((trial for trial in trials if trial.pays), key=lambda trial: trial.form_ms, default=None)
     before = f" (as tried before; remove {state / FILE} to try again)" if state is not None and not fresh else ""
@@ -179,30 +178,8 @@ def processor() -> str:
     return hashlib.sha256("\n".join([platform.machine(), *kept]).encode()).hexdigest()[:16]
 
 
-def _table(state: Path, bundle: Bundle) -> dict[str, list[FormTrial]]:
-    """Trials by number of threads; empty where nothing is remembered, or of another runtime, processor or bundle."""
-    try:
-        table = json.loads((state / FILE).read_text(encoding="utf-8"))
-        if (table["schema"], table["key"]) != (SCHEMA, _key(bundle)):
-            return {}
-        return msgspec.convert(table["threads"], dict[str, list[FormTrial]])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return {}
-
-
-def _remembered(state: Path, bundle: Bundle, threads: int) -> dict[str, FormTrial]:
-    return {trial.form: trial for trial in _table(state, bundle).get(str(threads), [])}
-
-
-def _remember(state: Path, bundle: Bundle, threads: int, trials: Sequence[FormTrial]) -> None:
-    """A disk that refuses costs no more than another trial at the next start."""
-    known = _table(state, bundle) | {str(threads): list(trials)}
-    table = {"schema": SCHEMA, "key": _key(bundle), "threads": msgspec.to_builtins(known)}
-    try:
-        with whole_file(state / FILE) as file:
-            file.write((json.dumps(table, indent=1) + "\n").encode())
-    except OSError:
-        return
+def _file(state: Path, bundle: Bundle) -> TrialsFile[FormTrial]:
+    return TrialsFile(state / FILE, SCHEMA, _key(bundle), FormTrial)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 
 from contract.bundle import Bundle, read_bundle, write_bundle
 from contract.errors import BundleError
-from edge_client import step_forms
+from edge_client import step_forms, trials_file
 from edge_client.step_forms import FILE, FormTrial, settle_step, tried
 
 FAST = FormTrial("fast", portable_ms=100.0, form_ms=60.0, error=1e-5, allowed=1e-2)
@@ -138,7 +138,7 @@ def test_what_came_of_it_holds_for_this_runtime_processor_bundle_and_threads(bun
 
 
 def test_a_state_directory_that_cannot_be_written_costs_another_trial(bundle, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(step_forms, "whole_file", lambda path: (_ for _ in ()).throw(OSError("read-only")))
+    monkeypatch.setattr(trials_file, "whole_file", lambda path: (_ for _ in ()).throw(OSError("read-only")))
     found = settle_step(_only(bundle, "fast"), Path(), state=tmp_path, try_one=lambda form: FAST)
     assert found.train_step == b"graph fast"
     assert not list(tmp_path.iterdir())
