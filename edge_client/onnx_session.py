@@ -2,7 +2,9 @@
 
 Every session of the device is made here, so that threads, memory and errors are decided once:
 
-- one thread unless told otherwise, and no spinning: a board that waits must not burn its battery;
+- one thread unless told otherwise, and no spinning: a board that waits must not burn its battery. Of several threads
+  those that have nothing to do look for work for 20 µs before they sleep, while a run goes on: a step has nodes that
+  are over before a sleeper is awake (docs/decisions/213);
 - no memory pattern: the pattern reserves every intermediate of a training step at once, the arena alone reuses them
   (docs/decisions/020: the pattern costs 24 MB of peak on the default network and gains no time);
 - no blocked layouts for training: they pay where weights can be packed beforehand, and cost memory where they change;
@@ -29,8 +31,9 @@ from numpy.typing import NDArray
 from contract.errors import BundleError
 from contract.runtime import ORT_ERRORS, ort
 
-__all__ = ["CPU", "Provider", "Running", "open_session", "providers_built_in"]
+__all__ = ["CPU", "SPIN_US", "Provider", "Running", "open_session", "providers_built_in"]
 
+SPIN_US = 20  # in which a thread looks for work before it sleeps; 0: none
 _FATAL_ONLY = 4
 _NO_FOLDER = "/dev/null/no-folder"
 _NAMES = {
@@ -139,9 +142,18 @@ def _options(threads: int, training: bool) -> ort.SessionOptions:
     if training:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.log_severity_level = _FATAL_ONLY  # what fails is raised; its copy on standard error helps nobody
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    spins = threads > 1 and SPIN_US > 0 and _knows_a_limit()
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
+    if spins:
+        options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # once no run is going on
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", _NO_FOLDER)
     return options
+
+
+def _knows_a_limit() -> bool:
+    """Whether this ONNX Runtime can be told for how long to spin; an older one would for a millisecond and more."""
+    return tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 26)
 
 
 def _session(

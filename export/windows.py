@@ -130,12 +130,17 @@ def _total(graph: Graph, parts: list[str], shape: tuple[int, ...]) -> str:
 
 
 def _interleave(graph: Graph, phases: list[str], stride: tuple[int, int], shape: tuple[int, ...]) -> str:
-    """Phases, each (A, B, R, Q), to the plane (A, B, R·sy, Q·sx) whose pixel (r·sy + a, q·sx + b) is phase (a, b)'s."""
-    a, b, rows, columns = shape
-    joined = graph.op("Concat", *phases, axis=2)  # (A, B, sy·sx·R, Q)
-    if stride[1] > 1:  # columns first, rows after: each alone moves blocks, both at once move single numbers
-        apart = graph.reshape(joined, (a * b * stride[0], stride[1], rows, columns))
-        joined = graph.transpose(apart, (0, 2, 3, 1))  # (A·B·sy, R, Q, sx)
-    width = columns * stride[1]
-    mixed = graph.transpose(graph.reshape(joined, (a * b, stride[0], rows, width)), (0, 2, 1, 3))  # (A·B, R, sy, W)
-    return graph.reshape(mixed, (a, b, rows * stride[0], width))
+    """Phases, each (A, B, R, Q), to the plane (A, B, R·sy, Q·sx) whose pixel (r·sy + a, q·sx + b) is phase (a, b)'s.
+
+    Columns first, rows after: each alone moves blocks, both at once move single numbers. The axis that is moved is the
+    first, so that each is one transposition of a matrix: ONNX Runtime starts its threads once for each of them, and for
+    an axis further in as often as there are planes.
+    """
+    (a, b, rows, columns), (sy, sx) = shape, stride
+    by_columns = [phases[y * sx + x] for x in range(sx) for y in range(sy)]
+    joined = graph.op("Concat", *by_columns, axis=0)  # (sx·sy·A, B, R, Q)
+    if sx > 1:
+        joined = graph.transpose(graph.reshape(joined, (sx, sy * a * b * rows * columns)), (1, 0))
+    if sy > 1:
+        joined = graph.transpose(graph.reshape(joined, (sy, a * b * rows, columns * sx)), (1, 0, 2))
+    return graph.reshape(joined, (a, b, rows * sy, columns * sx))

@@ -14,6 +14,7 @@ from edge_samples import fashion
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import BundleError, MethodError
+from edge_client import onnx_session
 from edge_client.data import LocalData
 from edge_client.extractor import Extractor
 from edge_client.onnx_session import open_session
@@ -205,3 +206,19 @@ def test_a_manifest_that_says_otherwise_than_its_graphs_is_found_out(
     if {"features", "input_shape"} & set(changes):
         with pytest.raises(BundleError, match=r"features\.onnx"):
             Extractor(other, other.params).features(images)
+
+
+@pytest.mark.parametrize(
+    ("threads", "version", "spins"), [(1, "1.31.1", "0"), (2, "1.31.1", "1"), (4, "1.26.0", "1"), (4, "1.25.1", "0")]
+)
+def test_threads_look_for_work_for_a_moment_only(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, threads: int, version: str, spins: str
+) -> None:
+    """One that cannot be told for how long does not look at all."""
+    monkeypatch.setattr(onnx_session.ort, "__version__", version)
+    session, _ = open_session(bundle.train_step, "train_step.onnx", threads=threads, training=True)
+    told = session.get_session_options()  # type: ignore[attr-defined]
+    assert told.get_session_config_entry("session.intra_op.allow_spinning") == spins
+    if spins == "1":
+        assert 0 < int(told.get_session_config_entry("session.intra_op.spin_duration_us")) <= 100
+        assert told.get_session_config_entry("session.force_spinning_stop") == "1"

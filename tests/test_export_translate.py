@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -253,6 +254,17 @@ def test_fold_is_the_adjoint_of_taps(data: st.DataObject):
     matrix = tap_matrix(window)  # (taps, H·W, OH·OW)
     by_matrix = np.einsum("abp,tpq->tabq", x.reshape(2, 3, -1), matrix).reshape(g.shape)
     np.testing.assert_array_equal(got, by_matrix)
+
+
+def test_what_is_put_together_from_phases_moves_first_axes_alone() -> None:
+    """Of an axis further in, ONNX Runtime would start its threads for each plane."""
+    window = Window((3, 3), (2, 2), (1, 1), (1, 1), (8, 6), (4, 3))
+    graph = Graph("window")
+    names = [graph.input(f"g{i}", torch.float32, (2, 3, 4, 3)) for i in range(9)]
+    graph.output(fold(graph, names, window, (2, 3)), "back", torch.float32, (2, 3, 8, 6))
+    nodes = onnx.load_from_string(graph.to_bytes()).graph.node
+    moved = [list(node.attribute[0].ints) for node in nodes if node.op_type == "Transpose"]
+    assert sorted(moved) == [[1, 0], [1, 0, 2]]
 
 
 @pytest.mark.parametrize(
