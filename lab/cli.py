@@ -1,8 +1,11 @@
-"""The commands `protofleet demo` and `protofleet lab`: options in, a progress display, one table, an exit code."""
+"""The commands `protofleet demo` and `protofleet lab`: options in, a progress display, one table, an exit code.
+
+Those of the papers' tables are in `table_commands.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.errors import UsageError
-from contract.interrupt import Terminated, interruptible
 from contract.json_output import JSON_HELP, add_json_line, beside, write_json, write_text
 from contract.methods import DEFAULT, METHOD_HELP
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
 from lab.data.partition import PARTITIONS, Partition
 from lab.demo.shipped import BACKBONE, DATA, METHOD
+from lab.table_commands import ADDRESS_HELP, ENGINE_HELP, JOBS_HELP, results_command, table_command, until_stopped
 
 __all__ = ["demo_command", "lab_app"]
 
@@ -30,10 +33,10 @@ lab_app = typer.Typer(
 )
 
 
+lab_app.command("table")(table_command)
+lab_app.command("results")(results_command)
+
 _ROUNDS_HELP = "Rounds of the method.  [default: 5, 1 where it trains nothing]"
-_ENGINE_HELP = "Who computes: processes of this machine, or ray."
-_JOBS_HELP = "Clients or runs at a time, each in a process; 1 for this one alone.  [default: one for each core]"
-_ADDRESS_HELP = "HOST:PORT of a Ray cluster that is there already.  [default: Ray on this machine, for this command]"
 _INPUT_HELP = "HxWxc that images are resized to.  [default: their own, or 64x64 where they differ or are large]"
 
 
@@ -94,7 +97,7 @@ def demo_command(
         console.print(demo_table(summary))
         _tell_files(console, out)
 
-    return _until_stopped(run)
+    return until_stopped(run)
 
 
 def _refuse_beside_living(given: Mapping[str, Any]) -> None:
@@ -118,7 +121,7 @@ def _living(out: Path, seed: int, port: int, json: Path | None, *, quiet: bool, 
         console.print(living_table(summary), highlight=False)
         _tell_files(console, out)
 
-    return _until_stopped(run)
+    return until_stopped(run)
 
 
 def _tell_files(console: Console, out: Path) -> None:
@@ -187,9 +190,9 @@ def run_command(
         Path | None, typer.Option(help="Write the backbone of fedavg or spherefed, for protofleet export --weights.")
     ] = None,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 1,
-    engine: Annotated[str, typer.Option(help=_ENGINE_HELP)] = "processes",
-    jobs: Annotated[int | None, typer.Option(help=_JOBS_HELP)] = None,
-    address: Annotated[str | None, typer.Option(help=_ADDRESS_HELP)] = None,
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "processes",
+    jobs: Annotated[int | None, typer.Option(help=JOBS_HELP)] = None,
+    address: Annotated[str | None, typer.Option(help=ADDRESS_HELP)] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Keep the run here between rounds, and go on from it; removed at the end.")
     ] = None,
@@ -283,82 +286,7 @@ def run_command(
         if board is not None:
             board.close()
 
-    return _until_stopped(run)
-
-
-@lab_app.command("table")
-def table_command(
-    name: Annotated[str, typer.Argument(help="A table of `lab list`, or a TOML file of your own.")],
-    quick: Annotated[bool, typer.Option("--quick", help="The fraction that the table states, in minutes.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Run nothing: show what has been run.")] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Images as client --data takes them, or a name of the Hub.  [default: the table's]"),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs for each cell.  [default: the table's]")] = None,
-    only: Annotated[str | None, typer.Option(help="Rows by name, with commas between.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Columns by name, with commas between.")] = None,
-    out: Annotated[Path, typer.Option(help="Where runs and results are kept; a stopped table goes on there.")] = Path(
-        "protofleet-tables"
-    ),
-    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the results"))] = None,
-    tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
-    threads: Annotated[int, typer.Option(help="Of each process, within an operator.")] = 1,
-    engine: Annotated[str, typer.Option(help=_ENGINE_HELP)] = "processes",
-    jobs: Annotated[int | None, typer.Option(help=_JOBS_HELP)] = None,
-    address: Annotated[str | None, typer.Option(help=_ADDRESS_HELP)] = None,
-) -> int:
-    """Regenerate a published table: the paper's number beside ours."""
-    from lab.paper_tables.config import read_table
-    from lab.paper_tables.runner import Order
-
-    stem, table = read_table(name)
-    if seeds is not None and seeds < 1:
-        raise UsageError("--seeds", expected="1 or more", got=seeds)
-    rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
-    order = Order(table, out / stem, data, seeds, quick, rows, wanted, show)
-    from lab.engine.workers import open_workers
-
-    def run() -> None:
-        given = ("processes", 1, None) if show else (engine, jobs, address)
-        with open_workers(given[0], given[1], address=given[2], threads=threads) as workers:
-            _fill_table(stem, order, json, tensorboard, workers, Path(name).name)
-
-    return _until_stopped(run)
-
-
-def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | None, workers: Any, asked: str) -> None:
-    from lab.paper_tables.render import show, write_sheet
-    from lab.paper_tables.runner import Progress, run_table
-    from lab.reporting.progress import stage
-    from lab.reporting.tensorboard import log_round, open_board
-
-    board = open_board(tensorboard) if tensorboard is not None else None
-    console = beside(json)
-    with stage(console) as shown, shown.part("table", stem) as part:
-        progress = Progress(
-            on_run=lambda done, of, words: part.at(done, words or f"{of} runs", of=of),
-            on_round=lambda words, record: log_round(board, words, record) if board is not None else None,
-            on_text=part.say,
-        )
-        cells = run_table(order, progress, workers)
-    if board is not None:
-        board.close()
-    paths = write_sheet(stem, order, cells, _command_line(asked, order))
-    if json is not None:
-        write_text(json, paths[0].read_text(encoding="utf-8"))
-    console.print(show(stem, order, cells))
-    console.print(*paths, sep="\n", highlight=False, soft_wrap=True)
-
-
-def _command_line(asked: str, order: Any) -> str:
-    """The command that gives these cells, with the data's place left to the reader."""
-    parts = ["protofleet lab table", asked, *(["--quick"] if order.quick else [])]
-    parts += ["--data DIR"] if order.data else []
-    parts += [f"--seeds {order.seeds}"] if order.seeds else []
-    parts += [f"--only '{','.join(order.rows)}'"] if order.rows else []
-    parts += [f"--columns '{','.join(order.columns)}'"] if order.columns else []
-    return " ".join(parts)
+    return until_stopped(run)
 
 
 def _shape(text: str | None) -> tuple[int, int, int] | None:
@@ -381,17 +309,3 @@ def _at_least_one(value: int) -> int:
     if value < 1:
         raise UsageError("--evaluate-every", expected="1 or more", got=value)
     return value
-
-
-def _until_stopped(action: Callable[[], Any]) -> int:
-    """Run `action`; Ctrl-C and SIGTERM end it, everything it holds is let go of, and one line says so."""
-    try:
-        with interruptible(terminable=True):
-            action()
-    except Terminated:
-        typer.echo("error: terminated, every process it started is ended", err=True)
-        return 143
-    except KeyboardInterrupt:
-        typer.echo("error: interrupted, every process it started is ended", err=True)
-        return 130
-    return 0

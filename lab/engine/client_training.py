@@ -25,7 +25,7 @@ from lab.algorithms.base import Algorithm, State
 from lab.algorithms.head_calibration import client_gram, head_by_ffc, head_by_sgd
 from lab.engine.local_training import EagerModel, Fitted, train_eager
 
-__all__ = ["Bench", "Left", "Start", "Tally", "Turn", "ask", "ask_held", "gram_of", "personalise", "train"]
+__all__ = ["Bench", "Left", "Start", "Tally", "Turn", "ask", "ask_held", "gram_of", "personalise", "summarise", "train"]
 
 Answers = dict[str, NDArray[np.int64]]
 
@@ -73,6 +73,7 @@ class Start:
         algorithm: the state of the algorithm.
         heads: further ways of answering.
         asked: whether a model that was just trained is asked about its client's held-back samples.
+        fresh: whether it is also asked about the test images of its client's own classes.
         personal: of `lab.engine.evaluation.PERSONAL`.
     """
 
@@ -83,6 +84,7 @@ class Start:
     algorithm: dict[str, Any]
     heads: Sequence[tuple[str, Answer]] = ()
     asked: bool = False
+    fresh: bool = False
     personal: Sequence[str] = ()
 
 
@@ -186,6 +188,14 @@ class Bench:
         for way, found in self.answers(held.x, heads).items() if len(held) else ():
             tally.add(part, way, found == held.y)
 
+    def ask_own(self, client: int, part: str, tally: Tally) -> None:
+        """Ask the network as it stands about the test images of the client's own classes."""
+        if self.test is None:
+            return
+        own = np.isin(self.test.y, np.unique(self.shares[client].labelled.y))
+        for way, found in self.answers(self.test.x[own], ()).items() if own.any() else ():
+            tally.add(part, way, found == self.test.y[own])
+
 
 def client_name(client: int) -> str:
     """As devices are called."""
@@ -200,12 +210,22 @@ def train(bench: Bench, start: Start, turn: Turn) -> Left:
     fitted, tally = bench.fit(start, turn), Tally()
     if start.asked:
         bench.ask_held(turn.client, "trained", tally)
+    if start.fresh:
+        bench.ask_own(turn.client, "fresh", tally)
     floats = bench.model.floats()
     state = {name: floats[name].clone() for name in bench.shared}
     kept = {name: floats[name].clone() for name in turn.kept}
     rng = np.random.default_rng(round_seed(f"{client_name(turn.client)}-side", bench.run, start.number))
-    statistic = bench.algorithm.summarise(bench.model, bench.shares[turn.client].labelled, rng)
+    own = bench.shares[turn.client].labelled
+    statistic = None if bench.algorithm.afterwards else bench.algorithm.summarise(bench.model, own, rng)
     return Left(state, kept, fitted, statistic, tally)
+
+
+def summarise(bench: Bench, start: Start, turn: Turn) -> Any:
+    """A client's statistic by the weights that it has just received."""
+    bench.load(start, turn)
+    rng = np.random.default_rng(round_seed(f"{client_name(turn.client)}-side", bench.run, start.number))
+    return bench.algorithm.summarise(bench.model, bench.shares[turn.client].labelled, rng)
 
 
 def ask(bench: Bench, start: Start, turn: Turn) -> Tally:

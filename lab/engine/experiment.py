@@ -10,20 +10,23 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError, near_names
-from contract.methods import DEFAULT, METHODS, Method, closing_method, load_method, method
+from contract.methods import DEFAULT, METHODS, Method, Value, closing_method, load_method, method
 from edge_client.data import LocalData
-from export.backbones import build_backbone
+from export.backbones import find_backbone
 from export.build import build_bundle
+from export.weights import file_sha256
 from lab.algorithms import ALGORITHMS
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.data.partition import Partition, hold_back, partition, unlabel
@@ -62,9 +65,10 @@ class Experiment:
         local_test: share of each client's samples that it keeps for its own test.
         measures: what a federation that averages weights measures beside.
         hyper: hyper-parameters that differ from the method's defaults.
-        weights: safetensors to start from; random weights when None.
+        weights: safetensors to start from, or "pretrained" for those of a library's network; random when None.
         save_weights: where the backbone of an algorithm that averages weights is written at the end.
         input_shape: (H, W, c) that images are resized to; None for their own.
+        scaling: `normalised` by the training images' mean and deviation, or `unit`, 0 to 1 and no more.
     """
 
     method: str
@@ -80,9 +84,10 @@ class Experiment:
     local_test: float = 0.0
     measures: Measures = field(default_factory=Measures)
     hyper: Mapping[str, object] = field(default_factory=dict)
-    weights: Path | None = None
+    weights: Path | str | None = None
     save_weights: Path | None = None
     input_shape: tuple[int, int, int] | None = None
+    scaling: str = "normalised"
 
     def __post_init__(self) -> None:
         if ":" in self.method:  # a class that is not installed
@@ -92,8 +97,7 @@ class Experiment:
             raise UsageError(
                 "--method", expected="a method of the lab", got=self.method, hint=near_names(self.method, known)
             )
-        settle = ALGORITHMS[self.method].settle if self.method in ALGORITHMS else method(_row(self.method)).settle
-        settle(self.hyper)
+        self._settled()
         if self.save_weights is not None and self.method not in ALGORITHMS:
             raise UsageError(
                 "--save-weights",
@@ -113,12 +117,26 @@ class Experiment:
             raise UsageError("backbones", expected="no FFC, whose sums only add up over one extractor", got="FFC")
         if self.head not in (None, "frozen"):
             raise UsageError("head", expected="frozen", got=self.head)
+        if self.scaling not in ("normalised", "unit"):
+            raise UsageError("scaling", expected="normalised or unit", got=self.scaling)
         if self.test_samples is not None and self.test_samples < 0:
             raise UsageError("--test-samples", expected="0 or more", got=self.test_samples)
         if not 0 < self.positive_rate <= 1:
             raise UsageError("--positive-rate", expected="above 0, up to 1", got=self.positive_rate)
         if not 0 <= self.local_test < 1:
             raise UsageError("--local-test", expected="0 up to 1, without 1", got=self.local_test)
+
+    def _settled(self) -> dict[str, Value]:
+        settle = ALGORITHMS[self.method].settle if self.method in ALGORITHMS else method(_row(self.method)).settle
+        return settle(self.hyper)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every setting as it is used, defaults too, as plain values; not the data, the seed and where weights go."""
+        found = json.loads(json.dumps(asdict(self), default=str))
+        if isinstance(self.weights, Path) and self.weights.is_file():
+            found["weights"] = file_sha256(self.weights)[:16]
+        del found["data"], found["course"]["seed"], found["save_weights"]
+        return found | {"hyper": self._settled()}
 
 
 def usual_rounds(name: str) -> int:
@@ -251,7 +269,7 @@ def _last_round(experiment: Experiment) -> int:
 
 
 def _bundle(experiment: Experiment, backbone: str, data: DataSet, path: Path) -> Bundle:
-    mean, std = _statistics(data)
+    mean, std = _scaling(experiment, data)
     build_bundle(
         backbone=backbone,
         method_name=_row(experiment.method),
@@ -265,9 +283,15 @@ def _bundle(experiment: Experiment, backbone: str, data: DataSet, path: Path) ->
         seed=experiment.course.seed,
         mean=mean,
         std=std,
-        provenance=f"weights {experiment.weights.name}" if experiment.weights else "random weights",
+        provenance=f"weights {Path(experiment.weights).name}" if experiment.weights else "random weights",
     )
     return read_bundle(path)
+
+
+def _scaling(experiment: Experiment, data: DataSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What is taken from each channel of images in 0 to 1, and what it is divided by."""
+    channels = data.input_shape[2]
+    return _statistics(data) if experiment.scaling == "normalised" else ((0.0,) * channels, (1.0,) * channels)
 
 
 @lru_cache(maxsize=2)
@@ -291,9 +315,10 @@ def _averaging(
     on_text("building the backbone")
     algorithm, seed = ALGORITHMS[experiment.method], experiment.course.seed
     hyper = algorithm.settle(experiment.hyper)
-    mean, std = _statistics(data)
-    net, width = build_backbone(experiment.backbone, data.input_shape, seed=seed)
-    model = EagerModel(net, classes=data.classes, features=width, mean=mean, std=std, head=algorithm.head, seed=seed)
+    mean, std = _scaling(experiment, data)
+    found = find_backbone(experiment.backbone, data.input_shape, seed=seed, weights=experiment.weights)
+    shape = {"classes": data.classes, "features": found.width}
+    model = EagerModel(found.net, **shape, mean=mean, std=std, head=algorithm.head, seed=seed)
     on_text("")
     records = run_algorithm(
         algorithm,
