@@ -180,7 +180,7 @@ def run_command(
     ] = None,
     batch: Annotated[int, typer.Option(help="Batch of a training step.")] = 32,
     set: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, a hyper-parameter; again for another.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Start from these weights, for fedproto, ffc and local.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Start from these weights.")] = None,
     calibrate: Annotated[bool | None, typer.Option(help="End with FFC.  [default: with one backbone]")] = None,
     ccvr: Annotated[bool, typer.Option("--ccvr", help="End with CCVR, too, where weights are averaged.")] = False,
     positive_rate: Annotated[float, typer.Option(help="Share of a client's samples that is labelled.")] = 1.0,

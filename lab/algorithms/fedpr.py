@@ -34,7 +34,7 @@ class FedPR(Algorithm):
     }
 
     def __init__(self, classes: int, width: int, hyper: Mapping[str, Value], clients: int) -> None:
-        self._merged = hyper["prototypes"] == "merged"
+        self._merged = hyper.get("prototypes") == "merged"
         self._round: list[ClassMeans] = []
         self._global = ClassMeans.zero(classes, width)
 

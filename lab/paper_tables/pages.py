@@ -3,6 +3,7 @@
     FOLDER/NAME.json   the ledgers (`sheet.py`): read
     FOLDER/NAME.md     their pages, and NAME-….svg, their charts (`render.py`): written
     FOLDER/README.md   every published number of every table beside ours, what was not run with its command
+    FOLDER/presets.md  the settings by source, side by side (`presets.py`)
 
 `take` puts a table's run into the folder, in the place of the cells that it has run again. `differing` says which
 files are not what the ledgers make of them. Ledgers of other commands are left alone, but for the claims of `hardware
@@ -19,6 +20,7 @@ from pathlib import Path
 from contract.errors import StoreError, UsageError
 from contract.json_output import write_text
 from lab.paper_tables.config import TABLES, Table, read_table
+from lab.paper_tables.presets import presets_page
 from lab.paper_tables.render import hours, number, pages
 from lab.paper_tables.sheet import Sheet, is_ledger, merged, read_sheet, write_json
 from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, WITHIN, Claim, claims_of, command_for
@@ -41,7 +43,8 @@ def made(folder: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     for stem, sheet in sheets.items():
         texts |= pages(stem, sheet, read_table(sheet.table)[1] if sheet.table in TABLES else None)
-    return texts | {"README.md": _every_number(folder, list(sheets.values()))}
+    lists = {"README.md": _every_number(folder, list(sheets.values())), "presets.md": presets_page()}
+    return texts | lists
 
 
 def differing(folder: Path) -> list[str]:

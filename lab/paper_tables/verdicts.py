@@ -23,7 +23,7 @@ import numpy as np
 from lab.paper_tables.config import Column, Row, Table
 from lab.paper_tables.sheet import Sheet, SheetCell
 
-__all__ = ["NOT_REPRODUCED", "NOT_RUN", "WITHIN", "Claim", "claims_of", "command_for", "hours_of"]
+__all__ = ["NOT_REPRODUCED", "NOT_RUN", "WITHIN", "Claim", "claims_of", "command_for", "flat", "hours_of"]
 
 WITHIN, SPREAD, CLOSE = "within 1 point", "within the paper's spread", "within a tenth"
 NOT_REPRODUCED, NOT_RUN = "not reproduced", "not run"
@@ -137,7 +137,7 @@ def _changed(table: Table, row: Row, column: Column, cell: SheetCell, preset: st
         now, then = settings.experiment(table.data, 0).resolved(), cell.resolved
     else:
         now, then = msgspec.to_builtins(settings), cell.settings
-    flat_now, flat_then = dict(_flat(now)), dict(_flat(then))
+    flat_now, flat_then = dict(flat(now)), dict(flat(then))
     names = [n for n in dict.fromkeys([*flat_then, *flat_now]) if flat_then.get(n) != flat_now.get(n)]
     words = [f"{name} {flat_then.get(name, 'not given')} for {flat_now.get(name, 'none')}" for name in names]
     if cell.metric != table.metric_of(row, column):
@@ -145,10 +145,11 @@ def _changed(table: Table, row: Row, column: Column, cell: SheetCell, preset: st
     return ", ".join(words)
 
 
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings as (name, value), the names with points between; a hyper-parameter by its own name."""
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name}.")
+            yield from flat(value, f"{before}{name}.")
         else:
             yield f"{before}{name}".removeprefix("hyper."), list(value) if isinstance(value, tuple) else value
 
