@@ -20,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from contract.answers import Answer
 from contract.statistics import FeatureGram
 from lab.algorithms.head_calibration import calibrated_head, ccvr_bytes, ccvr_head, ffc_bytes
-from lab.engine.client_training import Tally, ask, ask_held, gram_of, personalise
+from lab.engine.client_training import ask, ask_held, gram_of, personalise
 from lab.engine.deployed import RoundRecord
+from lab.engine.tally import Tally
 from lab.engine.weight_averaging import Federation
 from lab.engine.workers import in_order
 

@@ -17,10 +17,10 @@ from contract.methods import Value
 from edge_client.data import LocalData
 from lab.algorithms.base import Algorithm
 from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
-from lab.engine.client_training import Tally
 from lab.engine.deployed import Course, OnDevice, RoundRecord
 from lab.engine.evaluation import PERSONAL, AveragingRecord, assess, close, personal_tests
 from lab.engine.local_training import EagerModel
+from lab.engine.tally import Tally
 from lab.engine.weight_averaging import Federation, Gathered
 from lab.engine.workers import OneProcess, Workers
 
@@ -135,5 +135,8 @@ def _record(number: int, gathered: Gathered, tally: Tally, closing_bytes: dict[s
         fresh=tally.means("fresh"),
         personal=tally.means("personal"),
         spread=tally.spread(),
+        clients=tally.clients(),
+        per_class=tally.per_class(),
+        calibration=tally.calibration(),
         closing_bytes=closing_bytes,
     )

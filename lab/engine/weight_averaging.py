@@ -26,9 +26,10 @@ from edge_client.data import LocalData
 from export.weights import put_tensors
 from lab.algorithms import RULES
 from lab.algorithms.base import Algorithm, Outcome, State
-from lab.engine.client_training import Bench, Left, Start, Tally, Turn, client_name, summarise, train
+from lab.engine.client_training import Bench, Left, Start, Turn, client_name, summarise, train
 from lab.engine.deployed import Course, OnDevice, run_id
 from lab.engine.local_training import EagerModel
+from lab.engine.tally import Tally
 from lab.engine.workers import OneProcess, Settled, Workers, in_order
 
 __all__ = ["Federation", "Gathered"]

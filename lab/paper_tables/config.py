@@ -188,6 +188,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         preset: which of `presets` the table is as it stands; it changes nothing.
         hours: of one run on one core, guessed, where no run of the table has been timed.
         needs: as a row's, of every row.
+        against: the row that all others are compared with, seed by seed.
+        target: an accuracy in percent; how many rounds and bytes it takes is told.
     """
 
     title: str
@@ -206,6 +208,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     presets: dict[str, Preset] = {}
     hours: float | None = None
     needs: str = ""
+    against: str = ""
+    target: float | None = None
 
     def metric_of(self, row: Row, column: Column) -> str:
         """The row's own metric, or the table's, of the column's part."""
@@ -293,6 +297,7 @@ def read_table(name: str) -> tuple[str, Table]:
         given = [*row.columns, *(column for each in published for column in each)]
         _named(f"{name}: columns of {row.name}", given, [c.name for c in table.columns])
         _named(f"{name}: over", [row.over] if row.gains else [], [other.name for other in table.rows])
+    _named(f"{name}: against", [table.against] if table.against else [], [row.name for row in table.rows])
     _check_presets(name, table)
     return path.stem, table
 

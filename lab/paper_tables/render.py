@@ -17,6 +17,7 @@ from hw_profiles.charts.marks import standalone
 from hw_profiles.charts.scatter import Mark, scatter
 from hw_profiles.units import nice_bytes
 from lab.paper_tables.config import Table
+from lab.paper_tables.more_tables import metrics_table, seeds_table
 from lab.paper_tables.sheet import Sheet, SheetCell
 from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, Claim, claims_of, command_for
 
@@ -61,6 +62,7 @@ def pages(stem: str, sheet: Sheet, table: Table | None = None) -> dict[str, str]
     lines += ["| " + " | ".join(_texts(cell)) + " |" for cell in sheet.cells]
     lines += ["", f"Accuracy in percent; {_LEGEND}.", ""]
     lines += [f"- {note}" for note in _notes(sheet)]
+    lines += [*seeds_table(sheet), *metrics_table(sheet)]
     lines += ["", *(f"![{which}]({stem}-{which}.svg)" for which in charts)]
     text = "\n".join(lines).rstrip() + "\n"
     return {f"{stem}.md": text, **{f"{stem}-{which}.svg": svg for which, svg in charts.items()}}

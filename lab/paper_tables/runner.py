@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from contract.methods import closing_method
 from lab.data.datasets import DataSet, load_dataset
 from lab.engine.workers import OneProcess, Workers
 from lab.paper_tables.config import PARTS, Column, Row, Settings, Table
+from lab.paper_tables.metrics import METRICS, metrics_of, per_class_of
 from lab.paper_tables.one_run import Crew, Progress, Run, Watch, run_cell, run_elsewhere
 from lab.paper_tables.run_log import Finished, Ledger, code_mark, data_mark, run_key
 
@@ -88,6 +90,7 @@ class Cell:
         failures: one line for each seed that diverged.
         curve_std: round → standard deviation over seeds; empty for fewer than two.
         metrics: further ones, see `lab/paper_tables/metrics.py`; mean over seeds.
+        per_class: the share of each class's images that was named right, mean over seeds.
         resolved: every setting that was used, defaults too.
         code: `code_mark` of its runs.
         seeds: that `values` are of.
@@ -107,6 +110,7 @@ class Cell:
     failures: list[str] = field(default_factory=list)
     curve_std: dict[int, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    per_class: list[float | None] = field(default_factory=list)
     resolved: dict[str, Any] = field(default_factory=dict)
     code: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
@@ -225,10 +229,35 @@ def _cell(order: Order, row: Row, column: Column, mark: str, done: dict[str, Fin
         curve,
         [run.failure for run in runs if run.failure],
         curve_std=curve_std,
+        metrics=_metrics(good, curves, metric, settings.clients or 1, table.target),
+        per_class=_per_class(good, metric),
         resolved=resolved,
         code=tuple(sorted({run.code for run in runs})),
         seeds=tuple(run.seed for run, each in zip(good, curves, strict=True) if each),
     )
+
+
+def _metrics(
+    runs: Sequence[Finished], curves: Sequence[dict[int, float]], metric: str, clients: int, target: float | None
+) -> dict[str, float]:
+    """Means over the seeds that have them; what it took to the target only where every seed has reached it."""
+    goal = None if target is None else target / 100.0
+    pairs = zip(runs, curves, strict=True)
+    each = [metrics_of(run.records, _named(metric), curve, clients, goal) for run, curve in pairs]
+    whole = [name for name in METRICS if each and all(name in found for found in each)]
+    return {name: _mean([found[name] for found in each]) for name in whole}
+
+
+def _per_class(runs: Sequence[Finished], metric: str) -> list[float | None]:
+    """Mean over seeds; None for a class that nobody was asked about."""
+    each = [found for run in runs if (found := per_class_of(run.records, _named(metric)))]
+    columns = [[share for share in column if share is not None] for column in zip_longest(*each)]
+    return [_mean(column) if column else None for column in columns]
+
+
+def _named(metric: str) -> str:
+    part, _, way = metric.partition("/")
+    return f"{PARTS[part]}/{way}"
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -248,10 +277,12 @@ def _last(curve: dict[int, float], records: Sequence[dict[str, Any]], last: int)
 
 
 def _over_clients(records: Sequence[dict[str, Any]], metric: str) -> float | None:
-    part, _, way = metric.partition("/")
+    name = _named(metric)
     for record in reversed(records):
-        if f"{PARTS[part]}/{way}" in record.get("spread", {}):
-            return float(record["spread"][f"{PARTS[part]}/{way}"])
+        if len(each := record.get("clients", {}).get(name, ())) > 1:
+            return float(np.std(each))
+        if name in record.get("spread", {}):
+            return float(record["spread"][name])
     return None
 
 

@@ -35,6 +35,7 @@ class SheetCell(msgspec.Struct, frozen=True, kw_only=True):
         sent, gain, over: as the definition's row has them.
         code: of its runs; empty where it is not named.
         curve_std: standard deviation over seeds at each measured round.
+        metrics, per_class: of the last round that was measured, `metrics.py`.
     """
 
     row: str
@@ -66,6 +67,7 @@ class SheetCell(msgspec.Struct, frozen=True, kw_only=True):
     sent: float | None = None
     curve_std: dict[str, float] = {}
     metrics: dict[str, float] = {}
+    per_class: list[float | None] = []
 
     @property
     def runs(self) -> int:
@@ -91,6 +93,8 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
     charts: list[str] = []
     preset: str = ""
+    against: str = ""
+    target: float | None = None
 
     @property
     def commands(self) -> list[str]:
@@ -121,6 +125,8 @@ def sheet_of(name: str, order: Order, cells: Sequence[Cell], command: str) -> Sh
         command=command,
         charts=list(table.charts),
         preset=order.preset or table.preset,
+        against=table.against,
+        target=table.target,
     )
 
 
@@ -148,6 +154,7 @@ def _sheet_cell(order: Order, cell: Cell, command: str) -> SheetCell:
         command=command,
         curve_std={str(number): value for number, value in cell.curve_std.items()},
         metrics=cell.metrics,
+        per_class=cell.per_class,
         **_of_row(cell.row, cell.column.name),
     )
 
@@ -200,8 +207,10 @@ def _lifted(sheet: Sheet) -> Sheet:
         preset = _preset_of(table, cell) if table else ""
         seeds = list(range(cell.runs)) if not cell.failures else []
         cells.append(msgspec.structs.replace(cell, command=sheet.command, preset=preset, seeds=seeds, **more))
-    charts, preset = (list(table.charts), table.preset) if table else ([], "")
-    return msgspec.structs.replace(sheet, cells=cells, charts=charts, preset=preset)
+    if table is None:
+        return msgspec.structs.replace(sheet, cells=cells)
+    more = {"charts": list(table.charts), "preset": table.preset, "against": table.against}
+    return msgspec.structs.replace(sheet, cells=cells, **more)
 
 
 def _preset_of(table: Table, cell: SheetCell) -> str:
