@@ -167,6 +167,8 @@ def run_command(
     ways: Annotated[int, typer.Option(help="Classes of a client, on average, for the shots partition.")] = 3,
     ways_spread: Annotated[int, typer.Option(help="How far from that, at most.")] = 2,
     shots: Annotated[int, typer.Option(help="Samples of each of them.")] = 100,
+    shift: Annotated[str, typer.Option(help="corruption: a kind of it for each client; or none.")] = "none",
+    severity: Annotated[int, typer.Option(help="How strong, 1 to 5.")] = 3,
     samples: Annotated[int, typer.Option(help="Training samples in all, drawn at random; 0 for every one.")] = 0,
     clients: Annotated[int, typer.Option(help="Devices.")] = 5,
     rounds: Annotated[int | None, typer.Option(help=_ROUNDS_HELP)] = None,
@@ -248,6 +250,8 @@ def run_command(
         local_test=local_test,
         measures=Measures(("ccvr",) if ccvr else (), tuple(personal or ())),
         input_shape=_shape(input),
+        shift=shift,
+        severity=severity,
     )
     if save_weights is not None and save_weights.is_dir():  # now, not after the run
         raise UsageError("--save-weights", expected="a file", got=f"the directory {save_weights}")

@@ -30,6 +30,7 @@ from export.weights import file_sha256
 from lab.algorithms import ALGORITHMS
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.data.partition import Partition, hold_back, partition, unlabel
+from lab.data.shift import check_shift, shifted
 from lab.demo.from_scratch import channel_statistics
 from lab.engine.checkpoint import Checkpoint
 from lab.engine.deployed import Course, OnDevice, RoundRecord, local_only, run_id, simulate
@@ -69,6 +70,7 @@ class Experiment:
         save_weights: where the backbone of an algorithm that averages weights is written at the end.
         input_shape: (H, W, c) that images are resized to; None for their own.
         scaling: `normalised` by the training images' mean and deviation, or `unit`, 0 to 1 and no more.
+        shift, severity: `corruption` of each client's images by its own kind, 1 to 5 strong (`lab/data/shift.py`).
     """
 
     method: str
@@ -88,6 +90,8 @@ class Experiment:
     save_weights: Path | None = None
     input_shape: tuple[int, int, int] | None = None
     scaling: str = "normalised"
+    shift: str = "none"
+    severity: int = 3
 
     def __post_init__(self) -> None:
         if ":" in self.method:  # a class that is not installed
@@ -117,6 +121,7 @@ class Experiment:
             raise UsageError("backbones", expected="no FFC, whose sums only add up over one extractor", got="FFC")
         if self.head not in (None, "frozen"):
             raise UsageError("head", expected="frozen", got=self.head)
+        check_shift(self.shift, self.severity)
         if self.scaling not in ("normalised", "unit"):
             raise UsageError("scaling", expected="normalised or unit", got=self.scaling)
         if self.test_samples is not None and self.test_samples < 0:
@@ -172,13 +177,17 @@ def run_experiment(
     if data is None:
         on_text("loading the data")
         data = load_dataset(experiment.data, experiment.input_shape, log=on_line)
-    parts = partition(data.train.y, experiment.partition, seed=experiment.course.seed)
+    parts = partition(data.train.y, experiment.partition, seed=experiment.course.seed, sources=data.sources)
     cuts = [hold_back(part, experiment.local_test, experiment.course.seed + n) for n, part in enumerate(parts)]
     shares = [take(data.train, kept) for kept, _ in cuts]
     if experiment.positive_rate < 1:
         rate, seed = experiment.positive_rate, experiment.course.seed
         shares = [LocalData(share.x, unlabel(share.y, rate, seed + n)) for n, share in enumerate(shares)]
     held = [take(data.train, own) for _, own in cuts]
+    if experiment.shift == "corruption":
+        severity, seed = experiment.severity, experiment.course.seed
+        shares = [shifted(own, n, severity, seed) for n, own in enumerate(shares)]
+        held = [shifted(own, n, severity, seed + 1_000_003) for n, own in enumerate(held)]
     asked = _asked_about(data, experiment)
     engine = _averaging if experiment.method in ALGORITHMS else _deployed
     workers = workers or OneProcess()

@@ -58,6 +58,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     backbones: tuple[str, ...] | None = None
     head: str | None = None
     scaling: str | None = None
+    shift: str | None = None
+    severity: int | None = None
     test_samples: int | None = None
     positive_rate: float | None = None
     local_test: float | None = None
@@ -109,7 +111,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             ),
             measures=Measures(**some("closings", "personal", "evaluate_last", "fresh")),
             **some("backbone", "backbones", "head", "scaling", "batch", "test_samples", "positive_rate", "local_test"),
-            **some("hyper", "weights"),
+            **some("hyper", "weights", "shift", "severity"),
         )
 
 

@@ -79,6 +79,8 @@ def code_mark() -> str:
 def data_mark(name: str) -> str:
     """A data set in a few words: the name, and for a path its files' names and sizes, not where it lies."""
     place = Path(name)
+    if "+" in name and not place.exists():
+        return " + ".join(data_mark(each) for each in name.split("+"))
     if not place.exists():
         return name
     files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
