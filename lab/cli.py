@@ -17,7 +17,7 @@ from contract.errors import UsageError
 from contract.json_output import JSON_HELP, add_json_line, beside, write_json, write_text
 from contract.methods import DEFAULT, METHOD_HELP
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
-from lab.data.partition import PARTITIONS, Partition
+from lab.data.partition import PARTITIONS
 from lab.demo.shipped import BACKBONE, DATA, METHOD
 from lab.table_commands import ADDRESS_HELP, ENGINE_HELP, JOBS_HELP, results_command, table_command, until_stopped
 
@@ -140,7 +140,11 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
         "methods": lab_methods(),
         "backbones": dict.fromkeys(BACKBONES, "") | {"module:callable": "your own"},
         "data": dict.fromkeys(SHIPPED, "ships with the package")
-        | {"PATH": "images as client --data takes them", "owner/name": "a data set of the Hugging Face Hub"},
+        | {
+            "PATH": "images as client --data takes them",
+            "owner/name": "a data set of the Hugging Face Hub",
+            "A+B": "several of these as one, for the partition source",
+        },
         "partitions": dict(PARTITIONS),
         "tables": {name: read_table(name)[1].title for name in TABLES},
     }
@@ -156,6 +160,7 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
 
 @lab_app.command("run")
 def run_command(
+    context: typer.Context,
     method: Annotated[str, typer.Option(help="A method of `lab list`.")] = DEFAULT,
     data: Annotated[
         str, typer.Option(help="A shipped data set, images as client --data takes them, or a name of the Hub.")
@@ -192,6 +197,10 @@ def run_command(
         Path | None, typer.Option(help="Write the backbone of fedavg or spherefed, for protofleet export --weights.")
     ] = None,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 1,
+    settings: Annotated[
+        Path | None, typer.Option(help="A TOML file of settings; options that are given go before it.")
+    ] = None,
+    save_settings: Annotated[Path | None, typer.Option(help="Write them all here, as TOML, defaults too.")] = None,
     engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "processes",
     jobs: Annotated[int | None, typer.Option(help=JOBS_HELP)] = None,
     address: Annotated[str | None, typer.Option(help=ADDRESS_HELP)] = None,
@@ -206,53 +215,22 @@ def run_command(
     ] = False,
 ) -> int:
     """Run one federation and print a line for each round; its clients compute on all cores."""
+    given = dict(locals())
     check_loudness(quiet, verbose)
     from lab.engine.checkpoint import Checkpoint
-    from lab.engine.deployed import Course, RoundRecord
-    from lab.engine.experiment import Experiment, run_experiment, usual_rounds
-    from lab.engine.run_averaging import Measures
+    from lab.engine.deployed import RoundRecord
+    from lab.engine.experiment import run_experiment
     from lab.engine.workers import open_workers
     from lab.reporting.console import round_line
     from lab.reporting.progress import stage
     from lab.reporting.tensorboard import log_round, open_board
+    from lab.run_settings import experiment_of, resolved_text
 
-    backbones = tuple(name.strip() for name in backbone.split(","))
-    several = len(backbones) > 1
-    rounds = usual_rounds(method) if rounds is None else rounds
-    experiment = Experiment(
-        method=method,
-        data=data,
-        partition=Partition(
-            partition,
-            clients,
-            alpha,
-            classes_per_client,
-            ways=ways,
-            ways_spread=ways_spread,
-            shots=shots,
-            only=samples,
-        ),
-        course=Course(
-            rounds,
-            not several if calibrate is None else calibrate,
-            fraction,
-            seed,
-            evaluate_every=_at_least_one(evaluate_every),
-        ),
-        backbone=backbones[0],
-        backbones=backbones if several else (),
-        head=head,
-        batch=batch,
-        hyper=_settings(set or []),
-        weights=weights,
-        save_weights=save_weights,
-        positive_rate=positive_rate,
-        local_test=local_test,
-        measures=Measures(("ccvr",) if ccvr else (), tuple(personal or ())),
-        input_shape=_shape(input),
-        shift=shift,
-        severity=severity,
-    )
+    said = {name for name in given if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+    experiment = experiment_of(given, said)
+    method, rounds, clients = experiment.method, experiment.course.rounds, experiment.partition.clients
+    if save_settings is not None:
+        write_text(save_settings, resolved_text(experiment), option="--save-settings")
     if save_weights is not None and save_weights.is_dir():  # now, not after the run
         raise UsageError("--save-weights", expected="a file", got=f"the directory {save_weights}")
     if json is not None:
@@ -297,19 +275,3 @@ def _shape(text: str | None) -> tuple[int, int, int] | None:
     from export.cli import read_shape
 
     return None if text is None else read_shape(text)
-
-
-def _settings(given: list[str]) -> dict[str, str]:
-    settings = {}
-    for entry in given:
-        name, equals, value = entry.partition("=")
-        if not equals or not name:
-            raise UsageError("--set", expected="KEY=VALUE", got=entry, hint="--set lr=0.02")
-        settings[name.strip()] = value.strip()
-    return settings
-
-
-def _at_least_one(value: int) -> int:
-    if value < 1:
-        raise UsageError("--evaluate-every", expected="1 or more", got=value)
-    return value
