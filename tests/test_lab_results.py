@@ -11,7 +11,7 @@ import pytest
 from contract.errors import StoreError, UsageError
 from hw_profiles.charts.curves import Line, curves
 from lab.paper_tables import run_log
-from lab.paper_tables.config import TABLES, Column, Preset, Row, Settings, Table, read_table
+from lab.paper_tables.config import TABLES, Column, Missing, Preset, Row, Settings, Table, read_table
 from lab.paper_tables.pages import differing, take, write
 from lab.paper_tables.run_log import Finished, Ledger, code_mark
 from lab.paper_tables.sheet import UNNAMED, Sheet, SheetCell, is_ledger, merged, read_sheet, write_json
@@ -37,6 +37,7 @@ TABLE = Table(
         Row(name="changed", published={"IID": 50.0}, settings=Settings(hyper={"lr": 0.2})),
         Row(name="not there", published={"IID": 50.0}, needs="weights"),
     ),
+    missing=(Missing(name="no row", published={"IID": 1.0}, why="not built"),),
     seeds=5,
     hours=0.5,
     preset="printed",
@@ -110,13 +111,14 @@ def test_verdicts_follow_from_the_rows() -> None:
         ("gain", "parameters sent"): "within a tenth",
         ("changed", "accuracy"): "not run",
         ("not there", "accuracy"): "not run",
+        ("no row", "accuracy"): "not run",
     }
     assert found["far", "accuracy"].why == "a guess"
     assert found["gain", "gain over base"].difference == pytest.approx(0.0)
     assert found["changed", "accuracy"].why == "with earlier settings, lr 0.01 for 0.2, it gave 40.00"
     assert found["not there", "accuracy"].why == "needs weights"
     assert found["not there", "accuracy"].hours == pytest.approx(5.0)  # an hour for each of five seeds, as the others
-    assert {claim.hours for claim in claims_of(TABLE, None)} == {2.5}
+    assert {claim.hours for claim in claims_of(TABLE, None) if claim.row_there} == {2.5}
     assert {claim.verdict for claim in claims_of(TABLE, _sheet(_cell("far", 0.6)), "code")} == {"not run"}
 
 

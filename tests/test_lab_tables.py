@@ -16,7 +16,7 @@ from hw_profiles.charts.scatter import Mark, scatter
 from lab.paper_tables import runner as bench
 from lab.paper_tables.config import TABLES, Settings, read_table
 from lab.paper_tables.pages import write_sheet
-from lab.paper_tables.run_log import Finished, Ledger, run_key
+from lab.paper_tables.run_log import Finished, Ledger, code_mark, run_key
 from lab.paper_tables.runner import Order, Progress, run_table
 from lab.paper_tables.sheet import sheet_of
 from lab.reporting.tensorboard import open_board
@@ -146,6 +146,24 @@ def test_cells_say_what_the_runs_gave(table: Path) -> None:
     assert [cell["row"] for cell in shown["cells"]] == ["FedAvg", "FedAvg + FFC"]
     assert shown["cells"][0]["published"] == 0.5
     assert f"| FedAvg | IID | {plain.mean * 100:.2f} ±" in (order.out / "small.md").read_text()
+    assert sheet.cells[0].seeds == [0, 1]
+    assert set(sheet.cells[0].metrics) >= {"worst client", "Jain", "worst class", "calibration error"}
+    assert sheet.code == [code_mark()]
+    later = replace(order, seeds=1, first_seed=1, show=True)
+    assert run_table(later, progress)[0].values == plain.values[1:]
+    _check_that_other_code_is_told(order)
+
+
+def _check_that_other_code_is_told(order: Order) -> None:
+    """Runs of other code count where that is asked for, and else are told of."""
+    path = Ledger(order.out).path
+    path.write_text(path.read_text().replace(code_mark(), "0.1.9 (01234567)"))
+    told: list[str] = []
+    progress = replace(_quietly()[0], on_line=told.append)
+    assert run_table(replace(order, show=True), progress) == []
+    assert told == [f"2 runs in {path} are of 0.1.9 (01234567); --any-code counts them"]
+    assert len(run_table(replace(order, show=True, any_code=True), progress)) == 2
+    assert len(told) == 1
 
 
 def test_a_diverging_run_is_a_result(table: Path) -> None:
@@ -214,6 +232,9 @@ def test_wrong_settings_are_one_line_before_anything_runs(table: Path, change: t
         (["fedpr-mnist", "--only", "FedAgv"], "--only, expected a name of the table, got FedAgv, try one of FedAvg"),
         (["fedpr-mnist", "--columns", "IID"], "--columns, expected a name of the table, got IID"),
         (["fedpr-mnist", "--seeds", "0"], "--seeds, expected 1 or more, got 0"),
+        (["fedpr-mnist", "--first-seed", "-1"], "--first-seed, expected 0 or more, got -1"),
+        (["fedpr-mnist", "--preset", "cod"], "--preset, expected one of the table's, got cod, try one of printed"),
+        (["fedhp-readings", "--preset", "code"], "--preset, expected one of the table's, got code, try without it"),
         (["none.toml"], "lab table none.toml, expected a TOML file, got No such file"),
     ],
 )

@@ -31,7 +31,7 @@ from lab.engine.deployed import Course
 from lab.engine.experiment import Experiment
 from lab.engine.run_averaging import Measures
 
-__all__ = ["PARTS", "TABLES", "Column", "Preset", "Row", "Settings", "Table", "read_table"]
+__all__ = ["PARTS", "TABLES", "Column", "Missing", "Preset", "Row", "Settings", "Table", "read_table"]
 
 _FOLDER = Path(__file__).parent / "definitions"
 TABLES = tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
@@ -163,6 +163,14 @@ class Quick(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     settings: Settings = Settings()
 
 
+class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is published and no row gives: `published` in percent by column's name, and why."""
+
+    name: str
+    published: dict[str, float]
+    why: str
+
+
 class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings by another source: as printed, of the public code, of the authors' framework.
 
@@ -191,6 +199,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         hours: of one run on one core, guessed, where no run of the table has been timed.
         needs: as a row's, of every row.
         against: the row that all others are compared with, seed by seed.
+        missing: published numbers without a row.
         target: an accuracy in percent; how many rounds and bytes it takes is told.
     """
 
@@ -212,6 +221,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     needs: str = ""
     against: str = ""
     target: float | None = None
+    missing: tuple[Missing, ...] = ()
 
     def metric_of(self, row: Row, column: Column) -> str:
         """The row's own metric, or the table's, of the column's part."""

@@ -173,6 +173,8 @@ def _verdict(name: str, table: Table, preset: str, claim: Claim) -> str:
     why = f": {claim.why}" if claim.why else ""
     if claim.verdict != NOT_RUN:
         return f"{claim.verdict}{why}"
+    if not claim.row_there:
+        return f"{NOT_RUN}{why}"
     command = command_for(name, [claim.row], [claim.column], preset)
     quick = f"`--quick`: {table.quick.says}" if table.quick else "no quick fraction"
     return f"{NOT_RUN}{why}; `{command}`, {hours(claim.hours)}, seeds {table.seeds}; {quick}"

@@ -93,9 +93,10 @@ def head_lines(sheet: Sheet, table: Table) -> list[str]:
     lines = [f"**{word}: {len(held)} of {len(claims)} published numbers**" + _how(held) + ".", ""]
     lines += [f"- Not reproduced: {text}" for text in _by_row(missed)]
     lines += [f"- Not run: {text}" for text in _by_row(missing)]
-    if missing:
+    runnable = [claim for claim in missing if claim.row_there]
+    if runnable:
         preset = sheet.preset if sheet.preset != table.preset else ""
-        command = command_for(sheet.table, [claim.row for claim in missing], preset=preset)
+        command = command_for(sheet.table, [claim.row for claim in runnable], preset=preset)
         lines.append(f"- To run them: `{command}`, about {hours(_sum(missing))} on one core; {quick_words(table)}")
     return [*lines, *([""] if missed or missing else [])]
 

@@ -40,6 +40,7 @@ class Claim:
         seeds: that `ours` is of.
         why: of one that is not reproduced or not run; empty where nothing is known.
         hours: what a run would cost on one core; None where nothing is known of it.
+        row_there: whether a row of the table gives it.
     """
 
     row: str
@@ -52,6 +53,7 @@ class Claim:
     verdict: str = NOT_RUN
     why: str = ""
     hours: float | None = None
+    row_there: bool = True
 
     @property
     def difference(self) -> float | None:
@@ -77,6 +79,9 @@ def claims_of(table: Table, sheet: Sheet | None, preset: str = "") -> list[Claim
         hours = hours_of(table, sheet, row)
         for claim in _published(row, column.name):
             found.append(_judged(replace(claim, hours=hours), table, sheet, row, column, cell, preset))
+    for each in table.missing:
+        pairs = each.published.items()
+        found += [Claim(each.name, column, "accuracy", value, why=each.why, row_there=False) for column, value in pairs]
     return found
 
 
