@@ -120,6 +120,9 @@ def test_verdicts_follow_from_the_rows() -> None:
     assert found["not there", "accuracy"].hours == pytest.approx(5.0)  # an hour for each of five seeds, as the others
     assert {claim.hours for claim in claims_of(TABLE, None) if claim.row_there} == {2.5}
     assert {claim.verdict for claim in claims_of(TABLE, _sheet(_cell("far", 0.6)), "code")} == {"not run"}
+    before = {name: value for name, value in cells[2].resolved.items() if name != "scaling"}  # a later setting
+    (far,) = (c for c in claims_of(TABLE, _sheet(_cell("far", 0.5, resolved=before))) if c.row == "far")
+    assert far.verdict == "not reproduced"
 
 
 def test_a_preset_lies_over_the_rows_and_the_default_changes_nothing() -> None:

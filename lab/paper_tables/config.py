@@ -156,11 +156,16 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Quick(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `--quick` changes, and a line that says so."""
+    """What `--quick` changes, and a line that says so.
+
+    Attributes:
+        bands: where a row's accuracy must lie in the first column that it is in, percent from and to, on any processor.
+    """
 
     says: str
     seeds: int = 1
     settings: Settings = Settings()
+    bands: dict[str, tuple[float, float]] = {}
 
 
 class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -310,6 +315,8 @@ def read_table(name: str) -> tuple[str, Table]:
         _named(f"{name}: columns of {row.name}", given, [c.name for c in table.columns])
         _named(f"{name}: over", [row.over] if row.gains else [], [other.name for other in table.rows])
     _named(f"{name}: against", [table.against] if table.against else [], [row.name for row in table.rows])
+    if table.quick is not None:
+        _named(f"{name}: bands", table.quick.bands, [row.name for row in table.rows])
     _check_presets(name, table)
     return path.stem, table
 

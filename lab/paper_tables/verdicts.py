@@ -136,13 +136,18 @@ def _verdict(claim: Claim) -> str:
 
 
 def _changed(table: Table, row: Row, column: Column, cell: SheetCell, preset: str) -> str:
-    """In which settings the cell differs from what the table has now; empty for none."""
+    """In which settings the cell differs from what the table has now; empty for none.
+
+    A setting that is newer than the cell is none of them: its default leaves things as they were.
+    """
     settings = table.settle(row, column, quick=False, preset=preset)
     if cell.resolved:
         now, then = settings.experiment(table.data, 0).resolved(), cell.resolved
     else:
         now, then = msgspec.to_builtins(settings), cell.settings
     flat_now, flat_then = dict(flat(now)), dict(flat(then))
+    if cell.resolved:
+        flat_now = {name: value for name, value in flat_now.items() if name in flat_then}
     names = [n for n in dict.fromkeys([*flat_then, *flat_now]) if flat_then.get(n) != flat_now.get(n)]
     words = [f"{name} {flat_then.get(name, 'not given')} for {flat_now.get(name, 'none')}" for name in names]
     if cell.metric != table.metric_of(row, column):
