@@ -77,7 +77,7 @@ def head_lines(sheet: Sheet, table: Table) -> list[str]:
         return [f"**{_quick(sheet)}**", ""]
     claims = claims_of(table, sheet, sheet.preset)
     if not claims:
-        return ["**Nothing to reproduce**: the paper has no numbers for this setting.", ""]
+        return ["**Nothing to reproduce**: no numbers are published for this setting.", ""]
     held = [claim for claim in claims if claim.held]
     missed = [claim for claim in claims if claim.verdict == NOT_REPRODUCED]
     missing = [claim for claim in claims if claim.verdict == NOT_RUN]
