@@ -24,7 +24,7 @@ SUBCOMMANDS = {
         *("invite", "enrol", "revoke"),
     ),
     "pki": ("init", "device", "aggregator", "helper", "other", "revoke", "renew", "rotate-ca", "list"),
-    "lab": ("list", "run", "table"),
+    "lab": ("list", "run", "table", "results"),
 }
 _HEAD = """# Commands
 

@@ -1,8 +1,11 @@
-"""The commands `protofleet demo` and `protofleet lab`: options in, a progress display, one table, an exit code."""
+"""The commands `protofleet demo` and `protofleet lab`: options in, a progress display, one table, an exit code.
+
+Those of the papers' tables are in `table_commands.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from contract.errors import UsageError
-from contract.interrupt import Terminated, interruptible
 from contract.json_output import JSON_HELP, add_json_line, beside, write_json, write_text
 from contract.methods import DEFAULT, METHOD_HELP
 from contract.verbosity import QUIET_HELP, VERBOSE_HELP, check_loudness
-from lab.data.partition import PARTITIONS, Partition
+from lab.data.partition import PARTITIONS
 from lab.demo.shipped import BACKBONE, DATA, METHOD
+from lab.table_commands import ADDRESS_HELP, ENGINE_HELP, JOBS_HELP, results_command, table_command, until_stopped
 
 __all__ = ["demo_command", "lab_app"]
 
@@ -30,10 +33,10 @@ lab_app = typer.Typer(
 )
 
 
+lab_app.command("table")(table_command)
+lab_app.command("results")(results_command)
+
 _ROUNDS_HELP = "Rounds of the method.  [default: 5, 1 where it trains nothing]"
-_ENGINE_HELP = "Who computes: processes of this machine, or ray."
-_JOBS_HELP = "Clients or runs at a time, each in a process; 1 for this one alone.  [default: one for each core]"
-_ADDRESS_HELP = "HOST:PORT of a Ray cluster that is there already.  [default: Ray on this machine, for this command]"
 _INPUT_HELP = "HxWxc that images are resized to.  [default: their own, or 64x64 where they differ or are large]"
 
 
@@ -94,7 +97,7 @@ def demo_command(
         console.print(demo_table(summary))
         _tell_files(console, out)
 
-    return _until_stopped(run)
+    return until_stopped(run)
 
 
 def _refuse_beside_living(given: Mapping[str, Any]) -> None:
@@ -118,7 +121,7 @@ def _living(out: Path, seed: int, port: int, json: Path | None, *, quiet: bool, 
         console.print(living_table(summary), highlight=False)
         _tell_files(console, out)
 
-    return _until_stopped(run)
+    return until_stopped(run)
 
 
 def _tell_files(console: Console, out: Path) -> None:
@@ -137,7 +140,11 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
         "methods": lab_methods(),
         "backbones": dict.fromkeys(BACKBONES, "") | {"module:callable": "your own"},
         "data": dict.fromkeys(SHIPPED, "ships with the package")
-        | {"PATH": "images as client --data takes them", "owner/name": "a data set of the Hugging Face Hub"},
+        | {
+            "PATH": "images as client --data takes them",
+            "owner/name": "a data set of the Hugging Face Hub",
+            "A+B": "several of these as one, for the partition source",
+        },
         "partitions": dict(PARTITIONS),
         "tables": {name: read_table(name)[1].title for name in TABLES},
     }
@@ -153,6 +160,7 @@ def list_command(json: Annotated[Path | None, typer.Option(help=JSON_HELP.format
 
 @lab_app.command("run")
 def run_command(
+    context: typer.Context,
     method: Annotated[str, typer.Option(help="A method of `lab list`.")] = DEFAULT,
     data: Annotated[
         str, typer.Option(help="A shipped data set, images as client --data takes them, or a name of the Hub.")
@@ -164,6 +172,8 @@ def run_command(
     ways: Annotated[int, typer.Option(help="Classes of a client, on average, for the shots partition.")] = 3,
     ways_spread: Annotated[int, typer.Option(help="How far from that, at most.")] = 2,
     shots: Annotated[int, typer.Option(help="Samples of each of them.")] = 100,
+    shift: Annotated[str, typer.Option(help="corruption: a kind of it for each client; or none.")] = "none",
+    severity: Annotated[int, typer.Option(help="How strong, 1 to 5.")] = 3,
     samples: Annotated[int, typer.Option(help="Training samples in all, drawn at random; 0 for every one.")] = 0,
     clients: Annotated[int, typer.Option(help="Devices.")] = 5,
     rounds: Annotated[int | None, typer.Option(help=_ROUNDS_HELP)] = None,
@@ -177,7 +187,7 @@ def run_command(
     ] = None,
     batch: Annotated[int, typer.Option(help="Batch of a training step.")] = 32,
     set: Annotated[list[str] | None, typer.Option(help="KEY=VALUE, a hyper-parameter; again for another.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Start from these weights, for fedproto, ffc and local.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Start from these weights.")] = None,
     calibrate: Annotated[bool | None, typer.Option(help="End with FFC.  [default: with one backbone]")] = None,
     ccvr: Annotated[bool, typer.Option("--ccvr", help="End with CCVR, too, where weights are averaged.")] = False,
     positive_rate: Annotated[float, typer.Option(help="Share of a client's samples that is labelled.")] = 1.0,
@@ -187,9 +197,13 @@ def run_command(
         Path | None, typer.Option(help="Write the backbone of fedavg or spherefed, for protofleet export --weights.")
     ] = None,
     evaluate_every: Annotated[int, typer.Option(help="Rounds between two evaluations.")] = 1,
-    engine: Annotated[str, typer.Option(help=_ENGINE_HELP)] = "processes",
-    jobs: Annotated[int | None, typer.Option(help=_JOBS_HELP)] = None,
-    address: Annotated[str | None, typer.Option(help=_ADDRESS_HELP)] = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="A TOML file of settings; options that are given go before it.")
+    ] = None,
+    save_settings: Annotated[Path | None, typer.Option(help="Write them all here, as TOML, defaults too.")] = None,
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "processes",
+    jobs: Annotated[int | None, typer.Option(help=JOBS_HELP)] = None,
+    address: Annotated[str | None, typer.Option(help=ADDRESS_HELP)] = None,
     checkpoint: Annotated[
         Path | None, typer.Option(help="Keep the run here between rounds, and go on from it; removed at the end.")
     ] = None,
@@ -201,51 +215,22 @@ def run_command(
     ] = False,
 ) -> int:
     """Run one federation and print a line for each round; its clients compute on all cores."""
+    given = dict(locals())
     check_loudness(quiet, verbose)
     from lab.engine.checkpoint import Checkpoint
-    from lab.engine.deployed import Course, RoundRecord
-    from lab.engine.experiment import Experiment, run_experiment, usual_rounds
-    from lab.engine.run_averaging import Measures
+    from lab.engine.deployed import RoundRecord
+    from lab.engine.experiment import run_experiment
     from lab.engine.workers import open_workers
     from lab.reporting.console import round_line
     from lab.reporting.progress import stage
     from lab.reporting.tensorboard import log_round, open_board
+    from lab.run_settings import experiment_of, resolved_text
 
-    backbones = tuple(name.strip() for name in backbone.split(","))
-    several = len(backbones) > 1
-    rounds = usual_rounds(method) if rounds is None else rounds
-    experiment = Experiment(
-        method=method,
-        data=data,
-        partition=Partition(
-            partition,
-            clients,
-            alpha,
-            classes_per_client,
-            ways=ways,
-            ways_spread=ways_spread,
-            shots=shots,
-            only=samples,
-        ),
-        course=Course(
-            rounds,
-            not several if calibrate is None else calibrate,
-            fraction,
-            seed,
-            evaluate_every=_at_least_one(evaluate_every),
-        ),
-        backbone=backbones[0],
-        backbones=backbones if several else (),
-        head=head,
-        batch=batch,
-        hyper=_settings(set or []),
-        weights=weights,
-        save_weights=save_weights,
-        positive_rate=positive_rate,
-        local_test=local_test,
-        measures=Measures(("ccvr",) if ccvr else (), tuple(personal or ())),
-        input_shape=_shape(input),
-    )
+    said = {name for name in given if str(context.get_parameter_source(name)).endswith("COMMANDLINE")}
+    experiment = experiment_of(given, said)
+    method, rounds, clients = experiment.method, experiment.course.rounds, experiment.partition.clients
+    if save_settings is not None:
+        write_text(save_settings, resolved_text(experiment), option="--save-settings")
     if save_weights is not None and save_weights.is_dir():  # now, not after the run
         raise UsageError("--save-weights", expected="a file", got=f"the directory {save_weights}")
     if json is not None:
@@ -283,115 +268,10 @@ def run_command(
         if board is not None:
             board.close()
 
-    return _until_stopped(run)
-
-
-@lab_app.command("table")
-def table_command(
-    name: Annotated[str, typer.Argument(help="A table of `lab list`, or a TOML file of your own.")],
-    quick: Annotated[bool, typer.Option("--quick", help="The fraction that the table states, in minutes.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Run nothing: show what has been run.")] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(help="Images as client --data takes them, or a name of the Hub.  [default: the table's]"),
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Runs for each cell.  [default: the table's]")] = None,
-    only: Annotated[str | None, typer.Option(help="Rows by name, with commas between.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Columns by name, with commas between.")] = None,
-    out: Annotated[Path, typer.Option(help="Where runs and results are kept; a stopped table goes on there.")] = Path(
-        "protofleet-tables"
-    ),
-    json: Annotated[Path | None, typer.Option(help=JSON_HELP.format("the results"))] = None,
-    tensorboard: Annotated[Path | None, typer.Option(help="Write event files here.")] = None,
-    threads: Annotated[int, typer.Option(help="Of each process, within an operator.")] = 1,
-    engine: Annotated[str, typer.Option(help=_ENGINE_HELP)] = "processes",
-    jobs: Annotated[int | None, typer.Option(help=_JOBS_HELP)] = None,
-    address: Annotated[str | None, typer.Option(help=_ADDRESS_HELP)] = None,
-) -> int:
-    """Regenerate a published table: the paper's number beside ours."""
-    from lab.paper_tables.config import read_table
-    from lab.paper_tables.runner import Order
-
-    stem, table = read_table(name)
-    if seeds is not None and seeds < 1:
-        raise UsageError("--seeds", expected="1 or more", got=seeds)
-    rows, wanted = (tuple(part.strip() for part in (text or "").split(",") if part.strip()) for text in (only, columns))
-    order = Order(table, out / stem, data, seeds, quick, rows, wanted, show)
-    from lab.engine.workers import open_workers
-
-    def run() -> None:
-        given = ("processes", 1, None) if show else (engine, jobs, address)
-        with open_workers(given[0], given[1], address=given[2], threads=threads) as workers:
-            _fill_table(stem, order, json, tensorboard, workers, Path(name).name)
-
-    return _until_stopped(run)
-
-
-def _fill_table(stem: str, order: Any, json: Path | None, tensorboard: Path | None, workers: Any, asked: str) -> None:
-    from lab.paper_tables.render import show, write_sheet
-    from lab.paper_tables.runner import Progress, run_table
-    from lab.reporting.progress import stage
-    from lab.reporting.tensorboard import log_round, open_board
-
-    board = open_board(tensorboard) if tensorboard is not None else None
-    console = beside(json)
-    with stage(console) as shown, shown.part("table", stem) as part:
-        progress = Progress(
-            on_run=lambda done, of, words: part.at(done, words or f"{of} runs", of=of),
-            on_round=lambda words, record: log_round(board, words, record) if board is not None else None,
-            on_text=part.say,
-        )
-        cells = run_table(order, progress, workers)
-    if board is not None:
-        board.close()
-    paths = write_sheet(stem, order, cells, _command_line(asked, order))
-    if json is not None:
-        write_text(json, paths[0].read_text(encoding="utf-8"))
-    console.print(show(stem, order, cells))
-    console.print(*paths, sep="\n", highlight=False, soft_wrap=True)
-
-
-def _command_line(asked: str, order: Any) -> str:
-    """The command that gives these cells, with the data's place left to the reader."""
-    parts = ["protofleet lab table", asked, *(["--quick"] if order.quick else [])]
-    parts += ["--data DIR"] if order.data else []
-    parts += [f"--seeds {order.seeds}"] if order.seeds else []
-    parts += [f"--only '{','.join(order.rows)}'"] if order.rows else []
-    parts += [f"--columns '{','.join(order.columns)}'"] if order.columns else []
-    return " ".join(parts)
+    return until_stopped(run)
 
 
 def _shape(text: str | None) -> tuple[int, int, int] | None:
     from export.cli import read_shape
 
     return None if text is None else read_shape(text)
-
-
-def _settings(given: list[str]) -> dict[str, str]:
-    settings = {}
-    for entry in given:
-        name, equals, value = entry.partition("=")
-        if not equals or not name:
-            raise UsageError("--set", expected="KEY=VALUE", got=entry, hint="--set lr=0.02")
-        settings[name.strip()] = value.strip()
-    return settings
-
-
-def _at_least_one(value: int) -> int:
-    if value < 1:
-        raise UsageError("--evaluate-every", expected="1 or more", got=value)
-    return value
-
-
-def _until_stopped(action: Callable[[], Any]) -> int:
-    """Run `action`; Ctrl-C and SIGTERM end it, everything it holds is let go of, and one line says so."""
-    try:
-        with interruptible(terminable=True):
-            action()
-    except Terminated:
-        typer.echo("error: terminated, every process it started is ended", err=True)
-        return 143
-    except KeyboardInterrupt:
-        typer.echo("error: interrupted, every process it started is ended", err=True)
-        return 130
-    return 0

@@ -37,6 +37,18 @@ def test_each_client_keeps_a_test_of_its_own(method: str) -> None:
     way = {"ffc": "linear", "fedavg": "head"}.get(method, "prototype")
     assert 0 < last["local_test"][way] <= 1
     assert bool(last["personal"]) == (method != "ffc")
+    _check_what_lies_behind(records[-1], way)
+
+
+def _check_what_lies_behind(last: RoundRecord, way: str) -> None:
+    """Each client's accuracy and each class's agree with the means; heads that are averaged say how sure they were."""
+    for part in ("all_classes", "own_classes", "local_test"):
+        assert len(last.clients[f"{part}/{way}"]) == 3
+        assert sum(last.clients[f"{part}/{way}"]) / 3 == pytest.approx(getattr(last, part)[way])
+    shares = last.per_class[f"all_classes/{way}"]
+    assert len(shares) == 10
+    assert all(0 <= share <= 1 for share in shares if share is not None)
+    assert last.method != "average" or 0 <= last.calibration["all_classes/head"] <= 1
 
 
 def test_one_more_fit_is_one_more_round_of_training() -> None:

@@ -9,20 +9,21 @@ from contract.errors import DataError, UsageError
 from lab.data.partition import PARTITIONS, Partition, hold_back, partition, unlabel
 
 LABELS = np.repeat(np.arange(6), 80)
+SOURCES = np.arange(480) % 2
 
 
 @pytest.mark.parametrize("scheme", PARTITIONS)
 @pytest.mark.parametrize("seed", [0, 1, 7])
 def test_parts_are_disjoint_reproducible_and_trainable(scheme: str, seed: int) -> None:
     spec = Partition(scheme, clients=5, alpha=0.3, classes_per_client=2, shots=12)
-    parts = partition(LABELS, spec, seed=seed)
+    parts = partition(LABELS, spec, seed=seed, sources=SOURCES)
     joined = np.concatenate(parts)
     assert len(parts) == 5
     assert len(set(joined.tolist())) == len(joined)
     assert joined.min() >= 0
     assert joined.max() < len(LABELS)
     assert all(len(np.unique(LABELS[part])) >= 2 for part in parts)
-    again = partition(LABELS, spec, seed=seed)
+    again = partition(LABELS, spec, seed=seed, sources=SOURCES)
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
@@ -100,3 +101,24 @@ def test_unlabel_keeps_the_rate_of_each_class() -> None:
     assert np.bincount(known[known >= 0], minlength=6).tolist() == [5, 0, 0, 3, 0, 1]
     assert (known[known >= 0] == labels[known >= 0]).all()
     assert not np.array_equal(known, unlabel(labels, 0.1, seed=2))
+
+
+def test_quantity_makes_sizes_uneven_and_keeps_the_mix() -> None:
+    parts = partition(LABELS, Partition("quantity", 4, alpha=0.5, min_client_samples=20))
+    sizes = [len(part) for part in parts]
+    assert sum(sizes) == len(LABELS)
+    assert max(sizes) > 2 * min(sizes)
+    largest = max(parts, key=len)
+    assert np.bincount(LABELS[largest], minlength=6) == pytest.approx(len(largest) / 6, rel=0.4)
+
+
+def test_each_client_has_one_source() -> None:
+    parts = partition(LABELS, Partition("source", 5), sources=SOURCES)
+    assert [set(SOURCES[part].tolist()) for part in parts] == [{0}, {1}, {0}, {1}, {0}]
+    assert sum(len(part) for part in parts) == len(LABELS)
+    few = partition(LABELS, Partition("source", 2, only=100), sources=SOURCES)
+    assert sum(len(part) for part in few) == 100
+    with pytest.raises(UsageError, match="partition source, expected several data sets, got one, try --data A"):
+        partition(LABELS, Partition("source", 2))
+    with pytest.raises(UsageError, match="expected a client for each of 2 data sets, got 1"):
+        partition(LABELS, Partition("source", 1), sources=SOURCES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,10 @@ from hw_profiles.charts.marks import standalone
 from hw_profiles.charts.scatter import Mark, scatter
 from lab.paper_tables import runner as bench
 from lab.paper_tables.config import TABLES, Settings, read_table
-from lab.paper_tables.render import write_sheet
-from lab.paper_tables.run_log import Finished, Ledger, run_key
+from lab.paper_tables.pages import write_sheet
+from lab.paper_tables.run_log import Finished, Ledger, code_mark, run_key
 from lab.paper_tables.runner import Order, Progress, run_table
+from lab.paper_tables.sheet import sheet_of
 from lab.reporting.tensorboard import open_board
 from protofleet.cli import main
 
@@ -76,9 +78,9 @@ def _order(table: Path, **given: object) -> Order:
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_names_what_can_run(name: str) -> None:
     _, table = read_table(name)
-    for quick in (False, True):
+    for quick, preset in product((False, True), ("", *table.presets)):
         for row, column in table.choose((), ()):
-            table.settle(row, column, quick=quick).experiment(table.data, 0)
+            table.settle(row, column, quick=quick, preset=preset).experiment(table.data, 0)
     assert table.fraction.says
 
 
@@ -137,12 +139,31 @@ def test_cells_say_what_the_runs_gave(table: Path) -> None:
     assert calibrated.values[0] == one.records[-1]["all_classes"]["linear"]
     assert calibrated.total_bytes - plain.total_bytes == 8 * (50 * 51 // 2 + 10 * 51)
     assert plain.total_bytes == 2 * plain.uplink_bytes
-    names = {path.name for path in write_sheet("small", order, [plain, calibrated], "protofleet lab table small")}
+    sheet = sheet_of("small", order, [plain, calibrated], "protofleet lab table small")
+    names = {path.name for path in write_sheet(order.out, sheet, order.table)}
     assert names == {"small.json", "small.md", "small-curves.svg", "small-bytes.svg"}
     shown = json.loads((order.out / "small.json").read_text())
     assert [cell["row"] for cell in shown["cells"]] == ["FedAvg", "FedAvg + FFC"]
     assert shown["cells"][0]["published"] == 0.5
     assert f"| FedAvg | IID | {plain.mean * 100:.2f} ±" in (order.out / "small.md").read_text()
+    assert sheet.cells[0].seeds == [0, 1]
+    assert set(sheet.cells[0].metrics) >= {"worst client", "Jain", "worst class", "calibration error"}
+    assert sheet.code == [code_mark()]
+    later = replace(order, seeds=1, first_seed=1, show=True)
+    assert run_table(later, progress)[0].values == plain.values[1:]
+    _check_that_other_code_is_told(order)
+
+
+def _check_that_other_code_is_told(order: Order) -> None:
+    """Runs of other code count where that is asked for, and else are told of."""
+    path = Ledger(order.out).path
+    path.write_text(path.read_text().replace(code_mark(), "0.1.9 (01234567)"))
+    told: list[str] = []
+    progress = replace(_quietly()[0], on_line=told.append)
+    assert run_table(replace(order, show=True), progress) == []
+    assert told == [f"2 runs in {path} are of 0.1.9 (01234567); --any-code counts them"]
+    assert len(run_table(replace(order, show=True, any_code=True), progress)) == 2
+    assert len(told) == 1
 
 
 def test_a_diverging_run_is_a_result(table: Path) -> None:
@@ -154,7 +175,7 @@ def test_a_diverging_run_is_a_result(table: Path) -> None:
     (cell,) = run_table(order, progress)
     assert cell.mean is None
     assert "training diverged" in cell.failures[0]
-    text = write_sheet("small", order, [cell], "x")[1].read_text()
+    text = write_sheet(order.out, sheet_of("small", order, [cell], "x"), order.table)[1].read_text()
     assert "| FedAvg | IID | diverged |" in text
 
 
@@ -211,6 +232,9 @@ def test_wrong_settings_are_one_line_before_anything_runs(table: Path, change: t
         (["fedpr-mnist", "--only", "FedAgv"], "--only, expected a name of the table, got FedAgv, try one of FedAvg"),
         (["fedpr-mnist", "--columns", "IID"], "--columns, expected a name of the table, got IID"),
         (["fedpr-mnist", "--seeds", "0"], "--seeds, expected 1 or more, got 0"),
+        (["fedpr-mnist", "--first-seed", "-1"], "--first-seed, expected 0 or more, got -1"),
+        (["fedpr-mnist", "--preset", "cod"], "--preset, expected one of the table's, got cod, try one of printed"),
+        (["fedhp-readings", "--preset", "code"], "--preset, expected one of the table's, got code, try without it"),
         (["none.toml"], "lab table none.toml, expected a TOML file, got No such file"),
     ],
 )
@@ -232,7 +256,7 @@ def test_a_torn_line_is_not_read_and_not_glued_to(tmp_path: Path) -> None:
 
 def test_a_changed_setting_is_another_run() -> None:
     keys = {
-        run_key(settings, seed, data)
+        run_key(settings.over(Settings(method="fedavg")).experiment("mnist", 0).resolved(), seed, data)
         for settings in (Settings(rounds=2), Settings(rounds=3), Settings(hyper={"lr": 0.1}))
         for seed in (0, 1)
         for data in ("mnist a:1", "mnist a:2")

@@ -20,7 +20,7 @@ def loss(scene: Scene, hyper: Mapping[str, Value]) -> Tensor:
     left out of both sums, so that the first round is cross-entropy alone.
 
     Args:
-        hyper: `lambda`, `gamma`, `temperature` T.
+        hyper: `lambda`, `gamma`, `temperature` T; in the lab also `feature_loss`, the last term's distance.
     """
     taught = scene.given["soft_predictions"]  # (C, C) Q, row j for class j
     onehot = scene.onehot()
@@ -29,6 +29,5 @@ def loss(scene: Scene, hyper: Mapping[str, Value]) -> Tensor:
     difference = soft - taught
     apart = norms((difference * difference).sum(dim=1)) * scene.prototype_mask  # (C,)
     real = torch.clamp(scene.labelled.sum(), max=1.0)
-    return (
-        total + float(hyper["lambda"]) * real * apart.mean() + float(hyper["gamma"]) * sample_pull(scene, onehot, "l2")
-    )
+    pull = sample_pull(scene, onehot, str(hyper.get("feature_loss", "l2")))
+    return total + float(hyper["lambda"]) * real * apart.mean() + float(hyper["gamma"]) * pull

@@ -16,7 +16,8 @@ _LETTERS = 26  # of a line's name, at most
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a chart over rounds: values[i] belongs to x = i + `first`; None is a gap."""
+    """One line of a chart over rounds: values[i] belongs to x = i + `first`; None is a gap. `band` is how far the
+    shaded band goes to either side of each value; none when empty."""
 
     label: str
     kind: str
@@ -24,6 +25,7 @@ class Line:
     first: int = 0
     faint: bool = False
     dashed: bool = False
+    band: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def curves(
     Marks of events stand side by side where they are far enough apart: two x of thirty."""
     beside = max([96.0, *(14 + LETTER * min(len(each.label), _LETTERS) for each in lines if not each.faint)])
     left, right, top, bottom = 44, WIDTH - beside, 54 if events else 28, 262
-    up = percent_span([v for each in lines for v in each.values if v is not None], bottom, top)
+    up = percent_span([v for each in lines for v in _reach(each)], bottom, top)
     along = Span(0, max(len(rounds) - 1, 1), left, right)
     parts = [text(0, 10, "accuracy", "t-axis")]
     for y, words in percent_ticks(up):
@@ -54,6 +56,7 @@ def curves(
         parts += [line(x, 44, x, bottom, "event"), dot(x, 34, 8 + len(event.mark), "c-event", event.says)]
         parts.append(text(x, 38.5, event.mark, "t-cell on", "middle"))
     ends: list[tuple[float, Line]] = []
+    parts += [_band(each, along, up) for each in lines if each.band]
     for each in sorted(lines, key=lambda each: not each.faint):
         points = [(along.at(each.first + i), up.at(v), v) for i, v in enumerate(each.values) if v is not None]
         parts += _polyline(each, points)
@@ -62,6 +65,25 @@ def curves(
     for y, each in _apart(ends, 15):
         parts.append(text(right + 10, y + 4, truncate(each.label, _LETTERS), f"t-line f-{each.kind}"))
     return svg(parts, bottom + 48, title)
+
+
+def _reach(each: Line) -> list[float]:
+    """The values of a line, and the edges of its band between 0 and 1."""
+    sides = each.band or [0.0] * len(each.values)
+    pairs = [(v, side) for v, side in zip(each.values, sides, strict=True) if v is not None]
+    return [min(max(v + way * side, 0.0), 1.0) for v, side in pairs for way in ((-1, 1) if side else (0,))]
+
+
+def _band(each: Line, along: Span, up: Span) -> str:
+    places = [
+        (each.first + i, v, side)
+        for i, (v, side) in enumerate(zip(each.values, each.band, strict=True))
+        if v is not None
+    ]
+    above = [(along.at(x), up.at(min(v + side, 1.0))) for x, v, side in places]
+    below = [(along.at(x), up.at(max(v - side, 0.0))) for x, v, side in places]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*above, *reversed(below)])
+    return f'<polygon class="f-{each.kind}" fill-opacity=".13" points="{path}"/>'
 
 
 def _named(rounds: Sequence[str], space: float) -> range:

@@ -7,7 +7,7 @@ one object of each and calls, in every round:
       rule.correction(told, start)     what is added to its gradients at each of its steps
       algorithm.guide()                what clients train against beside their samples
           … the client trains …
-      algorithm.summarise(model, …)    the statistic that travels beside its weights
+      algorithm.summarise(model, …)    the statistic that travels beside its weights; `afterwards`: of the merged ones
     rule.trained(client, …)            a client's own state moves on; returns the bytes it sends for that
     algorithm.gather(statistic)        the server keeps the statistic; returns its bytes
     algorithm.assign(…)                which of several models each client belongs to
@@ -54,7 +54,8 @@ _TRAINING = {
     "epochs": Hyper(1, "common setting", low=1, high=10_000),
     "optimizer": Hyper("sgd", "of the clients", ("sgd", "adam")),
     "schedule": Hyper("constant", "of lr over rounds; cosine: SphereFed, Tab. 16", ("constant", "cosine")),
-    "halve_every": Hyper(0, "steps of a round after which lr halves, again and again; 0: never. FedHKD's public code"),
+    "halve_every": Hyper(0, "steps of a round after which lr halves, again and again; 0: never"),
+    "clip_norm": Hyper(0.0, "of a step's gradients, at most; 0: no bound"),
 }
 _CLOSING = {
     **{name: closing_method().hyper[name] for name in closing_method().solved_with},
@@ -208,8 +209,13 @@ class Algorithm:
         return None
 
     def summarise(self, model: EagerModel, share: LocalData, rng: np.random.Generator) -> Any:
-        """The statistic of a client that has just trained `model` on `share`; None for nothing."""
+        """The statistic of a client that has just trained, or received, `model`, on `share`; None for nothing."""
         return None
+
+    @property
+    def afterwards(self) -> bool:
+        """Whether clients summarise with the merged weights, which they then have received, and not with their own."""
+        return False
 
     def gather(self, statistic: Any) -> int:
         """Keep what a client's `summarise` gave for `merge`; returns its bytes."""

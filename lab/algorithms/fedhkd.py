@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from contract.answers import softmax
 from contract.mechanism import RowNoise
-from contract.methods import METHODS, Value
+from contract.methods import METHODS, Hyper, Value
 from contract.methods.fedhkd import HyperKnowledge
 from contract.rules import merge
 from contract.statistics import ClassMeans
@@ -32,7 +32,10 @@ class FedHKD(Algorithm):
     summary = "FedHKD as published: weights averaged, hyper-knowledge beside"
     source = "Chen, Wang, Vikalo, ICLR 2023"
     objective = "fedhkd"
-    hyper: ClassVar = {name: METHODS["fedhkd"].hyper[name] for name in ("lr", "epochs", "optimizer")}
+    hyper: ClassVar = {
+        **{name: METHODS["fedhkd"].hyper[name] for name in ("lr", "epochs", "optimizer")},
+        "feature_loss": Hyper("l2", "as printed, a norm; squared: the mean of squares, public code", ("l2", "squared")),
+    }
 
     def __init__(self, classes: int, width: int, hyper: Mapping[str, Value], clients: int) -> None:
         self._mechanism, self._temperature = RowNoise.of(hyper), float(hyper["temperature"])

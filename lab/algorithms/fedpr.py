@@ -1,18 +1,19 @@
 """FedPR as published (Qiao et al., eq. 2 to 4): weights are averaged, and class means travel beside them.
 
-The global prototype of a class is the plain mean over the clients that hold the class.
+The global prototype of a class is the plain mean over the clients that hold the class. Algorithm 1 lets each client
+summarise with the weights that it has just trained, which nobody else has; `prototypes=merged` with the averaged ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from contract.methods import Value
+from contract.methods import Hyper, Value
 from contract.rules import merge
 from contract.statistics import ClassMeans
 from edge_client.data import LocalData
@@ -28,10 +29,18 @@ class FedPR(Algorithm):
     summary = "FedPR as published: weights averaged, prototypes beside"
     source = "Qiao et al., eq. 2 to 4"
     objective = "fedpr"
+    hyper: ClassVar = {
+        "prototypes": Hyper("trained", "by which weights, Algorithm 1: the client's own", ("trained", "merged"))
+    }
 
     def __init__(self, classes: int, width: int, hyper: Mapping[str, Value], clients: int) -> None:
+        self._merged = hyper.get("prototypes") == "merged"
         self._round: list[ClassMeans] = []
         self._global = ClassMeans.zero(classes, width)
+
+    @property
+    def afterwards(self) -> bool:
+        return self._merged
 
     def guide(self) -> Guide | None:
         return guide(self._global)

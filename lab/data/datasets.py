@@ -6,6 +6,9 @@ Three kinds of name, tried in this order:
 2. a path: whatever a device reads (docs/data.md), by the device's own code (`edge_client/data`);
 3. a data set of the Hugging Face Hub, through `datasets.load_dataset`, which keeps its own cache (`hub.py`).
 
+`A+B` is several of them, of the same number of classes and one shape, that of the first: one set, which knows of each
+sample where it is from. The names of classes are the first's.
+
 A set is tested with its split `test`, or else `valid`; where it declares neither, with a tenth that is held out of
 every class. A network takes images of one shape: the one that is asked for; else their own, if all have the same and
 it is small; else 64 x 64.
@@ -40,12 +43,17 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """A named data set with its training and test split."""
+    """A named data set with its training and test split.
+
+    Attributes:
+        sources: (N,) which of several sets each training sample is of, from 0; None for a single one.
+    """
 
     name: str
     labels: tuple[str, ...]
     train: LocalData
     test: LocalData
+    sources: NDArray[np.int64] | None = None
 
     @property
     def classes(self) -> int:
@@ -76,6 +84,8 @@ def load_dataset(
     Raises:
         DataError: when there is no such set, the Hub is out of reach, or its samples cannot be used.
     """
+    if "+" in name and not Path(name).exists():
+        return _several(name, input_shape, log)
     listing = _listing(name, log)
     labels, names = _classes(listing)
     listing = replace(listing, labels=labels, names=names)
@@ -89,6 +99,24 @@ def load_dataset(
         x, kept = read_images(listing, rows, shape, log=log)
         parts.append(LocalData(x, labels[kept]))
     return DataSet(Path(name).resolve().name if Path(name).exists() else name, names, *parts)
+
+
+def _several(name: str, input_shape: Shape | None, log: Callable[[str], None]) -> DataSet:
+    """Every one of `A+B`, one after another."""
+    first, *others = name.split("+")
+    found = [load_dataset(first, input_shape, log=log)]
+    found += [load_dataset(other, found[0].input_shape, log=log) for other in others]
+    for each in found:
+        if each.classes != found[0].classes:
+            raise DataError(
+                f"{name}: {each.name}", expected=f"{found[0].classes} classes, as the first", got=each.classes
+            )
+    train, test = (
+        LocalData(np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts]))
+        for parts in ([each.train for each in found], [each.test for each in found])
+    )
+    sources = np.repeat(np.arange(len(found)), [len(each.train) for each in found])
+    return DataSet("+".join(each.name for each in found), found[0].labels, train, test, sources)
 
 
 def _listing(name: str, log: Callable[[str], None]) -> Listing:

@@ -49,6 +49,7 @@ def list_hub(name: str, hint: str) -> Listing:
     """The splits train, valid and test of a data set.
 
     Args:
+        name: `owner/name`, or `owner/name:part` of a set that comes in parts.
         hint: what else a person could try.
 
     Raises:
@@ -56,9 +57,10 @@ def list_hub(name: str, hint: str) -> Listing:
     """
     import datasets
 
-    _check_on_hub(name, hint)
+    place, _, part = name.partition(":")
+    _check_on_hub(place, hint)
     try:
-        found = datasets.load_dataset(name)
+        found = datasets.load_dataset(place, part or None)
     except (OSError, datasets.exceptions.DatasetsError, ValueError) as error:
         raise DataError(f"cannot load {name!r} from the Hub", expected="a data set", got=error, hint=hint) from None
     return list_splits(dict(found), name, hint)

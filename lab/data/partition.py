@@ -9,6 +9,9 @@ with fewer than `min_client_samples`.
 and `shots` samples of each that no other client has. `only` thins the whole out first: FedPR's 2,000 samples in all.
 `hold_back` sets a part of each client's samples aside as its own test; `unlabel` hides most of its labels.
 
+`quantity` is skew of sizes alone, as in Li et al., ICDE 2022. `source` is shift of features: clients are dealt to the
+data sets of `--data A+B` in turn, and each holds an even part of its own.
+
 `uneven` is a Dirichlet draw, from which each client drops the classes it has fewer than `min_samples`
 examples of, and, should it still hold every class, its rarest one: so no device has all classes. What is dropped is
 left unused.
@@ -35,6 +38,8 @@ PARTITIONS = {
     "dirichlet": "each class spread over the clients by Dir(alpha)",
     "pathological": "a fixed number of classes for each client",
     "shots": "ways ± ways_spread classes for each client, shots samples of each",
+    "quantity": "the same mix of classes, sizes by Dir(alpha)",
+    "source": "each client's images from one of several data sets, A+B",
     "uneven": "dirichlet without rare classes, and no client has all classes",
 }
 _DRAWS = 200
@@ -47,7 +52,7 @@ class Partition:
     """How data is divided: the scheme, and the numbers it takes.
 
     Attributes:
-        alpha: Dirichlet concentration; smaller is more uneven. For `dirichlet` and `uneven`.
+        alpha: Dirichlet concentration; smaller is more uneven. For `dirichlet`, `quantity` and `uneven`.
         classes_per_client: for `pathological`.
         min_samples: a client drops classes with fewer examples. For `uneven`.
         ways, ways_spread, shots: for `shots`.
@@ -82,10 +87,16 @@ class Partition:
                 raise UsageError(name, expected=f"{low} or more", got=getattr(self, name))
 
 
-def partition(labels: NDArray[np.int64], spec: Partition, *, seed: int = 0) -> list[Indices]:
+def partition(
+    labels: NDArray[np.int64], spec: Partition, *, seed: int = 0, sources: NDArray[np.int64] | None = None
+) -> list[Indices]:
     """Indices into `labels` (N,) for each client, shuffled; every client holds at least `min_classes` classes.
 
+    Args:
+        sources: (N,) which data set each sample is of, from 0; for `source`.
+
     Raises:
+        UsageError: `source` of a single one, or of more than there are clients.
         DataError: when no draw gives every client its least, or there are too few samples.
     """
     if spec.only > len(labels):
@@ -93,7 +104,18 @@ def partition(labels: NDArray[np.int64], spec: Partition, *, seed: int = 0) -> l
     chosen = np.arange(len(labels))
     if spec.only:
         chosen = np.sort(np.random.default_rng(seed).choice(len(labels), spec.only, replace=False))
-    return [chosen[part] for part in _divide(labels[chosen], spec, seed)]
+    if spec.scheme == "source":
+        sources = _several(sources, spec)[chosen]
+    return [chosen[part] for part in _divide(labels[chosen], spec, seed, sources)]
+
+
+def _several(sources: NDArray[np.int64] | None, spec: Partition) -> NDArray[np.int64]:
+    many = 1 if sources is None else int(sources.max()) + 1
+    if sources is None or many < 2:
+        raise UsageError("partition source", expected="several data sets", got="one", hint="--data A+B")
+    if many > spec.clients:
+        raise UsageError("partition source", expected=f"a client for each of {many} data sets", got=spec.clients)
+    return sources
 
 
 def hold_back(part: Indices, share: float, seed: int) -> tuple[Indices, Indices]:
@@ -118,11 +140,11 @@ def unlabel(labels: NDArray[np.int64], rate: float, seed: int) -> NDArray[np.int
     return known
 
 
-def _divide(labels: NDArray[np.int64], spec: Partition, seed: int) -> list[Indices]:
+def _divide(labels: NDArray[np.int64], spec: Partition, seed: int, sources: NDArray[np.int64] | None) -> list[Indices]:
     problem = ""
     for draw in range(_DRAWS):
         try:
-            parts = _draw(labels, spec, seed + draw * 1_000_003)
+            parts = _draw(labels, spec, seed + draw * 1_000_003, sources)
         except ValueError as error:  # flwr-datasets' word for a draw it could not make
             problem = str(error)
             continue
@@ -146,7 +168,11 @@ def _count(number: int) -> str:
     return {1: "one", 2: "two", 3: "three"}.get(number, str(number))
 
 
-def _draw(labels: NDArray[np.int64], spec: Partition, seed: int) -> list[Indices]:
+def _draw(labels: NDArray[np.int64], spec: Partition, seed: int, sources: NDArray[np.int64] | None) -> list[Indices]:
+    if spec.scheme == "quantity":
+        return _draw_quantity(len(labels), spec, np.random.default_rng(seed))
+    if spec.scheme == "source":
+        return _draw_sources(sources, spec, np.random.default_rng(seed))
     if spec.scheme == "shots":
         return _draw_shots(labels, spec, np.random.default_rng(seed))
     import datasets
@@ -180,6 +206,25 @@ def _flower() -> ModuleType:
     finally:
         del sys.modules[charts]
         vars(sys.modules["flwr_datasets"]).pop("visualization", None)  # whoever wants the charts can still have them
+
+
+def _draw_quantity(samples: int, spec: Partition, rng: np.random.Generator) -> list[Indices]:
+    """A shuffled whole, cut at a Dirichlet draw's proportions."""
+    cuts = np.cumsum(rng.dirichlet([spec.alpha] * spec.clients))[:-1] * samples
+    return np.split(rng.permutation(samples), np.rint(cuts).astype(np.int64))
+
+
+def _draw_sources(sources: NDArray[np.int64] | None, spec: Partition, rng: np.random.Generator) -> list[Indices]:
+    """Client n has an even part of the source n, counted round and round."""
+    assert sources is not None
+    many = int(sources.max()) + 1
+    parts: list[Indices] = [np.zeros(0, np.int64)] * spec.clients
+    for source in range(many):
+        theirs = range(source, spec.clients, many)
+        shuffled = rng.permutation(np.flatnonzero(sources == source))
+        for client, part in zip(theirs, np.array_split(shuffled, len(theirs)), strict=True):
+            parts[client] = part
+    return parts
 
 
 def _draw_shots(labels: NDArray[np.int64], spec: Partition, rng: np.random.Generator) -> list[Indices]:

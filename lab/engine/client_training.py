@@ -8,7 +8,7 @@ They leave nothing behind that a later one could see: each puts into the network
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,41 +24,11 @@ from lab.algorithms import RULES
 from lab.algorithms.base import Algorithm, State
 from lab.algorithms.head_calibration import client_gram, head_by_ffc, head_by_sgd
 from lab.engine.local_training import EagerModel, Fitted, train_eager
+from lab.engine.tally import Tally
 
-__all__ = ["Bench", "Left", "Start", "Tally", "Turn", "ask", "ask_held", "gram_of", "personalise", "train"]
+__all__ = ["Bench", "Left", "Start", "Turn", "ask", "ask_held", "gram_of", "personalise", "summarise", "train"]
 
 Answers = dict[str, NDArray[np.int64]]
-
-
-@dataclass
-class Tally:
-    """Accuracies gathered client by client."""
-
-    values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-
-    def add(self, part: str, way: str, right: NDArray[np.bool_]) -> None:
-        """One client's answers, right or wrong; none are no accuracy."""
-        if len(right):
-            self.values.setdefault(part, {}).setdefault(way, []).append(float(right.mean()))
-
-    def extend(self, other: Tally) -> None:
-        """Those of further clients."""
-        for part, table in other.values.items():
-            for way, found in table.items():
-                self.values.setdefault(part, {}).setdefault(way, []).extend(found)
-
-    def means(self, part: str) -> dict[str, float]:
-        """By way of answering."""
-        return {way: float(np.mean(found)) for way, found in self.values.get(part, {}).items()}
-
-    def spread(self) -> dict[str, float]:
-        """By part and way, over clients."""
-        return {
-            f"{part}/{way}": float(np.std(found))
-            for part, table in self.values.items()
-            for way, found in table.items()
-            if len(found) > 1
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +43,7 @@ class Start:
         algorithm: the state of the algorithm.
         heads: further ways of answering.
         asked: whether a model that was just trained is asked about its client's held-back samples.
+        fresh: whether it is also asked about the test images of its client's own classes.
         personal: of `lab.engine.evaluation.PERSONAL`.
     """
 
@@ -83,6 +54,7 @@ class Start:
     algorithm: dict[str, Any]
     heads: Sequence[tuple[str, Answer]] = ()
     asked: bool = False
+    fresh: bool = False
     personal: Sequence[str] = ()
 
 
@@ -174,17 +146,34 @@ class Bench:
             correct=self._rule.correction(turn.told, start.centres[turn.centre]),
         )
 
-    def answers(self, x: NDArray[np.uint8], heads: Sequence[tuple[str, Answer]]) -> Answers:
-        """Answers (N,) to images by the network as it stands, by way of answering."""
+    def answers(
+        self, x: NDArray[np.uint8], heads: Sequence[tuple[str, Answer]]
+    ) -> tuple[Answers, NDArray[np.floating]]:
+        """Answers (N,) to images by the network as it stands, by way of answering, and the head's logits (N, C)."""
         features = self.model.features(x)
-        head = np.asarray(self.model.logits(features).argmax(axis=1), dtype=np.int64)
-        return {"head": head, **self.algorithm.answers(features), **{way: answer(features) for way, answer in heads}}
+        logits = self.model.logits(features)
+        head = np.asarray(logits.argmax(axis=1), dtype=np.int64)
+        found = {"head": head, **self.algorithm.answers(features), **{way: answer(features) for way, answer in heads}}
+        scale = self.model.head_scale
+        return found, logits if scale is None else logits * float(scale.detach())
 
     def ask_held(self, client: int, part: str, tally: Tally, heads: Sequence[tuple[str, Answer]] = ()) -> None:
         """Ask the network as it stands about the client's held-back samples."""
-        held = self.held[client]
-        for way, found in self.answers(held.x, heads).items() if len(held) else ():
-            tally.add(part, way, found == held.y)
+        self._ask(self.held[client], part, tally, heads)
+
+    def ask_own(self, client: int, part: str, tally: Tally) -> None:
+        """Ask the network as it stands about the test images of the client's own classes."""
+        if self.test is not None:
+            own = np.isin(self.test.y, np.unique(self.shares[client].labelled.y))
+            self._ask(LocalData(self.test.x[own], self.test.y[own]), part, tally, ())
+
+    def _ask(self, data: LocalData, part: str, tally: Tally, heads: Sequence[tuple[str, Answer]]) -> None:
+        if not len(data):
+            return
+        answers, logits = self.answers(data.x, heads)
+        tally.add_error(part, "head", logits, data.y)
+        for way, found in answers.items():
+            tally.add(part, way, found, data.y)
 
 
 def client_name(client: int) -> str:
@@ -200,12 +189,22 @@ def train(bench: Bench, start: Start, turn: Turn) -> Left:
     fitted, tally = bench.fit(start, turn), Tally()
     if start.asked:
         bench.ask_held(turn.client, "trained", tally)
+    if start.fresh:
+        bench.ask_own(turn.client, "fresh", tally)
     floats = bench.model.floats()
     state = {name: floats[name].clone() for name in bench.shared}
     kept = {name: floats[name].clone() for name in turn.kept}
     rng = np.random.default_rng(round_seed(f"{client_name(turn.client)}-side", bench.run, start.number))
-    statistic = bench.algorithm.summarise(bench.model, bench.shares[turn.client].labelled, rng)
+    own = bench.shares[turn.client].labelled
+    statistic = None if bench.algorithm.afterwards else bench.algorithm.summarise(bench.model, own, rng)
     return Left(state, kept, fitted, statistic, tally)
+
+
+def summarise(bench: Bench, start: Start, turn: Turn) -> Any:
+    """A client's statistic by the weights that it has just received."""
+    bench.load(start, turn)
+    rng = np.random.default_rng(round_seed(f"{client_name(turn.client)}-side", bench.run, start.number))
+    return bench.algorithm.summarise(bench.model, bench.shares[turn.client].labelled, rng)
 
 
 def ask(bench: Bench, start: Start, turn: Turn) -> Tally:
@@ -214,13 +213,14 @@ def ask(bench: Bench, start: Start, turn: Turn) -> Tally:
     tally, test = Tally(), bench.test
     if test is None or not len(test):
         return tally
-    answers = bench.answers(test.x, start.heads)
+    answers, logits = bench.answers(test.x, start.heads)
     for client in turn.others:
         own = np.isin(test.y, np.unique(bench.shares[client].labelled.y))
+        tally.add_error("all_classes", "head", logits, test.y)
+        tally.add_error("own_classes", "head", logits[own], test.y[own])
         for way, found in answers.items():
-            right = found == test.y
-            tally.add("all_classes", way, right)
-            tally.add("own_classes", way, right[own])
+            tally.add("all_classes", way, found, test.y)
+            tally.add("own_classes", way, found[own], test.y[own])
     return tally
 
 
@@ -255,9 +255,11 @@ def personalise(bench: Bench, start: Start, turn: Turn) -> Tally:
     if "head-ffc" in start.personal:
         heads["head-ffc/linear"] = head_by_ffc(seen, share.y, classes, hyper)
     for way, head in heads.items():
-        tally.add("personal", way, head(asked) == held.y)
+        tally.add("personal", way, head(asked), held.y)
     if "fit" in start.personal:
         bench.fit(start, turn)
-        for way, found in bench.answers(held.x, ()).items():
-            tally.add("personal", f"fit/{way}", found == held.y)
+        answers, logits = bench.answers(held.x, ())
+        tally.add_error("personal", "fit/head", logits, held.y)
+        for way, found in answers.items():
+            tally.add("personal", f"fit/{way}", found, held.y)
     return tally

@@ -40,10 +40,11 @@ from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.evaluate import Evaluation
 from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
+from lab.engine.device_accuracy import class_accuracy, each_accuracy, mean_accuracy
 from lab.engine.device_turns import Back, Fleet, Turn, evaluate, run_round
 from lab.engine.workers import OneProcess, Settled, Workers, in_order
 
-__all__ = ["Course", "RoundRecord", "Simulation", "local_only", "mean_accuracy", "run_id", "simulate"]
+__all__ = ["Course", "RoundRecord", "Simulation", "local_only", "run_id", "simulate"]
 
 SCHEMA = "protofleet.lab/1"
 
@@ -82,6 +83,11 @@ class RoundRecord:
         uplink_bytes: encoded bytes, mean over participants.
         own_classes, all_classes: accuracy by way of answering, as fractions, mean over devices; empty when the round
             was not evaluated.
+        clients: each device's accuracy, by `part/way`.
+        per_class: the share of each class's test images that were named right, over all devices, by `part/way`; None
+            for a class that has none.
+        calibration: expected calibration error of heads, mean over devices, by `part/way`; of averaged weights alone,
+            since a device answers without probabilities.
     """
 
     round: int
@@ -91,6 +97,9 @@ class RoundRecord:
     uplink_bytes: float
     own_classes: dict[str, float] = field(default_factory=dict)
     all_classes: dict[str, float] = field(default_factory=dict)
+    clients: dict[str, list[float]] = field(default_factory=dict)
+    per_class: dict[str, list[float | None]] = field(default_factory=dict)
+    calibration: dict[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -221,16 +230,6 @@ def local_only(
             records.append(_record(Closed(number, "local"), _Gathered([], losses, []), evaluations if due else []))
             after_round(records, checkpoint, partial(_plain, fleet.devices, state), on_round)
     return Simulation(records, state, fleet, evaluations)
-
-
-def mean_accuracy(evaluations: Sequence[Evaluation]) -> tuple[dict[str, float], dict[str, float]]:
-    """Accuracy on own classes and on all classes by way of answering: the mean over devices of each device's own."""
-    means = []
-    for part in ("own_classes", "all_classes"):
-        tables = [getattr(evaluation, part) for evaluation in evaluations]
-        ways = sorted({way for table in tables for way in table})
-        means.append({way: float(np.mean([table[way] for table in tables if way in table])) for way in ways})
-    return means[0], means[1]
 
 
 @dataclass
@@ -372,4 +371,6 @@ def _record(step: Closed, gathered: _Gathered, evaluations: Sequence[Evaluation]
         uplink_bytes=float(np.mean(gathered.payload_bytes)) if gathered.payload_bytes else 0.0,
         own_classes=own,
         all_classes=everything,
+        clients=each_accuracy(evaluations),
+        per_class=class_accuracy(evaluations),
     )

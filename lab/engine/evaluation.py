@@ -4,6 +4,7 @@
     own_classes   the test images of each client's own classes
     local_test    each client's own held-back samples, by its present model
     trained       the same samples, by the model the client had just trained, before anything was merged
+    fresh         the test images of each client's own classes, by the model the client had just trained
     personal      the same samples after the last round: `fit/…`, trained once more; `head-sgd/…` and `head-ffc/…`, only
                   the head fitted, to the client's own samples
 
@@ -19,8 +20,9 @@ from dataclasses import dataclass, field, replace
 from contract.answers import Answer
 from contract.statistics import FeatureGram
 from lab.algorithms.head_calibration import calibrated_head, ccvr_bytes, ccvr_head, ffc_bytes
-from lab.engine.client_training import Tally, ask, ask_held, gram_of, personalise
+from lab.engine.client_training import ask, ask_held, gram_of, personalise
 from lab.engine.deployed import RoundRecord
+from lab.engine.tally import Tally
 from lab.engine.weight_averaging import Federation
 from lab.engine.workers import in_order
 
@@ -40,6 +42,7 @@ class AveragingRecord(RoundRecord):
 
     local_test: dict[str, float] = field(default_factory=dict)
     trained: dict[str, float] = field(default_factory=dict)
+    fresh: dict[str, float] = field(default_factory=dict)
     personal: dict[str, float] = field(default_factory=dict)
     spread: dict[str, float] = field(default_factory=dict)
     closing_bytes: dict[str, int] = field(default_factory=dict)

@@ -10,23 +10,27 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError, near_names
-from contract.methods import DEFAULT, METHODS, Method, closing_method, load_method, method
+from contract.methods import DEFAULT, METHODS, Method, Value, closing_method, load_method, method
 from edge_client.data import LocalData
-from export.backbones import build_backbone
+from export.backbones import find_backbone
 from export.build import build_bundle
+from export.weights import file_sha256
 from lab.algorithms import ALGORITHMS
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.data.partition import Partition, hold_back, partition, unlabel
+from lab.data.shift import check_shift, shifted
 from lab.demo.from_scratch import channel_statistics
 from lab.engine.checkpoint import Checkpoint
 from lab.engine.deployed import Course, OnDevice, RoundRecord, local_only, run_id, simulate
@@ -62,9 +66,11 @@ class Experiment:
         local_test: share of each client's samples that it keeps for its own test.
         measures: what a federation that averages weights measures beside.
         hyper: hyper-parameters that differ from the method's defaults.
-        weights: safetensors to start from; random weights when None.
+        weights: safetensors to start from, or "pretrained" for those of a library's network; random when None.
         save_weights: where the backbone of an algorithm that averages weights is written at the end.
         input_shape: (H, W, c) that images are resized to; None for their own.
+        scaling: `normalised` by the training images' mean and deviation, or `unit`, 0 to 1 and no more.
+        shift, severity: `corruption` of each client's images by its own kind, 1 to 5 strong (`lab/data/shift.py`).
     """
 
     method: str
@@ -80,9 +86,12 @@ class Experiment:
     local_test: float = 0.0
     measures: Measures = field(default_factory=Measures)
     hyper: Mapping[str, object] = field(default_factory=dict)
-    weights: Path | None = None
+    weights: Path | str | None = None
     save_weights: Path | None = None
     input_shape: tuple[int, int, int] | None = None
+    scaling: str = "normalised"
+    shift: str = "none"
+    severity: int = 3
 
     def __post_init__(self) -> None:
         if ":" in self.method:  # a class that is not installed
@@ -92,8 +101,7 @@ class Experiment:
             raise UsageError(
                 "--method", expected="a method of the lab", got=self.method, hint=near_names(self.method, known)
             )
-        settle = ALGORITHMS[self.method].settle if self.method in ALGORITHMS else method(_row(self.method)).settle
-        settle(self.hyper)
+        self._settled()
         if self.save_weights is not None and self.method not in ALGORITHMS:
             raise UsageError(
                 "--save-weights",
@@ -113,12 +121,27 @@ class Experiment:
             raise UsageError("backbones", expected="no FFC, whose sums only add up over one extractor", got="FFC")
         if self.head not in (None, "frozen"):
             raise UsageError("head", expected="frozen", got=self.head)
+        check_shift(self.shift, self.severity)
+        if self.scaling not in ("normalised", "unit"):
+            raise UsageError("scaling", expected="normalised or unit", got=self.scaling)
         if self.test_samples is not None and self.test_samples < 0:
             raise UsageError("--test-samples", expected="0 or more", got=self.test_samples)
         if not 0 < self.positive_rate <= 1:
             raise UsageError("--positive-rate", expected="above 0, up to 1", got=self.positive_rate)
         if not 0 <= self.local_test < 1:
             raise UsageError("--local-test", expected="0 up to 1, without 1", got=self.local_test)
+
+    def _settled(self) -> dict[str, Value]:
+        settle = ALGORITHMS[self.method].settle if self.method in ALGORITHMS else method(_row(self.method)).settle
+        return settle(self.hyper)
+
+    def resolved(self) -> dict[str, Any]:
+        """Every setting as it is used, defaults too, as plain values; not the data, the seed and where weights go."""
+        found = json.loads(json.dumps(asdict(self), default=str))
+        if isinstance(self.weights, Path) and self.weights.is_file():
+            found["weights"] = file_sha256(self.weights)[:16]
+        del found["data"], found["course"]["seed"], found["save_weights"]
+        return found | {"hyper": self._settled()}
 
 
 def usual_rounds(name: str) -> int:
@@ -154,13 +177,17 @@ def run_experiment(
     if data is None:
         on_text("loading the data")
         data = load_dataset(experiment.data, experiment.input_shape, log=on_line)
-    parts = partition(data.train.y, experiment.partition, seed=experiment.course.seed)
+    parts = partition(data.train.y, experiment.partition, seed=experiment.course.seed, sources=data.sources)
     cuts = [hold_back(part, experiment.local_test, experiment.course.seed + n) for n, part in enumerate(parts)]
     shares = [take(data.train, kept) for kept, _ in cuts]
     if experiment.positive_rate < 1:
         rate, seed = experiment.positive_rate, experiment.course.seed
         shares = [LocalData(share.x, unlabel(share.y, rate, seed + n)) for n, share in enumerate(shares)]
     held = [take(data.train, own) for _, own in cuts]
+    if experiment.shift == "corruption":
+        severity, seed = experiment.severity, experiment.course.seed
+        shares = [shifted(own, n, severity, seed) for n, own in enumerate(shares)]
+        held = [shifted(own, n, severity, seed + 1_000_003) for n, own in enumerate(held)]
     asked = _asked_about(data, experiment)
     engine = _averaging if experiment.method in ALGORITHMS else _deployed
     workers = workers or OneProcess()
@@ -251,7 +278,7 @@ def _last_round(experiment: Experiment) -> int:
 
 
 def _bundle(experiment: Experiment, backbone: str, data: DataSet, path: Path) -> Bundle:
-    mean, std = _statistics(data)
+    mean, std = _scaling(experiment, data)
     build_bundle(
         backbone=backbone,
         method_name=_row(experiment.method),
@@ -265,9 +292,15 @@ def _bundle(experiment: Experiment, backbone: str, data: DataSet, path: Path) ->
         seed=experiment.course.seed,
         mean=mean,
         std=std,
-        provenance=f"weights {experiment.weights.name}" if experiment.weights else "random weights",
+        provenance=f"weights {Path(experiment.weights).name}" if experiment.weights else "random weights",
     )
     return read_bundle(path)
+
+
+def _scaling(experiment: Experiment, data: DataSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What is taken from each channel of images in 0 to 1, and what it is divided by."""
+    channels = data.input_shape[2]
+    return _statistics(data) if experiment.scaling == "normalised" else ((0.0,) * channels, (1.0,) * channels)
 
 
 @lru_cache(maxsize=2)
@@ -291,9 +324,10 @@ def _averaging(
     on_text("building the backbone")
     algorithm, seed = ALGORITHMS[experiment.method], experiment.course.seed
     hyper = algorithm.settle(experiment.hyper)
-    mean, std = _statistics(data)
-    net, width = build_backbone(experiment.backbone, data.input_shape, seed=seed)
-    model = EagerModel(net, classes=data.classes, features=width, mean=mean, std=std, head=algorithm.head, seed=seed)
+    mean, std = _scaling(experiment, data)
+    found = find_backbone(experiment.backbone, data.input_shape, seed=seed, weights=experiment.weights)
+    shape = {"classes": data.classes, "features": found.width}
+    model = EagerModel(found.net, **shape, mean=mean, std=std, head=algorithm.head, seed=seed)
     on_text("")
     records = run_algorithm(
         algorithm,

@@ -5,7 +5,8 @@ The objective is the one of `export/objectives/`, and samples come in the order 
 on ONNX Runtime follow the same path. Images stay uint8 until they are a batch; networks are laid out channels last,
 as the images are, which is faster on a CPU.
 
-A method's hyper-parameters may also name what only the lab has: the optimiser (`sgd`, `adam`), and `halve_every` steps.
+A method's hyper-parameters may also name what only the lab has: the optimiser (`sgd`, `adam`), `halve_every` steps, and
+`clip_norm` of a step's gradients.
 An algorithm that changes its clients' gradients (FedProx, SCAFFOLD) hands in a function that does it.
 """
 
@@ -262,7 +263,7 @@ class _Stepper:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.correct = correct
         self.optimizer, self.momentum = _optimizer(list(self.trained.values()), hyper, lr)
-        self.halve_every = int(hyper.get("halve_every", 0))
+        self.halve_every, self.clip_norm = int(hyper.get("halve_every", 0)), float(hyper.get("clip_norm", 0.0))
         self.steps, self.pull, self._running, self._rate = 0, 0.0, 0.0, 1.0
 
     def step(self, x: Tensor, y: Tensor) -> float:
@@ -272,6 +273,8 @@ class _Stepper:
         loss.backward()
         if self.correct is not None:
             self.correct(self.trained)
+        if self.clip_norm:
+            nn.utils.clip_grad_norm_(self.trained.values(), self.clip_norm)
         self.optimizer.step()
         self._count()
         return float(loss.detach())

@@ -11,7 +11,8 @@ from dataclasses import fields
 from typing import Any
 
 from contract.messages import Announcement
-from lab.engine.deployed import RoundRecord, Simulation, mean_accuracy
+from lab.engine.deployed import RoundRecord, Simulation
+from lab.engine.device_accuracy import each_accuracy, mean_accuracy
 from lab.engine.device_turns import OwnTest, own_test
 from lab.engine.evaluation import AveragingRecord
 from lab.engine.workers import OneProcess, Workers, in_order
@@ -33,8 +34,11 @@ def own_tests(simulation: Simulation, *, fit: bool, workers: Workers | None = No
         found = list(in_order(at, own_test, OwnTest(again, state, fit), turns))
     before = [each for each, _ in found if each is not None]
     after = [each for _, each in found if each is not None]
+    clients = each_accuracy(before, {"all_classes": "local_test"}) | each_accuracy(
+        after, {"all_classes": "personal/fit"}
+    )
     return AveragingRecord(
-        **_as_fields(last),
+        **_as_fields(last) | {"clients": last.clients | clients},
         local_test=mean_accuracy(before)[1],
         personal={f"fit/{way}": value for way, value in mean_accuracy(after)[1].items()},
     )

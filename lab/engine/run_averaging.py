@@ -17,10 +17,10 @@ from contract.methods import Value
 from edge_client.data import LocalData
 from lab.algorithms.base import Algorithm
 from lab.engine.checkpoint import Checkpoint, after_round, past_rounds
-from lab.engine.client_training import Tally
 from lab.engine.deployed import Course, OnDevice, RoundRecord
 from lab.engine.evaluation import PERSONAL, AveragingRecord, assess, close, personal_tests
 from lab.engine.local_training import EagerModel
+from lab.engine.tally import Tally
 from lab.engine.weight_averaging import Federation, Gathered
 from lab.engine.workers import OneProcess, Workers
 
@@ -37,11 +37,13 @@ class Measures:
         closings: of `CLOSINGS`.
         personal: of `lab.engine.evaluation.PERSONAL`; needs samples held back.
         evaluate_last: that many of the last rounds are measured whatever the course's `evaluate_every` is.
+        fresh: whether models that were just trained are asked about the test images of their clients' own classes.
     """
 
     closings: tuple[str, ...] = ()
     personal: tuple[str, ...] = ()
     evaluate_last: int = 1
+    fresh: bool = False
 
     def __post_init__(self) -> None:
         for option, given, known in (("closings", self.closings, CLOSINGS), ("personal", self.personal, PERSONAL)):
@@ -108,7 +110,7 @@ def _rounds(
     for number in range(first, course.rounds + 1):
         last, sent = number == course.rounds, {}
         due = number % course.evaluate_every == 0 or number > course.rounds - max(measures.evaluate_last, 1)
-        gathered = federation.run_round(number, on_device=on_device, ask=due)
+        gathered = federation.run_round(number, on_device=on_device, ask=due, fresh=due and measures.fresh)
         tally = gathered.trained
         if due:
             heads, sent = close(federation, closings) if last and closings else ([], {})
@@ -130,7 +132,11 @@ def _record(number: int, gathered: Gathered, tally: Tally, closing_bytes: dict[s
         all_classes=tally.means("all_classes"),
         local_test=tally.means("local_test"),
         trained=tally.means("trained"),
+        fresh=tally.means("fresh"),
         personal=tally.means("personal"),
         spread=tally.spread(),
+        clients=tally.clients(),
+        per_class=tally.per_class(),
+        calibration=tally.calibration(),
         closing_bytes=closing_bytes,
     )

@@ -26,9 +26,10 @@ from edge_client.data import LocalData
 from export.weights import put_tensors
 from lab.algorithms import RULES
 from lab.algorithms.base import Algorithm, Outcome, State
-from lab.engine.client_training import Bench, Left, Start, Tally, Turn, client_name, train
+from lab.engine.client_training import Bench, Left, Start, Turn, client_name, summarise, train
 from lab.engine.deployed import Course, OnDevice, run_id
 from lab.engine.local_training import EagerModel
+from lab.engine.tally import Tally
 from lab.engine.workers import OneProcess, Settled, Workers, in_order
 
 __all__ = ["Federation", "Gathered"]
@@ -117,7 +118,9 @@ class Federation:
                 return here
         return self._at
 
-    def run_round(self, number: int, *, on_device: OnDevice | None = None, ask: bool = False) -> Gathered:
+    def run_round(
+        self, number: int, *, on_device: OnDevice | None = None, ask: bool = False, fresh: bool = False
+    ) -> Gathered:
         """One round.
 
         Args:
@@ -125,6 +128,7 @@ class Federation:
             on_device: called before the first client's turn and after each, with the round and how many have had
                 theirs.
             ask: whether each model is asked about its client's held-back samples when it has just been trained.
+            fresh: and about the test images of its client's own classes.
         """
         course, gathered = self.course, Gathered()
         there = [
@@ -132,7 +136,7 @@ class Federation:
             for client in range(len(self.shares))
             if self.takes_part(client) and sampled(client_name(client), number, course.seed, course.fraction)
         ]
-        start = replace(self.start(number), asked=ask)
+        start = replace(self.start(number), asked=ask, fresh=fresh)
 
         def on_done(done: int) -> None:  # those that are not sampled have had theirs
             if on_device is not None and done < len(there):
@@ -142,6 +146,12 @@ class Federation:
         for client, left in zip(there, in_order(self.workers, train, start, turns, on_done), strict=True):
             self._take(client, left, gathered)
         self._merge(gathered.outcomes)
+        if self.algorithm.afterwards:
+            found = in_order(self.workers, summarise, self.start(number), map(self.turn, there))
+            for place, statistic in enumerate(found):
+                gathered.uplink_bytes[place] += self.algorithm.gather(statistic)
+        if gathered.outcomes:
+            self._merge_statistics()
         return gathered
 
     def takes_part(self, client: int) -> bool:
@@ -205,7 +215,7 @@ class Federation:
         centre, fitted = self.member[client], left.fitted
         sent = 4 * sum(tensor.numel() for tensor in left.state.values())
         sent += self._rules[centre].trained(client, self.centres[centre], left.state, fitted)
-        sent += self.algorithm.gather(left.statistic)
+        sent += 0 if self.algorithm.afterwards else self.algorithm.gather(left.statistic)
         gathered.outcomes.append(Outcome(client, left.state, len(self.shares[client]), fitted.pull, fitted.loss))
         gathered.uplink_bytes.append(sent)
         gathered.trained.extend(left.tally)
@@ -217,7 +227,8 @@ class Federation:
             mine = [each for each in outcomes if self.member[each.client] == number]
             self.centres[number] = rule.merge(self.centres[number], mine)
         put_tensors(self.model, {**self.fixed, **self.centres[0]})
-        if outcomes:
-            self.algorithm.merge()
-            self.algorithm.install(self.model)
-            self.fixed |= {name: t.clone() for name, t in self.model.state_dict().items() if name in self.fixed}
+
+    def _merge_statistics(self) -> None:
+        self.algorithm.merge()
+        self.algorithm.install(self.model)
+        self.fixed |= {name: t.clone() for name, t in self.model.state_dict().items() if name in self.fixed}

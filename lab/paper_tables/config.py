@@ -5,8 +5,12 @@ A table is rows × columns. A run's settings are those of the table, overridden 
 with `--quick` by those of `[quick]`; `hyper` is merged name by name. A row and a column that end in the same settings
 share one run, and may read different metrics from it: FedAvg, and FedAvg with FFC.
 
-    metric = "all/head"       part/way; parts: all, own, local, trained, personal (lab/engine/evaluation.py)
+    metric = "all/head"       part/way; parts: all, own, local, trained, fresh, personal (lab/engine/evaluation.py)
     last   = 10               the mean over the measured rounds among the last 10
+    preset = "printed"        which of `[presets]` the settings are as they stand; the others change some of them
+
+What is published of a row: `published`, accuracies, with `spread`, their ±; `gains` over another row, `over`; `sent`,
+parameters that a client sends in a round.
 
 A key that is no setting is refused with its place in the file.
 """
@@ -27,7 +31,7 @@ from lab.engine.deployed import Course
 from lab.engine.experiment import Experiment
 from lab.engine.run_averaging import Measures
 
-__all__ = ["PARTS", "TABLES", "Column", "Row", "Settings", "Table", "read_table"]
+__all__ = ["PARTS", "TABLES", "Column", "Missing", "Preset", "Row", "Settings", "Table", "read_table"]
 
 _FOLDER = Path(__file__).parent / "definitions"
 TABLES = tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
@@ -36,6 +40,7 @@ PARTS = {
     "own": "own_classes",
     "local": "local_test",
     "trained": "trained",
+    "fresh": "fresh",
     "personal": "personal",
 }
 
@@ -52,9 +57,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     evaluate_last: int | None = None
     backbones: tuple[str, ...] | None = None
     head: str | None = None
+    scaling: str | None = None
+    shift: str | None = None
+    severity: int | None = None
     test_samples: int | None = None
     positive_rate: float | None = None
     local_test: float | None = None
+    fresh: bool | None = None
+    weights: str | None = None
     closings: tuple[str, ...] | None = None
     personal: tuple[str, ...] | None = None
     partition: str | None = None
@@ -88,6 +98,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
         if given.get("method") == closing_method().name:
             given["rounds"] = 1  # sums over a fixed extractor are the same in every round
+        given |= {"weights": Path(given["weights"])} if given.get("weights") not in (None, "pretrained") else {}
         divided = some(*(f for f in Partition.__dataclass_fields__ if f != "scheme"))
         return Experiment(
             method=given.get("method", ""),
@@ -98,8 +109,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
                 seed=seed,
                 **some("rounds", "fraction", "evaluate_every"),
             ),
-            measures=Measures(**some("closings", "personal", "evaluate_last")),
-            **some("backbone", "backbones", "head", "batch", "test_samples", "positive_rate", "local_test", "hyper"),
+            measures=Measures(**some("closings", "personal", "evaluate_last", "fresh")),
+            **some("backbone", "backbones", "head", "scaling", "batch", "test_samples", "positive_rate", "local_test"),
+            **some("hyper", "weights", "shift", "severity"),
         )
 
 
@@ -117,6 +129,11 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     Attributes:
         published: percent, by column's name.
         metric: instead of the table's.
+        spread: the paper's own ±, points of a percent, by column's name.
+        gains: published gain over the accuracy of the row `over`, in percent of it, by column's name.
+        sent: parameters that one client sends in a round, as published, by column's name.
+        why: what is known of a number that is not reproduced.
+        needs: what must be at hand before this row can be run: weights, a network that is not here.
         family: what goes up: `nothing`, `prototypes`, `sums` or `weights`; a chart's colour.
         columns: the only columns that this row is run in; all when empty.
         own_hyper: whether the row's hyper-parameters replace the table's and the column's instead of joining them.
@@ -125,6 +142,12 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     name: str
     settings: Settings = Settings()
     published: dict[str, float] = {}
+    spread: dict[str, float] = {}
+    gains: dict[str, float] = {}
+    over: str = ""
+    sent: dict[str, float] = {}
+    why: str = ""
+    needs: str = ""
     metric: str | None = None
     family: str = "weights"
     columns: tuple[str, ...] = ()
@@ -133,11 +156,38 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class Quick(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `--quick` changes, and a line that says so."""
+    """What `--quick` changes, and a line that says so.
+
+    Attributes:
+        bands: where a row's accuracy must lie in the first column that it is in, percent from and to, on any processor.
+    """
 
     says: str
     seeds: int = 1
     settings: Settings = Settings()
+    bands: dict[str, tuple[float, float]] = {}
+
+
+class Missing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What is published and no row gives: `published` in percent by column's name, and why."""
+
+    name: str
+    published: dict[str, float]
+    why: str
+
+
+class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings by another source: as printed, of the public code, of the authors' framework.
+
+    Attributes:
+        says: what they are, and what they change.
+        settings: over the table's and the columns', under the rows'.
+        rows: over a row's own, by its name.
+    """
+
+    says: str
+    settings: Settings = Settings()
+    rows: dict[str, Settings] = {}
 
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -150,6 +200,12 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         seeds: runs for each cell, seeds 0, 1, ….
         charts: of `curves`, `bytes`.
         notes: what differs from the paper.
+        preset: which of `presets` the table is as it stands; it changes nothing.
+        hours: of one run on one core, guessed, where no run of the table has been timed.
+        needs: as a row's, of every row.
+        against: the row that all others are compared with, seed by seed.
+        missing: published numbers without a row.
+        target: an accuracy in percent; how many rounds and bytes it takes is told.
     """
 
     title: str
@@ -164,6 +220,13 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     seeds: int = 1
     charts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    preset: str = ""
+    presets: dict[str, Preset] = {}
+    hours: float | None = None
+    needs: str = ""
+    against: str = ""
+    target: float | None = None
+    missing: tuple[Missing, ...] = ()
 
     def metric_of(self, row: Row, column: Column) -> str:
         """The row's own metric, or the table's, of the column's part."""
@@ -183,11 +246,25 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             )
         return self.quick
 
-    def settle(self, row: Row, column: Column, *, quick: bool) -> Settings:
-        """A cell's settings."""
-        settled = row.settings.over(column.settings.over(self.settings))
+    def settle(self, row: Row, column: Column, *, quick: bool, preset: str = "") -> Settings:
+        """A cell's settings, by a preset's name or as they stand.
+
+        Raises:
+            UsageError: the table has no such preset.
+        """
+        chosen = self._preset(preset)
+        own = chosen.rows.get(row.name, Settings()).over(row.settings)
+        settled = own.over(chosen.settings.over(column.settings.over(self.settings)))
         settled = self.fraction.settings.over(settled) if quick else settled
-        return msgspec.structs.replace(settled, hyper=row.settings.hyper) if row.own_hyper else settled
+        return msgspec.structs.replace(settled, hyper=own.hyper) if row.own_hyper else settled
+
+    def _preset(self, name: str) -> Preset:
+        if not name:
+            return Preset(says="")
+        if name not in self.presets:
+            hint = near_names(name, self.presets) if self.presets else "without it"
+            raise UsageError("--preset", expected="one of the table's", got=name, hint=hint)
+        return self.presets[name]
 
     def choose(self, rows: Iterable[str], columns: Iterable[str]) -> list[tuple[Row, Column]]:
         """The cells of these rows and columns by name, all where none is named.
@@ -233,8 +310,26 @@ def read_table(name: str) -> tuple[str, Table]:
     for row in table.rows:
         for column in table.columns:
             _check_metric(name, table.metric_of(row, column))
-        _named(f"{name}: columns of {row.name}", [*row.columns, *row.published], [c.name for c in table.columns])
+        published = (row.published, row.spread, row.gains, row.sent)
+        given = [*row.columns, *(column for each in published for column in each)]
+        _named(f"{name}: columns of {row.name}", given, [c.name for c in table.columns])
+        _named(f"{name}: over", [row.over] if row.gains else [], [other.name for other in table.rows])
+    _named(f"{name}: against", [table.against] if table.against else [], [row.name for row in table.rows])
+    if table.quick is not None:
+        _named(f"{name}: bands", table.quick.bands, [row.name for row in table.rows])
+    _check_presets(name, table)
     return path.stem, table
+
+
+def _check_presets(name: str, table: Table) -> None:
+    _named(f"{name}: preset", [table.preset] if table.preset else [], list(table.presets))
+    for which, preset in table.presets.items():
+        _named(f"{name}: rows of preset {which}", preset.rows, [row.name for row in table.rows])
+        if which == table.preset and (preset.rows or preset.settings != Settings()):
+            got = "settings of its own"
+            raise UsageError(
+                f"{name}: preset {which}", expected="the settings as they stand, since it is the default", got=got
+            )
 
 
 def _check_metric(name: str, metric: str) -> None:

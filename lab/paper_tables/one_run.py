@@ -23,7 +23,7 @@ from lab.engine.evaluation import AveragingRecord
 from lab.engine.experiment import run_experiment
 from lab.engine.workers import OneProcess, Workers, open_workers
 from lab.paper_tables.config import Settings
-from lab.paper_tables.run_log import Finished
+from lab.paper_tables.run_log import Finished, code_mark
 
 __all__ = ["Crew", "Progress", "Run", "Watch", "run_cell", "run_elsewhere"]
 
@@ -62,17 +62,19 @@ class Crew:
 
 @dataclass(frozen=True)
 class Progress:
-    """Who wants to know: `on_run(done, of, words)` before each run, `on_text` and `on_round` within it."""
+    """Who wants to know: `on_run(done, of, words)` before each run, `on_text` and `on_round` within it; `on_line` takes
+    what a person should see."""
 
     on_run: Callable[[int, int, str], None]
     on_round: Callable[[str, RoundRecord], None]
     on_text: Callable[[str], None]
+    on_line: Callable[[str], None] = lambda line: None
 
 
 def run_cell(run: Run, data: DataSet, progress: Progress, workers: Workers) -> Finished:
     """Run it, or go on with it; one that diverges is a result, too."""
     experiment, words = run.settings.experiment(run.data, run.seed), run.words
-    checkpoint = Checkpoint(run.path.with_suffix(".checkpoint"), run.key)
+    checkpoint = Checkpoint(run.path.with_suffix(".checkpoint"), f"{run.key} {code_mark()}")
     failure = None
     records: list[RoundRecord] = []
     run.path.write_text("")
@@ -96,7 +98,8 @@ def run_cell(run: Run, data: DataSet, progress: Progress, workers: Workers) -> F
         failure = str(error)
         checkpoint.remove()
     lines = [_compact(record) for record in records]
-    return Finished(run.key, run.seed, msgspec.to_builtins(run.settings), checkpoint.elapsed, lines, failure)
+    given = msgspec.to_builtins(run.settings)
+    return Finished(run.key, run.seed, given, checkpoint.elapsed, lines, failure, code_mark())
 
 
 def run_elsewhere(data: DataSet, _: None, item: tuple[Run, Crew]) -> Finished:

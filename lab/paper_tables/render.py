@@ -1,183 +1,243 @@
-"""A table's cells, shown: on the screen, as `NAME.json`, as `NAME.md`, and as charts of their own.
+"""A table's ledger, shown: on the screen, as `NAME.md`, and as charts of their own, from what `sheet.py` holds alone.
 
 Every rendering puts the published number beside ours with the difference, and says how many seeds, the spread, the
-wall time of a run and the bytes that one client sends. Accuracies are percent; a quick run is labelled as one.
+wall time of a run and the bytes that one client sends. Accuracies are percent; a quick run is labelled as one. A page's
+first lines say what is reproduced, what is not and why, and what has not been run (`verdicts.py`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-import msgspec
 from rich.console import Group
 from rich.table import Table as Shown
 
-from contract.errors import StoreError
 from hw_profiles.charts.curves import Line, curves
 from hw_profiles.charts.marks import standalone
 from hw_profiles.charts.scatter import Mark, scatter
 from hw_profiles.units import nice_bytes
-from lab.paper_tables.runner import Cell, Order
+from lab.paper_tables.config import Table
+from lab.paper_tables.more_tables import metrics_table, seeds_table
+from lab.paper_tables.sheet import Sheet, SheetCell
+from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, Claim, claims_of, command_for
 
-__all__ = ["show", "write_sheet"]
+__all__ = ["head_lines", "hours", "number", "pages", "show"]
 
-SCHEMA = "protofleet.table/1"
 _LEGEND = "± is the standard deviation over seeds, up/round what one client sends in a round, time/run wall time"
 _KINDS = {"nothing": "local", "prototypes": "fed", "sums": "ffc", "weights": "pooled"}
 _HEADINGS = ("", "", "ours", "paper", "diff.", "seeds", "up/round", "time/run")
 
 
-def show(name: str, order: Order, cells: Sequence[Cell]) -> Group:
+def show(sheet: Sheet) -> Group:
     """The table for a screen."""
     shown = Shown(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for index, heading in enumerate(_HEADINGS):
         shown.add_column(heading, justify="left" if index < 2 else "right", no_wrap=index > 1)
     before = None
-    for cell in cells:
-        if before not in (None, cell.column.name):
+    for cell in sheet.cells:
+        if before not in (None, cell.column):
             shown.add_section()
-        before = cell.column.name
+        before = cell.column
         shown.add_row(*_texts(cell))
-    lines = [f"[bold]{order.table.title}[/bold]", f"[dim]{order.table.source}[/dim]"]
-    lines += [f"[yellow]{_quick(order)}[/yellow]"] if order.quick else []
-    return Group("", *lines, "", shown, "", *(f"[dim]{note}[/dim]" for note in _notes(cells, order)))
+    lines = [f"[bold]{sheet.title}[/bold]", f"[dim]{sheet.source}[/dim]"]
+    lines += [f"[yellow]{_quick(sheet)}[/yellow]"] if sheet.quick else []
+    return Group("", *lines, "", shown, "", *(f"[dim]{note}[/dim]" for note in _notes(sheet)))
 
 
-def write_sheet(name: str, order: Order, cells: Sequence[Cell], command: str) -> list[Path]:
-    """Write the JSON, the Markdown and the charts into the order's directory; returns the paths.
+def pages(stem: str, sheet: Sheet, table: Table | None = None) -> dict[str, str]:
+    """The texts of the page and its charts, by file name.
 
-    Raises:
-        StoreError: when the disk refuses.
+    Args:
+        table: the definition, for the first lines; None for one that is not known.
     """
-    stem = f"{name}-quick" if order.quick else name
-    texts = {
-        f"{stem}.json": json.dumps(_as_json(name, order, cells, command), indent=1) + "\n",
-        f"{stem}.md": _as_markdown(order, cells, command, stem),
-        **{f"{stem}-{which}.svg": svg for which, svg in _charts(order, cells).items()},
-    }
-    paths = []
-    for file, text in texts.items():
-        path = order.out / file
-        try:
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise StoreError(f"{path}", expected="a file that can be written", got=error.strerror) from None
-        paths.append(path)
-    return paths
+    charts = _charts(sheet)
+    lines = [
+        f"# {sheet.title}",
+        "",
+        *(head_lines(sheet, table) if table is not None else []),
+        sheet.source + ". " + _origin(sheet),
+        "",
+    ]
+    lines += ["| " + " | ".join(_HEADINGS) + " |", "| --- | --- |" + " ---: |" * (len(_HEADINGS) - 2)]
+    lines += ["| " + " | ".join(_texts(cell)) + " |" for cell in sheet.cells]
+    lines += ["", f"Accuracy in percent; {_LEGEND}.", ""]
+    lines += [f"- {note}" for note in _notes(sheet)]
+    lines += [*seeds_table(sheet), *metrics_table(sheet)]
+    lines += ["", *(f"![{which}]({stem}-{which}.svg)" for which in charts)]
+    text = "\n".join(lines).rstrip() + "\n"
+    return {f"{stem}.md": text, **{f"{stem}-{which}.svg": svg for which, svg in charts.items()}}
 
 
-def _texts(cell: Cell) -> tuple[str, ...]:
-    mean = "diverged" if cell.failures and cell.mean is None else "–" if cell.mean is None else _percent(cell.mean)
-    spread = cell.over_seeds
+# ── the first lines ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def head_lines(sheet: Sheet, table: Table) -> list[str]:
+    """Reproduced, not reproduced, or not run, and why."""
+    if sheet.quick:
+        return [f"**{_quick(sheet)}**", ""]
+    claims = claims_of(table, sheet, sheet.preset)
+    if not claims:
+        return ["**Nothing to reproduce**: no numbers are published for this setting.", ""]
+    held = [claim for claim in claims if claim.held]
+    missed = [claim for claim in claims if claim.verdict == NOT_REPRODUCED]
+    missing = [claim for claim in claims if claim.verdict == NOT_RUN]
+    word = (
+        "Reproduced"
+        if len(held) == len(claims)
+        else "Partly reproduced"
+        if held
+        else "Not reproduced"
+        if missed
+        else "Not run"
+    )
+    lines = [f"**{word}: {len(held)} of {len(claims)} published numbers**" + _how(held) + ".", ""]
+    lines += [f"- Not reproduced: {text}" for text in _by_row(missed)]
+    lines += [f"- Not run: {text}" for text in _by_row(missing)]
+    runnable = [claim for claim in missing if claim.row_there]
+    if runnable:
+        preset = sheet.preset if sheet.preset != table.preset else ""
+        command = command_for(sheet.table, [claim.row for claim in runnable], preset=preset)
+        lines.append(f"- To run them: `{command}`, about {hours(_sum(missing))} on one core; {quick_words(table)}")
+    return [*lines, *([""] if missed or missing else [])]
+
+
+def quick_words(table: Table) -> str:
+    """What `--quick` would run of it."""
+    return f"with `--quick` {table.quick.says}." if table.quick else "there is no quick fraction."
+
+
+def hours(value: float | None) -> str:
+    """In words."""
+    if value is None:
+        return "at a cost that nothing here has measured"
+    return f"{value * 60:.0f} minutes" if value < 1.5 else f"{value:,.0f} hours"
+
+
+def number(claim: Claim, value: float, *, sign: bool = False) -> str:
+    """A published number's, ours or the difference of both, as it is printed."""
+    if claim.what == "parameters sent":
+        return f"{value:+,.0f}" if sign else f"{value:,.0f}"
+    text = f"{value:+.2f}" if sign else f"{value:.2f}"
+    return text if claim.what == "accuracy" else f"{text} %"
+
+
+def _how(held: Sequence[Claim]) -> str:
+    kinds = list(dict.fromkeys(claim.verdict for claim in held))
+    counts = [f"{sum(claim.verdict == kind for claim in held)} {kind}" for kind in kinds]
+    one = sum(claim.seeds == 1 for claim in held)
+    counts += [f"{one} of them on one seed"] if one else []
+    return f" ({', '.join(counts)})" if counts else ""
+
+
+def _by_row(claims: Sequence[Claim]) -> list[str]:
+    """A line for each row, with its columns and why."""
+    rows: dict[tuple[str, str, str], list[str]] = {}
+    for claim in claims:
+        rows.setdefault((claim.row, claim.what, claim.why), []).append(claim.column + _apart(claim))
+    found = []
+    for (row, what, why), each in rows.items():
+        words = f"{row}, {what}" if what != "accuracy" else row
+        found.append(f"{words}: {', '.join(each)}" + (f". {why[0].upper()}{why[1:]}." if why else "."))
+    return found
+
+
+def _apart(claim: Claim) -> str:
+    return "" if claim.difference is None else f" ({number(claim, claim.difference, sign=True)})"
+
+
+def _sum(claims: Sequence[Claim]) -> float | None:
+    """Of runs, each once: a gain or a number of bytes comes with the accuracy's."""
+    found = {(claim.row, claim.column): claim.hours for claim in claims}
+    known = [value for value in found.values() if value is not None]
+    return sum(known) if known else None
+
+
+# ── the page ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _origin(sheet: Sheet) -> str:
+    commands = "; ".join(f"`{command}`" for command in sheet.commands or [sheet.command])
+    preset = f"Settings: {sheet.preset}. " if sheet.preset else ""
+    made = "This page is made from its ledger by `protofleet lab results`."
+    return f"{preset}Run by {commands}, with {', '.join(sheet.code)}. {made}"
+
+
+def _texts(cell: SheetCell) -> tuple[str, ...]:
+    mean = (
+        "diverged"
+        if cell.failures and cell.accuracy is None
+        else "–"
+        if cell.accuracy is None
+        else _percent(cell.accuracy)
+    )
+    spread = cell.std_over_seeds
     difference = "" if cell.difference is None else f"{cell.difference * 100:+.2f}"
     return (
-        cell.row.name,
-        cell.column.name,
+        cell.row,
+        cell.column,
         mean + (f" ± {spread * 100:.2f}" if spread is not None else ""),
         "" if cell.published is None else _percent(cell.published),
         difference,
-        str(len(cell.values) + len(cell.failures)),
-        nice_bytes(cell.uplink_bytes) if cell.uplink_bytes else "",
+        str(cell.runs),
+        nice_bytes(cell.uplink_bytes_per_client_round) if cell.uplink_bytes_per_client_round else "",
         _time(cell.seconds) if cell.seconds else "",
     )
 
 
-def _notes(cells: Sequence[Cell], order: Order) -> list[str]:
-    notes = [f"{cell.row.name}: {cell.row.note}" for cell in cells if cell.row.note]
-    failed = [f"{cell.row.name}, {cell.column.name}: {line}" for cell in cells for line in cell.failures]
-    return [*dict.fromkeys([*order.table.notes, *notes]), *failed]
+def _notes(sheet: Sheet) -> list[str]:
+    notes = [f"{cell.row}: {cell.note}" for cell in sheet.cells if cell.note]
+    failed = [f"{cell.row}, {cell.column}: {line}" for cell in sheet.cells for line in cell.failures]
+    return [*dict.fromkeys([*sheet.notes, *notes]), *failed]
 
 
-def _quick(order: Order) -> str:
-    return f"quick: {order.table.fraction.says}; not comparable with the published numbers"
+def _quick(sheet: Sheet) -> str:
+    return f"quick: {sheet.quick}; not comparable with the published numbers"
 
 
-def _as_markdown(order: Order, cells: Sequence[Cell], command: str, stem: str) -> str:
-    lines = [f"# {order.table.title}", "", f"{order.table.source}. Written by `{command}`.", ""]
-    lines += [f"**{_quick(order)}**", ""] if order.quick else []
-    lines += ["| " + " | ".join(_HEADINGS) + " |", "| --- | --- |" + " ---: |" * (len(_HEADINGS) - 2)]
-    lines += ["| " + " | ".join(_texts(cell)) + " |" for cell in cells]
-    lines += ["", f"Accuracy in percent; {_LEGEND}.", ""]
-    lines += [f"- {note}" for note in _notes(cells, order)]
-    lines += ["", *(f"![{which}]({stem}-{which}.svg)" for which in _charts(order, cells))]
-    return "\n".join(lines).rstrip() + "\n"
+# ── charts ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _as_json(name: str, order: Order, cells: Sequence[Cell], command: str) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "table": name,
-        "title": order.table.title,
-        "source": order.table.source,
-        "command": command,
-        "quick": order.table.fraction.says if order.quick else None,
-        "notes": list(order.table.notes),
-        "cells": [_cell_json(cell) for cell in cells],
-    }
-
-
-def _cell_json(cell: Cell) -> dict[str, Any]:
-    return {
-        "row": cell.row.name,
-        "column": cell.column.name,
-        "metric": cell.metric,
-        "accuracy": cell.mean,
-        "published": cell.published,
-        "difference": cell.difference,
-        "values": cell.values,
-        "std_over_seeds": cell.over_seeds,
-        "std_over_clients": cell.over_clients,
-        "seconds": cell.seconds,
-        "uplink_bytes_per_client_round": cell.uplink_bytes,
-        "uplink_bytes_per_client": cell.total_bytes,
-        "curve": {str(number): value for number, value in cell.curve.items()},
-        "failures": cell.failures,
-        "settings": msgspec.to_builtins(cell.settings),
-    }
-
-
-def _charts(order: Order, cells: Sequence[Cell]) -> dict[str, str]:
+def _charts(sheet: Sheet) -> dict[str, str]:
     """By name: for each column, curves over rounds and accuracy against bytes, as the table asks."""
     charts = {}
-    columns = list(dict.fromkeys(cell.column.name for cell in cells))
-    for number, column in enumerate(columns, start=1):
-        suffix = f"-{number}" if len(columns) > 1 else ""
-        mine = [cell for cell in cells if cell.column.name == column and cell.mean is not None]
+    columns = list(dict.fromkeys(cell.column for cell in sheet.cells))
+    for place, column in enumerate(columns, start=1):
+        suffix = f"-{place}" if len(columns) > 1 else ""
+        mine = [cell for cell in sheet.cells if cell.column == column and cell.accuracy is not None]
         over_rounds = [cell for cell in mine if len(cell.curve) > 1]
-        if "curves" in order.table.charts and over_rounds:
+        if "curves" in sheet.charts and over_rounds:
             charts[f"curves{suffix}"] = standalone(_curves(over_rounds, f"accuracy over rounds, {column}"))
-        if "bytes" in order.table.charts and mine:
+        if "bytes" in sheet.charts and mine:
             charts[f"bytes{suffix}"] = standalone(_bytes(mine, f"accuracy against bytes from one client, {column}"))
     return charts
 
 
-def _bytes(cells: Sequence[Cell], title: str) -> str:
+def _bytes(cells: Sequence[SheetCell], title: str) -> str:
     marks = [
-        Mark(cell.row.name, _KINDS.get(cell.row.family, "pooled"), cell.total_bytes, cell.mean or 0.0) for cell in cells
+        Mark(cell.row, _KINDS.get(cell.family, "pooled"), cell.uplink_bytes_per_client, cell.accuracy or 0.0)
+        for cell in cells
     ]
     return scatter(marks, title)
 
 
-def _curves(cells: Sequence[Cell], title: str) -> str:
-    """Rounds at even distances that every row has measured."""
-    every = max(cell.settings.evaluate_every or 1 for cell in cells)
-    common = sorted(set.intersection(*(set(cell.curve) for cell in cells)))
-    even = [number for number in common if number % every == 0]
+def _curves(cells: Sequence[SheetCell], title: str) -> str:
+    """Rounds at even distances that every row has measured; bands are a standard deviation over seeds either way."""
+    every = max(cell.rounds_apart for cell in cells)
+    common = sorted(set.intersection(*({int(name) for name in cell.curve} for cell in cells)))
+    even = [place for place in common if place % every == 0]
     rounds = even if len(even) > 1 else common
     kinds = tuple(_KINDS.values())
     lines = [
         Line(
-            cell.row.name,
+            cell.row,
             kinds[(place + 1) % len(kinds)],
-            [cell.curve[number] for number in rounds],
+            [cell.curve[str(place)] for place in rounds],
             dashed=place >= len(kinds),
+            band=[cell.curve_std.get(str(place), 0.0) for place in rounds] if cell.curve_std else (),
         )
         for place, cell in enumerate(cells)
     ]
-    return curves(lines, [str(number) for number in rounds], title)
+    return curves(lines, [str(place) for place in rounds], title)
 
 
 def _percent(fraction: float) -> str:

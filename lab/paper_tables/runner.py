@@ -12,8 +12,9 @@ measured beside what was published. A run that diverges is a result, too: its ce
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,9 @@ from contract.methods import closing_method
 from lab.data.datasets import DataSet, load_dataset
 from lab.engine.workers import OneProcess, Workers
 from lab.paper_tables.config import PARTS, Column, Row, Settings, Table
+from lab.paper_tables.metrics import METRICS, metrics_of, per_class_of
 from lab.paper_tables.one_run import Crew, Progress, Run, Watch, run_cell, run_elsewhere
-from lab.paper_tables.run_log import Finished, Ledger, data_mark, run_key
+from lab.paper_tables.run_log import Finished, Ledger, code_mark, data_mark, run_key
 
 __all__ = ["Cell", "Order", "Progress", "run_table"]
 
@@ -36,6 +38,9 @@ class Order:
     Attributes:
         data: a name or a directory; the table's own when None.
         seeds: instead of the table's number.
+        first_seed: the seeds are this one and the following.
+        preset: the name of one of the table's; empty for the settings as they stand.
+        any_code: runs of other code count as well.
         rows, columns: by name; all when empty.
         show: nothing is run; only the cells that have been run, at least in part, are there.
     """
@@ -48,9 +53,22 @@ class Order:
     rows: Sequence[str] = ()
     columns: Sequence[str] = ()
     show: bool = False
+    first_seed: int = 0
+    preset: str = ""
+    any_code: bool = False
 
     def __post_init__(self) -> None:
-        self.table.choose(self.rows, self.columns)  # an unknown name ends here, before anything is loaded
+        for row, column in self.table.choose(self.rows, self.columns):  # an unknown name ends here, before anything is
+            self.settle(row, column)
+
+    def settle(self, row: Row, column: Column) -> Settings:
+        """A cell's settings."""
+        return self.table.settle(row, column, quick=self.quick, preset=self.preset)
+
+    @property
+    def numbers(self) -> range:
+        """The seeds."""
+        return range(self.first_seed, self.first_seed + self.runs)
 
     @property
     def runs(self) -> int:
@@ -70,6 +88,12 @@ class Cell:
         total_bytes: of one client over the whole run, closings included where the metric is theirs.
         curve: round → accuracy, mean over seeds.
         failures: one line for each seed that diverged.
+        curve_std: round → standard deviation over seeds; empty for fewer than two.
+        metrics: further ones, see `lab/paper_tables/metrics.py`; mean over seeds.
+        per_class: the share of each class's images that was named right, mean over seeds.
+        resolved: every setting that was used, defaults too.
+        code: `code_mark` of its runs.
+        seeds: that `values` are of.
     """
 
     row: Row
@@ -84,6 +108,12 @@ class Cell:
     total_bytes: float = 0.0
     curve: dict[int, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    curve_std: dict[int, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    per_class: list[float | None] = field(default_factory=list)
+    resolved: dict[str, Any] = field(default_factory=dict)
+    code: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
 
     @property
     def mean(self) -> float | None:
@@ -116,18 +146,22 @@ def run_table(order: Order, progress: Progress, workers: Workers | None = None) 
     chosen = table.choose(order.rows, order.columns)
     ledger, mark = Ledger(order.out), data_mark(name)
     wanted: dict[str, tuple[Settings, int, str]] = {}
-    for seed in range(order.runs):
+    for seed in order.numbers:
         for row, column in chosen:
-            settings = table.settle(row, column, quick=order.quick)
-            settings.experiment(name, seed)  # refuses what does not fit before hours of training
+            settings = order.settle(row, column)
+            resolved = settings.experiment(name, seed).resolved()  # refuses what does not fit before hours of training
             words = f"{row.name}, {column.name}, seed {seed}"
-            wanted.setdefault(run_key(settings, seed, mark), (settings, seed, words))
-    done = ledger.read()
+            wanted.setdefault(run_key(resolved, seed, mark), (settings, seed, words))
+    done = ledger.read(None if order.any_code else code_mark())
+    _tell_others(ledger, wanted, done, progress)
     missing = {key: run for key, run in wanted.items() if key not in done and not order.show}
     if missing:
         progress.on_text("loading the data")
         data = load_dataset(name)
-        runs = [Run(key, name, *run, ledger.rounds_of(*run[2].split(", "), key[:8])) for key, run in missing.items()]
+        runs = [
+            Run(key, name, *run, ledger.rounds_of(*run[2].split(", "), key[:8], code_mark()[-9:-1]))
+            for key, run in missing.items()
+        ]
         for finished in _finished(runs, data, len(wanted), progress, workers or OneProcess()):
             done[finished.key] = finished
             ledger.append(finished)
@@ -161,16 +195,26 @@ def _finished(runs: list[Run], data: DataSet, of: int, progress: Progress, worke
             yield finished
 
 
+def _tell_others(ledger: Ledger, wanted: Iterable[str], done: Mapping[str, Finished], progress: Progress) -> None:
+    """Say of runs of other code that they are there."""
+    others = {key: run for key, run in ledger.read().items() if key in set(wanted) and key not in done}
+    if others:
+        codes = ", ".join(sorted({run.code or "code that is not named" for run in others.values()}))
+        progress.on_line(f"{len(others)} runs in {ledger.path} are of {codes}; --any-code counts them")
+
+
 def _cell(order: Order, row: Row, column: Column, mark: str, done: dict[str, Finished]) -> Cell:
-    table = order.table
-    settings, metric = table.settle(row, column, quick=order.quick), table.metric_of(row, column)
-    keys = [run_key(settings, seed, mark) for seed in range(order.runs)]
+    table, name = order.table, order.data or order.table.data
+    settings, metric = order.settle(row, column), table.metric_of(row, column)
+    resolved = settings.experiment(name, 0).resolved()
+    keys = [run_key(resolved, seed, mark) for seed in order.numbers]
     runs = [done[key] for key in keys if key in done]
     good = [run for run in runs if run.failure is None]
     curves = [_curve(run.records, metric) for run in good]
     values = [_last(curve, run.records, table.last) for curve, run in zip(curves, good, strict=True) if curve]
     spreads = [found for run in good if (found := _over_clients(run.records, metric)) is not None]
     published = row.published.get(column.name)
+    curve, curve_std = _mean_curve(curves)
     return Cell(
         row,
         column,
@@ -178,13 +222,46 @@ def _cell(order: Order, row: Row, column: Column, mark: str, done: dict[str, Fin
         metric,
         values,
         None if published is None else published / 100.0,
-        float(np.mean(spreads)) if spreads else None,
-        float(np.mean([run.seconds for run in runs])) if runs else 0.0,
-        float(np.mean([_uplink(run.records) for run in good])) if good else 0.0,
-        float(np.mean([_total(run.records, metric, settings.clients or 1) for run in good])) if good else 0.0,
-        _mean_curve(curves),
+        _mean(spreads) if spreads else None,
+        _mean([run.seconds for run in runs]),
+        _mean([_uplink(run.records) for run in good]),
+        _mean([_total(run.records, metric, settings.clients or 1) for run in good]),
+        curve,
         [run.failure for run in runs if run.failure],
+        curve_std=curve_std,
+        metrics=_metrics(good, curves, metric, settings.clients or 1, table.target),
+        per_class=_per_class(good, metric),
+        resolved=resolved,
+        code=tuple(sorted({run.code for run in runs})),
+        seeds=tuple(run.seed for run, each in zip(good, curves, strict=True) if each),
     )
+
+
+def _metrics(
+    runs: Sequence[Finished], curves: Sequence[dict[int, float]], metric: str, clients: int, target: float | None
+) -> dict[str, float]:
+    """Means over the seeds that have them; what it took to the target only where every seed has reached it."""
+    goal = None if target is None else target / 100.0
+    pairs = zip(runs, curves, strict=True)
+    each = [metrics_of(run.records, _named(metric), curve, clients, goal) for run, curve in pairs]
+    whole = [name for name in METRICS if each and all(name in found for found in each)]
+    return {name: _mean([found[name] for found in each]) for name in whole}
+
+
+def _per_class(runs: Sequence[Finished], metric: str) -> list[float | None]:
+    """Mean over seeds; None for a class that nobody was asked about."""
+    each = [found for run in runs if (found := per_class_of(run.records, _named(metric)))]
+    columns = [[share for share in column if share is not None] for column in zip_longest(*each)]
+    return [_mean(column) if column else None for column in columns]
+
+
+def _named(metric: str) -> str:
+    part, _, way = metric.partition("/")
+    return f"{PARTS[part]}/{way}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
 
 
 def _curve(records: Iterable[dict[str, Any]], metric: str) -> dict[int, float]:
@@ -200,10 +277,12 @@ def _last(curve: dict[int, float], records: Sequence[dict[str, Any]], last: int)
 
 
 def _over_clients(records: Sequence[dict[str, Any]], metric: str) -> float | None:
-    part, _, way = metric.partition("/")
+    name = _named(metric)
     for record in reversed(records):
-        if f"{PARTS[part]}/{way}" in record.get("spread", {}):
-            return float(record["spread"][f"{PARTS[part]}/{way}"])
+        if len(each := record.get("clients", {}).get(name, ())) > 1:
+            return float(np.std(each))
+        if name in record.get("spread", {}):
+            return float(record["spread"][name])
     return None
 
 
@@ -227,8 +306,11 @@ def _total(records: Sequence[dict[str, Any]], metric: str, clients: int) -> floa
     return total
 
 
-def _mean_curve(curves: Sequence[dict[int, float]]) -> dict[int, float]:
+def _mean_curve(curves: Sequence[dict[int, float]]) -> tuple[dict[int, float], dict[int, float]]:
+    """Mean and standard deviation over seeds at the rounds that every seed has measured."""
     if not curves:
-        return {}
-    common = set.intersection(*(set(curve) for curve in curves))
-    return {number: float(np.mean([curve[number] for curve in curves])) for number in sorted(common)}
+        return {}, {}
+    common = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = {number: [curve[number] for curve in curves] for number in common}
+    spread = {number: float(np.std(found, ddof=1)) for number, found in values.items() if len(found) > 1}
+    return {number: float(np.mean(found)) for number, found in values.items()}, spread

@@ -46,7 +46,7 @@ def log_round(board: Board, prefix: str, record: RoundRecord) -> None:
     values: dict[str, float | None] = {"loss": record.loss, "uplink_bytes": record.uplink_bytes}
     for part, table in record.as_json().items():
         if isinstance(table, dict) and part != "closing_bytes":
-            values |= {f"{part}/{way}": value for way, value in table.items()}
+            values |= {f"{part}/{way}": value for way, value in table.items() if not isinstance(value, list)}
     for tag, value in values.items():
         if value is not None:
             board.add_scalar(f"{prefix}/{tag}", float(value), record.round)

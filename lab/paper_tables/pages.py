@@ -1,0 +1,199 @@
+"""`protofleet lab results`: every page and chart of a folder of ledgers, made again without running anything.
+
+    FOLDER/NAME.json   the ledgers (`sheet.py`): read
+    FOLDER/NAME.md     their pages, and NAME-….svg, their charts (`render.py`): written
+    FOLDER/README.md   every published number of every table beside ours, what was not run with its command
+    FOLDER/presets.md  the settings by source, side by side (`presets.py`)
+
+`take` puts a table's run into the folder, in the place of the cells that it has run again. `differing` says which
+files are not what the ledgers make of them. Ledgers of other commands are left alone, but for the claims of `hardware
+cost`, which the list of published numbers shows too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from contract.errors import StoreError, UsageError
+from contract.json_output import write_text
+from lab.paper_tables.config import TABLES, Table, read_table
+from lab.paper_tables.presets import presets_page
+from lab.paper_tables.render import hours, number, pages
+from lab.paper_tables.sheet import Sheet, is_ledger, merged, read_sheet, write_json
+from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, WITHIN, Claim, claims_of, command_for
+
+__all__ = ["differing", "made", "take", "write", "write_sheet"]
+
+_HARDWARE = "hardware-training-cost.json"
+
+
+def made(folder: Path) -> dict[str, str]:
+    """Every file that the folder's ledgers make, by its name.
+
+    Raises:
+        StoreError: there is no such folder, or a ledger cannot be read.
+        UsageError: a ledger is of a later Protofleet.
+    """
+    if not folder.is_dir():
+        raise StoreError(f"{folder}", expected="a folder of ledgers", got="none")
+    sheets = {path.stem: read_sheet(path) for path in sorted(folder.glob("*.json")) if is_ledger(path)}
+    texts: dict[str, str] = {}
+    for stem, sheet in sheets.items():
+        texts |= pages(stem, sheet, read_table(sheet.table)[1] if sheet.table in TABLES else None)
+    lists = {"README.md": _every_number(folder, list(sheets.values())), "presets.md": presets_page()}
+    return texts | lists
+
+
+def differing(folder: Path) -> list[str]:
+    """The names of the files that are missing or not what the ledgers make.
+
+    Raises:
+        StoreError, UsageError: as `made`.
+    """
+    found = []
+    for name, text in made(folder).items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            found.append(name)
+    return found
+
+
+def write(folder: Path) -> list[Path]:
+    """Write what differs; the paths of it.
+
+    Raises:
+        StoreError, UsageError: as `made`; or the disk refuses.
+    """
+    texts = made(folder)
+    changed = differing(folder)
+    for name in changed:
+        write_text(folder / name, texts[name])
+    return [folder / name for name in changed]
+
+
+def take(folder: Path, ledger: Path) -> Path:
+    """Put a ledger's cells into the folder; the path of the folder's own ledger.
+
+    Raises:
+        StoreError, UsageError: it cannot be read, or it is of a quick run or of another table than its name says.
+    """
+    newer, place = read_sheet(ledger), folder / ledger.name
+    if newer.quick:
+        raise UsageError("--take", expected="a whole run", got=f"{ledger}: {newer.quick}")
+    write_json(place, merged(read_sheet(place), newer) if place.exists() else newer)
+    return place
+
+
+def write_sheet(out: Path, sheet: Sheet, table: Table) -> list[Path]:
+    """Write a run's ledger, its page and its charts; returns the paths.
+
+    Raises:
+        StoreError, UsageError: when the disk refuses.
+    """
+    preset = f"-{sheet.preset}" if sheet.preset != table.preset else ""
+    stem = f"{sheet.table}{preset}{'-quick' if sheet.quick else ''}"
+    write_json(out / f"{stem}.json", sheet)
+    texts = pages(stem, sheet, table)
+    for name, text in texts.items():
+        write_text(out / name, text, option="--out")
+    return [out / f"{stem}.json", *(out / name for name in texts)]
+
+
+# ── every published number ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _every_number(folder: Path, sheets: Sequence[Sheet]) -> str:
+    sections: list[str] = []
+    every: list[Claim] = []
+    for name in TABLES:
+        _, table = read_table(name)
+        mine = [sheet for sheet in sheets if sheet.table == name and not sheet.quick]
+        if not any(sheet.preset == table.preset for sheet in mine):
+            mine.insert(0, _nothing(name, table))
+        for sheet in mine:
+            claims = claims_of(table, sheet, sheet.preset)
+            sections += _section(folder, name, table, sheet, claims)
+            every += claims
+    return "\n".join([*_top(every), *sections, *_hardware(folder)]).rstrip() + "\n"
+
+
+def _nothing(name: str, table: Table) -> Sheet:
+    """A table of which nothing has been run."""
+    title, source = table.title, table.source
+    return Sheet(schema="", table=name, title=title, source=source, notes=[], cells=[], preset=table.preset)
+
+
+def _top(claims: Sequence[Claim]) -> list[str]:
+    ordered = Counter(claim.verdict for claim in claims).most_common()
+    missing = {(claim.row, claim.column, claim.hours) for claim in claims if claim.verdict == NOT_RUN}
+    left = sum(value for _, _, value in missing if value is not None)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in ordered)
+    return [
+        "# Every published number, beside ours",
+        "",
+        f"**{len(claims)} published numbers: {counts}.**",
+        f"What has not been run would take at most {hours(left)} on one core, by runs that were timed, or a guess.",
+        "",
+        "Made by `protofleet lab results` from the ledgers (`*.json`) beside it and the tables' definitions; nothing",
+        "is run. Accuracies are percent, gains percent of the other row's accuracy, parameters what one client sends",
+        "in a round. *Within 1 point* is of these percentages, *within the paper's spread* its own ±, *within a tenth*",
+        "of a number of parameters, which some papers print in round thousands. *Not run* is also what was run with",
+        "settings that the table no longer has. Ledgers of 0.1 do not name their code.",
+    ]
+
+
+def _section(folder: Path, name: str, table: Table, sheet: Sheet, claims: Sequence[Claim]) -> list[str]:
+    if not claims:
+        return []
+    preset = sheet.preset if sheet.preset != table.preset else ""
+    stem = f"{name}-{preset}" if preset else name
+    title = f"[{stem}]({stem}.md)" if (folder / f"{stem}.json").exists() else stem
+    lines = ["", f"## {title}: {table.title}", "", f"{table.source}."]
+    lines += [f"Settings: {sheet.preset}, {table.presets[sheet.preset].says}."] if sheet.preset else []
+    lines += ["", "| row | column | what | published | ours | diff. | seeds | verdict |"]
+    lines += ["| --- | --- | --- | ---: | ---: | ---: | ---: | --- |"]
+    lines += [_line(name, table, preset, claim) for claim in claims]
+    return lines
+
+
+def _line(name: str, table: Table, preset: str, claim: Claim) -> str:
+    published = number(claim, claim.published) + (f" ± {claim.spread:.2f}" if claim.spread is not None else "")
+    ours = "" if claim.ours is None else number(claim, claim.ours)
+    difference = "" if claim.difference is None else number(claim, claim.difference, sign=True)
+    seeds = str(claim.seeds) if claim.seeds else ""
+    verdict = _verdict(name, table, preset, claim)
+    texts = (claim.row, claim.column, claim.what, published, ours, difference, seeds, verdict)
+    return f"| {' | '.join(texts)} |"
+
+
+def _verdict(name: str, table: Table, preset: str, claim: Claim) -> str:
+    why = f": {claim.why}" if claim.why else ""
+    if claim.verdict != NOT_RUN:
+        return f"{claim.verdict}{why}"
+    if not claim.row_there:
+        return f"{NOT_RUN}{why}"
+    command = command_for(name, [claim.row], [claim.column], preset)
+    quick = f"`--quick`: {table.quick.says}" if table.quick else "no quick fraction"
+    return f"{NOT_RUN}{why}; `{command}`, {hours(claim.hours)}, seeds {table.seeds}; {quick}"
+
+
+def _hardware(folder: Path) -> list[str]:
+    """SphereFed's claims about an accelerator, by every assumption under which they were worked out."""
+    path = folder / _HARDWARE
+    if not path.exists():
+        return []
+    claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
+    lines = ["", "## [hardware-training-cost](hardware-training-cost.md): what SphereFed saves on an accelerator", ""]
+    lines += [
+        "Dong et al., ECCV 2022: percent saved of a round's memory and latency, and by FFC of CCVR's latency. The"
+    ]
+    lines += ["paper names no assumptions; each line is of one.", ""]
+    lines += ["| claim | published | ours | assumption | verdict |", "| --- | ---: | ---: | --- | --- |"]
+    for each in claims:
+        published, ours = each["paper_percent"], each["mobilenetv2_percent"]
+        verdict = WITHIN if abs(ours - published) <= 1.0 else NOT_REPRODUCED
+        lines.append(f"| {each['claim']} | {published:.1f} | {ours:.2f} | {each['assumption']} | {verdict} |")
+    return lines

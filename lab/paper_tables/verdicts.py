@@ -1,0 +1,182 @@
+"""Each published number beside ours: the difference, and what it comes to.
+
+    within 1 point              of the percentage, or of the gain in percent
+    within the paper's spread   its own ±
+    within a tenth              of the parameters that a client sends, which some papers print in round thousands
+    not reproduced              with what is known of why
+    not run                     no run with the settings that the table has now: the command, and what it would cost
+
+Computed from a table's definition, which has the published numbers, and its ledger, which has ours. A cell whose
+settings are no longer the table's is not held against the paper; what it gave is said. What a run would cost is what
+runs of the same row took, or of the same table; else the definition's guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from lab.paper_tables.config import Column, Row, Table
+from lab.paper_tables.sheet import Sheet, SheetCell
+
+__all__ = ["NOT_REPRODUCED", "NOT_RUN", "WITHIN", "Claim", "claims_of", "command_for", "flat", "hours_of"]
+
+WITHIN, SPREAD, CLOSE = "within 1 point", "within the paper's spread", "within a tenth"
+NOT_REPRODUCED, NOT_RUN = "not reproduced", "not run"
+_POINT, _SHARE = 1.0, 0.1
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A published number.
+
+    Attributes:
+        what: `accuracy`, `gain over …`, or `parameters sent`.
+        published, spread, ours: percent, of the other row's accuracy for a gain; numbers for parameters.
+        seeds: that `ours` is of.
+        why: of one that is not reproduced or not run; empty where nothing is known.
+        hours: what a run would cost on one core; None where nothing is known of it.
+        row_there: whether a row of the table gives it.
+    """
+
+    row: str
+    column: str
+    what: str
+    published: float
+    spread: float | None = None
+    ours: float | None = None
+    seeds: int = 0
+    verdict: str = NOT_RUN
+    why: str = ""
+    hours: float | None = None
+    row_there: bool = True
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the published."""
+        return None if self.ours is None else self.ours - self.published
+
+    @property
+    def held(self) -> bool:
+        """Whether it is reproduced."""
+        return self.verdict in (WITHIN, SPREAD, CLOSE)
+
+
+def claims_of(table: Table, sheet: Sheet | None, preset: str = "") -> list[Claim]:
+    """Every published number of a table, by the settings of one preset.
+
+    Args:
+        sheet: what has been run; None for nothing.
+        preset: the settings as they stand when empty.
+    """
+    found = []
+    for row, column in table.choose((), ()):
+        cell = sheet.cell(row.name, column.name) if sheet is not None else None
+        hours = hours_of(table, sheet, row)
+        for claim in _published(row, column.name):
+            found.append(_judged(replace(claim, hours=hours), table, sheet, row, column, cell, preset))
+    for each in table.missing:
+        pairs = each.published.items()
+        found += [Claim(each.name, column, "accuracy", value, why=each.why, row_there=False) for column, value in pairs]
+    return found
+
+
+def _published(row: Row, column: str) -> Iterator[Claim]:
+    if column in row.published:
+        yield Claim(row.name, column, "accuracy", row.published[column], row.spread.get(column))
+    if column in row.gains:
+        yield Claim(row.name, column, f"gain over {row.over}", row.gains[column])
+    if column in row.sent:
+        yield Claim(row.name, column, "parameters sent", row.sent[column])
+
+
+def _judged(
+    claim: Claim, table: Table, sheet: Sheet | None, row: Row, column: Column, cell: SheetCell | None, preset: str
+) -> Claim:
+    needs = row.needs or table.needs
+    if sheet is None or cell is None:
+        return replace(claim, why=f"needs {needs}" if needs else "")
+    base = sheet.cell(row.over, column.name) if claim.what.startswith("gain") else cell
+    if base is None:
+        return replace(claim, why=f"{row.over} has not been run")
+    ours, why = _ours(claim, cell, base), row.why
+    if ours is None:
+        return replace(claim, verdict=NOT_REPRODUCED, seeds=cell.runs, why="; ".join(cell.failures[:1]))
+    claim = replace(claim, ours=ours, seeds=cell.runs)
+    rows = [row, *(each for each in table.rows if base is not cell and each.name == row.over)]
+    pairs = zip(rows, (cell, base), strict=False)
+    found = (_changed(table, each, column, of, preset) for each, of in pairs)
+    changed = "; ".join(dict.fromkeys(filter(None, found)))
+    if changed and claim.what != "parameters sent":
+        gave = f"{ours:.2f}" if claim.what == "accuracy" else f"{ours:+.2f} %"
+        return replace(claim, why=f"with earlier settings, {changed}, it gave {gave}", ours=None, seeds=0)
+    verdict = _verdict(claim)
+    return replace(claim, verdict=verdict, why=why if verdict == NOT_REPRODUCED else "")
+
+
+def _ours(claim: Claim, cell: SheetCell, base: SheetCell) -> float | None:
+    if claim.what == "parameters sent":
+        return cell.uplink_bytes_per_client_round / 4.0
+    if cell.accuracy is None or not base.accuracy:
+        return None
+    return 100.0 * (cell.accuracy if claim.what == "accuracy" else cell.accuracy / base.accuracy - 1.0)
+
+
+def _verdict(claim: Claim) -> str:
+    apart = abs(claim.difference or 0.0)
+    if claim.what == "parameters sent":
+        return CLOSE if apart <= _SHARE * claim.published else NOT_REPRODUCED
+    if apart <= _POINT:
+        return WITHIN
+    return SPREAD if claim.spread is not None and apart <= claim.spread else NOT_REPRODUCED
+
+
+def _changed(table: Table, row: Row, column: Column, cell: SheetCell, preset: str) -> str:
+    """In which settings the cell differs from what the table has now; empty for none.
+
+    A setting that is newer than the cell is none of them: its default leaves things as they were.
+    """
+    settings = table.settle(row, column, quick=False, preset=preset)
+    if cell.resolved:
+        now, then = settings.experiment(table.data, 0).resolved(), cell.resolved
+    else:
+        now, then = msgspec.to_builtins(settings), cell.settings
+    flat_now, flat_then = dict(flat(now)), dict(flat(then))
+    if cell.resolved:
+        flat_now = {name: value for name, value in flat_now.items() if name in flat_then}
+    names = [n for n in dict.fromkeys([*flat_then, *flat_now]) if flat_then.get(n) != flat_now.get(n)]
+    words = [f"{name} {flat_then.get(name, 'not given')} for {flat_now.get(name, 'none')}" for name in names]
+    if cell.metric != table.metric_of(row, column):
+        words.append(f"metric {cell.metric}")
+    return ", ".join(words)
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested settings as (name, value), the names with points between; a hyper-parameter by its own name."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}".removeprefix("hyper."), list(value) if isinstance(value, tuple) else value
+
+
+def hours_of(table: Table, sheet: Sheet | None, row: Row) -> float | None:
+    """What the row's runs in one column would take, from runs that were timed."""
+    timed = [cell for cell in sheet.cells if cell.seconds] if sheet is not None else []
+    mine = [cell.seconds for cell in timed if cell.row == row.name] or [cell.seconds for cell in timed]
+    if mine:
+        return float(np.mean(mine)) * table.seeds / 3600.0
+    return None if table.hours is None else table.hours * table.seeds
+
+
+def command_for(name: str, rows: Sequence[str], columns: Sequence[str] = (), preset: str = "") -> str:
+    """The command that runs these rows, each once."""
+    parts = [f"protofleet lab table {name}"]
+    parts += [f"--preset {preset}"] if preset else []
+    parts += [f"--only '{','.join(dict.fromkeys(rows))}'"] if rows else []
+    parts += [f"--columns '{','.join(dict.fromkeys(columns))}'"] if columns else []
+    return " ".join(parts)

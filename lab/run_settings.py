@@ -1,0 +1,138 @@
+"""A run's settings as a TOML file: read in, under what the command line says, and written out with every default.
+
+    method = "fedproto"            the names of a table's settings (`lab/paper_tables/config.py`), and
+    data   = "fashion_mnist_subset"   data, seed, input
+    seed   = 0
+    [hyper]
+    lr = 0.02
+
+What `resolved_text` writes is a whole run: read in again it gives the same experiment.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from contract.errors import UsageError
+from export.cli import read_shape
+from lab.algorithms import ALGORITHMS
+from lab.engine.experiment import Experiment, usual_rounds
+from lab.paper_tables.config import Settings
+
+__all__ = ["RunSettings", "experiment_of", "read_settings", "resolved_text"]
+
+
+_NAMES = {"samples": "only"}
+_COURSE = ("rounds", "fraction", "evaluate_every")
+
+
+class RunSettings(Settings, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A table's settings, and what one run has beside; `input` as HxWxc."""
+
+    data: str | None = None
+    seed: int | None = None
+    input: str | None = None
+
+
+def read_settings(path: Path) -> RunSettings:
+    """A file's settings.
+
+    Raises:
+        UsageError: it cannot be read, is no TOML, or has a name that is no setting.
+    """
+    try:
+        return msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), RunSettings)
+    except OSError as error:
+        raise UsageError(f"--settings {path}", expected="a TOML file", got=error.strerror) from None
+    except ValueError as error:  # broken TOML, or msgspec's word for a setting that is none
+        raise UsageError(f"--settings {path}", expected="settings of a run", got=error) from None
+
+
+def experiment_of(given: Mapping[str, Any], said: Collection[str]) -> Experiment:
+    """The experiment of `lab run`: what the command line says, over the file of --settings, over the options' defaults.
+
+    Args:
+        given: every option's value by its name.
+        said: the options that the command line names.
+
+    Raises:
+        UsageError, MethodError: a setting is wrong, or they do not fit together.
+    """
+    file = read_settings(given["settings"]) if given["settings"] is not None else RunSettings()
+    settled = _options(given, said).over(file).over(_options(given, set(given) - set(said)))
+    assert isinstance(settled, RunSettings)
+    rounds = usual_rounds(settled.method or "") if settled.rounds is None else settled.rounds
+    settled = msgspec.structs.replace(settled, rounds=rounds, closings=_closings(given, said, file, settled))
+    if (settled.evaluate_every or 0) < 1:
+        raise UsageError("--evaluate-every", expected="1 or more", got=settled.evaluate_every)
+    found = settled.experiment(settled.data or "", settled.seed or 0)
+    shape = None if settled.input is None else read_shape(settled.input)
+    course = replace(found.course, rounds=rounds)
+    return replace(found, course=course, input_shape=shape, save_weights=given["save_weights"])
+
+
+def _options(given: Mapping[str, Any], names: Collection[str]) -> RunSettings:
+    """These options as settings."""
+    named = {_NAMES.get(name, name): given[name] for name in names}
+    found = {name: value for name, value in named.items() if name in RunSettings.__struct_fields__}
+    if found.get("backbone") is not None:
+        several = tuple(name.strip() for name in found["backbone"].split(","))
+        found |= {"backbone": several[0], "backbones": several if len(several) > 1 else ()}
+    found |= {"personal": tuple(found["personal"])} if found.get("personal") else {"personal": None}
+    found |= {"weights": str(found["weights"])} if found.get("weights") else {}
+    found["hyper"] = _hyper(given["set"] or []) if "set" in names else {}
+    return RunSettings(**found)
+
+
+def _closings(
+    given: Mapping[str, Any], said: Collection[str], file: RunSettings, settled: RunSettings
+) -> tuple[str, ...]:
+    """FFC unless there are several backbones or something else is said; CCVR where it is asked for."""
+    found = list(file.closings if file.closings is not None else () if settled.backbones else ("ffc",))
+    if "calibrate" in said and given["calibrate"] is not None:
+        found = [*(name for name in found if name != "ffc"), *(["ffc"] if given["calibrate"] else [])]
+    return tuple(dict.fromkeys([*found, *(["ccvr"] if given["ccvr"] else [])]))
+
+
+def _hyper(given: Sequence[str]) -> dict[str, int | float | str]:
+    found: dict[str, int | float | str] = {}
+    for entry in given:
+        name, equals, value = entry.partition("=")
+        if not equals or not name:
+            raise UsageError("--set", expected="KEY=VALUE", got=entry, hint="--set lr=0.02")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def resolved_text(experiment: Experiment) -> str:
+    """Everything that the experiment is run with, as TOML."""
+    resolved, shape, measures = experiment.resolved(), experiment.input_shape, asdict(experiment.measures)
+    closings = [*experiment.measures.closings, *(["ffc"] if experiment.course.calibrate else [])]
+    asked = {name: list(value) if isinstance(value, tuple) else value for name, value in measures.items()}
+    whole: dict[str, Any] = {
+        "data": experiment.data,
+        "seed": experiment.course.seed,
+        "input": "x".join(map(str, shape)) if shape else None,
+        **{name: resolved[name] for name in Settings.__struct_fields__ if name in resolved},
+        **{name: resolved["course"][name] for name in _COURSE},
+        **asked,
+        "closings": list(dict.fromkeys(closings)),
+        **{name: value for name, value in resolved["partition"].items() if name != "scheme"},
+        "partition": experiment.partition.scheme,
+        "weights": str(experiment.weights) if experiment.weights else None,
+    }
+    fixed = getattr(ALGORITHMS.get(experiment.method), "fixed", {})
+    hyper = {name: value for name, value in whole.pop("hyper").items() if name not in fixed}
+    return _lines(whole) + "\n[hyper]\n" + _lines(hyper)
+
+
+def _lines(values: Mapping[str, Any]) -> str:
+    """`name = value` for each that there is; TOML writes strings, numbers, truth values and lists as JSON does."""
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items() if value is not None)

@@ -1,0 +1,221 @@
+"""Pages of ledgers: made again without a run, with a verdict on each published number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shutil import copy
+
+import msgspec
+import pytest
+
+from contract.errors import StoreError, UsageError
+from hw_profiles.charts.curves import Line, curves
+from lab.paper_tables import run_log
+from lab.paper_tables.config import TABLES, Column, Missing, Preset, Row, Settings, Table, read_table
+from lab.paper_tables.pages import differing, take, write
+from lab.paper_tables.run_log import Finished, Ledger, code_mark
+from lab.paper_tables.sheet import UNNAMED, Sheet, SheetCell, is_ledger, merged, read_sheet, write_json
+from lab.paper_tables.verdicts import claims_of, command_for
+from protofleet.cli import main
+
+RESULTS = Path(__file__).parents[1] / "results"
+LEDGERS = [path for path in sorted(RESULTS.glob("*.json")) if is_ledger(path)]
+
+TABLE = Table(
+    title="t",
+    source="s",
+    data="fashion_mnist_subset",
+    metric="all/head",
+    settings=Settings(method="fedavg", clients=3),
+    columns=(Column(name="IID"),),
+    rows=(
+        Row(name="near", published={"IID": 50.5}),
+        Row(name="wide", published={"IID": 55.0}, spread={"IID": 6.0}),
+        Row(name="far", published={"IID": 60.0}, why="a guess"),
+        Row(name="gain", gains={"IID": 10.0}, over="base", sent={"IID": 100.0}),
+        Row(name="base"),
+        Row(name="changed", published={"IID": 50.0}, settings=Settings(hyper={"lr": 0.2})),
+        Row(name="not there", published={"IID": 50.0}, needs="weights"),
+    ),
+    missing=(Missing(name="no row", published={"IID": 1.0}, why="not built"),),
+    seeds=5,
+    hours=0.5,
+    preset="printed",
+    presets={
+        "printed": Preset(says="as printed"),
+        "code": Preset(says="code", settings=Settings(batch=8), rows={"far": Settings(hyper={"lr": 0.5})}),
+    },
+)
+
+
+def _cell(row: str, accuracy: float, **given: object) -> SheetCell:
+    found = {each.name: each for each in TABLE.rows}[row]
+    settings = TABLE.settle(found, TABLE.columns[0], quick=False)
+    fields: dict[str, object] = {
+        "row": row,
+        "column": "IID",
+        "metric": "all/head",
+        "accuracy": accuracy,
+        "published": None,
+        "difference": None,
+        "values": [accuracy],
+        "std_over_seeds": None,
+        "std_over_clients": None,
+        "seconds": 3600.0,
+        "uplink_bytes_per_client_round": 400.0,
+        "uplink_bytes_per_client": 400.0,
+        "curve": {"1": accuracy},
+        "failures": [],
+        "settings": msgspec.to_builtins(settings),
+        "resolved": settings.experiment(TABLE.data, 0).resolved(),
+    }
+    return SheetCell(**fields | given)
+
+
+def _sheet(*cells: SheetCell, table: str = "t") -> Sheet:
+    return Sheet(schema="protofleet.table/2", table=table, title="t", source="s", notes=[], cells=list(cells))
+
+
+def test_pages_are_what_their_ledgers_make() -> None:
+    assert differing(RESULTS) == [], "run protofleet lab results"
+
+
+@pytest.mark.parametrize("path", LEDGERS, ids=lambda path: path.stem)
+def test_a_ledger_has_the_rows_and_the_published_numbers_of_its_table(path: Path) -> None:
+    sheet = read_sheet(path)
+    _, table = read_table(sheet.table)
+    rows = {row.name: row for row in table.rows}
+    for cell in sheet.cells:
+        found = rows[cell.row].published.get(cell.column)
+        assert cell.published == pytest.approx(None if found is None else found / 100)
+        assert cell.command
+
+
+def test_an_early_ledger_says_that_it_does_not_name_its_code() -> None:
+    early = [path for path in LEDGERS if b'"protofleet.table/1"' in path.read_bytes()]
+    for path in early:
+        assert read_sheet(path).code == [UNNAMED]
+        assert UNNAMED in path.with_suffix(".md").read_text()
+
+
+def test_verdicts_follow_from_the_rows() -> None:
+    stale = _cell("changed", 0.4, resolved=_cell("base", 0.4).resolved)
+    cells = [_cell("near", 0.5), _cell("wide", 0.5), _cell("far", 0.5), _cell("gain", 0.55), _cell("base", 0.5), stale]
+    found = {(claim.row, claim.what): claim for claim in claims_of(TABLE, _sheet(*cells))}
+    verdicts = {key: claim.verdict for key, claim in found.items()}
+    assert verdicts == {
+        ("near", "accuracy"): "within 1 point",
+        ("wide", "accuracy"): "within the paper's spread",
+        ("far", "accuracy"): "not reproduced",
+        ("gain", "gain over base"): "within 1 point",
+        ("gain", "parameters sent"): "within a tenth",
+        ("changed", "accuracy"): "not run",
+        ("not there", "accuracy"): "not run",
+        ("no row", "accuracy"): "not run",
+    }
+    assert found["far", "accuracy"].why == "a guess"
+    assert found["gain", "gain over base"].difference == pytest.approx(0.0)
+    assert found["changed", "accuracy"].why == "with earlier settings, lr 0.01 for 0.2, it gave 40.00"
+    assert found["not there", "accuracy"].why == "needs weights"
+    assert found["not there", "accuracy"].hours == pytest.approx(5.0)  # an hour for each of five seeds, as the others
+    assert {claim.hours for claim in claims_of(TABLE, None) if claim.row_there} == {2.5}
+    assert {claim.verdict for claim in claims_of(TABLE, _sheet(_cell("far", 0.6)), "code")} == {"not run"}
+    before = {name: value for name, value in cells[2].resolved.items() if name != "scaling"}  # a later setting
+    (far,) = (c for c in claims_of(TABLE, _sheet(_cell("far", 0.5, resolved=before))) if c.row == "far")
+    assert far.verdict == "not reproduced"
+
+
+def test_a_preset_lies_over_the_rows_and_the_default_changes_nothing() -> None:
+    row, column = TABLE.rows[2], TABLE.columns[0]
+    plain = TABLE.settle(row, column, quick=False)
+    assert TABLE.settle(row, column, quick=False, preset="printed") == plain
+    code = TABLE.settle(row, column, quick=False, preset="code")
+    assert (code.batch, code.hyper) == (8, {"lr": 0.5})
+    with pytest.raises(UsageError, match="--preset, expected one of the table's, got framework, try one of"):
+        TABLE.settle(row, column, quick=False, preset="framework")
+    assert command_for("t", ["a", "a", "b"], ["IID"], "code") == (
+        "protofleet lab table t --preset code --only 'a,b' --columns 'IID'"
+    )
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_each_table_with_presets_says_which_one_it_is(name: str) -> None:
+    _, table = read_table(name)
+    assert (table.preset in table.presets) or not table.presets
+    assert set(table.presets) <= {"printed", "code", "framework"}
+
+
+def test_the_command_writes_what_differs_and_check_fails_until_then(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in LEDGERS[:1]:
+        copy(path, tmp_path)
+    assert main(["lab", "results", str(tmp_path), "--check"]) == 2
+    assert "error: --check, expected pages as their ledgers make them, got" in capsys.readouterr().err
+    assert main(["lab", "results", str(tmp_path)]) == 0
+    assert main(["lab", "results", str(tmp_path), "--check"]) == 0
+    page = tmp_path / f"{LEDGERS[0].stem}.md"
+    page.write_text(page.read_text().replace("seeds", "sees"))
+    assert differing(tmp_path) == [page.name]
+    assert write(tmp_path) == [page]
+    assert main(["lab", "results", str(tmp_path), "--check", "--take", str(LEDGERS[0])]) == 2
+    assert "--take with --check, expected one of them" in capsys.readouterr().err
+    assert main(["lab", "results", str(tmp_path / "none")]) == 1
+    assert "expected a folder of ledgers, got none" in capsys.readouterr().err
+
+
+def test_newer_cells_take_the_place_of_older_ones(tmp_path: Path) -> None:
+    before = _sheet(_cell("near", 0.5), _cell("far", 0.5))
+    newer = _sheet(_cell("far", 0.6), _cell("base", 0.7))
+    assert {cell.row: cell.accuracy for cell in merged(before, newer).cells} == {"near": 0.5, "far": 0.6, "base": 0.7}
+    with pytest.raises(UsageError, match="expected a whole run of t, got other"):
+        merged(before, _sheet(table="other"))
+    write_json(tmp_path / "out.json", newer)
+    (folder := tmp_path / "results").mkdir()
+    assert read_sheet(take(folder, tmp_path / "out.json")) == newer
+    write_json(tmp_path / "quick.json", msgspec.structs.replace(newer, quick="a round"))
+    with pytest.raises(UsageError, match="--take, expected a whole run"):
+        take(folder, tmp_path / "quick.json")
+
+
+def test_no_ledger_is_one_line(tmp_path: Path) -> None:
+    (path := tmp_path / "a.json").write_text('{"schema": "protofleet.table/9"}')
+    with pytest.raises(UsageError, match="expected a table's ledger"):
+        read_sheet(path)
+    with pytest.raises(StoreError, match="expected a table's ledger, got No such file"):
+        read_sheet(tmp_path / "none.json")
+    write_json(path, msgspec.structs.replace(_sheet(), schema="protofleet.table/9"))
+    with pytest.raises(UsageError, match=r"got protofleet.table/9, try a newer Protofleet"):
+        read_sheet(path)
+
+
+def test_runs_of_other_code_count_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.append(Finished("a", 0, {}, 1.0))
+    ledger.append(Finished("b", 0, {}, 1.0, code=code_mark()))
+    assert set(ledger.read(code_mark())) == {"b"}
+    assert set(ledger.read()) == {"a", "b"}
+
+
+def test_the_mark_of_the_code_follows_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = code_mark()
+    assert before.endswith(")")
+    monkeypatch.setattr(run_log, "_CODE", ("contract",))
+    code_mark.cache_clear()
+    assert code_mark() != before
+    code_mark.cache_clear()
+
+
+def test_resolved_settings_have_every_default() -> None:
+    found = Settings(method="fedavg").experiment("mnist", 0).resolved()
+    assert found["hyper"]["momentum"] == 0.5
+    assert found["scaling"] == "normalised"
+    assert found["course"]["fraction"] == 1.0
+    assert "seed" not in found["course"]
+    assert found == Settings(method="fedavg", batch=32, hyper={"lr": 0.01}).experiment("fashion", 7).resolved()
+
+
+def test_a_band_lies_around_its_line() -> None:
+    svg = curves([Line("a", "fed", [0.5, 0.95], band=[0.1, 0.1])], ["1", "2"], "t")
+    assert svg.count("<polygon") == 1
+    assert "<polygon" not in curves([Line("a", "fed", [0.5, 0.95])], ["1", "2"], "t")
