@@ -545,12 +545,13 @@ def as_written(path: AnyPlace) -> Iterator[None]:
 
 def contributions(db: Connection, round: int, method: str) -> Iterator[tuple[str, bytes]]:
     """Devices and their encoded contributions to a round, ordered by device, one at a time; none once dropped."""
-    yield from each(
+    for row in each(  # noqa: UP028  whoever stops reading may have closed `db`, and `yield from` would close its cursor
         db,
         "SELECT c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload AND p.round = c.round"
         " WHERE c.round = ? AND c.method = ? ORDER BY c.device",
         (round, method),
-    )
+    ):
+        yield row
 
 
 def devices_of(db: Connection, round: int, method: str) -> list[str]:
