@@ -215,13 +215,12 @@ class _Verdicts:
             if not len(mine.classes):
                 continue
             votes = np.zeros((len(mine.classes), references.inverse.shape[1]), np.int64)
-            could[at] = screen.possible(mine)
-            own, total = spread.along[mine.classes], spread.total
-            there, back = screen.way(mine, products), screen.way_back(mine, products)
-            ways = (
-                (there, way(mine, references, products, total, there, at_reference.get(at)), own, False),
-                (back, way_back(mine, references, products, total, back), own[:, mine.classes], True),
-            )
+            seen, own, total = screen.seen(mine, products), spread.along[mine.classes], spread.total
+            could[at], there, back, ways = seen.possible, seen.way, seen.way_back, []
+            if len(there[0]):
+                ways.append((there, way(mine, references, products, total, there, at_reference.get(at)), own, False))
+            if len(back[0]):
+                ways.append((back, way_back(mine, references, products, total, back), own[:, mine.classes], True))
             for (label, by), gone, along, is_back in ways:
                 found = ((gone.beyond > 0) & (gone.chance > limit * along[label])).any(axis=1)
                 label, by, nearest = label[found], by[found], gone.beyond[found].argmax(axis=1)
