@@ -332,12 +332,13 @@ class Coordinator(Core):
             with self._store.snapshot() as db:
                 devices = devices_of(db, number, found.name)
 
-                def messages() -> Iterator[tuple[str, Contribution]]:
-                    stored = contributions(db, number, found.name)
+                def messages(only: Collection[str] = frozenset(devices)) -> Iterator[tuple[str, Contribution]]:
+                    stored, wanted = contributions(db, number, found.name), frozenset(only)
                     with as_written(self._tables.path):  # a contribution that is counted has its bytes
                         for device, (_, payload) in zip(devices, stored, strict=True):
                             self.closing.go_on()
-                            yield device, held_by(payload)
+                            if device in wanted:
+                                yield device, held_by(payload)
 
                 # some were taken before a restart, or by others
                 traits = known if known.keys() >= set(devices) else traits_of(found, messages, hyper)
@@ -346,6 +347,7 @@ class Coordinator(Core):
                     messages,
                     {device: traits[device] for device in devices},
                     hyper,
+                    some=messages,
                     rule=self._settings.rule,
                     max_share=how.max_share,
                     suspects=how.suspects,
