@@ -16,7 +16,7 @@ Nothing can be screened, since nothing is seen: what the sum is asked is whether
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +33,7 @@ from aggregator.shares import ShareTerms
 from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
-from aggregator.store import Store, as_written
+from aggregator.store import Store, as_written, contributions
 from aggregator.validation import Terms, check_content
 from contract.blinding import SCALE_BITS, share_words, statistic_of
 from contract.bundle import Manifest
@@ -103,8 +103,8 @@ class BlindedCoordinator(Coordinator):
 
     @property
     def asked(self) -> AskedSet | None:
-        """The set that the helper is asked for now."""
-        return self._set.asked
+        """The set that the helper is asked for now; none once it has answered."""
+        return None if self.closing.has_work else self._set.asked
 
     def asks(self, limit_bytes: int) -> list[Opening]:
         """What the helper is asked, as messages of at most so many bytes."""
@@ -119,13 +119,13 @@ class BlindedCoordinator(Coordinator):
     def announcement(self, limit_bytes: int | None = None) -> Announcement:
         made = super().announcement(limit_bytes)
         terms = HelperTerms(self._helper.seal, self._settings.least, SCALE_BITS)
-        return replace(made, helper=terms, phase="closed" if self.rounds.held else made.phase)
+        return replace(made, helper=terms)
 
     def _view(self) -> View:
         view = super()._view()
         words = share_words(self.method.statistic, view.classes, view.width)
         share = ShareTerms(words, self._settings.least, round_terms(self.announcement()))
-        return replace(view, open=view.open and not self.rounds.held, terms=replace(view.terms, blinded=share))
+        return replace(view, terms=replace(view.terms, blinded=share))
 
     def _next_order(self, now: float) -> Order | None:
         """What takes a device's share away waits as long as the helper may have opened it."""
@@ -137,7 +137,13 @@ class BlindedCoordinator(Coordinator):
             return "refused: in blinded rounds a class cannot be taken out of a sum, try a new --store without it"
         return super()._unfit(order)
 
+    @property
+    def _is_left(self) -> bool:
+        return False  # a set that was asked for, the helper is asked for again
+
     def _step(self, now: float, wall: float) -> Step | None:
+        if self.closing.has_work:
+            return self.closing.step()
         if self.rounds.held:
             return self._held_step(now, wall)
         by_order, step = self.rounds.closing, self.rounds.advance(now)
@@ -176,24 +182,32 @@ class BlindedCoordinator(Coordinator):
 
     # ── the sum ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _sum(self, answer: Answered, wall: float) -> Step:
-        """The result of the sum that is open now, durable."""
-        asked, found = answer.asked, method_of(answer.asked.method)
-        hyper = self._hyper(found)
-        try:
-            statistic, message = self._sum_of(answer, found)
-            merged = found.merge(lambda: iter([statistic]), "mean", hyper)
-        except (StatisticError, WireError) as error:
-            why = f"the sum of {len(asked.devices)} devices is none that data can have, so one of them lies ({error})"
-            return self._without_result(why, wall)
-        state = next_global(self.state, found, merged, round=asked.round, hyper=hyper)
-        payload, count = encode(message, "f64"), len(asked.devices)
-        self._close(asked.round, asked.method, wall, int(merged.present.sum()), state, payload, count)
-        self.state = state
-        self.doubt = found.doubt(merged, hyper) if merged.present.any() else "no device has a sample"
-        told = (found.told(merged, hyper), f"one sum of {counted(count, 'device')}", _shows(statistic))
-        self.told = "; ".join(filter(None, told))
-        return self._ended()
+    def _sum(self, answer: Answered, wall: float) -> Step | None:
+        """The result of the sum that is open now, durable; None while it is being made."""
+        asked, found, before = answer.asked, method_of(answer.asked.method), self.state
+        hyper, devices = self._hyper(found), counted(len(answer.asked.devices), "device")
+
+        def work() -> Callable[[], Step]:
+            try:
+                statistic, message = self._sum_of(answer, found)
+                merged = found.merge(lambda: iter([statistic]), "mean", hyper)
+            except (StatisticError, WireError) as error:
+                why = f"the sum of {devices} is none that data can have, so one of them lies ({error})"
+                return lambda: self._without_result(why, wall)
+            state, payload = next_global(before, found, merged, round=asked.round, hyper=hyper), encode(message, "f64")
+            doubt = found.doubt(merged, hyper) if merged.present.any() else "no device has a sample"
+            told = (found.told(merged, hyper), f"one sum of {devices}", _shows(statistic))
+
+            def record() -> Step:
+                classes = int(merged.present.sum())
+                self._finish(asked.round, asked.method, wall, classes, state, payload, len(asked.devices))
+                self.state, self.doubt, self.told = state, doubt, "; ".join(filter(None, told))
+                return self._ended()
+
+            return record
+
+        self.closing.begin(work)
+        return self.closing.step()
 
     def _sum_of(self, answer: Answered, found: Method) -> tuple[Statistic, Contribution]:
         """The statistic of all devices of the set together, and the same as a contribution.
@@ -207,9 +221,10 @@ class BlindedCoordinator(Coordinator):
         expected = share_words(found.statistic, classes, width)
         if len(total) != expected:
             raise WireError("the helper's sum", expected=f"{expected} words", got=len(total))
-        inside, names = set(asked.devices), self._store.record(asked.round).uplink_bytes
-        with as_written(self._tables.path):
-            for device, payload in zip(names, self._store.contributions(asked.round, asked.method), strict=True):
+        inside = set(asked.devices)
+        with self._store.snapshot() as db, as_written(self._tables.path):
+            for device, payload in contributions(db, asked.round, asked.method):
+                self.closing.go_on()
                 if device in inside:
                     share = held_by(payload).share
                     assert share is not None
@@ -230,11 +245,11 @@ class BlindedCoordinator(Coordinator):
 
     def _without_result(self, why: str, wall: float) -> Step:
         rounds = self.rounds
-        self._close(rounds.number, rounds.method, wall, 0, self.state, None, 0)
+        self._finish(rounds.number, rounds.method, wall, 0, self.state, None, 0)
         self.doubt, self.told = f"closed without a result: {why}", ""
         return self._ended()
 
-    def _close(
+    def _finish(
         self,
         round: int,
         method: str,

@@ -113,9 +113,12 @@ def crossed(everyone: Iterable[Means], references: References) -> Iterator[tuple
             at += len(each.rows)
         waiting.clear()
 
+    count = 0
     for each in everyone:
-        if waiting and sum(len(one.rows) for one in waiting) + len(each.rows) > most:
+        count += len(each.rows)
+        if waiting and count > most:
             yield from done()
+            count = len(each.rows)
         waiting.append(each)
     if waiting:
         yield from done()
@@ -177,6 +180,21 @@ def _compared(gone: Float64, length: Float64, noise: Float64, blur: Float64) -> 
     return Way(chance, np.where(np.isnan(beyond), -np.inf, beyond))
 
 
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What is worth working out of a device beside the references.
+
+    Attributes:
+        possible: (R,) with which references it can be compared.
+        way, way_back: where these may go beyond the middle and chance: places among the device's classes, and of
+            references.
+    """
+
+    possible: NDArray[np.bool_]
+    way: tuple[Places, Places]
+    way_back: tuple[Places, Places]
+
+
 class Screen:
     """Which ways may go beyond the middle and than chance goes, and which there are at all.
 
@@ -199,43 +217,44 @@ class Screen:
         self._there: NDArray[np.bool_] = np.asarray(there.any(axis=2))  # (C, R)
         self._longest = float(references.squares.max(initial=0.0))
 
-    def possible(self, mine: Means) -> NDArray[np.bool_]:
-        """(R,) with which references a device can be compared."""
-        _, length = self._among(mine)
+    def seen(self, mine: Means, products: Float32) -> Seen:
+        """What is left of a device with at least one class; `products` are `cross` of it and the references."""
+        among = (mine.rows @ mine.rows.T).astype(np.float64)
+        squares = np.diag(among)
+        length = squares + squares[:, None] - 2.0 * among  # (K, K) squared, from one to another
         back = np.isfinite(self._references.inverse[:, mine.classes]) & (length > 0).any(axis=1)  # (R, K)
-        return np.asarray(self._there[mine.classes].any(axis=0) | back.any(axis=1))
+        same = self._same(mine, products)
+        return Seen(
+            np.asarray(self._there[mine.classes].any(axis=0) | back.any(axis=1)),
+            self._way(mine, products, same),
+            self._way_back(mine, products, same, among, length),
+        )
 
-    def way(self, mine: Means, products: Float32) -> tuple[Places, Places]:
-        """Where `way` may go so far: places among the device's classes, and of references."""
-        least = self._least[mine.classes] + self._same(mine, products)[..., None]
+    def _way(self, mine: Means, products: Float32, same: Float32) -> tuple[Places, Places]:
+        least = self._least[mine.classes] + same[..., None]
         label, by, _ = np.unravel_index(np.flatnonzero(products > least), least.shape)
         return self._once(label, by)
 
-    def way_back(self, mine: Means, products: Float32) -> tuple[Places, Places]:
-        """Where `way_back` may."""
-        among, length = self._among(mine)
+    def _way_back(
+        self, mine: Means, products: Float32, same: Float32, among: Float64, length: Float64
+    ) -> tuple[Places, Places]:
         squares, inverse = np.diag(among)[:, None], mine.inverse[:, None]
         surely = self._most[np.ix_(mine.classes, mine.classes)] * np.sqrt(np.maximum(length, 0.0) * inverse)
         middle = np.maximum(length - self._total * (inverse + mine.inverse), 0.0) / 2.0
         least = among - squares + self._total * inverse + np.maximum(middle, surely)  # (K, K)
         least[~(length > 0)] = np.inf
-        turned = least.T.astype(np.float32)[:, None] + self._same(mine, products).T
-        found = np.flatnonzero(products[:, :, mine.classes] > turned)
+        turned = least.T.astype(np.float32)[:, None] + same.T
+        holds_all = len(mine.classes) == products.shape[2]  # then there is nothing to pick, and nothing is copied
+        found = np.flatnonzero((products if holds_all else products[:, :, mine.classes]) > turned)
         _, by, label = np.unravel_index(found, turned.shape)
         known = np.isfinite(self._references.inverse[by, mine.classes[label]])
         return self._once(label[known], by[known])
 
-    def _among(self, mine: Means) -> tuple[Float64, Float64]:
-        """(K, K) products of a device's means with each other, and squared lengths from one to another."""
-        among = (mine.rows @ mine.rows.T).astype(np.float64)
-        squares = np.diag(among)
-        return among, squares + squares[:, None] - 2.0 * among
-
     def _same(self, mine: Means, products: Float32) -> Float32:
         """(K, R) products with means of the same class, less what rounding may be."""
         longest = max(self._longest, float(np.square(mine.rows, dtype=np.float64).sum(axis=1).max(initial=0.0)))
-        label, by = _everywhere(mine, self._references)
-        return np.asarray(products[label, by, mine.classes[:, None]] - np.float32(_ROUNDING * longest))
+        same = products[np.arange(len(mine.classes)), :, mine.classes]
+        return np.asarray(same - np.float32(_ROUNDING * longest))
 
     def _once(self, label: Places, by: Places) -> tuple[Places, Places]:
         return np.divmod(np.unique(label * len(self._references.inverse) + by), len(self._references.inverse))

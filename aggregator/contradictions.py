@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -40,7 +40,7 @@ from aggregator.class_ways import LEAST, Means, References, Screen, crossed, way
 from contract.rules import Source
 from contract.statistics import Statistic
 
-__all__ = ["ALARMS", "LEAST", "LIARS", "REFERENCES", "Contradicted", "contradicted", "has_means"]
+__all__ = ["ALARMS", "LEAST", "LIARS", "REFERENCES", "Contradicted", "Some", "contradicted", "has_means"]
 
 LIARS = 3  # one device of so many may lie, rounded
 ALARMS = 1_000  # honest rounds, of which one accuses somebody by chance if means are normally distributed
@@ -50,6 +50,7 @@ _DRAWN = 4.0  # deviations of how many of the liars are among the references
 _MEDIAN = 0.6745  # of the absolute value of a standard normal variable
 
 Float64 = NDArray[np.float64]
+Some = Callable[[Collection[str]], Iterator[Statistic]]
 
 
 @dataclass(frozen=True)
@@ -84,26 +85,32 @@ def has_means(kind: type[Statistic]) -> bool:
     return any(field.width == "features" for field in kind.row_fields())
 
 
-def contradicted(source: Source, devices: Sequence[str], vouched: Collection[str] = ()) -> list[Contradicted]:
+def contradicted(
+    source: Source, devices: Sequence[str], vouched: Collection[str] = (), some: Some | None = None
+) -> list[Contradicted]:
     """Who is contradicted, accused ones first, most contradicted first.
 
     Args:
         source: yields one statistic for each device, in that order, every time; one that `has_means`.
         devices: fewer than three contradict nobody.
         vouched: the names of those that do not lie; some of them may be no devices here.
+        some: yields the statistics of these devices alone, in their order, where that takes less than `source`.
     """
     if len(devices) < 3:
         return []
     classes, width = next((statistic.classes, statistic.width) for statistic in source())
     chosen = _chosen(devices, classes, width, vouched)
-    known = {at: Means.of(each) for at, each in enumerate(source()) if at in chosen}
-    places = sorted(known)
-    references = References.of([known[at] for at in places], classes)
+    places = sorted(chosen)
+    if some is None:
+        known = [Means.of(each) for at, each in enumerate(source()) if at in chosen]
+    else:
+        known = list(map(Means.of, some([devices[at] for at in places])))
+    references = References.of(known, classes)
     sure = np.array([devices[place] in vouched for place in places])
-    spread = _spread([known[at] for at in places], references, sure)
+    spread = _spread(known, references, sure)
     if spread is None:
         return []
-    everyone = iter(known.values()) if len(known) == len(devices) else map(Means.of, source())
+    everyone = iter(known) if len(known) == len(devices) else map(Means.of, source())
     return _Verdicts.of(everyone, references, places, sure, spread, len(devices)).told(devices)
 
 
@@ -215,13 +222,12 @@ class _Verdicts:
             if not len(mine.classes):
                 continue
             votes = np.zeros((len(mine.classes), references.inverse.shape[1]), np.int64)
-            could[at] = screen.possible(mine)
-            own, total = spread.along[mine.classes], spread.total
-            there, back = screen.way(mine, products), screen.way_back(mine, products)
-            ways = (
-                (there, way(mine, references, products, total, there, at_reference.get(at)), own, False),
-                (back, way_back(mine, references, products, total, back), own[:, mine.classes], True),
-            )
+            seen, own, total = screen.seen(mine, products), spread.along[mine.classes], spread.total
+            could[at], there, back, ways = seen.possible, seen.way, seen.way_back, []
+            if len(there[0]):
+                ways.append((there, way(mine, references, products, total, there, at_reference.get(at)), own, False))
+            if len(back[0]):
+                ways.append((back, way_back(mine, references, products, total, back), own[:, mine.classes], True))
             for (label, by), gone, along, is_back in ways:
                 found = ((gone.beyond > 0) & (gone.chance > limit * along[label])).any(axis=1)
                 label, by, nearest = label[found], by[found], gone.beyond[found].argmax(axis=1)

@@ -1,8 +1,13 @@
 """The aggregator without its network: rounds, ingest, merging and the store, joined in the order that keeps promises.
 
     take:     a batch of messages → decide each → commit the accepted ones in one transaction → decisions
-    advance:  what is due: open a round, extend it, or close it: stream its contributions from the store, merge them,
-              make the next global state, and record both in one transaction
+    advance:  what is due: open a round, extend it, or close it
+
+A round closes in three parts, of which only the middle one is long (`aggregator/closing.py`, docs/decisions/166):
+
+    1. late contributions stand in, and the store says that the round is being closed: from then on nobody adds to it
+    2. its contributions are streamed from the store, compared and merged, and the next global state is made
+    3. where they are still those that the store holds, result and state are recorded in one transaction
 
 What it returns, its owner publishes: receipts for decisions, an announcement and the global state after a step. If the
 process dies anywhere, a new coordinator on the same store takes up at the same place: an open round is open with the
@@ -12,7 +17,7 @@ contributions it was promised, and nothing is counted a second time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from aggregator.accuracy import FleetAccuracy, Told, fleet_accuracy
@@ -21,7 +26,7 @@ from aggregator.core import Core
 from aggregator.forgetting import Remaking, state_without, state_without_class
 from aggregator.forgotten_classes import cannot_forget, emptied, had_sent, held_by, kept_of, with_class
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
-from aggregator.merging import merge_round, traits_of
+from aggregator.merging import Result, merge_round, traits_of
 from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed
 from aggregator.outliers import Finding, Screening, Suspects, Traits
 from aggregator.rollback import roll_back
@@ -31,7 +36,7 @@ from aggregator.settings import Settings, check_heads, check_limit, own_method
 from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
-from aggregator.store import OUTCOMES, Key, RoundRecord, Store, as_written, global_parts
+from aggregator.store import OUTCOMES, Key, RoundRecord, Store, as_written, contributions, devices_of, global_parts
 from aggregator.validation import Terms
 from contract.accuracy import read_accuracy
 from contract.bundle import Manifest
@@ -40,8 +45,8 @@ from contract.fleet import further_bundles
 from contract.messages import Announcement, Chunk, Contribution, Status
 from contract.methods import Method
 from contract.methods import method as method_of
-from contract.methods.base import Merged
 from contract.rules import check_rule
+from contract.state import GlobalState
 
 __all__ = ["Coordinator", "Settings"]
 
@@ -146,7 +151,7 @@ class Coordinator(Core):
         return Announcement(
             run=self.run,
             round=rounds.number,
-            phase="closed" if rounds.phase == "waiting" else rounds.phase,
+            phase="closed" if rounds.phase == "waiting" or rounds.held else rounds.phase,
             method=rounds.method,
             bundle=self._bundle,
             deadline_s=settings.policy.limit_s,
@@ -288,32 +293,95 @@ class Coordinator(Core):
             return None
         return self._step(now, wall)
 
+    def _next_order(self, now: float) -> Order | None:
+        """What changes what is summed, or what comes of it, waits until a round that is being closed is recorded."""
+        return None if self.closing.has_work or self._is_left else super()._next_order(now)
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether a process that has gone has begun to close the round."""
+        return self.rounds.held
+
     def _step(self, now: float, wall: float) -> Step | None:
         """What rounds themselves make due, done and durable."""
+        if self.closing.has_work:
+            return self.closing.step()
+        if self._is_left:
+            self._close(wall)
+            return self.closing.step()
         step = self.rounds.advance(now)
         if isinstance(step, Opened):
             self._store.open_round(step.round, step.method, step.seed, wall)
             self._traits.clear()
         elif isinstance(step, Closed):
-            with self._store.alone():  # what is committed is merged, by whomever
-                self._merge_and_close(step, wall)
+            self.rounds.hold()
+            with self._store.alone():  # who commits beside it comes before this, or late
+                self._let_stand_in(step)
+                self._store.begin_close(step.round)
+            self._close(wall)
+            return self.closing.step()
         return step
 
-    def _merge_and_close(self, step: Closed, wall: float) -> None:
-        self._let_stand_in(step)
-        merged = self._merged(step)
-        found = method_of(step.method)
-        state = next_global(self.state, found, merged, round=step.round, hyper=self._hyper(found))
-        self._store.close_round(
-            step.round,
-            wall,
-            int(merged.present.sum()),
-            state,
-            self._screening(found),
-            self.findings,
-            also=lambda db: self._store.blinded.replaced(db, step.method),
-        )
+    def _close(self, wall: float) -> None:
+        """Begin to merge the round that is held, as the store has it."""
+        number, found, before, known = self.rounds.number, self.method, self.state, dict(self._traits)
+        hyper, how = self._hyper(found), self._screening(found)
+        about = {"classes": self._manifest.classes, "width": self._width(found), "labels": self._manifest.labels}
+
+        def work() -> Callable[[], Closed | None]:
+            with self._store.snapshot() as db:
+                devices = devices_of(db, number, found.name)
+
+                def messages(only: Collection[str] = frozenset(devices)) -> Iterator[tuple[str, Contribution]]:
+                    stored, wanted = contributions(db, number, found.name), frozenset(only)
+                    with as_written(self._tables.path):  # a contribution that is counted has its bytes
+                        for device, (_, payload) in zip(devices, stored, strict=True):
+                            self.closing.go_on()
+                            if device in wanted:
+                                yield device, held_by(payload)
+
+                # some were taken before a restart, or by others
+                traits = known if known.keys() >= set(devices) else traits_of(found, messages, hyper)
+                result = merge_round(
+                    found,
+                    messages,
+                    {device: traits[device] for device in devices},
+                    hyper,
+                    some=messages,
+                    rule=self._settings.rule,
+                    max_share=how.max_share,
+                    suspects=how.suspects,
+                    vouched=how.vouched,
+                    **about,  # type: ignore[arg-type]
+                )
+            state = next_global(before, found, result.merged, round=number, hyper=hyper)
+            return lambda: self._record(devices, result, state, how, wall)
+
+        self.closing.begin(work)
+
+    def _record(
+        self, devices: list[str], result: Result, state: GlobalState, how: Screening, wall: float
+    ) -> Closed | None:
+        """The held round's result, durable; None where the store has other contributions by now: then all again."""
+        number, method = self.rounds.number, self.rounds.method
+        with self._store.alone():
+            merged_all = devices == list(self._store.record(number).uplink_bytes)
+            if merged_all:
+                self._store.close_round(
+                    number,
+                    wall,
+                    int(result.merged.present.sum()),
+                    state,
+                    how,
+                    result.findings,
+                    also=lambda db: self._store.blinded.replaced(db, method),
+                )
+        if not merged_all:
+            self._close(wall)
+            return None
         self.state = state
+        self.findings, self.doubt, self.told = result.findings, result.doubt, result.told
+        return self.rounds.end()
 
     def _obey(self, order: Order, wall: float) -> Obeyed:
         tables, before = self._tables, self.state.version
@@ -421,35 +489,6 @@ class Coordinator(Core):
         if late:
             self._store.commit(late, {})
 
-    def _merged(self, step: Closed) -> Merged:
-        """The round's result; `findings`, `doubt` and `told` then say what a person should know of it."""
-        found = method_of(step.method)
-        hyper = self._hyper(found)
-        devices = list(self._store.record(step.round).uplink_bytes)  # ordered as their contributions are
-
-        def messages() -> Iterator[tuple[str, Contribution]]:
-            with as_written(self._tables.path):  # a contribution that is counted has its bytes
-                yield from zip(devices, self._messages(step.round, step.method), strict=True)
-
-        if not self._traits.keys() >= set(devices):  # some were taken before a restart
-            self._traits = traits_of(found, messages, hyper)
-        how = self._screening(found)
-        result = merge_round(
-            found,
-            messages,
-            {device: self._traits[device] for device in devices},
-            hyper,
-            classes=self._manifest.classes,
-            width=self._width(found),
-            rule=self._settings.rule,
-            max_share=how.max_share,
-            suspects=how.suspects,
-            vouched=how.vouched,
-            labels=self._manifest.labels,
-        )
-        self.findings, self.doubt, self.told = result.findings, result.doubt, result.told
-        return result.merged
-
     def _screening(self, found: Method) -> Screening:
         return Screening(self._settings.max_share, self._suspects(found), self._settings.vouched)
 
@@ -483,6 +522,8 @@ class Coordinator(Core):
             settle_s=SETTLE_S,
             age_s=0.0 if wall is None else wall - last.opened_at,
         )
+        if self._store.closing() == last.number and not last.closed:
+            self.rounds.hold()
 
     def _view(self) -> View:
         rounds = self.rounds
@@ -493,7 +534,7 @@ class Coordinator(Core):
             width=self._width(self.method),
             round=rounds.number,
             method=rounds.method,
-            open=rounds.phase == "open",
+            open=rounds.phase == "open" and not rounds.held,
             seed=rounds.seed,
             fraction=self._settings.policy.fraction,
             limit_bytes=self._settings.limit_bytes,

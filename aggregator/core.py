@@ -10,8 +10,10 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 from aggregator.class_drift import ClassDriftTable
+from aggregator.closing import Closing
 from aggregator.drift import DriftTable
 from aggregator.enrolment import Gate, Intrusion, read_enrolment
 from aggregator.events import ClassDriftSuspected, DriftSuspected, PolicyRefused
@@ -45,6 +47,7 @@ class Core(ABC):
         state: what devices are given.
         gate: says whose message it is.
         rollouts: the bundle that is being rolled out, if one is.
+        closing: what takes long, beside the loop where there is one.
         skipped: messages on other topics that were none of ours.
     """
 
@@ -61,6 +64,7 @@ class Core(ABC):
         self._store, self._tables = store, store.standing
         self._manifest, self._bundle, self._settings = manifest, bundle, settings
         self._shorter = shorter or {}
+        self.closing: Closing[Any] = Closing()
         self._lists = ClassLists.of(manifest, bundle, self._shorter)
         self._uncounted: Counter[tuple[int, str]] = Counter()
         self.skipped = 0

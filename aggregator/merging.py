@@ -62,6 +62,7 @@ def merge_round(
     suspects: Suspects = "leave-out",
     vouched: Collection[str] = (),
     labels: Sequence[str] = (),
+    some: Callable[[Collection[str]], Iterator[tuple[str, Contribution]]] | None = None,
 ) -> Result:
     """The result of a round of a method.
 
@@ -71,18 +72,26 @@ def merge_round(
         classes, width: C, and the width of the round's rows.
         rule: how class means merge; other sums always add up.
         max_share, suspects, vouched, labels: see `screen`.
+        some: as `messages`, of these devices alone, where that takes less.
 
     Raises:
         StatisticError: when there is no contribution.
     """
 
-    def statistics() -> Iterator[Statistic]:
-        for _, message in messages():
-            yield message.statistic(found.statistic, classes, width)
+    def statistics(sent: Iterator[tuple[str, Contribution]]) -> Iterator[Statistic]:
+        return (message.statistic(found.statistic, classes, width) for _, message in sent)
 
     comparable = has_means(found.statistic) and found.mechanism(hyper) is None
     judged: Suspects = suspects if comparable else "ignore"
-    screened = screen(statistics, traits, max_share=max_share, suspects=judged, vouched=vouched, labels=labels)
+    screened = screen(
+        lambda: statistics(messages()),
+        traits,
+        max_share=max_share,
+        suspects=judged,
+        vouched=vouched,
+        labels=labels,
+        some=None if some is None else lambda devices: statistics(some(devices)),
+    )
     merged = found.merge(screened.source, rule, hyper)
     doubt = found.doubt(merged, hyper) if merged.present.any() else _NOTHING
     return Result(merged, screened.findings, doubt, found.told(merged, hyper))

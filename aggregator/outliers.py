@@ -27,7 +27,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from aggregator.contradictions import Contradicted, contradicted
+from aggregator.contradictions import Contradicted, Some, contradicted
 from contract.mechanism import Mechanism
 from contract.messages import Contribution
 from contract.methods import method as method_of
@@ -132,6 +132,7 @@ def screen(
     suspects: Suspects = "ignore",
     vouched: Collection[str] = (),
     labels: Sequence[str] = (),
+    some: Some | None = None,
 ) -> Screened:
     """What of `source` may merge.
 
@@ -141,12 +142,13 @@ def screen(
         suspects: what becomes of devices whose class means contradict the others'.
         vouched: the names of devices that do not lie.
         labels: the names of the classes, for the reasons; their numbers where there are none.
+        some: see `contradicted`.
     """
     findings = _outliers(traits, vouched)
     out = {finding.device for finding in findings}
     if suspects != "ignore":
         here = [device for device in traits if device not in out]
-        told = contradicted(lambda: _without(source, traits, out), here, vouched)
+        told = contradicted(lambda: _without(source, traits, out), here, vouched, some)
         findings += [_of_contradicted(each, suspects, labels) for each in told]
         out |= {finding.device for finding in findings if finding.left_out}
     samples = {device: found.samples for device, found in traits.items() if device not in out}

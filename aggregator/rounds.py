@@ -176,7 +176,7 @@ class Rounds:
         phase: `waiting` before the first round and between rounds.
         settled_at: no round closes before that time, see `resume`.
         unsampled: devices enough are online, but no seed was found that samples K of them.
-        held: the open round takes no more, and ends when its result is here (`hold`).
+        held: the open round takes no more and awaits nobody; it ends when its result is here (`hold`).
     """
 
     plan: tuple[str, ...]
@@ -253,7 +253,8 @@ class Rounds:
         """Whether the open round needs more contributions and there is nobody to send one."""
         if self.policy.stays:  # whoever sleeps will come
             return False
-        return self.phase == "open" and not self._awaited and len(self.contributions) < self.policy.min_clients
+        short = not self._awaited and len(self.contributions) < self.policy.min_clients
+        return self.phase == "open" and not self.held and short
 
     def is_sampled(self, device: str) -> bool:
         """Whether `device` takes part in round `number`."""
@@ -350,8 +351,9 @@ class Rounds:
         return self._closing
 
     def hold(self) -> None:
-        """The round that has just closed has no result yet: it is open again, and nothing is due."""
+        """The round that has just closed has no result yet: it is open, nothing is due, and nobody is awaited."""
         self.phase, self.held, self._closing = "open", True, False
+        self._awaited.clear()
 
     def release(self, now: float) -> Extended:
         """The held round cannot have a result of what is here: it goes on, for as long again."""
@@ -450,6 +452,8 @@ class Rounds:
         self._await(self._online, now)
 
     def _await(self, devices: Iterable[str], now: float) -> None:
+        if self.held:
+            return
         done = self.contributions | self._refused | self._silent
         self._awaited.update((d, now) for d in devices if d not in done and self.is_sampled(d))
 

@@ -6,7 +6,8 @@ Each turn:
 2. births, deaths and connection changes take effect; contributions are decided on and committed in one transaction;
 3. receipts go out; only then are the messages acknowledged, all of them and in the order they came;
 4. what is due is done: a round opens, is extended, or closes with its merged result durable; then the global state is
-   published, and after it the announcement that names its version. Both are retained.
+   published, and after it the announcement that names its version. Both are retained. What is merged and solved is so
+   in a thread (`closing.py`), while turns go on.
 
 Nothing is published that is not durable, and nothing is acknowledged before its receipt was handed over. For a broker
 that is away nothing is kept: on every connection we announce again, and once that has come back we publish what the
@@ -60,6 +61,7 @@ RECEIVE_MAXIMUM = 1_024
 TURN_S = 1.0
 PATIENCE_S = 60.0
 _ASKED_EACH_TURN = 100
+_SHORT_S = 0.05  # a round that closes within that does so in the same turn
 _HANGS_S = 120.0  # a network thread that has not gone round for so long, not even in vain
 
 
@@ -124,6 +126,7 @@ class Server:
             largest_bytes=coordinator.largest_message_bytes + ENVELOPE_BYTES,
             echo_topic=self._round_topic,
         )
+        coordinator.closing.patience_s, coordinator.closing.wake = _SHORT_S, self._link.wake
         self._receipts = Receipts(fleet, self._link, self._voice, listener)
         self._handout = Handout(coordinator, self._link, address, fleet, listener, self._voice)
         away = lambda round, devices: listener(events.HelperAwaited(round, devices))  # noqa: E731
@@ -165,6 +168,7 @@ class Server:
                 self._say(self._seat_topic, self._seat.death)
             self._handout.close()
             self._link.close()
+            self._core.closing.abandon()
             self._listener(events.Ended(self._connections, self._link.dropped))
 
     def broker_certificate(self) -> Expiry | None:
@@ -219,7 +223,8 @@ class Server:
     def _gather(self) -> list[Received]:
         now = time.monotonic()
         # without the seat nothing opens or closes
-        due_s = self._core.rounds.due_in_s(now) if self._seat.taken else None
+        waits_for_due = self._seat.taken and not self._core.closing.has_work  # the end of which wakes us
+        due_s = self._core.rounds.due_in_s(now) if waits_for_due else None
         helper_s = self._helper.wait_s(now) if self._helper is not None and self._seat.taken else None
         learn_s = None if self._sharing is None else LEARN_S
         waits = (due_s, self._seat.wait_s(now), self._handout.wait_s, self._voice.wait_s(now), helper_s, learn_s)

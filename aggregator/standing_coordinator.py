@@ -47,6 +47,15 @@ MAX_SAMPLES = 10_000_000  # of one device: its sums stay far below `contract.fix
 
 
 @dataclass(frozen=True)
+class _Head:
+    """A global state, and what is told of its making."""
+
+    state: GlobalState
+    told: str
+    doubt: str
+
+
+@dataclass(frozen=True)
 class Solved:
     """A new head was made of what stands; publish it."""
 
@@ -304,7 +313,7 @@ class StandingCoordinator(Core):
         Args:
             wall: seconds since the epoch, for the record.
         """
-        order = self._next_order(now)
+        order = None if self.closing.has_work else self._next_order(now)  # it waits until the head is recorded
         if order is not None:
             return self._obey(order, now, wall)
         moved = self.rollouts.advance(wall)
@@ -313,33 +322,55 @@ class StandingCoordinator(Core):
         return self._head(now)
 
     def _head(self, now: float) -> Solved | None:
-        """A new head, if one is due."""
-        return self._solve(now) if self.standing.due(now) else None
+        """A new head of what stands when it is due; what comes while it is made is in the next."""
+        if self.standing.due(now) and not self.closing.has_work:
+            self.standing.solved(now)
+            self._solve()
+        return self.closing.step()
 
     def _due_in_s(self, now: float) -> float:
         """Seconds until a head is due, or the next look for orders."""
         wait_s, orders_s = self.standing.due_in_s(now), max(0.0, self._orders_at - now)
         return orders_s if wait_s is None else min(wait_s, orders_s)
 
-    def _solve(self, now: float) -> Solved:
-        state = self._next()
-        self._tables.solved(global_parts(state), self._digest())
-        self.state = state
-        self.standing.solved(now)
-        counts = self.standing.total.counts
-        return Solved(state.version, self.devices, int(counts.sum()), int((counts > 0).sum()))
+    def _solve(self) -> None:
+        """Begin to make a head of what stands now."""
+        solver, total, devices = self._solver(), self.standing.total, self.devices
+
+        def work() -> Callable[[], Solved]:
+            head, digest, counts = solver(), self._digest_of(total), total.counts
+
+            def record() -> Solved:
+                self._tables.solved(global_parts(head.state), digest)
+                self.state, self.told, self.doubt = head.state, head.told, head.doubt
+                return Solved(head.state.version, devices, int(counts.sum()), int((counts > 0).sum()))
+
+            return record
+
+        self.closing.begin(work)
 
     @property
     def devices(self) -> int:
         """Of how many devices sums stand, with those behind gateways and without the gateways."""
         return sum(self._behind.get(device, 0) or 1 for device in self.standing.present)
 
-    def _next(self) -> GlobalState:
-        """The global state of what stands now; nothing of the one before stays in it."""
-        found, merged = self.method, self.standing.total.statistic(self.method.statistic, self._columns)
+    def _solver(self) -> Callable[[], _Head]:
+        """Makes the head of what stands now, whenever it is called; nothing of the one before stays in it."""
+        found, total, columns, settled = self.method, self.standing.total, self._columns, self._settled
         empty = replace(self.state, rows={})
-        self.told, self.doubt = found.told(merged, self._settled), found.doubt(merged, self._settled)
-        return next_global(empty, found, merged, round=self.state.version + 1, hyper=self._settled)
+
+        def make() -> _Head:
+            merged = total.statistic(found.statistic, columns)
+            state = next_global(empty, found, merged, round=empty.version + 1, hyper=settled)
+            return _Head(state, found.told(merged, settled), found.doubt(merged, settled))
+
+        return make
+
+    def _next(self) -> GlobalState:
+        """The global state of what stands now, at once."""
+        head = self._solver()()
+        self.told, self.doubt = head.told, head.doubt
+        return head.state
 
     def _obey(self, order: Order, now: float, wall: float) -> Obeyed:
         before, wrong = self.state.version, self._unfit(order)
@@ -465,8 +496,11 @@ class StandingCoordinator(Core):
 
     def _digest(self) -> str:
         """Of what a global state is made of: what stands, and the settings that it is solved with."""
+        return self._digest_of(self.standing.total)
+
+    def _digest_of(self, total: ExactSum) -> str:
         settings = repr(sorted(self._settled.items()))
-        return hashlib.sha256(f"{self.standing.total.digest()} {settings}".encode()).hexdigest()
+        return hashlib.sha256(f"{total.digest()} {settings}".encode()).hexdigest()
 
 
 def _with_taken(taken: Taken, name: str, more: Mapping[str, int]) -> Taken:

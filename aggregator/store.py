@@ -32,7 +32,7 @@ from typing import Protocol, Self
 from aggregator.accuracy import Told
 from aggregator.blinded_store import BlindedTables
 from aggregator.class_drift import ClassDriftTable
-from aggregator.database import AnyPlace, Connection, Database, each, open_database, upsert
+from aggregator.database import AnyPlace, Connection, Database, each, open_database, read_only, upsert
 from aggregator.database import as_written as written_in
 from aggregator.drift import DriftTable
 from aggregator.enrolment_store import EnrolmentTables
@@ -58,6 +58,7 @@ __all__ = [
     "Tally",
     "as_written",
     "contributions",
+    "devices_of",
     "global_parts",
     "newest_state",
     "screening_name",
@@ -67,6 +68,7 @@ OUTCOMES = ("duplicate", "late", "rejected", "malformed")
 KEEP_BYTES = 256 << 20
 KEEP_ROUNDS = 1_000  # of which accuracy is kept, and which a summary lists
 _PART_BYTES = 1 << 26
+_CLOSING = "round that is being closed"  # in `meta`
 _LOOKERS_S = 1.0  # a command that only brings an order has the store for milliseconds
 
 
@@ -150,6 +152,9 @@ class Store(Protocol):
     def accuracy(self, round: int) -> dict[str, Accuracy]: ...
     def accuracy_since(self, last: int) -> tuple[int, set[int]]: ...
     def contributions(self, round: int, method: str) -> Iterator[bytes]: ...
+    def snapshot(self) -> AbstractContextManager[Connection]: ...
+    def begin_close(self, number: int) -> None: ...
+    def closing(self) -> int: ...
     def close_round(
         self,
         number: int,
@@ -198,7 +203,7 @@ class DurableStore:
         extends: Collection[bytes] = (),
         keep_bytes: int = KEEP_BYTES,
     ) -> None:
-        self._keep_bytes = keep_bytes
+        self._keep_bytes, self._place = keep_bytes, path
         self._file = self._open(path)
         self.standing = StandingTables(self._file)
         self.rollouts, self.blinded = RolloutTables(self._file), BlindedTables(self._file)
@@ -353,6 +358,20 @@ class DurableStore:
             for _, payload in contributions(self._db, round, method):
                 yield payload
 
+    def snapshot(self) -> AbstractContextManager[Connection]:
+        """All as it is at one moment, on a connection of its own, for any thread."""
+        return read_only(self._place, KIND)
+
+    def begin_close(self, number: int) -> None:
+        """Record that a round takes no more, and is being closed."""
+        with self._transaction() as db:
+            db.execute(upsert("meta", "name", "value"), (_CLOSING, str(number).encode()))
+            self._file.changed()
+
+    def closing(self) -> int:
+        """The number of the round that was being closed last; it may be closed by now, and 0 is none."""
+        return int(self.standing.meta(_CLOSING) or 0)
+
     def close_round(
         self,
         number: int,
@@ -385,6 +404,7 @@ class DurableStore:
             self._db.execute(upsert("meta", "name", "value"), (screening_name(method), screening.written()))
             put_findings(self._db, number, findings, KEEP_ROUNDS)
             self._drop_old(number)
+            self._db.execute("DELETE FROM meta WHERE name = ?", (_CLOSING,))
             also(self._db)
             self._file.changed()
 
@@ -525,12 +545,19 @@ def as_written(path: AnyPlace) -> Iterator[None]:
 
 def contributions(db: Connection, round: int, method: str) -> Iterator[tuple[str, bytes]]:
     """Devices and their encoded contributions to a round, ordered by device, one at a time; none once dropped."""
-    yield from each(
+    for row in each(  # noqa: UP028  whoever stops reading may have closed `db`, and `yield from` would close its cursor
         db,
         "SELECT c.device, p.bytes FROM contribution c JOIN payload p ON p.id = c.payload AND p.round = c.round"
         " WHERE c.round = ? AND c.method = ? ORDER BY c.device",
         (round, method),
-    )
+    ):
+        yield row
+
+
+def devices_of(db: Connection, round: int, method: str) -> list[str]:
+    """Who has contributed to a round, in the order of `contributions`."""
+    rows = db.execute("SELECT device FROM contribution WHERE round = ? AND method = ? ORDER BY device", (round, method))
+    return [str(device) for (device,) in rows.fetchall()]
 
 
 def global_parts(state: GlobalState) -> list[tuple[int, int, bytes]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -63,3 +63,17 @@ def test_who_is_vouched_for_is_always_compared_with(monkeypatch: pytest.MonkeyPa
     for sure in ("d045", "d059"):
         told = contradicted(lambda: iter(fleet), names, [sure])
         assert [each.device for each in told if each.accused] == names[:40]
+
+
+def test_who_can_read_some_devices_alone_reads_no_others_for_the_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contradictions, "REFERENCES", 16)
+    names = [f"d{at:03}" for at in range(40)]
+    fleet, asked = {name: device(at, range(4), swapped=at < 5) for at, name in enumerate(names)}, []
+
+    def some(devices: Collection[str]) -> Iterator[ClassMeans]:
+        asked.append(list(devices))
+        return (fleet[name] for name in devices)
+
+    source = lambda: iter(fleet.values())  # noqa: E731
+    assert contradicted(source, names, some=some) == contradicted(source, names) != []
+    assert [len(each) for each in asked] == [16]

@@ -239,6 +239,7 @@ class ServerProcess:
             self._server = Server(
                 self.core, Address.parse(url), FLEET, listener=lambda event: None, on_round=lambda finished: None
             )
+        self.core.closing.patience_s = None  # no thread, so that what happens depends on the order of steps alone
         self.link: Link | ModelLink = self._server._link
 
     def _made(self, store: DurableStore) -> Core:

@@ -59,6 +59,9 @@ class ModelLink:
     def acknowledge(self, received: Received) -> None:
         self._live()
 
+    def wake(self) -> None:
+        """Nothing here ever waits."""
+
     def receive(self, timeout_s: float) -> Event | None:
         return self.events.popleft() if self.events else None
 
