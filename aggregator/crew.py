@@ -25,9 +25,8 @@ def check_worker(settings: Settings) -> None:
     Raises:
         UsageError: it cannot.
     """
-    alone = {"--standing": settings.standing_every_s is not None, "--helper": settings.helper is not None}
-    for option in (name for name, given in alone.items() if given):
-        raise UsageError(f"{option} with --worker", expected="one of them", got="both", hint="one aggregator for that")
+    if settings.helper is not None:
+        raise UsageError("--helper with --worker", expected="one of them", got="both", hint="one aggregator for that")
 
 
 class Crew:

@@ -27,6 +27,7 @@ from aggregator.outliers import SUSPECTS, Suspects
 from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
+from aggregator.shared_standing import SharedStanding
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
 from aggregator.standing_coordinator import StandingCoordinator
@@ -138,9 +139,9 @@ class Service:
     def _worker(self, store: SharedStore, listener: Listener, away: Away) -> Worker:
         away.opened()
 
-        def core() -> Coordinator:
+        def core() -> Coordinator | SharedStanding:
             made = self._core(store)
-            assert isinstance(made, Coordinator)
+            assert isinstance(made, Coordinator | SharedStanding)
             return made
 
         about = {"listener": _both(self._counts, listener), "signer": self._signer, "stopping": self._stopping}
@@ -160,7 +161,7 @@ class Service:
         core = self._core(store)
         sharing = None
         if isinstance(store, SharedStore):
-            assert isinstance(core, Coordinator)
+            assert isinstance(core, Coordinator | SharedStanding)
             sharing = Sharing(core, store)
         standing = isinstance(core, StandingCoordinator)
         metrics = Metrics(self.fleet, core, store.standing, address=self.address, counts=self._counts, store=store)
@@ -236,6 +237,8 @@ class Service:
         if roster.others:
             got = f"{1 + len(roster.others)}"
             raise UsageError("--standing", expected="one extractor", got=got, hint="one fleet for each")
+        if isinstance(store, SharedStore):
+            return SharedStanding(store, *bundle[1:], now=now, shorter=roster.shorter)
         return StandingCoordinator(*bundle, now=now, shorter=roster.shorter)
 
     def stop(self) -> None:

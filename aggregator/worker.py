@@ -23,6 +23,7 @@ from aggregator.database.members import StaleError
 from aggregator.handout import Handout
 from aggregator.ingest import Decision
 from aggregator.receipts import Receipts
+from aggregator.shared_standing import SharedStanding
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
 from aggregator.voice import Voice
@@ -57,7 +58,7 @@ class Worker:
     def __init__(
         self,
         store: SharedStore,
-        make_core: Callable[[], Coordinator],
+        make_core: Callable[[], Coordinator | SharedStanding],
         address: Address,
         fleet: str,
         *,
@@ -109,7 +110,7 @@ class Worker:
             self._link.close()
 
     @property
-    def core(self) -> Coordinator:
+    def core(self) -> Coordinator | SharedStanding:
         """What the fleet is at, as the store had it last."""
         return self._core
 

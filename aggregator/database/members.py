@@ -110,6 +110,20 @@ class Member(_Beside):
                 hint="the same release of Protofleet for all of them",
             )
 
+    def check_company(self) -> None:
+        """That who leads knows of others: an aggregator that has the store for itself takes all contributions alone.
+
+        Raises:
+            StoreLostError: it does not.
+        """
+        with self.guard():
+            found = self.connection.execute(
+                "SELECT beat = 'infinity' FROM protofleet WHERE kind = ?", (self._kind.name,)
+            ).fetchone()
+        if found is not None and found[0] and lock_holder(self.connection, self._kind) is not None:
+            got = "an aggregator without --worker, which has the store for itself"
+            raise StoreLostError(f"store {self.path}", expected="others with --worker", got=got, hint="ending that one")
+
     def may_lead(self) -> bool:
         """Whether nobody leads; a leader that was silent for too long leads no more when this was called twice."""
         with self.guard():
