@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Iterator
@@ -16,17 +17,19 @@ from aggregator_server_samples import wait
 from brokers import TestBroker, make_broker
 from commands import one_error_line, run
 from postgres_server import need_postgres
+from standing_talker import StandingTalker, unit_means
 from talker import Talker
 
 from aggregator.coordinator import Coordinator
-from aggregator.database import members, place_of
+from aggregator.database import members, place_of, read_only
 from aggregator.database.members import Leader, Member, StaleError
-from aggregator.events import LinkUp, RoundClosed
+from aggregator.events import HeadMade, LinkUp, RoundClosed
 from aggregator.orders import give
 from aggregator.service import Service, settle
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
-from aggregator.store import Accepted, DurableStore
+from aggregator.standing import ExactSum
+from aggregator.store import Accepted, DurableStore, newest_state
 from aggregator.store_schema import KIND
 from contract.chunks import split
 from contract.errors import InUseError, LedError, ProtofleetError, StoreLostError
@@ -122,6 +125,51 @@ def test_three_share_the_work_and_one_leads(broker: TestBroker, place: str, tmp_
     expect_sums(place, sha256, sent, 3)
     decided = [sum(type(event).__name__ == "Decided" for event in each.told) for each in crew]
     assert sum(number > 0 for number in decided) >= 2, decided  # the work was shared
+
+
+def test_sums_stand_with_two_and_go_on_when_who_leads_ends(broker: TestBroker, place: str, tmp_path: Path) -> None:
+    sha256 = bundle_file(tmp_path / "f.bundle")
+    options = {"method": "ncm", "standing": True, "every": "0.1s", "encoding": "f64", "rounds": None}
+    options |= {"calibrate": True, "min_clients": 1}
+    crew = [Running(tmp_path / "f.bundle", broker.url, place, **options) for _ in range(2)]
+    sent = [
+        StandingTalker(broker.url, FLEET, f"d{i}", lambda n, i=i: unit_means(100 * n + i), pause_s=0.02)
+        for i in range(4)
+    ]
+    heads = lambda each: [event for event in each.told if isinstance(event, HeadMade)]  # noqa: E731
+    try:
+        for talker in sent:
+            talker.start()
+        wait(lambda: all(talker.confirmed >= 5 for talker in sent), 60)
+        first, second = crew if heads(crew[0]) else crew[::-1]
+        assert heads(first)
+        assert not heads(second)
+        first.stop()
+        before = [talker.confirmed for talker in sent]
+        wait(lambda: all(t.confirmed > n + 3 for t, n in zip(sent, before, strict=True)) and heads(second), 60)
+        for talker in sent:
+            talker.holds = True
+        wait(lambda: all(talker.confirmed == talker.generation for talker in sent))
+        true = [ExactSum.of(t.sent[t.generation, "ncm"]) for t in sent]  # type: ignore[attr-defined]
+        total = functools.reduce(ExactSum.add, true)
+        wait(lambda: heads(second)[-1].samples == total.counts.sum() and _head_is_of(place, sha256, total))
+    finally:
+        for talker in sent:
+            talker.stop()
+        for each in crew:
+            each.stop()
+    decided = [sum(type(event).__name__ == "Decided" for event in each.told) for each in crew]
+    assert min(decided) > 0
+    assert [talker.overtaken for talker in sent] == [0] * 4
+
+
+def _head_is_of(place: str, sha256: bytes, total: ExactSum) -> bool:
+    """Whether the global state in the store is, bit for bit, what one aggregator makes of this total."""
+    found, hyper = method("ncm"), method("ncm").settle({})
+    ((kind, expected),) = found.next_rows({}, total.statistic(found.statistic, 4), hyper).items()
+    with read_only(place, KIND) as db:
+        state = newest_state(db, bytes(4))
+    return np.array_equal(state.rows[kind].rows, expected.rows)
 
 
 # ── the store ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -335,8 +383,6 @@ def test_what_several_cannot_do_is_one_line(place: str, tmp_path: Path) -> None:
     line = one_error_line(run(*words, "--store", tmp_path / "s"))
     assert "--worker, expected --store postgresql://…, which several can work on" in line
     assert not (tmp_path / "s").exists()
-    line = one_error_line(run(*words, "--store", place, "--standing"))
-    assert line == "error: --standing with --worker, expected one of them, got both, try one aggregator for that"
 
 
 def test_a_worker_of_other_options_or_another_release_is_one_line(
