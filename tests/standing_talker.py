@@ -59,9 +59,13 @@ class StandingTalker(Talker):
         told = self._told
         if told is not None and not self._pending and not self.holds and time.monotonic() >= self._next_at:
             self.generation += 1
-            key = {"run": told.run, "round": self.generation, "method": told.method, "bundle": told.bundle}
-            statistic = self._make_sums(self.generation)
-            self.sent[self.generation, told.method] = statistic
-            made = Contribution.of(statistic, **key, extractor=told.extractor, standing="present")
-            self._pending[self.generation, told.method] = (encode(made, told.encoding), told, 0.0)
+            self.sent[self.generation, told.method] = self._make_sums(self.generation)
+            self._pending[self.generation, told.method] = (self.message(self.generation, told), told, 0.0)
         super()._send_due()
+
+    def message(self, generation: int, told: Announcement) -> bytes:
+        """A generation that was made, as it is sent after this announcement."""
+        key = {"run": told.run, "round": generation, "method": told.method, "bundle": told.bundle}
+        statistic = self.sent[generation, told.method]
+        made = Contribution.of(statistic, **key, extractor=told.extractor, standing="present")
+        return encode(made, told.encoding)
