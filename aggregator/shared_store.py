@@ -46,7 +46,7 @@ class SharedStore(DurableStore):
     def __init__(
         self, path: AnyPlace, bundle: bytes, fleet: str, *, extends: Collection[bytes] = (), leads: bool
     ) -> None:
-        self._claims = leads
+        self._claims, self._bundle = leads, bundle
         super().__init__(path, bundle, fleet, extends=extends)
         self.standing = self.standing_beside = SharedStandingTables(self._members)
         self.based_on = self.changes()
@@ -81,10 +81,16 @@ class SharedStore(DurableStore):
         return self._members.may_lead()
 
     def check_version(self) -> None:
-        """That the leader is of this release, and one of several; a member asks, once something has changed."""
+        """That who leads is of this release and bundle, and one of several; a member asks once something changed."""
         assert isinstance(self._members, Member)
         self._members.check_version()
         self._members.check_company()
+        with self._disk():
+            (bundle,) = self._db.execute("SELECT value FROM meta WHERE name = 'bundle'").fetchone()
+        if bytes(bundle) != self._bundle:
+            expected, got = (f"the bundle of sha256 {one.hex()[:12]}…" for one in (bytes(bundle), self._bundle))
+            hint = "the --bundle of the process that leads, for all of them"
+            raise UsageError("--worker", expected=f"{expected}, which the leader has", got=got, hint=hint)
 
     def beat(self) -> None:
         """Say that the leader is alive."""

@@ -82,7 +82,7 @@ class Worker:
             largest_bytes=self._core.largest_message_bytes + ENVELOPE_BYTES,
         )
         self._receipts = Receipts(fleet, self._link, self._voice, listener)
-        self._handout = self._make_handout()
+        self._handout = Handout(self._core, self._link, address, fleet, listener, self._voice, follows=False)
         self._limit_bytes, self._look_at = self._core.limit_bytes, 0.0
         self._hears = False  # whether there is a broker
 
@@ -163,11 +163,7 @@ class Worker:
                 break
         self._sharing = Sharing(self._core, self._store)
         if hasattr(self, "_handout"):
-            self._handout.close()
-            self._handout = self._make_handout()
-
-    def _make_handout(self) -> Handout:
-        return Handout(self._core, self._link, self._address, self._fleet, self._listener, self._voice, follows=False)
+            self._handout.serve(self._core)
 
     def _gather(self) -> list[Received]:
         event = self._link.receive(min(TURN_S, self._handout.wait_s or TURN_S))
