@@ -59,13 +59,22 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroke
 class Running:
     """One of several processes, on a thread of this one."""
 
-    def __init__(self, bundle: Path, url: str, place: str, *, sign: str | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        url: str,
+        place: str,
+        *,
+        sign: str | None = None,
+        others: tuple[Path, ...] = (),
+        **options: Any,
+    ) -> None:
         self.told: list[object] = []
         self.summary: dict[str, Any] = {}
         self.error: ProtofleetError | None = None
         settings = settle(**{"rounds": 3, "calibrate": False, "min_clients": 6, **options})
         where = Address.parse(url), place_of(place)
-        self.service = Service([bundle], *where, FLEET, settings, worker=True, sign=sign)
+        self.service = Service([bundle, *others], *where, FLEET, settings, worker=True, sign=sign)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

@@ -10,18 +10,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aggregator_samples import BUNDLE, bundle_file
+from aggregator_samples import BUNDLE, bundle_file, manifest
 from aggregator_server_samples import Listener, wait
 from brokers import TestBroker, make_broker
 from postgres_server import need_postgres
+from rollout_samples import Fetcher, new_bundle, old_bundle
 from standing_talker import unit_means
 from test_aggregator_worker import FLEET, Running
 
 from aggregator.enrolment import Gate
+from aggregator.events import LinkUp, RolloutCompleted
 from aggregator.orders import await_done, give
+from aggregator.rollout import Plan
+from aggregator.rollout_store import give_rollout
+from aggregator.service import settle
+from aggregator.shared_standing import SharedStanding
 from aggregator.shared_store import SharedStore
+from aggregator.worker import Worker
 from contract import topics
-from contract.messages import Announcement, Contribution, Receipt, Signed
+from contract.bundle import read_bundle
+from contract.errors import UsageError
+from contract.link import Address
+from contract.messages import Announcement, Contribution, Receipt, Request, Signed, Status
+from contract.service_manager import ServiceManager
 from contract.signed import Keyring, Signer, enrolment_of, invitation_key
 from contract.tokens import draw_token
 from contract.wire import decode, encode
@@ -100,8 +111,6 @@ def test_both_that_enrol_the_same_key_at_once_say_so(place: str) -> None:
 
 def test_a_board_with_another_key_has_numbers_of_its_own_whoever_enrolled_it(place: str) -> None:
     """The leader hears births; another process may have taken the new board's token."""
-    from contract.messages import Status
-
     topic, token = topics.status(FLEET, "a"), draw_token()
     with SharedStore(place, BUNDLE, FLEET, leads=True) as one, SharedStore(place, BUNDLE, FLEET, leads=False) as two:
         one.enrolment.enrol("a", OTHER.public_key, WALL)
@@ -175,3 +184,66 @@ def test_two_that_sign_answer_alike_and_follow_each_other(broker: TestBroker, pl
         for topic, message in device.heard:
             assert isinstance(message, Signed)
             ring.payload(message, topic)
+
+
+# ── roll-outs ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_who_waits_for_pieces_goes_on_waiting_when_something_changes(place: str) -> None:
+    """Each word of a device on a roll-out changes the store, and a device that was dropped asks again after 10 s."""
+    settings = settle(method="ncm", standing=True)
+    with SharedStore(place, BUNDLE, FLEET, leads=True) as leader, SharedStore(place, BUNDLE, FLEET, leads=False) as two:
+        give_rollout(place, bytes(100), Plan(BUNDLE, 1, 100), (1.0,), "me")
+        core = SharedStanding(leader, manifest(), BUNDLE, settings, now=0.0)
+        core.advance(0.0, 1000.0)
+        made = lambda: SharedStanding(two, manifest(), BUNDLE, settings, now=0.0)  # noqa: E731
+        about = {"listener": lambda event: None, "signer": None, "stopping": threading.Event()}
+        worker = Worker(two, made, Address.parse("mqtt://127.0.0.1:1"), FLEET, **about, manager=ServiceManager({}))  # type: ignore[arg-type]
+        worker._handout.turn(1_000)
+        assert worker._handout.take("a", encode(Request(leader.run, BUNDLE[:8], 0, 100)))
+        core.rollouts.hear("b", {"bundle": "1 00", "rollout": "1 fetching"})
+        core.advance(10.0, 1010.0)
+        assert leader.changes() != two.based_on
+        worker._read()
+        assert worker._handout.wait_s is not None
+
+
+def test_a_bundle_reaches_devices_whoever_is_asked(broker: TestBroker, place: str, tmp_path: Path) -> None:
+    old = old_bundle(tmp_path / "old.bundle", pad=8_000)
+    new = new_bundle(tmp_path / "new.bundle", old)
+    blob, found = new.read_bytes(), read_bundle(new)
+    options = {**STANDING, "limit_bytes": 4_096, "others": (old,)}
+    crew = [Running(new, broker.url, place, **options) for _ in range(2)]  # type: ignore[arg-type]
+    devices = [Fetcher(broker.url, FLEET, name) for name in ("a", "b", "c")]
+    try:
+        for device in devices:
+            device.say("1 00")
+        plan = Plan(found.sha256, found.manifest.version, len(blob), soak_s=0.0)
+        wait(lambda: all(any(isinstance(event, LinkUp) for event in each.told) for each in crew))
+        order = give_rollout(place, blob, plan, (1.0,), "me")
+        assert await_done(place, order, 30).outcome == "done"
+        for number, device in enumerate(devices):
+            device.until_offered()
+            devices[number - 1].say("1 00", f"{plan.version} fetching")  # a change, while this one fetches
+            device.fetch(len(blob))
+            assert device.got == blob
+            device.say(plan.tag, f"{plan.version} healthy")
+        wait(lambda: any(isinstance(event, RolloutCompleted) for each in crew for event in each.told))
+    finally:
+        for device in devices:
+            device.link.close()
+        for each in crew:
+            each.stop()
+
+
+def test_a_worker_of_another_bundle_takes_nothing(place: str) -> None:
+    """It would refuse what devices send that have gone over to the newer one."""
+    newer = b"n" * 32
+    with SharedStore(place, BUNDLE, FLEET, leads=True):
+        pass
+    with SharedStore(place, BUNDLE, FLEET, leads=False) as member:
+        member.check_version()
+        with SharedStore(place, newer, FLEET, extends=[BUNDLE], leads=True):
+            assert member.changes() != member.based_on
+            with pytest.raises(UsageError, match=r"expected the bundle of sha256 6e6e6e.*, which the leader has"):
+                member.check_version()
