@@ -7,13 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, bundle_file, contribution, manifest, means
-from aggregator_server_samples import wait
+from aggregator_server_samples import Listener, wait
 from brokers import TestBroker, make_broker
 from commands import one_error_line, run
 from postgres_server import need_postgres
@@ -31,10 +32,11 @@ from aggregator.sharing import Sharing
 from aggregator.standing import ExactSum
 from aggregator.store import Accepted, DurableStore, newest_state
 from aggregator.store_schema import KIND
+from contract import topics
 from contract.chunks import split
 from contract.errors import InUseError, LedError, ProtofleetError, StoreLostError
 from contract.link import Address
-from contract.messages import Contribution, Status
+from contract.messages import Announcement, Contribution, Status
 from contract.methods import method
 from contract.rules import merge
 from contract.statistics import ClassMeans
@@ -171,6 +173,26 @@ def test_sums_stand_with_two_and_go_on_when_who_leads_ends(broker: TestBroker, p
     decided = [sum(type(event).__name__ == "Decided" for event in each.told) for each in crew]
     assert min(decided) > 0
     assert [talker.overtaken for talker in sent] == [0] * 4
+
+
+def test_what_a_leader_that_wakes_late_says_does_not_stay_on_the_broker(
+    broker: TestBroker, place: str, tmp_path: Path
+) -> None:
+    """Who comes later would take the retained announcement for the newest."""
+    bundle_file(tmp_path / "f.bundle")
+    leading = Running(tmp_path / "f.bundle", broker.url, place)
+    topic = topics.round_(FLEET)
+    try:
+        with Listener(broker.url, topic) as listener:
+            told = listener.until(lambda m: isinstance(m, Announcement))
+            assert isinstance(told, Announcement)
+            listener.link.publish(topic, encode(replace(told, epoch=told.epoch - 1)), retain=True)
+            assert listener.until(lambda m: isinstance(m, Announcement) and m.epoch < told.epoch)
+            listener.until(lambda m: m == told)
+        with Listener(broker.url, topic, name="newcomer") as newcomer:
+            assert newcomer.until(lambda m: isinstance(m, Announcement)) == told
+    finally:
+        leading.stop()
 
 
 def _head_is_of(place: str, sha256: bytes, total: ExactSum) -> bool:
