@@ -152,6 +152,8 @@ class Server:
             if self._patience_s is not None:
                 self._connected(self._link.wait_connected(self._patience_s))
             self._manager.ready()
+            if self._sharing is not None:
+                self._sharing.check_leads()
             self._teller.resumed()
             while not (self._over() or self._stopping.is_set()):
                 self._turn()

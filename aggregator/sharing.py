@@ -21,8 +21,8 @@ from contract.messages import Chunk
 
 __all__ = ["LEARN_S", "Sharing"]
 
-LEARN_S = 0.25  # between the leader's looks
-_EASE = 10.0  # so many times as long as one takes, where that is longer
+LEARN_S, SELDOM_S = 0.25, 2.0  # between the leader's looks, at least and at most
+_EASE = 10.0  # between these, so many times as long as one takes
 _Message = tuple[str, bytes]
 _Whole = tuple[str, str, bytes]  # device, method, digest
 
@@ -107,7 +107,7 @@ class Sharing:
         began = time.monotonic()
         if isinstance(self._core, SharedStanding):
             news = self._core.learn(now)
-            self._learn_at = now if self._core.lags else now + max(LEARN_S, time.monotonic() - began)
+            self._learn_at = now if self._core.lags else now + _wait_s(time.monotonic() - began)
             return news
         rounds = self._core.rounds
         if rounds.number != self._swept:  # what nobody has put together is of no round any more
@@ -116,7 +116,7 @@ class Sharing:
         count = (rounds.number, *self._store.taken_count(rounds.number, rounds.method))
         news = count != self._count and self._core.learn()
         self._count = count
-        self._learn_at = now + max(LEARN_S, _EASE * (time.monotonic() - began))
+        self._learn_at = now + _wait_s(_EASE * (time.monotonic() - began))
         return news
 
     def _with_others(self, batch: Sequence[_Message]) -> list[_Message]:
@@ -150,3 +150,8 @@ class Sharing:
             self._store.drop_chunks({key[0] for key in keys if key[1] == method}, method, self._core.rounds.number)
         for key in keys:
             del self._fed[key]
+
+
+def _wait_s(wanted_s: float) -> float:
+    """Until the next look. One that took long may have been stopped in its middle: little follows from that."""
+    return min(max(LEARN_S, wanted_s), SELDOM_S)

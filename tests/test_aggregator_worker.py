@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from postgres_server import need_postgres
 from standing_talker import StandingTalker, unit_means
 from talker import Talker
 
+from aggregator import sharing
 from aggregator.coordinator import Coordinator
 from aggregator.database import members, place_of, read_only
 from aggregator.database.members import Leader, Member, StaleError
@@ -313,6 +315,68 @@ def test_a_leader_that_says_nothing_is_followed(place: str, monkeypatch: pytest.
             wait(member.may_lead)
             with closing(Leader(where, KIND)), pytest.raises(StoreLostError):  # type: ignore[arg-type]
                 stopped.beat()
+
+
+def test_a_leader_that_reads_what_there_is_has_time_for_it(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a store that is read slowly would be left to one after the other, and to none for long enough."""
+    where = place_of(place)
+    monkeypatch.setattr(members, "SILENT_S", 0.2)
+    with closing(Leader(where, KIND)) as reads, closing(Member(where, KIND)) as member:  # type: ignore[arg-type]
+        for _ in range(4):
+            time.sleep(0.1)
+            assert not member.may_lead()
+        reads.beat()
+        wait(member.may_lead)
+
+
+def test_what_a_leader_begins_with_is_few_questions_however_many_rounds_there_were(place: str) -> None:
+    def asked(store: SharedStore) -> int:
+        count, link = 0, store._db
+        real = link.execute
+
+        def execute(*given: Any) -> Any:
+            nonlocal count
+            count += 1
+            return real(*given)
+
+        link.execute = execute  # type: ignore[method-assign]
+        store.rounds()
+        del link.execute
+        return count
+
+    with SharedStore(place, BUNDLE, FLEET, leads=True) as leader:
+        found = []
+        for number in range(1, 7):
+            leader.open_round(number, "fedproto", 0, 0.0)
+            leader.based_on = leader.changes()
+            leader.commit([Accepted(number, "fedproto", "a", b"payload", 7)], {})
+            leader.close_round(number, 1.0, 0, leader.state())
+            found.append(asked(leader))
+        assert len(set(found)) == 1
+        assert [record.uplink_bytes for record in leader.rounds(after=4)] == [{"a": 7}] * 2
+
+
+def test_a_look_in_whose_middle_the_leader_was_stopped_is_soon_followed_by_another(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(sharing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with SharedStore(place, BUNDLE, FLEET, leads=True) as leader:
+        core = _core(leader)
+        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+        core.advance(0.0, 0.0)
+        made, count = Sharing(core, leader), leader.taken_count
+
+        def stopped(*of: Any) -> tuple[int, int]:
+            found = count(*of)
+            now[0] += 16.0
+            return found
+
+        leader.taken_count = stopped  # type: ignore[method-assign]
+        made.learn(100.0)
+        leader.based_on = leader.changes()
+        leader.commit([Accepted(1, "fedproto", "a", b"payload", 7)], {})
+        assert made.learn(now[0] + 3.0)
 
 
 def test_one_aggregator_alone_is_never_ended(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

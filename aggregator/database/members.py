@@ -7,7 +7,8 @@ nothing changes in between. So a member that is late decides again, and writes n
 
 A leader that is dead has lost its lock with its connection. One that is stopped has not: the operating system answers
 for it. It says every `BEAT_S` that it is alive, by the server's clock; after `SILENT_S` without that its connection is
-ended by whoever notices, and its lock is free. In the middle of a transaction it has `BUSY_S`.
+ended by whoever notices, and its lock is free. In the middle of a transaction it has `BUSY_S`, and as long again to
+read what there is, before it says so for the first time.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Leader(_Beside):
     """The one that leads."""
 
     def __init__(self, place: PostgresPlace, kind: Kind) -> None:
-        super().__init__(place, kind, beats=True)
+        super().__init__(place, kind, prepares_s=BUSY_S)
 
 
 class Member(_Beside):

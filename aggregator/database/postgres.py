@@ -70,7 +70,8 @@ class PostgresDatabase:
 
     Args:
         wait_s: how long to wait for another process that has it.
-        beats: whether it says all the time that it is alive (`beat`), so that one that does not may be followed.
+        prepares_s: how long it may take until it says for the first time that it is alive (`beat`), so that one that
+            does not say so may be followed; None where it never does.
 
     Attributes:
         epoch: how many have had this schema before and now; every transaction is conditional on being the last.
@@ -82,7 +83,9 @@ class PostgresDatabase:
 
     of_devices: Sequence[str] = ("protofleet_chunk", "protofleet_replaced")
 
-    def __init__(self, place: PostgresPlace, kind: Kind, *, wait_s: float = 0.0, beats: bool = False) -> None:
+    def __init__(
+        self, place: PostgresPlace, kind: Kind, *, wait_s: float = 0.0, prepares_s: float | None = None
+    ) -> None:
         self.path, self._kind, self._within, self.epoch = str(place), kind, False, 0
         with contextlib.ExitStack() as undo:
             self.connection = connect(place, kind)
@@ -91,7 +94,7 @@ class PostgresDatabase:
                 check_server(self.connection, self.path, kind, writes=True)
                 self._take(time.monotonic() + wait_s)
                 self._prepare()
-                self.epoch = self._lead(beats=beats)
+                self.epoch = self._lead(prepares_s)
             undo.pop_all()
 
     def close(self) -> None:
@@ -148,8 +151,8 @@ class PostgresDatabase:
         with self.transaction() as db:
             db.execute("UPDATE protofleet SET beat = clock_timestamp() WHERE kind = ?", (self._kind.name,))
 
-    def _lead(self, *, beats: bool) -> int:
-        beat = "clock_timestamp()" if beats else "'infinity'"
+    def _lead(self, prepares_s: float | None) -> int:
+        beat = "'infinity'" if prepares_s is None else f"clock_timestamp() + make_interval(secs => {prepares_s:.1f})"
         with self.transaction() as db:
             found = db.execute(
                 f"UPDATE protofleet SET epoch = epoch + 1, changes = changes + 1, beat = {beat} WHERE kind = ?"
