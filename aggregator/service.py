@@ -18,7 +18,7 @@ from typing import Any, get_args
 from aggregator.away import Away
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator, Settings
-from aggregator.crew import Crew, check_worker
+from aggregator.crew import Crew
 from aggregator.database import Place
 from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished, StoreAway
 from aggregator.metrics import Counts, Metrics
@@ -98,8 +98,6 @@ class Service:
         check_id(self.fleet, "--fleet")
         if self.patience_s is not None:
             _between("--patience", self.patience_s, 0.1, 1e6)
-        if self.worker:
-            check_worker(self.settings)
         self._signer = None if self.sign is None else Signer(read_private_key(self.sign))
         read = [(path, read_bundle(path)) for path in self.bundles]
         self._roster = check_fleet(read)  # graphs and weights do not stay in memory

@@ -118,6 +118,11 @@ class SharedStore(DurableStore):
             db.executemany(
                 "INSERT INTO payload VALUES (?, ?, ?)", [(n, a.round, a.payload) for n, a in numbered if n in ours]
             )
+            self.blinded.keep_seeds(
+                (a.round, a.device, a.message.seed)
+                for n, a in numbered
+                if n in ours and a.message is not None and a.message.seed
+            )
             counts = sorted((round, outcome, messages) for (round, outcome), messages in tally.items())
             db.executemany(COUNT, counts)
             db.executemany(upsert("refusal", "round, device"), sorted(refusals))
