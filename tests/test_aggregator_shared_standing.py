@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,11 +10,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from aggregator_samples import BUNDLE, CLASSES, WIDTH, extractor, manifest
+from aggregator_samples import BUNDLE, CLASSES, WIDTH, bundle_file, extractor, manifest
+from aggregator_server_samples import wait
+from brokers import TestBroker, make_broker
 from postgres_server import need_postgres
+from standing_talker import StandingTalker, unit_means
 from test_aggregator_standing import expect_head_of, means, message
+from test_aggregator_worker import FLEET as TEST_FLEET
+from test_aggregator_worker import Running
 
+from aggregator.database import read_only
 from aggregator.database.members import StaleError
+from aggregator.events import HeadMade
 from aggregator.forgotten_classes import held_by
 from aggregator.ingest import Decision
 from aggregator.orders import give
@@ -23,10 +31,13 @@ from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
 from aggregator.standing import ExactSum
 from aggregator.standing_coordinator import StandingCoordinator
-from aggregator.store import DurableStore
+from aggregator.standing_store import Order, orders
+from aggregator.store import DurableStore, newest_state
+from aggregator.store_schema import KIND
 from contract.chunks import split
 from contract.errors import StoreLostError
 from contract.messages import Contribution
+from contract.methods import method
 from contract.sphere import unit_rows
 from contract.statistics import FeatureGram
 from contract.wire import encode
@@ -179,11 +190,7 @@ def test_what_nobody_learned_of_when_the_leader_died_is_in_the_next_ones_total(p
     assert [o.what for o in _done(place)] == ["withdraw"]
 
 
-def _done(place: str) -> list[object]:
-    from aggregator.database import read_only
-    from aggregator.standing_store import orders
-    from aggregator.store_schema import KIND
-
+def _done(place: str) -> list[Order]:
     with read_only(place, KIND) as db:
         return orders(db, "WHERE done_at IS NOT NULL")
 
@@ -253,3 +260,59 @@ def test_the_leaders_total_is_what_one_device_sends_whatever_was_before(crew: li
     assert leader.core.learn(0.0)
     assert not leader.core.learn(0.0)
     assert leader.core.standing.total.equal(ExactSum.of(means(5)))
+
+
+# ── over a broker ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=["embedded", "mosquitto"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroker]:
+    made = make_broker(request.param, tmp_path)
+    made.start()
+    yield made
+    made.stop()
+
+
+def test_sums_stand_with_two_and_go_on_when_who_leads_ends(broker: TestBroker, place: str, tmp_path: Path) -> None:
+    sha256 = bundle_file(tmp_path / "f.bundle")
+    options = {"method": "ncm", "standing": True, "every": "0.1s", "encoding": "f64", "rounds": None}
+    options |= {"calibrate": True, "min_clients": 1}
+    crew = [Running(tmp_path / "f.bundle", broker.url, place, **options) for _ in range(2)]
+    sent = [
+        StandingTalker(broker.url, TEST_FLEET, f"d{i}", lambda n, i=i: unit_means(100 * n + i), pause_s=0.02)
+        for i in range(4)
+    ]
+    heads = lambda each: [event for event in each.told if isinstance(event, HeadMade)]  # noqa: E731
+    try:
+        for talker in sent:
+            talker.start()
+        wait(lambda: all(talker.confirmed >= 5 for talker in sent), 60)
+        first, second = crew if heads(crew[0]) else crew[::-1]
+        assert heads(first)
+        assert not heads(second)
+        first.stop()
+        before = [talker.confirmed for talker in sent]
+        wait(lambda: all(t.confirmed > n + 3 for t, n in zip(sent, before, strict=True)) and heads(second), 60)
+        for talker in sent:
+            talker.holds = True
+        wait(lambda: all(talker.confirmed == talker.generation for talker in sent))
+        true = [ExactSum.of(t.sent[t.generation, "ncm"]) for t in sent]  # type: ignore[attr-defined]
+        total = functools.reduce(ExactSum.add, true)
+        wait(lambda: heads(second)[-1].samples == total.counts.sum() and _head_is_of(place, sha256, total))
+    finally:
+        for talker in sent:
+            talker.stop()
+        for each in crew:
+            each.stop()
+    decided = [sum(type(event).__name__ == "Decided" for event in each.told) for each in crew]
+    assert min(decided) > 0
+    assert [talker.overtaken for talker in sent] == [0] * 4
+
+
+def _head_is_of(place: str, sha256: bytes, total: ExactSum) -> bool:
+    """Whether the global state in the store is, bit for bit, what one aggregator makes of this total."""
+    found, hyper = method("ncm"), method("ncm").settle({})
+    ((kind, expected),) = found.next_rows({}, total.statistic(found.statistic, 4), hyper).items()
+    with read_only(place, KIND) as db:
+        state = newest_state(db, bytes(4))
+    return np.array_equal(state.rows[kind].rows, expected.rows)

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from aggregator_samples import BUNDLE, bundle_file, contribution, manifest, means
-from aggregator_server_samples import Listener, wait
+from aggregator_server_samples import wait
 from brokers import TestBroker, make_broker
 from commands import one_error_line, run
 from postgres_server import need_postgres
-from standing_talker import StandingTalker, unit_means
 from talker import Talker
 
-from aggregator import sharing
 from aggregator.coordinator import Coordinator
-from aggregator.database import members, place_of, read_only
+from aggregator.database import members, place_of
 from aggregator.database.members import Leader, Member, StaleError
-from aggregator.events import HeadMade, LinkUp, RoundClosed
+from aggregator.events import LinkUp, RoundClosed
 from aggregator.orders import give
 from aggregator.service import Service, settle
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
-from aggregator.standing import ExactSum
-from aggregator.store import Accepted, DurableStore, newest_state
+from aggregator.store import Accepted, DurableStore
 from aggregator.store_schema import KIND
-from contract import topics
 from contract.chunks import split
 from contract.errors import InUseError, LedError, ProtofleetError, StoreLostError
 from contract.link import Address
-from contract.messages import Announcement, Contribution, Status
+from contract.messages import Contribution, Status
 from contract.methods import method
 from contract.rules import merge
 from contract.statistics import ClassMeans
@@ -139,71 +132,6 @@ def test_three_share_the_work_and_one_leads(broker: TestBroker, place: str, tmp_
     expect_sums(place, sha256, sent, 3)
     decided = [sum(type(event).__name__ == "Decided" for event in each.told) for each in crew]
     assert sum(number > 0 for number in decided) >= 2, decided  # the work was shared
-
-
-def test_sums_stand_with_two_and_go_on_when_who_leads_ends(broker: TestBroker, place: str, tmp_path: Path) -> None:
-    sha256 = bundle_file(tmp_path / "f.bundle")
-    options = {"method": "ncm", "standing": True, "every": "0.1s", "encoding": "f64", "rounds": None}
-    options |= {"calibrate": True, "min_clients": 1}
-    crew = [Running(tmp_path / "f.bundle", broker.url, place, **options) for _ in range(2)]
-    sent = [
-        StandingTalker(broker.url, FLEET, f"d{i}", lambda n, i=i: unit_means(100 * n + i), pause_s=0.02)
-        for i in range(4)
-    ]
-    heads = lambda each: [event for event in each.told if isinstance(event, HeadMade)]  # noqa: E731
-    try:
-        for talker in sent:
-            talker.start()
-        wait(lambda: all(talker.confirmed >= 5 for talker in sent), 60)
-        first, second = crew if heads(crew[0]) else crew[::-1]
-        assert heads(first)
-        assert not heads(second)
-        first.stop()
-        before = [talker.confirmed for talker in sent]
-        wait(lambda: all(t.confirmed > n + 3 for t, n in zip(sent, before, strict=True)) and heads(second), 60)
-        for talker in sent:
-            talker.holds = True
-        wait(lambda: all(talker.confirmed == talker.generation for talker in sent))
-        true = [ExactSum.of(t.sent[t.generation, "ncm"]) for t in sent]  # type: ignore[attr-defined]
-        total = functools.reduce(ExactSum.add, true)
-        wait(lambda: heads(second)[-1].samples == total.counts.sum() and _head_is_of(place, sha256, total))
-    finally:
-        for talker in sent:
-            talker.stop()
-        for each in crew:
-            each.stop()
-    decided = [sum(type(event).__name__ == "Decided" for event in each.told) for each in crew]
-    assert min(decided) > 0
-    assert [talker.overtaken for talker in sent] == [0] * 4
-
-
-def test_what_a_leader_that_wakes_late_says_does_not_stay_on_the_broker(
-    broker: TestBroker, place: str, tmp_path: Path
-) -> None:
-    """Who comes later would take the retained announcement for the newest."""
-    bundle_file(tmp_path / "f.bundle")
-    leading = Running(tmp_path / "f.bundle", broker.url, place)
-    topic = topics.round_(FLEET)
-    try:
-        with Listener(broker.url, topic) as listener:
-            told = listener.until(lambda m: isinstance(m, Announcement))
-            assert isinstance(told, Announcement)
-            listener.link.publish(topic, encode(replace(told, epoch=told.epoch - 1)), retain=True)
-            assert listener.until(lambda m: isinstance(m, Announcement) and m.epoch < told.epoch)
-            listener.until(lambda m: m == told)
-        with Listener(broker.url, topic, name="newcomer") as newcomer:
-            assert newcomer.until(lambda m: isinstance(m, Announcement)) == told
-    finally:
-        leading.stop()
-
-
-def _head_is_of(place: str, sha256: bytes, total: ExactSum) -> bool:
-    """Whether the global state in the store is, bit for bit, what one aggregator makes of this total."""
-    found, hyper = method("ncm"), method("ncm").settle({})
-    ((kind, expected),) = found.next_rows({}, total.statistic(found.statistic, 4), hyper).items()
-    with read_only(place, KIND) as db:
-        state = newest_state(db, bytes(4))
-    return np.array_equal(state.rows[kind].rows, expected.rows)
 
 
 # ── the store ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -315,68 +243,6 @@ def test_a_leader_that_says_nothing_is_followed(place: str, monkeypatch: pytest.
             wait(member.may_lead)
             with closing(Leader(where, KIND)), pytest.raises(StoreLostError):  # type: ignore[arg-type]
                 stopped.beat()
-
-
-def test_a_leader_that_reads_what_there_is_has_time_for_it(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a store that is read slowly would be left to one after the other, and to none for long enough."""
-    where = place_of(place)
-    monkeypatch.setattr(members, "SILENT_S", 0.2)
-    with closing(Leader(where, KIND)) as reads, closing(Member(where, KIND)) as member:  # type: ignore[arg-type]
-        for _ in range(4):
-            time.sleep(0.1)
-            assert not member.may_lead()
-        reads.beat()
-        wait(member.may_lead)
-
-
-def test_what_a_leader_begins_with_is_few_questions_however_many_rounds_there_were(place: str) -> None:
-    def asked(store: SharedStore) -> int:
-        count, link = 0, store._db
-        real = link.execute
-
-        def execute(*given: Any) -> Any:
-            nonlocal count
-            count += 1
-            return real(*given)
-
-        link.execute = execute  # type: ignore[method-assign]
-        store.rounds()
-        del link.execute
-        return count
-
-    with SharedStore(place, BUNDLE, FLEET, leads=True) as leader:
-        found = []
-        for number in range(1, 7):
-            leader.open_round(number, "fedproto", 0, 0.0)
-            leader.based_on = leader.changes()
-            leader.commit([Accepted(number, "fedproto", "a", b"payload", 7)], {})
-            leader.close_round(number, 1.0, 0, leader.state())
-            found.append(asked(leader))
-        assert len(set(found)) == 1
-        assert [record.uplink_bytes for record in leader.rounds(after=4)] == [{"a": 7}] * 2
-
-
-def test_a_look_in_whose_middle_the_leader_was_stopped_is_soon_followed_by_another(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(sharing, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with SharedStore(place, BUNDLE, FLEET, leads=True) as leader:
-        core = _core(leader)
-        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
-        core.advance(0.0, 0.0)
-        made, count = Sharing(core, leader), leader.taken_count
-
-        def stopped(*of: Any) -> tuple[int, int]:
-            found = count(*of)
-            now[0] += 16.0
-            return found
-
-        leader.taken_count = stopped  # type: ignore[method-assign]
-        made.learn(100.0)
-        leader.based_on = leader.changes()
-        leader.commit([Accepted(1, "fedproto", "a", b"payload", 7)], {})
-        assert made.learn(now[0] + 3.0)
 
 
 def test_one_aggregator_alone_is_never_ended(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
