@@ -152,10 +152,13 @@ class BlindedCoordinator(Coordinator):
         if not isinstance(step, Closed):
             return step
         self.rounds.hold()
-        came = self.rounds.contributions
-        shared = list(self._store.blinded.seeds(self.rounds.number, came))
-        self._by_order, self._left_out = by_order, dict.fromkeys(came.difference(shared), _ABSTAINS)
-        return self._ask(shared, "too few shares came", now, wall)
+        with self._store.alone():  # what is committed is of the set, by whomever
+            if self._store.shared:
+                self.learn()
+            came = self.rounds.contributions
+            shared = list(self._store.blinded.seeds(self.rounds.number, came))
+            self._by_order, self._left_out = by_order, dict.fromkeys(came.difference(shared), _ABSTAINS)
+            return self._ask(shared, "too few shares came", now, wall)
 
     def _held_step(self, now: float, wall: float) -> Step | None:
         """What the helper's answer makes due."""

@@ -42,6 +42,7 @@ class BlindedTables:
     """These tables of an open store."""
 
     def __init__(self, file: Database) -> None:
+        self._file = file
         self._db, self._disk, self._transaction = file.connection, file.reading, file.transaction
 
     def keep_seeds(self, seeds: Iterable[tuple[int, str, bytes]]) -> None:
@@ -92,11 +93,13 @@ class BlindedTables:
                 "INSERT INTO blinded_set VALUES (?, ?, ?, ?, ?)",
                 (asked.round, asked.method, asked.digest, json.dumps(asked.devices), asked.since),
             )
+            self._file.changed()
 
     def dropped(self) -> None:
         """The helper has not opened the set, and is asked for it no more."""
         with self._transaction() as db:
             db.execute("DELETE FROM blinded_set")
+            self._file.changed()
 
     def closed(self, db: Connection, round: int, method: str, devices: int, payload: bytes | None) -> None:
         """Part of the transaction that closes a round: what is left of it is its sum, if there is one.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from aggregator.class_drift import ClassDriftTable
@@ -95,6 +95,15 @@ class Core(ABC):
     def class_drift(self) -> ClassDriftTable:
         """What sums that stand say of their classes."""
         return self._store.class_drift
+
+    def look(self, devices: Collection[str]) -> None:
+        """Before a batch of messages of these devices is decided on: what others may have taken of them meanwhile."""
+        return
+
+    def reload(self) -> None:
+        """Another process may have enrolled somebody, or taken a device's withdrawal."""
+        self.gate.reload()
+        self._refused = self._tables.refused()
 
     def departures(self, at: float) -> list[DriftSuspected | ClassDriftSuspected | PolicyRefused]:
         """Which devices and classes depart from themselves from now on, and what policies refuse; what was heard of

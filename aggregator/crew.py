@@ -13,21 +13,10 @@ from aggregator.shared_store import SharedStore
 from aggregator.worker import Worker
 from contract.errors import InUseError, StoreLostError, UsageError
 
-__all__ = ["Crew", "check_worker"]
+__all__ = ["Crew"]
 
 _SETTINGS = "settings of the leader"  # in `meta`
 _TRIES, _TRY_S = 60, 0.5  # while the first one makes the store
-
-
-def check_worker(settings: Settings) -> None:
-    """That what is asked for can be done by several processes.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    alone = {"--standing": settings.standing_every_s is not None, "--helper": settings.helper is not None}
-    for option in (name for name, given in alone.items() if given):
-        raise UsageError(f"{option} with --worker", expected="one of them", got="both", hint="one aggregator for that")
 
 
 class Crew:

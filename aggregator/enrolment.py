@@ -85,9 +85,13 @@ class Gate:
 
     def reload(self) -> None:
         """Another process may have enrolled somebody."""
-        if self._tables is not None:
-            self._keys = self._tables.keys()
-            self._rings = {device: Keyring([key]) for device, key in self._keys.items() if key is not None}
+        if self._tables is None:
+            return
+        before, self._keys = self._keys, self._tables.keys()
+        self._rings = {device: Keyring([key]) for device, key in self._keys.items() if key is not None}
+        for device, key in self._keys.items():
+            if before.get(device) != key:
+                self._renewed(device)
 
     @property
     def enrolled(self) -> Collection[str]:
@@ -174,7 +178,8 @@ class Gate:
         """
         reason = self._why_not(device, enrolment, wall)
         if not reason and self._keys.get(device) != enrolment.key:
-            self._take(device, enrolment.key, wall, by_token=True)
+            taken = self._take(device, enrolment.key, wall, by_token=True)
+            reason = "" if taken else self._used(device, enrolment.key)
         digest = hashlib.sha256(payload).digest()[:8]
         return Receipt(run, 1, ENROL, "rejected" if reason else "committed", reason[:200], digest=digest)
 
@@ -183,7 +188,7 @@ class Gate:
             return ""  # it asks again, for an answer that was lost
         found = None if self._tables is None else self._tables.invitation(device)
         if found is None:
-            return f"no invitation of {device} is open, fleet invite {device} gives a token"
+            return self._used(device, enrolment.key)
         key, expires = found
         if wall > expires:
             return f"the token of {device} has expired, fleet invite {device} gives another"
@@ -191,10 +196,26 @@ class Gate:
             return f"not the token of {device}'s invitation"
         return ""
 
-    def _take(self, device: str, key: bytes, wall: float, *, by_token: bool = False) -> None:
+    def _used(self, device: str, key: bytes) -> str:
+        """Why no invitation is open; empty where another process has just taken it for this key."""
+        self.reload()
+        return (
+            ""
+            if self._keys.get(device) == key
+            else f"no invitation of {device} is open, fleet invite {device} gives a token"
+        )
+
+    def _take(self, device: str, key: bytes, wall: float, *, by_token: bool = False) -> bool:
+        """Whether it was there to be taken: a token is used once, by whichever process."""
         assert self._tables is not None
-        self._tables.enrol(device, key, wall, by_token=by_token)
+        if not self._tables.enrol(device, key, wall, by_token=by_token):
+            return False
         self._keys[device], self._rings[device] = key, Keyring([key])
+        self._renewed(device)
+        return True
+
+    def _renewed(self, device: str) -> None:
+        """It has another key: nothing of the one before holds."""
         self._unmark(device)
         for cause in INTRUSIONS:
             self._noted.pop((device, cause), None)

@@ -63,13 +63,19 @@ class EnrolmentTables:
         with self._transaction() as db:
             db.execute(upsert("invitation", "device", "key", "expires"), (device, key, expires))
 
-    def enrol(self, device: str, key: bytes, at: float, *, by_token: bool = False) -> None:
+    def enrol(self, device: str, key: bytes, at: float, *, by_token: bool = False) -> bool:
         """This is the device's key from now on; its invitation is used up, and what was turned away is forgotten.
 
         Args:
             by_token: whether the device did it itself, which is then in the record of orders, too.
+
+        Returns:
+            False where another process has used the invitation meanwhile; then nothing has changed.
         """
         with self._transaction() as db:
+            used = db.execute("DELETE FROM invitation WHERE device = ?", (device,)).rowcount == 1
+            if by_token and not used:
+                return False
             if by_token:
                 db.execute(
                     "INSERT INTO fleet_order (what, device, who, given_at, detail, done_at, outcome, version_before,"
@@ -78,9 +84,9 @@ class EnrolmentTables:
                 )
             db.execute(_PUT_KEY, (device, key, at))
             _unmark(db, device)
-            db.execute("DELETE FROM invitation WHERE device = ?", (device,))
             db.execute("DELETE FROM intruder WHERE device = ?", (device,))
             self._file.changed()
+        return True
 
     def revoke(self, device: str, at: float) -> None:
         """Nothing of this device holds any more, until it is enrolled with another key."""

@@ -23,12 +23,15 @@ def put_findings(db: Connection, round: int, findings: Sequence[Finding], keep_r
     db.execute("DELETE FROM finding WHERE round <= ?", (round - keep_rounds,))
 
 
-def findings_of(db: Connection, round: int) -> list[dict[str, str]]:
-    """What spoke against devices in a round, by device, for JSON."""
-    rows = db.execute(
-        "SELECT device, verdict, reason FROM finding WHERE round = ? ORDER BY device, verdict", (round,)
-    ).fetchall()
-    return [dict(zip(("device", "verdict", "reason"), map(str, row), strict=True)) for row in rows]
+def findings_of(db: Connection, *, after: int) -> dict[int, list[dict[str, str]]]:
+    """What spoke against devices in each of the rounds with a number above `after`, by device, for JSON; nothing of
+    rounds in which nothing did."""
+    found: dict[int, list[dict[str, str]]] = {}
+    for round, *row in db.execute(
+        "SELECT round, device, verdict, reason FROM finding WHERE round > ? ORDER BY round, device, verdict", (after,)
+    ).fetchall():
+        found.setdefault(round, []).append(dict(zip(("device", "verdict", "reason"), map(str, row), strict=True)))
+    return found
 
 
 def newest_findings(db: Connection) -> dict[str, dict[str, Any]]:

@@ -89,6 +89,10 @@ class Handout:
         self._elsewhere: Link | None = None
         self._followed = ""  # the fleet of that link, or one that could not be followed
 
+    def serve(self, core: Core) -> None:
+        """What is served from now on is another; who waits for pieces goes on waiting."""
+        self._core = core
+
     @property
     def wait_s(self) -> float | None:
         """Seconds until there may be a piece to send; None when nobody waits for one."""

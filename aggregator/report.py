@@ -47,12 +47,14 @@ class Summary:
         if self._taken_out != self._store.standing.taken_out:
             self._begin()  # a device was forgotten: it is in no closed round any more
         totals = dict(self._totals)
-        for record in self._store.rounds(after=self._closed[-1]["round"] if self._closed else self._before):
+        after = self._closed[-1]["round"] if self._closed else self._before
+        findings = self._store.findings(after=after)
+        for record in self._store.rounds(after=after):
             for counted in (totals, self._totals) if record.closed else (totals,):
                 counted["committed"] += len(record.uplink_bytes)
                 counted["uplink_bytes"] += sum(record.uplink_bytes.values())
             if record.closed:
-                self._closed.append(_round(record) | {"findings": self._store.findings(record.number)})
+                self._closed.append(_round(record) | {"findings": findings.get(record.number, [])})
         self._let_go()
         self._read_accuracy()
         tallies = self._store.tallies()

@@ -155,6 +155,8 @@ class Server:
             if self._patience_s is not None:
                 self._connected(self._link.wait_connected(self._patience_s))
             self._manager.ready()
+            if self._sharing is not None:
+                self._sharing.check_leads()
             self._teller.resumed()
             while not (self._over() or self._stopping.is_set()):
                 self._turn()
@@ -349,8 +351,12 @@ class Server:
             if announcement is not None:
                 self._core.malformed()
         elif announcement.run == self._core.run:
-            if self._sharing is not None and announcement.epoch > self._core.announcement().epoch:
+            later = announcement.epoch - self._core.announcement().epoch
+            if self._sharing is not None and later > 0:
                 self._sharing.check_leads()  # if another does; else anybody may have said it
+            if later < 0 and self._seat.taken and not message.retained:  # one that was followed wakes late
+                self._announce()
+                self._publish_state()
             if message.retained and not self._seat.was_taken:
                 check_age(announcement, self._core.rounds.number, self._core.state.version)
             elif not message.retained and self._echoed_on != message.connection:  # what is retained has come before it

@@ -18,7 +18,7 @@ from typing import Any, get_args
 from aggregator.away import Away
 from aggregator.blinded_coordinator import BlindedCoordinator
 from aggregator.coordinator import Coordinator, Settings
-from aggregator.crew import Crew, check_worker
+from aggregator.crew import Crew
 from aggregator.database import Place
 from aggregator.events import Event, Listener, ListsCounted, MetricsServed, RunFinished, StoreAway
 from aggregator.metrics import Counts, Metrics
@@ -27,6 +27,7 @@ from aggregator.outliers import SUSPECTS, Suspects
 from aggregator.report import Summary
 from aggregator.rounds import DEADLINE_S, Policy
 from aggregator.server import Server
+from aggregator.shared_standing import SharedStanding
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
 from aggregator.standing_coordinator import StandingCoordinator
@@ -97,8 +98,6 @@ class Service:
         check_id(self.fleet, "--fleet")
         if self.patience_s is not None:
             _between("--patience", self.patience_s, 0.1, 1e6)
-        if self.worker:
-            check_worker(self.settings)
         self._signer = None if self.sign is None else Signer(read_private_key(self.sign))
         read = [(path, read_bundle(path)) for path in self.bundles]
         self._roster = check_fleet(read)  # graphs and weights do not stay in memory
@@ -138,9 +137,9 @@ class Service:
     def _worker(self, store: SharedStore, listener: Listener, away: Away) -> Worker:
         away.opened()
 
-        def core() -> Coordinator:
+        def core() -> Coordinator | SharedStanding:
             made = self._core(store)
-            assert isinstance(made, Coordinator)
+            assert isinstance(made, Coordinator | SharedStanding)
             return made
 
         about = {"listener": _both(self._counts, listener), "signer": self._signer, "stopping": self._stopping}
@@ -160,7 +159,7 @@ class Service:
         core = self._core(store)
         sharing = None
         if isinstance(store, SharedStore):
-            assert isinstance(core, Coordinator)
+            assert isinstance(core, Coordinator | SharedStanding)
             sharing = Sharing(core, store)
         standing = isinstance(core, StandingCoordinator)
         metrics = Metrics(self.fleet, core, store.standing, address=self.address, counts=self._counts, store=store)
@@ -236,6 +235,8 @@ class Service:
         if roster.others:
             got = f"{1 + len(roster.others)}"
             raise UsageError("--standing", expected="one extractor", got=got, hint="one fleet for each")
+        if isinstance(store, SharedStore):
+            return SharedStanding(store, *bundle[1:], now=now, shorter=roster.shorter)
         return StandingCoordinator(*bundle, now=now, shorter=roster.shorter)
 
     def stop(self) -> None:

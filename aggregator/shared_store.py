@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 
 from aggregator.database import AnyPlace, Database, PostgresPlace, place_of, upsert
 from aggregator.database.members import Leader, Member
+from aggregator.shared_standing_store import SharedStandingTables
 from aggregator.store import Accepted, DurableStore, Key, Tally
 from aggregator.store_schema import COUNT, KIND
 from contract.errors import StoreLostError, UsageError
@@ -32,6 +33,7 @@ class SharedStore(DurableStore):
         leads: whether this is the one that opens and closes rounds.
 
     Attributes:
+        standing_beside: what stands, as several processes take it.
         based_on: what decisions depend on, as a number that goes up with it.
 
     Raises:
@@ -44,8 +46,9 @@ class SharedStore(DurableStore):
     def __init__(
         self, path: AnyPlace, bundle: bytes, fleet: str, *, extends: Collection[bytes] = (), leads: bool
     ) -> None:
-        self._claims = leads
+        self._claims, self._bundle = leads, bundle
         super().__init__(path, bundle, fleet, extends=extends)
+        self.standing = self.standing_beside = SharedStandingTables(self._members)
         self.based_on = self.changes()
 
     def _open(self, path: AnyPlace) -> Database:
@@ -58,6 +61,11 @@ class SharedStore(DurableStore):
     def _check_claims(self) -> None:
         if not self._claims:
             raise StoreLostError(f"store {self._file.path}", expected="a run", got="none yet", hint="again in a moment")
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one that leads, or did."""
+        return self._claims
 
     def alone(self) -> AbstractContextManager[None]:
         """What is read and written in the block no other process changes meanwhile: it is one transaction."""
@@ -73,9 +81,16 @@ class SharedStore(DurableStore):
         return self._members.may_lead()
 
     def check_version(self) -> None:
-        """That the leader is of this release; a member asks, once something has changed."""
+        """That who leads is of this release and bundle, and one of several; a member asks once something changed."""
         assert isinstance(self._members, Member)
         self._members.check_version()
+        self._members.check_company()
+        with self._disk():
+            (bundle,) = self._db.execute("SELECT value FROM meta WHERE name = 'bundle'").fetchone()
+        if bytes(bundle) != self._bundle:
+            expected, got = (f"the bundle of sha256 {one.hex()[:12]}…" for one in (bytes(bundle), self._bundle))
+            hint = "the --bundle of the process that leads, for all of them"
+            raise UsageError("--worker", expected=f"{expected}, which the leader has", got=got, hint=hint)
 
     def beat(self) -> None:
         """Say that the leader is alive."""
@@ -102,6 +117,11 @@ class SharedStore(DurableStore):
             ours = self._ours(ids)
             db.executemany(
                 "INSERT INTO payload VALUES (?, ?, ?)", [(n, a.round, a.payload) for n, a in numbered if n in ours]
+            )
+            self.blinded.keep_seeds(
+                (a.round, a.device, a.message.seed)
+                for n, a in numbered
+                if n in ours and a.message is not None and a.message.seed
             )
             counts = sorted((round, outcome, messages) for (round, outcome), messages in tally.items())
             db.executemany(COUNT, counts)

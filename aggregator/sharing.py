@@ -2,7 +2,7 @@
 
 take      put chunks where all find them, take up those that others put there, decide, commit beside others
 stalled   ask a device for chunks only when nobody has them
-learn     the leader's: who has contributed to the open round, whoever took it
+learn     the leader's: who has contributed to the open round, or what stands now, whoever took it
 beat      the leader's: that it is alive
 """
 
@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from aggregator.coordinator import Coordinator
 from aggregator.database.members import BEAT_S, StaleError
 from aggregator.ingest import MAX_IN_PROGRESS, Decision
+from aggregator.shared_standing import SharedStanding
 from aggregator.shared_store import SharedStore
 from contract.messages import Chunk
 
 __all__ = ["LEARN_S", "Sharing"]
 
-LEARN_S = 0.25  # between the leader's looks
-_EASE = 10.0  # so many times as long as one takes, where that is longer
+LEARN_S, SELDOM_S = 0.25, 2.0  # between the leader's looks, at least and at most
+_EASE = 10.0  # between these, so many times as long as one takes
 _Message = tuple[str, bytes]
 _Whole = tuple[str, str, bytes]  # device, method, digest
 
@@ -34,7 +35,7 @@ class Sharing:
         store: commits.
     """
 
-    def __init__(self, core: Coordinator, store: SharedStore) -> None:
+    def __init__(self, core: Coordinator | SharedStanding, store: SharedStore) -> None:
         self._core, self._store = core, store
         self._fed: OrderedDict[_Whole, tuple[Chunk, set[int]]] = OrderedDict()  # which chunks the core has been given
         self._learn_at = self._beat_at = float("-inf")
@@ -47,6 +48,7 @@ class Sharing:
             StaleError: what the core knows is no longer so; nothing was committed.
             StoreError: the server refuses; nothing was committed.
         """
+        self._core.look({device for device, _ in batch})
         whole = self._with_others(batch)
         try:
             made = self._core.take(whole, now)
@@ -62,7 +64,7 @@ class Sharing:
         while True:
             changes = self._store.changes()
             if changes != self._store.based_on:
-                self._core.gate.reload()
+                self._core.reload()
                 self._store.based_on = changes
             try:
                 return self.take(batch, now)
@@ -102,14 +104,19 @@ class Sharing:
             self._beat_at = now + BEAT_S
         if now < self._learn_at:
             return False
-        rounds, began = self._core.rounds, time.monotonic()
+        began = time.monotonic()
+        if isinstance(self._core, SharedStanding):
+            news = self._core.learn(now)
+            self._learn_at = now if self._core.lags else now + _wait_s(time.monotonic() - began)
+            return news
+        rounds = self._core.rounds
         if rounds.number != self._swept:  # what nobody has put together is of no round any more
             self._store.drop_chunks((), "", rounds.number)
             self._swept = rounds.number
         count = (rounds.number, *self._store.taken_count(rounds.number, rounds.method))
         news = count != self._count and self._core.learn()
         self._count = count
-        self._learn_at = now + max(LEARN_S, _EASE * (time.monotonic() - began))
+        self._learn_at = now + _wait_s(_EASE * (time.monotonic() - began))
         return news
 
     def _with_others(self, batch: Sequence[_Message]) -> list[_Message]:
@@ -143,3 +150,8 @@ class Sharing:
             self._store.drop_chunks({key[0] for key in keys if key[1] == method}, method, self._core.rounds.number)
         for key in keys:
             del self._fed[key]
+
+
+def _wait_s(wanted_s: float) -> float:
+    """Until the next look. One that took long may have been stopped in its middle: little follows from that."""
+    return min(max(LEARN_S, wanted_s), SELDOM_S)

@@ -29,9 +29,9 @@ from aggregator.presence import NoRounds, Presence
 from aggregator.rollout import Moved
 from aggregator.settings import Settings, check_heads, check_limit, standing_method
 from aggregator.standing import ExactSum, Standing
-from aggregator.standing_store import WITHDREW, Order, Stands, Taken
+from aggregator.standing_store import WITHDREW, Order, Stands, Taken, with_taken
 from aggregator.state import next_global
-from aggregator.store import OUTCOMES, DurableStore, as_written, global_parts
+from aggregator.store import OUTCOMES, DurableStore, Tally, as_written, global_parts
 from aggregator.validation import Terms
 from contract.bundle import Manifest
 from contract.errors import UsageError
@@ -180,6 +180,7 @@ class StandingCoordinator(Core):
             class_lists=self._lists.digests,
             offer=self.rollouts.offer,
             withheld=self._withheld,
+            epoch=self._store.epoch,
         )
 
     def status(self, device: str, payload: bytes, now: float, *, is_ours: bool = False, is_news: bool = True) -> bool:
@@ -235,7 +236,7 @@ class StandingCoordinator(Core):
                 object is of no use any more.
         """
         view = self._view()
-        made, newer, taken = [], dict[str, tuple[Stands, Contribution]](), self._taken
+        made, newer, taken = [], dict[str, tuple[Stands, Contribution]](), Taken()
         for name, sent in batch:
             decision = self._ingest.decide(name, sent, view, now)
             made.append(decision)
@@ -249,33 +250,48 @@ class StandingCoordinator(Core):
             payload, received_bytes = (None, 0) if gone else (found.payload, found.received_bytes)
             newer[name] = Stands(name, found.round, payload, received_bytes), found.message
             for number in found.without:
-                taken = _with_taken(taken, self._manifest.labels[number], {name: found.round})
+                taken = with_taken(taken, self._manifest.labels[number], {name: found.round})
         tally = self._uncounted + Counter((0, d.outcome) for d in made if d.outcome in OUTCOMES)
-        for stands, message in newer.values():
-            self._replace(stands, message, now)
         if newer or tally:
-            changed = None if taken is self._taken else taken
-            self._tables.commit([stands for stands, _ in newer.values()], tally, self._wall(), changed)
-            self._taken = taken
+            self._keep(list(newer.values()), tally, taken, now)
         self._uncounted.clear()
         self._ingest.forget_accepted()
         return made
 
-    def _replace(self, stands: Stands, message: Contribution, now: float) -> None:
-        device, payload = stands.device, stands.payload
-        before = self._tables.payload(device)
-        held = None if before is None else held_by(before)
-        self._behind[device] = message.devices
+    def _keep(self, newer: Sequence[tuple[Stands, Contribution]], tally: Tally, more: Taken, now: float) -> None:
+        """Make a batch durable; `more` is whose rows of forgotten classes were taken out."""
+        for stands, message in newer:
+            former = self._tables.payload(stands.device)
+            self._replace(stands.device, stands.generation, former, stands.payload, message, now)
+        taken = self._taken
+        for name, of in more.items():
+            taken = with_taken(taken, name, of)
+        self._tables.commit([stands for stands, _ in newer], tally, self._wall(), taken if more else None)
+        self._taken = taken
+
+    def _replace(
+        self,
+        device: str,
+        generation: int,
+        former: bytes | None,
+        payload: bytes | None,
+        message: Contribution | None,
+        now: float,
+    ) -> None:
+        """What is held of a device changes in the total, from `former` to `payload`, which is `message`."""
+        held = None if former is None else held_by(former)
+        self._behind[device] = 0 if message is None else message.devices
         self._digests[device] = b"" if payload is None else digest_of(payload)
+        newer = None if payload is None or message is None else message
         self.standing.replace(
             device,
-            stands.generation,
+            generation,
             None if held is None else self._exact_of(held),
-            None if payload is None else self._exact_of(message),
+            None if newer is None else self._exact_of(newer),
             now,
         )
-        if held is not None and payload is not None and not (held.devices or message.devices):
-            self.class_drift.hear(device, moved(self._sums_of(held), self._sums_of(message)), self._manifest.labels)
+        if held is not None and newer is not None and not (held.devices or newer.devices):
+            self.class_drift.hear(device, moved(self._sums_of(held), self._sums_of(newer)), self._manifest.labels)
 
     def _view(self) -> View:
         return View(
@@ -431,7 +447,7 @@ class StandingCoordinator(Core):
             holders.append(device)
         state, parts, digest = self._anew()
         whole = "until those devices send again without it" if self.method.statistic.has_triangle() else ""
-        taken = _with_taken(self._taken, order.detail, {device: self.standing.held(device) for device in holders})
+        taken = with_taken(self._taken, order.detail, {device: self.standing.held(device) for device in holders})
         outcome, forgotten = had_sent(holders, whole=whole), with_class(self._forgotten, order.detail)
         self._tables.class_done(
             order,
@@ -501,8 +517,3 @@ class StandingCoordinator(Core):
     def _digest_of(self, total: ExactSum) -> str:
         settings = repr(sorted(self._settled.items()))
         return hashlib.sha256(f"{total.digest()} {settings}".encode()).hexdigest()
-
-
-def _with_taken(taken: Taken, name: str, more: Mapping[str, int]) -> Taken:
-    """Whose rows of a class were taken out, and of which generation, with further ones."""
-    return {**taken, name: {**taken.get(name, {}), **more}}

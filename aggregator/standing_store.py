@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from aggregator.store import Tally
 
 __all__ = [
+    "CLASSES_TAKEN",
     "WITHDREW",
     "Order",
     "Record",
@@ -33,10 +34,14 @@ __all__ = [
     "fleet_records",
     "order_done",
     "orders",
+    "put_meta",
+    "read_taken",
+    "with_taken",
+    "withdrew",
 ]
 
 _CLASSES = "classes forgotten"  # in `meta`: their names, as a JSON array
-_TAKEN = "classes taken"
+CLASSES_TAKEN = "classes taken"
 WITHDREW = "it withdrew what it had sent"
 _BESIDE = (
     "accuracy",
@@ -132,7 +137,7 @@ class StandingTables:
 
     def set_meta(self, name: str, value: str) -> None:
         with self._transaction() as db:
-            _put_meta(db, name, value)
+            put_meta(db, name, value)
 
     def generations(self) -> dict[str, int]:
         """By device, also of those that were taken out."""
@@ -166,17 +171,13 @@ class StandingTables:
         """
         with self._transaction() as db:
             if taken is not None:
-                _put_meta(db, _TAKEN, json.dumps(taken))
+                put_meta(db, CLASSES_TAKEN, json.dumps(taken))
             db.executemany(
                 upsert("standing", "device", "generation", "received_bytes", "received_at", "payload"),
                 [(s.device, s.generation, s.received_bytes, at, s.payload) for s in newer],
             )
             for gone in (s.device for s in newer if s.payload is None):
-                _refuse(db, gone, at, WITHDREW)
-                db.execute(
-                    "INSERT INTO fleet_order (what, device, who, given_at) VALUES ('withdraw', ?, 'the device', ?)",
-                    (gone, at),
-                )
+                withdrew(db, gone, at)
             db.executemany(
                 COUNT,
                 [(round, outcome, messages) for (round, outcome), messages in tally.items()],
@@ -191,7 +192,7 @@ class StandingTables:
         """
         with self._transaction() as db:
             self._put_global(db, parts)
-            _put_meta(db, "standing solved", digest)
+            put_meta(db, "standing solved", digest)
 
     def _put_global(self, db: Connection, parts: Sequence[tuple[int, int, bytes]]) -> None:
         db.executemany(PUT_GLOBAL, parts)
@@ -231,7 +232,7 @@ class StandingTables:
             _refuse(db, device, at, reason)
             self._put_global(db, parts)
             if digest is not None:
-                _put_meta(db, "standing solved", digest)
+                put_meta(db, "standing solved", digest)
             order_done(db, order, at, outcome, before, after)
             self._file.changed()
         self._to_erase = True
@@ -244,8 +245,7 @@ class StandingTables:
     def classes_taken(self) -> Taken:
         """By name of a class: the devices whose rows of it were taken out, and of which generation they were. Under the
         empty name those of classes that were admitted again."""
-        found = json.loads(self.meta(_TAKEN) or "{}")
-        return {name: {device: int(generation) for device, generation in of.items()} for name, of in found.items()}
+        return read_taken(self.meta(CLASSES_TAKEN) or "{}")
 
     def round_payloads(self) -> Iterator[tuple[int, tuple[int, str, str], bytes]]:
         """What is kept of rounds, one at a time: its number here; round, method and device; and what was sent."""
@@ -291,11 +291,11 @@ class StandingTables:
             db.execute("DELETE FROM class_drift WHERE class = ?", (order.detail,))
             if order.what == "forget class":
                 db.execute("DELETE FROM former")  # which it may be in
-            _put_meta(db, _CLASSES, json.dumps(list(forgotten)))
-            _put_meta(db, _TAKEN, json.dumps(taken))
+            put_meta(db, _CLASSES, json.dumps(list(forgotten)))
+            put_meta(db, CLASSES_TAKEN, json.dumps(taken))
             self._put_global(db, parts)
             if digest is not None:
-                _put_meta(db, "standing solved", digest)
+                put_meta(db, "standing solved", digest)
             order_done(db, order, at, outcome, before, after)
             self._file.changed()
         self._to_erase = True
@@ -345,6 +345,25 @@ class StandingTables:
         """An order has taken effect, or cannot; `outcome` says which, and the versions of the global state."""
         with self._transaction() as db:
             order_done(db, order, at, outcome, before, after)
+
+
+def withdrew(db: Connection, device: str, at: float) -> None:
+    """Part of the transaction in which a device takes out what stands of it."""
+    _refuse(db, device, at, WITHDREW)
+    db.execute(
+        "INSERT INTO fleet_order (what, device, who, given_at) VALUES ('withdraw', ?, 'the device', ?)", (device, at)
+    )
+
+
+def read_taken(value: str) -> Taken:
+    """Whose rows of classes were taken out, as `meta` holds it."""
+    found = json.loads(value)
+    return {name: {device: int(generation) for device, generation in of.items()} for name, of in found.items()}
+
+
+def with_taken(taken: Taken, name: str, more: Mapping[str, int]) -> Taken:
+    """Whose rows of a class were taken out, and of which generation, with further ones."""
+    return {**taken, name: {**taken.get(name, {}), **more}}
 
 
 def forgotten_in(value: str | None) -> tuple[str, ...]:
@@ -441,7 +460,8 @@ def _keep(db: Connection, where: str | int, left: bytes | None) -> None:
         db.execute("DELETE FROM payload WHERE id = ?", (where,))
 
 
-def _put_meta(db: Connection, name: str, value: str) -> None:
+def put_meta(db: Connection, name: str, value: str) -> None:
+    """Keep a setting, within a transaction."""
     db.execute(upsert("meta", "name", "value"), (name, value.encode()))
 
 

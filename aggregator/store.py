@@ -24,7 +24,7 @@ first, up to `KEEP_BYTES`. The transaction that closes a round drops what it mak
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
@@ -171,7 +171,7 @@ class Store(Protocol):
     def totals(self, up_to: int) -> tuple[int, int]: ...
     def rounds(self, *, after: int = 0) -> list[RoundRecord]: ...
     def record(self, round: int) -> RoundRecord: ...
-    def findings(self, round: int) -> list[dict[str, str]]: ...
+    def findings(self, *, after: int = 0) -> dict[int, list[dict[str, str]]]: ...
     def refusals(self, round: int) -> list[str]: ...
     def tallies(self) -> dict[tuple[int, str], int]: ...
     def unassigned(self) -> dict[str, int]: ...
@@ -428,34 +428,56 @@ class DurableStore:
 
     def rounds(self, *, after: int = 0) -> list[RoundRecord]:
         """Every round that was opened, in order; of those with a number above `after`."""
-        with self._disk():
-            numbers = self._db.execute("SELECT number FROM round WHERE number > ? ORDER BY number", (after,)).fetchall()
-        return [self.record(number) for (number,) in numbers]
+        return self._records("> ?", after)
 
     def record(self, round: int) -> RoundRecord:
         """One round that was opened."""
-        with self._disk():
-            method, seed, opened_at, closed, seconds, merged = self._db.execute(
-                "SELECT method, seed, opened_at, closed, seconds, classes_merged FROM round WHERE number = ?", (round,)
-            ).fetchone()
-            uplink = self._db.execute(
-                "SELECT device, received_bytes FROM contribution WHERE round = ? AND method = ? ORDER BY device",
-                (round, method),
-            ).fetchall()
-            tally = self._db.execute("SELECT outcome, messages FROM tally WHERE round = ?", (round,)).fetchall()
-            back = self._db.execute("SELECT 1 FROM taken_back WHERE round = ?", (round,)).fetchone() is not None
         with as_written(self._file.path):
-            committed, counted = ({name: int(number) for name, number in rows} for rows in (uplink, tally))
-            if not 0 < round <= MAX_ROUND:
-                raise ValueError(f"round {round}")
-            took_s = None if seconds is None else float(seconds)
-            opened = round, str(method), int(seed), float(opened_at), bool(closed), took_s, merged
-            return RoundRecord(*opened, committed, counted, back)
+            (found,) = self._records("= ?", round)
+        return found
 
-    def findings(self, round: int) -> list[dict[str, str]]:
-        """What spoke against devices when a round closed, for JSON."""
+    def _records(self, which: str, number: int) -> list[RoundRecord]:
+        """The rounds with such numbers, in order: a few questions to a server, however many they are."""
         with self._disk():
-            return findings_of(self._db, round)
+            opened = self._db.execute(
+                "SELECT number, method, seed, opened_at, closed, seconds, classes_merged FROM round"
+                f" WHERE number {which} ORDER BY number",
+                (number,),
+            ).fetchall()
+            uplink = self._db.execute(
+                "SELECT c.round, c.device, c.received_bytes FROM contribution c"
+                " JOIN round r ON r.number = c.round AND r.method = c.method"
+                f" WHERE c.round {which} ORDER BY c.round, c.device",
+                (number,),
+            ).fetchall()
+            tally = self._db.execute(
+                f"SELECT round, outcome, messages FROM tally WHERE round {which}", (number,)
+            ).fetchall()
+            back = self._db.execute(f"SELECT round FROM taken_back WHERE round {which}", (number,)).fetchall()
+        with as_written(self._file.path):
+            if any(not 0 < row[0] <= MAX_ROUND for row in opened):
+                raise ValueError(f"rounds {opened[0][0]} to {opened[-1][0]}")
+            committed, counted, gone = _by_round(uplink), _by_round(tally), {round for (round,) in back}
+            return [
+                RoundRecord(
+                    number=round,
+                    method=str(method),
+                    seed=int(seed),
+                    opened_at=float(at),
+                    closed=bool(closed),
+                    seconds=None if took_s is None else float(took_s),
+                    classes_merged=merged,
+                    uplink_bytes=committed.get(round, {}),
+                    tally=counted.get(round, {}),
+                    taken_back=round in gone,
+                )
+                for round, method, seed, at, closed, took_s, merged in opened
+            ]
+
+    def findings(self, *, after: int = 0) -> dict[int, list[dict[str, str]]]:
+        """What spoke against devices when rounds with a number above `after` closed, by round, for JSON."""
+        with self._disk():
+            return findings_of(self._db, after=after)
 
     def refusals(self, round: int) -> list[str]:
         """The devices whose contribution to `round` was rejected."""
@@ -534,6 +556,14 @@ class DurableStore:
         if is_backup and self._claims:  # which somebody copied here: it is one no longer
             with self._transaction():
                 self._db.execute("DELETE FROM meta WHERE name = ?", (MADE_AT,))
+
+
+def _by_round(rows: Iterable[tuple[int, str, int]]) -> dict[int, dict[str, int]]:
+    """Numbers by round and name."""
+    found: dict[int, dict[str, int]] = {}
+    for round, name, number in rows:
+        found.setdefault(round, {})[name] = int(number)
+    return found
 
 
 @contextmanager

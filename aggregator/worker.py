@@ -23,6 +23,7 @@ from aggregator.database.members import StaleError
 from aggregator.handout import Handout
 from aggregator.ingest import Decision
 from aggregator.receipts import Receipts
+from aggregator.shared_standing import SharedStanding
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
 from aggregator.voice import Voice
@@ -57,7 +58,7 @@ class Worker:
     def __init__(
         self,
         store: SharedStore,
-        make_core: Callable[[], Coordinator],
+        make_core: Callable[[], Coordinator | SharedStanding],
         address: Address,
         fleet: str,
         *,
@@ -81,7 +82,7 @@ class Worker:
             largest_bytes=self._core.largest_message_bytes + ENVELOPE_BYTES,
         )
         self._receipts = Receipts(fleet, self._link, self._voice, listener)
-        self._handout = self._make_handout()
+        self._handout = Handout(self._core, self._link, address, fleet, listener, self._voice, follows=False)
         self._limit_bytes, self._look_at = self._core.limit_bytes, 0.0
         self._hears = False  # whether there is a broker
 
@@ -109,7 +110,7 @@ class Worker:
             self._link.close()
 
     @property
-    def core(self) -> Coordinator:
+    def core(self) -> Coordinator | SharedStanding:
         """What the fleet is at, as the store had it last."""
         return self._core
 
@@ -162,11 +163,7 @@ class Worker:
                 break
         self._sharing = Sharing(self._core, self._store)
         if hasattr(self, "_handout"):
-            self._handout.close()
-            self._handout = self._make_handout()
-
-    def _make_handout(self) -> Handout:
-        return Handout(self._core, self._link, self._address, self._fleet, self._listener, self._voice, follows=False)
+            self._handout.serve(self._core)
 
     def _gather(self) -> list[Received]:
         event = self._link.receive(min(TURN_S, self._handout.wait_s or TURN_S))

@@ -44,7 +44,7 @@ def test_a_device_that_abstains_is_taken_awaited_no_more_and_of_no_set(world):
     assert any(isinstance(step, Closed) for step in world.steps())
     np.testing.assert_allclose(world.head(), pooled(world, *DEVICES[1:]), atol=1e-9, rtol=0)
     assert [found.device for found in world.core.findings] == ["d0"]
-    assert "policy" in world.store.findings(1)[0]["reason"]
+    assert "policy" in world.store.findings()[1][0]["reason"]
     assert set(world.ledger.blocks) == set(DEVICES[1:])
 
 

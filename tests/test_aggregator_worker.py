@@ -56,12 +56,22 @@ def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TestBroke
 class Running:
     """One of several processes, on a thread of this one."""
 
-    def __init__(self, bundle: Path, url: str, place: str, **options: Any) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        url: str,
+        place: str,
+        *,
+        sign: str | None = None,
+        others: tuple[Path, ...] = (),
+        **options: Any,
+    ) -> None:
         self.told: list[object] = []
         self.summary: dict[str, Any] = {}
         self.error: ProtofleetError | None = None
         settings = settle(**{"rounds": 3, "calibrate": False, "min_clients": 6, **options})
-        self.service = Service([bundle], Address.parse(url), place_of(place), FLEET, settings, worker=True)
+        where = Address.parse(url), place_of(place)
+        self.service = Service([bundle, *others], *where, FLEET, settings, worker=True, sign=sign)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -335,8 +345,6 @@ def test_what_several_cannot_do_is_one_line(place: str, tmp_path: Path) -> None:
     line = one_error_line(run(*words, "--store", tmp_path / "s"))
     assert "--worker, expected --store postgresql://…, which several can work on" in line
     assert not (tmp_path / "s").exists()
-    line = one_error_line(run(*words, "--store", place, "--standing"))
-    assert line == "error: --standing with --worker, expected one of them, got both, try one aggregator for that"
 
 
 def test_a_worker_of_other_options_or_another_release_is_one_line(

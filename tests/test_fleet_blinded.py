@@ -13,7 +13,9 @@ from commands import run
 from fleets import CLASSES, FLEET, Fleet, bundle, fleet_in, share
 from fleets import run as run_whole
 from pki_samples import Authority, GuardedMosquitto
+from postgres_server import need_postgres
 
+from aggregator.store import DurableStore
 from aggregator.stored import stored_run
 from contract.bundle import read_bundle
 from contract.messages import Contribution
@@ -98,6 +100,34 @@ def test_a_blinded_round_gives_the_open_rounds_head_and_no_part_holds_a_devices_
     with sqlite3.connect(tmp_path / "blinded" / "ledger.sqlite") as db:
         assert db.execute("SELECT devices, least FROM opened").fetchall() == [(DEVICES, DEVICES)]
     db.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_blinded_round_that_two_workers_take_gives_the_open_rounds_head(tmp_path):
+    made, place = bundle(tmp_path / "fleet.bundle", "ffc"), need_postgres().new_place()
+    for name in ("open", "blinded"):
+        (tmp_path / name).mkdir()
+    with fleet_in(tmp_path / "open") as fleet:
+        plain = gathered(fleet, made)
+    with fleet_in(tmp_path / "blinded") as fleet:
+        public = keys(fleet.folder)
+        told = ("--devices", fleet.folder / "devices.toml", "--least", DEVICES)
+        where = ("--key", fleet.folder / "helper.key", "--store", fleet.folder / "ledger.sqlite")
+        fleet.start("helper", "helper", "--broker", fleet.url, "--fleet", FLEET, *where, *told)
+        words = ("--min-clients", DEVICES, "--ridge", "10", "--helper", public, "--least", DEVICES, "--store", place)
+        for name in ("one", "two"):
+            fleet.start(
+                name, "aggregate", "--worker", "--broker", fleet.url, "--fleet", FLEET, "--bundle", made, *words
+            )
+        for index in range(DEVICES):
+            name, own = f"d{index}", ("--helper-key", public, "--identity", fleet.folder / f"d{index}.key")
+            fleet.client(name, made, share(index, range(CLASSES)), *own)
+        end_well(fleet)
+        assert "opened the sum of 3 devices" in fleet.log("helper")
+    with DurableStore(place, read_bundle(made).sha256, FLEET) as store:
+        blinded = store.state().head.dense(CLASSES, read_bundle(made).manifest.features)[0]
+    np.testing.assert_allclose(blinded, plain, atol=1e-9, rtol=0)
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ nothing changes in between. So a member that is late decides again, and writes n
 
 A leader that is dead has lost its lock with its connection. One that is stopped has not: the operating system answers
 for it. It says every `BEAT_S` that it is alive, by the server's clock; after `SILENT_S` without that its connection is
-ended by whoever notices, and its lock is free. In the middle of a transaction it has `BUSY_S`.
+ended by whoever notices, and its lock is free. In the middle of a transaction it has `BUSY_S`, and as long again to
+read what there is, before it says so for the first time.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Leader(_Beside):
     """The one that leads."""
 
     def __init__(self, place: PostgresPlace, kind: Kind) -> None:
-        super().__init__(place, kind, beats=True)
+        super().__init__(place, kind, prepares_s=BUSY_S)
 
 
 class Member(_Beside):
@@ -109,6 +110,20 @@ class Member(_Beside):
                 got=f"version {version}, of the release that leads",
                 hint="the same release of Protofleet for all of them",
             )
+
+    def check_company(self) -> None:
+        """That who leads knows of others: an aggregator that has the store for itself takes all contributions alone.
+
+        Raises:
+            StoreLostError: it does not.
+        """
+        with self.guard():
+            found = self.connection.execute(
+                "SELECT beat = 'infinity' FROM protofleet WHERE kind = ?", (self._kind.name,)
+            ).fetchone()
+        if found is not None and found[0] and lock_holder(self.connection, self._kind) is not None:
+            got = "an aggregator without --worker, which has the store for itself"
+            raise StoreLostError(f"store {self.path}", expected="others with --worker", got=got, hint="ending that one")
 
     def may_lead(self) -> bool:
         """Whether nobody leads; a leader that was silent for too long leads no more when this was called twice."""
