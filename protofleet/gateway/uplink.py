@@ -19,6 +19,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from contract import topics
@@ -42,11 +43,12 @@ from edge_client.presence import Presence
 from edge_client.rounds import Follower, largest_message_bytes
 from edge_client.trusted import Trust
 from edge_client.waiting_notice import Absence
-from protofleet.gateway.coordinator import GatewayCoordinator
+from protofleet.gateway.coordinator import ABOVE, GatewayCoordinator
 
 __all__ = ["Uplink"]
 
 _BUSY_S, _IDLE_S = 0.02, 1.0
+REFUSED_WAIT_S = 300.0
 
 
 class Uplink:
@@ -82,8 +84,8 @@ class Uplink:
         token = None if settings.token is None else read_token(settings.token)
         self._enrolling = Enrolling(fleet, name, signer, token, log)
         self._outbox = Outbox(random.Random(), seal=None if signer is None else self._sealed)
-        self._generations = Generations(self._journal.standing)
-        self._refused = b""  # what was sent and not taken
+        self._generations = Generations(self._journal.standing, REFUSED_WAIT_S)
+        self._heard: Announcement | None = None  # the newest announcement
         self._known: tuple[bytes, dict[str, int] | None] | None = None  # a run, and what is settled in it
         self._follower = Follower(
             name, bundle, is_done=self._journal.is_done, took_part=self._journal.took_part, stays=True
@@ -102,7 +104,7 @@ class Uplink:
             fleet=fleet,
             device_id=name,
             stays=True,
-            on_announcement=lambda announcement: None,
+            on_announcement=self._announced,
             on_piece=lambda piece: None,
             on_settled=self._told,
             on_news=self._told,
@@ -203,7 +205,7 @@ class Uplink:
         if (counts and marks.samples(a.run) == mark) or (not generation and not core.standing.present):
             core.standing.solved(now)
             return
-        if generation >= MAX_ROUND or (now < self._generations.again_at_s and mark == self._refused):
+        if generation >= MAX_ROUND or now < self._generations.again_at_s:
             return
         try:
             made = core.contribution(a, generation + 1)
@@ -221,10 +223,22 @@ class Uplink:
         self._log(f"sums {key[1]} ({a.method}) of {core.devices:,} devices: {len(payload):,} bytes to send")
 
     def _told(self, receipt: Receipt) -> None:
-        if receipt.status == "rejected":
-            self._refused = self._journal.standing.samples(receipt.run) or b""
-        self._generations.told(receipt, time.monotonic())
+        now, before = time.monotonic(), self._generations.again_at_s
+        self._generations.told(receipt, now)
         self._known = None
+        if self._generations.again_at_s > max(now, before):
+            wait = f"in {REFUSED_WAIT_S / 60:.0f} minutes, or when it announces anything but a new head"
+            self._say(f"refused by {ABOVE}: {receipt.reason}; devices wait for their receipts, tried again {wait}")
+
+    def _announced(self, a: Announcement) -> None:
+        """After a refusal, whatever is announced but a new head may be that what was missing is there: also the same
+        once more, by an aggregator that was started anew."""
+        before, self._heard = self._heard, a
+        if before is not None and before.global_version != a.global_version:
+            before = replace(before, global_version=a.global_version, issued=a.issued)
+            if before == a:
+                return
+        self._generations.again_at_s = float("-inf")
 
     # ── the link ────────────────────────────────────────────────────────────────────────────────────────────────────
 
