@@ -27,7 +27,7 @@ from aggregator.outliers import Finding, Screening, Suspects, Traits
 from aggregator.rollback import roll_back
 from aggregator.rollout import Moved
 from aggregator.rounds import Closed, Opened, Rounds, Step, plan
-from aggregator.settings import Settings, check_heads, check_limit, own_method
+from aggregator.settings import Settings, check_gateways, check_heads, check_limit, own_method
 from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
@@ -42,6 +42,7 @@ from contract.methods import Method
 from contract.methods import method as method_of
 from contract.methods.base import Merged
 from contract.rules import check_rule
+from contract.state import GlobalState
 
 __all__ = ["Coordinator", "Settings"]
 
@@ -100,9 +101,10 @@ class Coordinator(Core):
         check_heads(settings, methods)
         check_rule(settings.rule, method_of(methods[0]).statistic)
         check_limit(manifest, settings)
+        check_gateways(settings, manifest, methods)
         super().__init__(store, manifest, bundle, settings, now=now, shorter=shorter)
         self._others = others
-        self.rounds = Rounds(methods, settings.policy)
+        self.rounds = self._machine(methods)
         self._traits: dict[str, Traits] = {}  # of the open round's contributions, as far as this process took them
         self.findings: tuple[Finding, ...] = ()
         self.doubt, self.told = "", ""
@@ -114,6 +116,10 @@ class Coordinator(Core):
         self._resume(now, wall)
         with as_written(self._tables.path):
             check_open_round(store.blinded, self.rounds, blinded=settings.helper is not None)
+
+    def _machine(self, methods: tuple[str, ...]) -> Rounds:
+        """When rounds open and close."""
+        return Rounds(methods, self._settings.policy, always=self._settings.gateways)
 
     @property
     def largest_message_bytes(self) -> int:
@@ -199,8 +205,9 @@ class Coordinator(Core):
         view = self._view()
         made = [self._ingest.decide(device, payload, view, now) for device, payload in batch]
         keeps_late = self.rounds.policy.stays and not self._store.shared  # another process may close the round
-        for decision, (_, payload) in zip(made, batch if keeps_late else (), strict=False):
-            self._stand_ins.hear(decision, payload, view)
+        for decision, (device, payload) in zip(made, batch if keeps_late else (), strict=False):
+            if device not in view.gateways:  # whose devices would be told that they count in no round
+                self._stand_ins.hear(decision, payload, view)
         refused = [d for d in made if d.outcome == "rejected" and _answers(d, view)]
         tally = self._uncounted + Counter((d.round, d.outcome) for d in made if d.outcome in OUTCOMES)
         accepted = [d.accepted for d in made if d.accepted is not None]
@@ -339,13 +346,12 @@ class Coordinator(Core):
         device, records = order.device, self._store.rounds()
         blinded = self._store.blinded.sums()  # whose parts nobody has
         remade = [record for record in records if record.method not in blinded]
-        state = state_without(device, self.state, remade, self._messages, self._remaking)
+        state = self._without(device, remade)
         parts = [] if state is self.state else global_parts(state)
         before, after = self.state.version, state.version
         trained = sorted({r.method for r in records if device in r.uplink_bytes and method_of(r.method).trains})
         outcome = f"done, but for what devices trained in rounds of {', '.join(trained)}" if trained else "done"
-        summed = [str(n) for n in blinded.values() if any(n == r.number and device in r.uplink_bytes for r in records)]
-        outcome += f"; the sum of round {', '.join(summed)} has it until one without it is opened" if summed else ""
+        outcome += self._still_in(device, records)
         self._tables.take_out(
             order, parts, None, at=wall, before=before, after=after, reason=FORGOTTEN, outcome=outcome
         )
@@ -360,6 +366,15 @@ class Coordinator(Core):
         self.rounds.contributions.discard(device)
         self.rounds.refused(device)
         return outcome
+
+    def _still_in(self, device: str, records: list[RoundRecord]) -> str:
+        """Where a device stays in a sum that it cannot be taken out of, as part of an outcome."""
+        blinded = self._store.blinded.sums().values()
+        summed = [str(n) for n in blinded if any(n == r.number and device in r.uplink_bytes for r in records)]
+        return f"; the sum of round {', '.join(summed)} has it until one without it is opened" if summed else ""
+
+    def _without(self, device: str, records: list[RoundRecord]) -> GlobalState:
+        return state_without(device, self.state, records, self._messages, self._remaking)
 
     def _roll_back(self, order: Order, wall: float) -> str:
         """Make what devices had before the last rounds what they get now."""
@@ -386,7 +401,7 @@ class Coordinator(Core):
         kept = self._tables.round_payloads()
         held = {stored: key for stored, key, payload in kept if held_by(payload).holds((number,))}
         holders = set(held.values())
-        state = state_without_class(number, holders, self.state, self._store.rounds(), self._messages, self._remaking)
+        state = self._without_class(number, holders)
         whole = {key for key in holders if method_of(key[1]).statistic.has_triangle()}
         outcome = had_sent({device for _, _, device in holders}, whole="until the next round" if whole else "")
         forgotten = with_class(self._forgotten, order.detail)
@@ -405,6 +420,9 @@ class Coordinator(Core):
         self._stand_ins.clear()
         self._traits.clear()  # read again of what is left
         return outcome
+
+    def _without_class(self, number: int, holders: Collection[Key]) -> GlobalState:
+        return state_without_class(number, holders, self.state, self._store.rounds(), self._messages, self._remaking)
 
     def _left_of_round(self, stored: int, round: int, number: int) -> bytes | None:
         """What stays of a contribution without a class; None for nothing. Who took part in the open round has done so,
@@ -509,6 +527,7 @@ class Coordinator(Core):
             ),
             refusal=self._refusal,
             opened=self._opened,
+            gateways=self._settings.gateways,
         )
 
     def _messages(self, round: int, method: str) -> Iterator[Contribution]:

@@ -12,6 +12,9 @@ kill all are left alone until the sums above are of all photos that there are.
     lost, doubled   samples that the sums above have too few, or too many, in the end
     unequal   whether the sums above, as integers, are not those of a fleet with the same photos and no gateway
     hung      how often the sums above were not complete within three minutes
+    ended     parts that had ended by themselves, with a line that is printed, and were started again: an aggregator
+              takes a broker that dies twice within ten seconds, and comes back without what was retained last, for
+              another aggregator with its certificate (`contract/eviction.py`)
 """
 
 from __future__ import annotations
@@ -153,9 +156,9 @@ def is_complete(store: Path, way: str, devices: Devices) -> bool:
 def torment(
     fleet: dict[str, Part], link: Link, kills: int, each_s: float, draw: random.Random, folder: Path, devices: Devices,
     way: str,
-) -> tuple[Counter[str], int, int]:  # fmt: skip
-    """Kill and restart; how often each part was, how often a promise was not kept, and how often they hung."""
-    killed, unkept, hung, store = Counter[str](), 0, 0, folder / "aggregator.sqlite"
+) -> tuple[Counter[str], int, int, int]:  # fmt: skip
+    """Kill and restart; how often each part was, a promise was not kept, they hung, and one had ended by itself."""
+    killed, unkept, hung, ended, store = Counter[str](), 0, 0, 0, folder / "aggregator.sqlite"
     others = [name for name in (*fleet, "link") if name not in devices.counts]
     for number in range(1, kills + 1):
         time.sleep(draw.uniform(0.0, each_s))
@@ -163,8 +166,8 @@ def torment(
         if name == "link":
             link.cut(draw.choice((0.0, draw.uniform(0.0, 2.0))))
         else:
-            ended = fleet[name].kill()
-            assert ended is None, f"{name} had ended with {ended}:\n{fleet[name].tail()}"
+            ended += revive(fleet)
+            fleet[name].kill()
             if name in devices.counts:
                 devices.grow(name)
             time.sleep(draw.choice((0.0, 0.0, draw.uniform(0.0, 1.0))))
@@ -173,9 +176,20 @@ def torment(
         told = promised(folder)
         unkept += told > samples(store, way)
         if number % BREATHER_EACH == 0:
+            time.sleep(5.0)
+            ended += revive(fleet)
             hung += not is_complete(store, way, devices)
             print(f"  {number} kills, {samples(store, way)} of {devices.photos} photos", file=sys.stderr, flush=True)
-    return killed, unkept, hung
+    return killed, unkept, hung, ended
+
+
+def revive(fleet: dict[str, Part]) -> int:
+    """Start again what has ended by itself; how many that were."""
+    gone = [part for part in fleet.values() if part.has_ended]
+    for part in gone:
+        print(f"{part.name} had ended:\n{part.tail()}", file=sys.stderr, flush=True)
+        part.start()
+    return len(gone)
 
 
 def without_gateway(folder: Path, way: str, devices: Devices) -> ExactSum:
@@ -200,7 +214,7 @@ def measure(kills: int, kind: str, way: str, each_s: float, seed: int, folder: P
         for part in fleet.values():
             part.start()
         assert is_complete(store, way, devices), "the fleet is not complete before anything is killed"
-        killed, unkept, hung = torment(fleet, link, kills, each_s, random.Random(seed), folder, devices, way)
+        killed, unkept, hung, ended = torment(fleet, link, kills, each_s, random.Random(seed), folder, devices, way)
         hung += not is_complete(store, way, devices)
     finally:
         for part in fleet.values():
@@ -220,6 +234,7 @@ def measure(kills: int, kind: str, way: str, each_s: float, seed: int, folder: P
         "doubled": int(off[off > 0].sum()),
         "unequal": not found.equal(expected),
         "hung": hung,
+        "ended": ended,
     }
 
 
@@ -239,7 +254,10 @@ def main() -> None:
         result = measure(options.kills, options.broker, options.method, options.each, options.seed, folder)
     print(f"{result['kills']} kills in {result['seconds']:.0f} s, {options.broker} broker: {result['killed']}")
     bad = ("unkept", "lost", "doubled", "unequal", "hung")
-    print(f"  {result['photos']} photos ({result['method']}): " + ", ".join(f"{what} {result[what]}" for what in bad))
+    print(
+        f"  {result['photos']} photos ({result['method']}): "
+        + ", ".join(f"{what} {result[what]}" for what in (*bad, "ended"))
+    )
     if options.json:
         text = json.dumps({"schema": "protofleet.benchmark.gateway_kills/1", **result}, indent=1)
         options.json.write_text(text + "\n")
