@@ -272,7 +272,7 @@ def test_what_is_forgotten_on_the_site(tmp_path: Path, whole: Bundle) -> None:
 
 def test_what_is_refused(tmp_path: Path, whole: Bundle) -> None:
     with pytest.raises(UsageError, match=r"--gateway, expected rounds whose result is a sum: .*fedproto.*, got fedcof"):
-        above_of(tmp_path, whole, "fedcof")
+        above_of(tmp_path / "fedcof", whole, "fedcof")
     a = above_of(tmp_path, whole, "ncm").announcement()
     hyper = whole.manifest.hyper
     assert why_not(a, hyper) == ""

@@ -99,6 +99,7 @@ class GatewayRounds(Site, Coordinator):
         """
         if self._tables.meta(_RUN) is None:
             self._tables.set_meta(_RUN, a.run.hex())
+        self.rounds.plan = (a.method,)
         self.hold_to(a, now)
         if state is not None and state.version > self.state.version:
             known = state.below(self._manifest.classes)
@@ -140,17 +141,18 @@ class GatewayRounds(Site, Coordinator):
         receipt = decision.receipt
         if receipt is None or decision.outcome not in ("committed", "duplicate"):
             return decision
-        fate = self.fate(receipt.round, receipt.method)
+        fate, key = self.fate(receipt.round, receipt.method), (decision.device, receipt.round, receipt.method)
         if fate is None:
-            key = (decision.device, receipt.round, receipt.method)
             if decision.outcome == "committed" or key not in self._waiting:
                 self._waiting[key] = decision
             return None
         status, why = fate
+        decision = self._waiting.pop(key, decision)  # its repetition says less
         if status in ("committed", "duplicate"):
             return decision
         reason = f"{ABOVE}: {why}"[:200] if status == "rejected" else ""
-        return replace(decision, outcome=status, receipt=replace(receipt, status=status, reason=reason), reason=reason)
+        said = replace(receipt, status=status, reason=reason)
+        return replace(decision, outcome=status, receipt=said, reason=reason)
 
     # ── what goes up ────────────────────────────────────────────────────────────────────────────────────────────────
 
