@@ -1,6 +1,6 @@
 """kill -9 of any part of a fleet with a gateway at random moments: is anything lost, is anything counted twice?
 
-    python benchmarks/gateway_kills.py [--kills 200] [--method ncm|ffc] [--broker embedded|mosquitto] [--each 2]
+    python benchmarks/gateway_kills.py [--kills 200] [--method ncm|ffc] [--broker embedded|mosquitto] [--rounds]
 
 As `faults.py`, with sums that stand: a broker above and one on the site, `protofleet aggregate --standing --gateway`,
 `protofleet gateway`, three `protofleet client`s behind it and one beside it. One of the parts, drawn at random, is
@@ -12,6 +12,13 @@ kill all are left alone until the sums above are of all photos that there are.
     lost, doubled   samples that the sums above have too few, or too many, in the end
     unequal   whether the sums above, as integers, are not those of a fleet with the same photos and no gateway
     hung      how often the sums above were not complete within three minutes
+    In rounds, of which each is compared alone, after all kills:
+
+    lost      contributions that a device was told are committed, and are not in the store of its site with these bytes,
+              or the site's not in that above
+    unequal   rounds in which what the gateway sent is not, as integers, the sum of what its site's store holds
+    hung      how often no round closed within three minutes
+
     ended     parts that had ended by themselves, with a line that is printed, and were started again: an aggregator
               takes a broker that dies twice within ten seconds, and comes back without what was retained last, for
               another aggregator with its certificate (`contract/eviction.py`)
@@ -27,12 +34,13 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults import BREATHER_EACH, HUNG_S, Part, broker_command
+from faults import BREATHER_EACH, HUNG_S, PAYLOADS, Part, broker_command
 from gateway import Link, free_port
 
 from aggregator.forgotten_classes import held_by
@@ -46,6 +54,8 @@ SHIPPED = Path(__file__).parent.parent / "lab" / "demo" / "shipped" / "fleet.bun
 BEHIND, BESIDE, FLEET = ("d0", "d1", "d2"), ("d3",), "kills"
 FIRST, MORE = 20, 5  # photos of a device at the start, and with each start after a kill
 COMMAND = [sys.executable, "-m", "protofleet"]
+STANDING = ("--standing", "--every", "1s")
+ROUNDS = ("--rounds", "1000000", "--min-clients", "2", "--deadline", "60", "--no-calibrate")
 
 
 class Devices:
@@ -80,9 +90,9 @@ class Devices:
 
 
 def aggregator(folder: Path, name: str, port: int, way: str, *options: str) -> Part:
-    """An aggregator whose sums stand, with a store of this name."""
+    """An aggregator with a store of this name."""
     words = ["aggregate", "--bundle", SHIPPED, "--broker", f"mqtt://127.0.0.1:{port}", "--fleet", FLEET]
-    words += ["--store", folder / f"{name}.sqlite", "--standing", "--every", "1s", "--method", way, *options]
+    words += ["--store", folder / f"{name}.sqlite", "--method", way, *options]
     return Part(name, [*COMMAND, *map(str, words)], folder)
 
 
@@ -91,16 +101,17 @@ def broker(folder: Path, name: str, kind: str, port: int) -> Part:
     return Part(name, broker_command(kind, port, folder / name), folder)
 
 
-def parts(folder: Path, kind: str, way: str, devices: Devices) -> tuple[dict[str, Part], Link]:
+def parts(folder: Path, kind: str, way: str, devices: Devices, *, rounds: bool) -> tuple[dict[str, Part], Link]:
     """All of them, none started, and the link between the gateway and the broker above."""
     above, site = free_port(), free_port()
     link = Link(above)
     made = {"broker above": broker(folder, "broker above", kind, above)}
     made["broker of the site"] = broker(folder, "broker of the site", kind, site)
-    made["aggregator"] = aggregator(folder, "aggregator", above, way, "--gateway", "site")
+    options = ROUNDS if rounds else STANDING
+    made["aggregator"] = aggregator(folder, "aggregator", above, way, *options, "--gateway", "site")
     words = ["gateway", "--bundle", SHIPPED, "--broker", f"mqtt://127.0.0.1:{site}", "--fleet", FLEET, "--id", "site"]
     words += ["--above", f"mqtt://127.0.0.1:{link.port}", "--store", folder / "site.sqlite", "--state", folder / "up"]
-    words += ["--every", "1s", "--method", way]
+    words += ["--every", "1s", "--method", way, "--min-clients", len(BEHIND)]
     made["gateway"] = Part("gateway", [*COMMAND, *map(str, words)], folder)
     for name in (*BEHIND, *BESIDE):
         made[name] = devices.part(name, site if name in BEHIND else above, f"state-{name}")
@@ -154,11 +165,16 @@ def is_complete(store: Path, way: str, devices: Devices) -> bool:
 
 
 def torment(
-    fleet: dict[str, Part], link: Link, kills: int, each_s: float, draw: random.Random, folder: Path, devices: Devices,
-    way: str,
+    fleet: dict[str, Part], link: Link, kills: int, each_s: float, draw: random.Random, devices: Devices,
+    settles: Callable[[], bool], breaks: Callable[[], bool],
 ) -> tuple[Counter[str], int, int, int]:  # fmt: skip
-    """Kill and restart; how often each part was, a promise was not kept, they hung, and one had ended by itself."""
-    killed, unkept, hung, ended, store = Counter[str](), 0, 0, 0, folder / "aggregator.sqlite"
+    """Kill and restart; how often each part was, a promise was not kept, they hung, and one had ended by itself.
+
+    Args:
+        settles: waits until all is as it should be; False where that takes too long.
+        breaks: whether a promise is not kept now.
+    """
+    killed, unkept, hung, ended = Counter[str](), 0, 0, 0
     others = [name for name in (*fleet, "link") if name not in devices.counts]
     for number in range(1, kills + 1):
         time.sleep(draw.uniform(0.0, each_s))
@@ -173,13 +189,12 @@ def torment(
             time.sleep(draw.choice((0.0, 0.0, draw.uniform(0.0, 1.0))))
             fleet[name].start()
         killed[name] += 1
-        told = promised(folder)
-        unkept += told > samples(store, way)
+        unkept += breaks()
         if number % BREATHER_EACH == 0:
             time.sleep(5.0)
             ended += revive(fleet)
-            hung += not is_complete(store, way, devices)
-            print(f"  {number} kills, {samples(store, way)} of {devices.photos} photos", file=sys.stderr, flush=True)
+            hung += not settles()
+            print(f"  {number} kills, {devices.photos} photos, {hung} hung", file=sys.stderr, flush=True)
     return killed, unkept, hung, ended
 
 
@@ -195,7 +210,7 @@ def revive(fleet: dict[str, Part]) -> int:
 def without_gateway(folder: Path, way: str, devices: Devices) -> ExactSum:
     """The sums of the same photos in a fleet where every device connects to the aggregator."""
     port = free_port()
-    made = [broker(folder, "direct broker", "embedded", port), aggregator(folder, "direct", port, way)]
+    made = [broker(folder, "direct broker", "embedded", port), aggregator(folder, "direct", port, way, *STANDING)]
     made += [devices.part(name, port, f"direct-{name}") for name in devices.counts]
     try:
         for part in made:
@@ -207,14 +222,84 @@ def without_gateway(folder: Path, way: str, devices: Devices) -> ExactSum:
     return total(folder / "direct.sqlite", way)
 
 
+def closed(folder: Path) -> int:
+    """How many rounds have closed above."""
+    try:
+        with closing(sqlite3.connect(f"file:{folder / 'aggregator.sqlite'}?mode=ro", uri=True)) as db:
+            return int(db.execute("SELECT count(*) FROM round WHERE closed").fetchone()[0])
+    except sqlite3.Error:
+        return 0
+
+
+def a_round_closes(folder: Path) -> bool:
+    """Whether one that opens from now on does, within three minutes."""
+    before, until = closed(folder), time.monotonic() + HUNG_S
+    while time.monotonic() < until:
+        if closed(folder) > before + 1:
+            return True
+        time.sleep(0.3)
+    return False
+
+
+def stored(folder: Path, name: str) -> dict[tuple[int, str], bytes]:
+    """The contributions that a store holds, by round and device."""
+    with closing(sqlite3.connect(folder / f"{name}.sqlite")) as db:
+        return {(number, who): bytes(payload) for number, _, who, payload in db.execute(PAYLOADS).fetchall()}
+
+
+def compare(folder: Path, way: str) -> dict[str, int]:
+    """Rounds of both stores, and what devices were told, against each other."""
+    made, kind = read_bundle(SHIPPED), method(way).statistic
+    shape = (kind, made.manifest.classes, made.manifest.features)
+    above, below = stored(folder, "aggregator"), stored(folder, "site")
+    lost = told = unequal = rounds = 0
+    for name in (*BEHIND, *BESIDE):
+        with closing(sqlite3.connect(folder / f"state-{name}" / "journal.sqlite")) as db:
+            query = "SELECT round, payload FROM contributions WHERE outcome IN ('committed', 'duplicate')"
+            found = db.execute(query).fetchall()
+        told += len(found)
+        for number, payload in found:
+            here = (below if name in BEHIND else above).get((number, name))
+            lost += here is None or here != (payload or here) or (name in BEHIND and (number, "site") not in above)
+    for (number, who), payload in above.items():
+        if who == "site":
+            rounds += 1
+            total = ExactSum.zero(*shape)
+            for name in BEHIND:
+                if (number, name) in below:
+                    total = total.add(ExactSum.sent_in(held_by(below[number, name]), *shape))
+            unequal += not ExactSum.sent_in(held_by(payload), *shape).equal(total)
+    return {"rounds": rounds, "told": told, "lost": lost, "doubled": 0, "unequal": unequal}
+
+
+def measure_rounds(kills: int, kind: str, way: str, each_s: float, seed: int, folder: Path) -> dict[str, Any]:
+    devices, began = Devices(folder), time.monotonic()
+    fleet, link = parts(folder, kind, way, devices, rounds=True)
+    try:
+        for part in fleet.values():
+            part.start()
+        assert a_round_closes(folder), "no round closes before anything is killed"
+        draw, settles = random.Random(seed), lambda: a_round_closes(folder)
+        killed, _, hung, ended = torment(fleet, link, kills, each_s, draw, devices, settles, lambda: False)
+    finally:
+        for part in fleet.values():
+            part.kill()
+        link.close()
+    found = {"broker": kind, "method": way, "kills": killed.total(), "killed": dict(killed), "photos": devices.photos}
+    found |= {"seconds": time.monotonic() - began, "unkept": 0, "hung": hung, "ended": ended}
+    return found | compare(folder, way)
+
+
 def measure(kills: int, kind: str, way: str, each_s: float, seed: int, folder: Path) -> dict[str, Any]:
     devices, began, store = Devices(folder), time.monotonic(), folder / "aggregator.sqlite"
-    fleet, link = parts(folder, kind, way, devices)
+    fleet, link = parts(folder, kind, way, devices, rounds=False)
     try:
         for part in fleet.values():
             part.start()
         assert is_complete(store, way, devices), "the fleet is not complete before anything is killed"
-        killed, unkept, hung, ended = torment(fleet, link, kills, each_s, random.Random(seed), folder, devices, way)
+        draw, settles = random.Random(seed), lambda: is_complete(store, way, devices)
+        breaks = lambda: promised(folder) > samples(store, way)  # noqa: E731
+        killed, unkept, hung, ended = torment(fleet, link, kills, each_s, draw, devices, settles, breaks)
         hung += not is_complete(store, way, devices)
     finally:
         for part in fleet.values():
@@ -244,6 +329,7 @@ def main() -> None:
     parser.add_argument("--method", choices=("ncm", "ffc"), default="ncm")
     parser.add_argument("--broker", choices=("embedded", "mosquitto"), default="embedded")
     parser.add_argument("--each", type=float, default=2.0, help="seconds between two kills, at most")
+    parser.add_argument("--rounds", action="store_true", help="rounds, instead of sums that stand")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for logs, stores and journals; a temporary one otherwise")
     parser.add_argument("--json", type=Path)
@@ -251,13 +337,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        result = measure(options.kills, options.broker, options.method, options.each, options.seed, folder)
+        run = measure_rounds if options.rounds else measure
+        result = run(options.kills, options.broker, options.method, options.each, options.seed, folder)
     print(f"{result['kills']} kills in {result['seconds']:.0f} s, {options.broker} broker: {result['killed']}")
     bad = ("unkept", "lost", "doubled", "unequal", "hung")
-    print(
-        f"  {result['photos']} photos ({result['method']}): "
-        + ", ".join(f"{what} {result[what]}" for what in (*bad, "ended"))
-    )
+    found = ", ".join(f"{what} {result[what]}" for what in (*bad, "ended"))
+    what = f"{result['rounds']} rounds, {result['told']} receipts" if options.rounds else f"{result['photos']} photos"
+    print(f"  {what} ({result['method']}): {found}")
     if options.json:
         text = json.dumps({"schema": "protofleet.benchmark.gateway_kills/1", **result}, indent=1)
         options.json.write_text(text + "\n")
