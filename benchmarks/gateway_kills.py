@@ -36,6 +36,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ FIRST, MORE = 20, 5  # photos of a device at the start, and with each start afte
 COMMAND = [sys.executable, "-m", "protofleet"]
 STANDING = ("--standing", "--every", "1s")
 ROUNDS = ("--rounds", "1000000", "--min-clients", "2", "--deadline", "60", "--no-calibrate")
+
+
+@dataclass(frozen=True)
+class Storm:
+    """How often something is killed: `kills` times with at most `each_s` between, and no more after `within_s`."""
+
+    kills: int
+    each_s: float
+    within_s: float
+    seed: int
 
 
 class Devices:
@@ -165,8 +176,8 @@ def is_complete(store: Path, way: str, devices: Devices) -> bool:
 
 
 def torment(
-    fleet: dict[str, Part], link: Link, kills: int, each_s: float, draw: random.Random, devices: Devices,
-    settles: Callable[[], bool], breaks: Callable[[], bool],
+    fleet: dict[str, Part], link: Link, storm: Storm, devices: Devices, settles: Callable[[], bool],
+    breaks: Callable[[], bool],
 ) -> tuple[Counter[str], int, int, int]:  # fmt: skip
     """Kill and restart; how often each part was, a promise was not kept, they hung, and one had ended by itself.
 
@@ -175,9 +186,12 @@ def torment(
         breaks: whether a promise is not kept now.
     """
     killed, unkept, hung, ended = Counter[str](), 0, 0, 0
+    draw, until_s = random.Random(storm.seed), time.monotonic() + storm.within_s
     others = [name for name in (*fleet, "link") if name not in devices.counts]
-    for number in range(1, kills + 1):
-        time.sleep(draw.uniform(0.0, each_s))
+    for number in range(1, storm.kills + 1):
+        if time.monotonic() > until_s:
+            break
+        time.sleep(draw.uniform(0.0, storm.each_s))
         name = draw.choice((draw.choice(list(devices.counts)), draw.choice(others)))
         if name == "link":
             link.cut(draw.choice((0.0, draw.uniform(0.0, 2.0))))
@@ -272,15 +286,15 @@ def compare(folder: Path, way: str) -> dict[str, int]:
     return {"rounds": rounds, "told": told, "lost": lost, "doubled": 0, "unequal": unequal}
 
 
-def measure_rounds(kills: int, kind: str, way: str, each_s: float, seed: int, folder: Path) -> dict[str, Any]:
+def measure_rounds(storm: Storm, kind: str, way: str, folder: Path) -> dict[str, Any]:
     devices, began = Devices(folder), time.monotonic()
     fleet, link = parts(folder, kind, way, devices, rounds=True)
     try:
         for part in fleet.values():
             part.start()
         assert a_round_closes(folder), "no round closes before anything is killed"
-        draw, settles = random.Random(seed), lambda: a_round_closes(folder)
-        killed, _, hung, ended = torment(fleet, link, kills, each_s, draw, devices, settles, lambda: False)
+        settles = lambda: a_round_closes(folder)  # noqa: E731
+        killed, _, hung, ended = torment(fleet, link, storm, devices, settles, lambda: False)
     finally:
         for part in fleet.values():
             part.kill()
@@ -290,16 +304,16 @@ def measure_rounds(kills: int, kind: str, way: str, each_s: float, seed: int, fo
     return found | compare(folder, way)
 
 
-def measure(kills: int, kind: str, way: str, each_s: float, seed: int, folder: Path) -> dict[str, Any]:
+def measure(storm: Storm, kind: str, way: str, folder: Path) -> dict[str, Any]:
     devices, began, store = Devices(folder), time.monotonic(), folder / "aggregator.sqlite"
     fleet, link = parts(folder, kind, way, devices, rounds=False)
     try:
         for part in fleet.values():
             part.start()
         assert is_complete(store, way, devices), "the fleet is not complete before anything is killed"
-        draw, settles = random.Random(seed), lambda: is_complete(store, way, devices)
+        settles = lambda: is_complete(store, way, devices)  # noqa: E731
         breaks = lambda: promised(folder) > samples(store, way)  # noqa: E731
-        killed, unkept, hung, ended = torment(fleet, link, kills, each_s, draw, devices, settles, breaks)
+        killed, unkept, hung, ended = torment(fleet, link, storm, devices, settles, breaks)
         hung += not is_complete(store, way, devices)
     finally:
         for part in fleet.values():
@@ -330,6 +344,7 @@ def main() -> None:
     parser.add_argument("--broker", choices=("embedded", "mosquitto"), default="embedded")
     parser.add_argument("--each", type=float, default=2.0, help="seconds between two kills, at most")
     parser.add_argument("--rounds", action="store_true", help="rounds, instead of sums that stand")
+    parser.add_argument("--within", type=float, default=float("inf"), help="seconds after which no more is killed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for logs, stores and journals; a temporary one otherwise")
     parser.add_argument("--json", type=Path)
@@ -338,7 +353,8 @@ def main() -> None:
         folder = (options.keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
         run = measure_rounds if options.rounds else measure
-        result = run(options.kills, options.broker, options.method, options.each, options.seed, folder)
+        storm = Storm(options.kills, options.each, options.within, options.seed)
+        result = run(storm, options.broker, options.method, folder)
     print(f"{result['kills']} kills in {result['seconds']:.0f} s, {options.broker} broker: {result['killed']}")
     bad = ("unkept", "lost", "doubled", "unequal", "hung")
     found = ", ".join(f"{what} {result[what]}" for what in (*bad, "ended"))

@@ -84,9 +84,10 @@ class Gateway(Service):
         return GatewayCoordinator(store, self._bundle(), self.settings, **about)  # type: ignore[arg-type]
 
     def _of_rounds(self, store: DurableStore) -> GatewayRounds:
-        """What rounds are of is announced: --method is for sums that stand."""
+        """What rounds are of is announced: --method is for sums that stand. No share of a site's samples is too large:
+        of all devices' only the aggregator above could tell, and of a sum it takes no part out."""
         about = {"now": time.monotonic(), "shorter": self._roster.shorter, "wall": time.time()}
-        settings = replace(self.settings, standing_every_s=None, method=None)
+        settings = replace(self.settings, standing_every_s=None, method=None, max_share=1.0)
         return GatewayRounds(store, self._bundle(), settings, **about)  # type: ignore[arg-type]
 
     def _turned(self, core: Any, metrics: Metrics) -> None:

@@ -198,7 +198,7 @@ class Uplink:
         if stands and a.method != core.method.name:
             return f"above sums of {a.method} stand, and here of {core.method.name}: try --method {a.method}"
         if isinstance(core, GatewayRounds) and core.run_above not in (None, a.run):
-            return "above is another run than the one that this store is of: another --store and --state"
+            return "above is another run than the one that this store is of: another --store"
         return self._why_not(a)
 
     def _settled(self, run: bytes) -> dict[str, int] | None:
