@@ -99,7 +99,7 @@ def gateway_command(
         typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("what became of each message, and counts at the end")),
     ] = False,
 ) -> int:
-    """Aggregate a site whose devices' sums stand, and send them up as one contribution, until it is stopped."""
+    """Aggregate a site, and send what its devices sum up as one contribution, until it is stopped."""
     check_loudness(quiet, verbose)
     upward = {"bundle": str(bundle[0]), "broker": above, "id": id, "state": state, "data": "-", "method": method}
     upward |= {"fleet": above_fleet or fleet, "ca": above_ca, "cert": above_cert, "key": above_key}
