@@ -108,7 +108,7 @@ class View:
         refusal: why nothing of a device is taken; empty where it is.
         held: where sums stand, what is held of a device; None in rounds.
         gateways: who may send sums for other devices; all are sampled, since their devices are.
-        exact: whether what comes must fit exact sums: at a gateway, and where there are some.
+        exact: whether what comes in a round must fit exact sums although nobody is named as a gateway: at one.
         opened: gives what a device sent, decoded, or raises `Intrusion` where it is not that device's.
     """
 
@@ -385,7 +385,7 @@ class Ingest:
             check_content(
                 message, view.terms, bundles=(view.bundle, *view.others), classes=view.classes, width=view.width
             )
-            if view.exact or view.gateways:
+            if view.held is None and (view.exact or view.gateways):
                 ExactSum.sent_in(message, method_of(message.method).statistic, view.classes, view.width)
         except (WireError, StatisticError) as error:
             return _decision(device, message, "rejected", reason=str(error), cause="content")

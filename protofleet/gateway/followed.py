@@ -34,10 +34,12 @@ class FollowedRounds(Rounds):
     Attributes:
         above: the newest announcement from above; None before there is one.
         ready: whether the global state that it names is here.
+        poll_s: how long its owner may sleep, since something may come from above.
     """
 
     above: Announcement | None = None
     ready: bool = False
+    poll_s: float = 1.0
     _opened_at: float = 0.0
     _seen: set[str] = field(default_factory=set)  # here since the open round opened, or since the last did
     _expected: set[str] = field(default_factory=set)
@@ -94,12 +96,11 @@ class FollowedRounds(Rounds):
         return Opened(self.number, self.method, self.seed)
 
     def due_in_s(self, now: float) -> float | None:
-        """Seconds until `advance` may have something to do without anything happening; None when never."""
+        """Seconds until `advance` may have something to do without anything happening on the site."""
         if self.phase != "open":
-            return None
+            return self.poll_s
         times = [self.settled_at, *(self._opened_at + wait_s for wait_s in (QUIET_S, self.policy.limit_s))]
-        later = [at - now for at in times if at > now]
-        return min(later) if later else None
+        return min([self.poll_s, *(at - now for at in times if at > now)])
 
     def _is_over(self, now: float) -> bool:
         a = self.above

@@ -55,7 +55,6 @@ class GatewayRounds(Site, Coordinator):
     Attributes:
         rounds: the machine.
         fate: says what became of the site's contribution to a round above; None where nothing did yet.
-        wait_s: seconds until something is due on the way up.
     """
 
     rounds: FollowedRounds
@@ -74,7 +73,6 @@ class GatewayRounds(Site, Coordinator):
         self._waiting: dict[tuple[str, int, str], Decision] = {}
         self._gathered: tuple[int, ExactSum, int, tuple[Finding, ...]] | None = None
         self.fate: Callable[[int, str], Fate | None] = lambda round, method: None
-        self.wait_s = 1.0
         super().__init__(store, bundle.manifest, bundle.sha256, settings, now=now, shorter=shorter, wall=wall)
         self._take_up(store)
         newest = self.closed

@@ -91,7 +91,8 @@ class Uplink:
         self._heard: Announcement | None = None  # the newest announcement
         self._known: tuple[bytes, dict[str, int] | None] | None = None  # a run, and what is settled in it
         self._looked: tuple[int, str] | None = None  # at which round, in which phase, what goes up was made
-        self._reasons: dict[int, Fate] = {}  # of rounds that were refused, or did not go up
+        self._reasons: dict[int, Fate] = {}  # of the last round that was refused, or did not go up
+        self._is_up = False
         self._follower = Follower(
             name, bundle, is_done=self._journal.is_done, took_part=self._journal.took_part, stays=True
         )
@@ -184,7 +185,12 @@ class Uplink:
         core.settled = self._settled(a.run)
         self._make(core, a, now)
         due_s = core.standing.due_in_s(now)
-        core.wait_s = _BUSY_S if len(self._outbox) else _IDLE_S if due_s is None else min(_IDLE_S, due_s + _BUSY_S)
+        core.wait_s = self._poll_s if due_s is None else min(self._poll_s, due_s + _BUSY_S)
+
+    @property
+    def _poll_s(self) -> float:
+        """How long the loop may sleep: it is not woken by what comes from above."""
+        return _BUSY_S if self._is_up and len(self._outbox) else _IDLE_S
 
     def _why_not(self, a: Announcement) -> str:
         return "" if a.phase in ("standing", "finished") else why_not(a, self._bundle.manifest.hyper)
@@ -245,7 +251,7 @@ class Uplink:
         if a is not None and (a.phase != "finished" or self._follower.finished):
             core.follow(a, self._follower.newest_state, time.monotonic())
             self._make_round(core, a)
-        core.wait_s = _BUSY_S if len(self._outbox) else _IDLE_S
+        core.rounds.poll_s = self._poll_s
 
     def _make_round(self, core: GatewayRounds, a: Announcement) -> None:
         """What the newest closed round gathered goes up, unless it has."""
@@ -285,7 +291,7 @@ class Uplink:
         self._generations.told(receipt, now)
         self._known = None
         if receipt.status == "rejected" and not self._journal.standing.newest(receipt.run)[0]:
-            self._reasons[receipt.round] = ("rejected", receipt.reason)
+            self._reasons = {receipt.round: ("rejected", receipt.reason)}
             self._say(f"round {receipt.round} was refused by {ABOVE}: {receipt.reason}")
         if self._generations.again_at_s > max(now, before):
             wait = f"in {REFUSED_WAIT_S / 60:.0f} minutes, or when it announces anything but a new head"
@@ -324,12 +330,14 @@ class Uplink:
                 self._presence.overwritten(now)
             self._link.acknowledge(event)
         elif isinstance(event, Connected):
+            self._is_up = True
             self._outbox.connected(event.limit_bytes)
             self._presence.connected(now)
             self._enrolling.connected()
             self._absence.over()
             self._say(f"connected to {self._address}, where the sums go")
         elif isinstance(event, Disconnected):
+            self._is_up = False
             for each in (self._outbox, self._presence, self._enrolling):
                 each.disconnected()
             line = self._absence.line(f"no connection to {self._address}", event.reason, now)
