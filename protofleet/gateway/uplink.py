@@ -280,11 +280,15 @@ class Uplink:
         run = core.run_above
         if round in self._reasons:
             return self._reasons[round]
-        found = None if run is None else self._journal.outcome((run, round, method))
-        if run is None or found is None:
+        if run is None:
             return None
-        fates: dict[str, Fate] = {"rejected": ("rejected", "refused"), "late": ("late", "")}
-        return fates.get(found[0], ("committed", ""))
+        found = self._journal.outcome((run, round, method))
+        if found is not None:
+            fates: dict[str, Fate] = {"rejected": ("rejected", "refused"), "late": ("late", "")}
+            return fates.get(found[0], ("committed", ""))
+        newest = core.closed
+        is_lost = newest is not None and round < newest.number and not self._journal.is_done((run, round, method))
+        return ("late", "") if is_lost else None  # of an earlier state directory: nobody can say that it counts
 
     def _told(self, receipt: Receipt) -> None:
         now, before = time.monotonic(), self._generations.again_at_s
