@@ -14,6 +14,7 @@ kill all are left alone until the sums above are of all photos that there are.
     hung      how often the sums above were not complete within three minutes
     In rounds, of which each is compared alone, after all kills:
 
+    doubled   contributions that a store has twice
     lost      contributions that a device was told are committed, and are not in the store of its site with these bytes,
               or the site's not in that above
     unequal   rounds in which what the gateway sent is not, as integers, the sum of what its site's store holds
@@ -255,17 +256,19 @@ def a_round_closes(folder: Path) -> bool:
     return False
 
 
-def stored(folder: Path, name: str) -> dict[tuple[int, str], bytes]:
-    """The contributions that a store holds, by round and device."""
+def stored(folder: Path, name: str) -> tuple[dict[tuple[int, str], bytes], int]:
+    """The contributions that a store holds, by round and device, and how many it has once more."""
     with closing(sqlite3.connect(folder / f"{name}.sqlite")) as db:
-        return {(number, who): bytes(payload) for number, _, who, payload in db.execute(PAYLOADS).fetchall()}
+        rows = db.execute(PAYLOADS).fetchall()
+    found = {(number, who): bytes(payload) for number, _, who, payload in rows}
+    return found, len(rows) - len(found)
 
 
 def compare(folder: Path, way: str) -> dict[str, int]:
     """Rounds of both stores, and what devices were told, against each other."""
     made, kind = read_bundle(SHIPPED), method(way).statistic
     shape = (kind, made.manifest.classes, made.manifest.features)
-    above, below = stored(folder, "aggregator"), stored(folder, "site")
+    (above, twice_above), (below, twice_below) = stored(folder, "aggregator"), stored(folder, "site")
     lost = told = unequal = rounds = 0
     for name in (*BEHIND, *BESIDE):
         with closing(sqlite3.connect(folder / f"state-{name}" / "journal.sqlite")) as db:
@@ -283,7 +286,7 @@ def compare(folder: Path, way: str) -> dict[str, int]:
                 if (number, name) in below:
                     total = total.add(ExactSum.sent_in(held_by(below[number, name]), *shape))
             unequal += not ExactSum.sent_in(held_by(payload), *shape).equal(total)
-    return {"rounds": rounds, "told": told, "lost": lost, "doubled": 0, "unequal": unequal}
+    return {"rounds": rounds, "told": told, "lost": lost, "doubled": twice_above + twice_below, "unequal": unequal}
 
 
 def measure_rounds(storm: Storm, kind: str, way: str, folder: Path) -> dict[str, Any]:
@@ -300,7 +303,7 @@ def measure_rounds(storm: Storm, kind: str, way: str, folder: Path) -> dict[str,
             part.kill()
         link.close()
     found = {"broker": kind, "method": way, "kills": killed.total(), "killed": dict(killed), "photos": devices.photos}
-    found |= {"seconds": time.monotonic() - began, "unkept": 0, "hung": hung, "ended": ended}
+    found |= {"seconds": time.monotonic() - began, "hung": hung, "ended": ended}
     return found | compare(folder, way)
 
 
@@ -356,7 +359,7 @@ def main() -> None:
         storm = Storm(options.kills, options.each, options.within, options.seed)
         result = run(storm, options.broker, options.method, folder)
     print(f"{result['kills']} kills in {result['seconds']:.0f} s, {options.broker} broker: {result['killed']}")
-    bad = ("unkept", "lost", "doubled", "unequal", "hung")
+    bad = [what for what in ("unkept", "lost", "doubled", "unequal", "hung") if what in result]
     found = ", ".join(f"{what} {result[what]}" for what in (*bad, "ended"))
     what = f"{result['rounds']} rounds, {result['told']} receipts" if options.rounds else f"{result['photos']} photos"
     print(f"  {what} ({result['method']}): {found}")
