@@ -26,13 +26,13 @@ from aggregator.core import Core
 from aggregator.forgetting import Remaking, state_without, state_without_class
 from aggregator.forgotten_classes import cannot_forget, emptied, had_sent, held_by, kept_of, with_class
 from aggregator.ingest import Decision, Ingest, View, largest_contribution_bytes
-from aggregator.merging import Result, merge_round, traits_of
+from aggregator.merging import Made, Some, merge_round, traits_of
 from aggregator.orders import FORGOTTEN, OF_A_CLASS, Obeyed
 from aggregator.outliers import Finding, Screening, Suspects, Traits
 from aggregator.rollback import roll_back
 from aggregator.rollout import Moved
 from aggregator.rounds import Closed, Opened, Rounds, Step, plan
-from aggregator.settings import Settings, check_heads, check_limit, own_method
+from aggregator.settings import Settings, check_gateways, check_heads, check_limit, own_method
 from aggregator.stand_ins import StandIns
 from aggregator.standing_store import Order
 from aggregator.state import next_global
@@ -105,9 +105,10 @@ class Coordinator(Core):
         check_heads(settings, methods)
         check_rule(settings.rule, method_of(methods[0]).statistic)
         check_limit(manifest, settings)
+        check_gateways(settings, manifest, methods)
         super().__init__(store, manifest, bundle, settings, now=now, shorter=shorter)
         self._others = others
-        self.rounds = Rounds(methods, settings.policy)
+        self.rounds = self._machine(methods)
         self._traits: dict[str, Traits] = {}  # of the open round's contributions, as far as this process took them
         self.findings: tuple[Finding, ...] = ()
         self.doubt, self.told = "", ""
@@ -119,6 +120,10 @@ class Coordinator(Core):
         self._resume(now, wall)
         with as_written(self._tables.path):
             check_open_round(store.blinded, self.rounds, blinded=settings.helper is not None)
+
+    def _machine(self, methods: tuple[str, ...]) -> Rounds:
+        """When rounds open and close."""
+        return Rounds(methods, self._settings.policy, always=self._settings.gateways)
 
     @property
     def largest_message_bytes(self) -> int:
@@ -204,8 +209,9 @@ class Coordinator(Core):
         view = self._view()
         made = [self._ingest.decide(device, payload, view, now) for device, payload in batch]
         keeps_late = self.rounds.policy.stays and not self._store.shared  # another process may close the round
-        for decision, (_, payload) in zip(made, batch if keeps_late else (), strict=False):
-            self._stand_ins.hear(decision, payload, view)
+        for decision, (device, payload) in zip(made, batch if keeps_late else (), strict=False):
+            if device not in view.gateways:  # whose devices would be told that they count in no round
+                self._stand_ins.hear(decision, payload, view)
         refused = [d for d in made if d.outcome == "rejected" and _answers(d, view)]
         tally = self._uncounted + Counter((d.round, d.outcome) for d in made if d.outcome in OUTCOMES)
         accepted = [d.accepted for d in made if d.accepted is not None]
@@ -324,9 +330,8 @@ class Coordinator(Core):
 
     def _close(self, wall: float) -> None:
         """Begin to merge the round that is held, as the store has it."""
-        number, found, before, known = self.rounds.number, self.method, self.state, dict(self._traits)
-        hyper, how = self._hyper(found), self._screening(found)
-        about = {"classes": self._manifest.classes, "width": self._width(found), "labels": self._manifest.labels}
+        number, found, known = self.rounds.number, self.method, dict(self._traits)
+        hyper, make = self._hyper(found), self._maker(found)
 
         def work() -> Callable[[], Closed | None]:
             with self._store.snapshot() as db:
@@ -342,26 +347,38 @@ class Coordinator(Core):
 
                 # some were taken before a restart, or by others
                 traits = known if known.keys() >= set(devices) else traits_of(found, messages, hyper)
-                result = merge_round(
-                    found,
-                    messages,
-                    {device: traits[device] for device in devices},
-                    hyper,
-                    some=messages,
-                    rule=self._settings.rule,
-                    max_share=how.max_share,
-                    suspects=how.suspects,
-                    vouched=how.vouched,
-                    **about,  # type: ignore[arg-type]
-                )
-            state = next_global(before, found, result.merged, round=number, hyper=hyper)
-            return lambda: self._record(devices, result, state, how, wall)
+                made = make(messages, {device: traits[device] for device in devices})
+            return lambda: self._record(devices, made, wall)
 
         self.closing.begin(work)
 
-    def _record(
-        self, devices: list[str], result: Result, state: GlobalState, how: Screening, wall: float
-    ) -> Closed | None:
+    def _maker(self, found: Method) -> Callable[[Some, Mapping[str, Traits]], Made]:
+        """Makes what the held round comes to of what devices sent, and of nothing that changes meanwhile."""
+        number, before, rule = self.rounds.number, self.state, self._settings.rule
+        hyper, how = self._hyper(found), self._screening(found)
+        classes, width, labels = self._manifest.classes, self._width(found), self._manifest.labels
+
+        def make(messages: Some, traits: Mapping[str, Traits]) -> Made:
+            result = merge_round(
+                found,
+                lambda: messages(traits),
+                traits,
+                hyper,
+                classes=classes,
+                width=width,
+                rule=rule,
+                max_share=how.max_share,
+                suspects=how.suspects,
+                vouched=how.vouched,
+                labels=labels,
+                some=messages,
+            )
+            state = next_global(before, found, result.merged, round=number, hyper=hyper)
+            return Made(int(result.merged.present.sum()), state, how, result.findings, result.doubt, result.told)
+
+        return make
+
+    def _record(self, devices: list[str], made: Made, wall: float) -> Closed | None:
         """The held round's result, durable; None where the store has other contributions by now: then all again."""
         number, method = self.rounds.number, self.rounds.method
         with self._store.alone():
@@ -370,17 +387,17 @@ class Coordinator(Core):
                 self._store.close_round(
                     number,
                     wall,
-                    int(result.merged.present.sum()),
-                    state,
-                    how,
-                    result.findings,
+                    made.classes,
+                    made.state,
+                    made.screening,
+                    made.findings,
                     also=lambda db: self._store.blinded.replaced(db, method),
                 )
         if not merged_all:
             self._close(wall)
             return None
-        self.state = state
-        self.findings, self.doubt, self.told = result.findings, result.doubt, result.told
+        self.state = made.state
+        self.findings, self.doubt, self.told = made.findings, made.doubt, made.told
         return self.rounds.end()
 
     def _obey(self, order: Order, wall: float) -> Obeyed:
@@ -407,13 +424,12 @@ class Coordinator(Core):
         device, records = order.device, self._store.rounds()
         blinded = self._store.blinded.sums()  # whose parts nobody has
         remade = [record for record in records if record.method not in blinded]
-        state = state_without(device, self.state, remade, self._messages, self._remaking)
+        state = self._without(device, remade)
         parts = [] if state is self.state else global_parts(state)
         before, after = self.state.version, state.version
         trained = sorted({r.method for r in records if device in r.uplink_bytes and method_of(r.method).trains})
         outcome = f"done, but for what devices trained in rounds of {', '.join(trained)}" if trained else "done"
-        summed = [str(n) for n in blinded.values() if any(n == r.number and device in r.uplink_bytes for r in records)]
-        outcome += f"; the sum of round {', '.join(summed)} has it until one without it is opened" if summed else ""
+        outcome += self._still_in(device, records)
         self._tables.take_out(
             order, parts, None, at=wall, before=before, after=after, reason=FORGOTTEN, outcome=outcome
         )
@@ -428,6 +444,15 @@ class Coordinator(Core):
         self.rounds.contributions.discard(device)
         self.rounds.refused(device)
         return outcome
+
+    def _still_in(self, device: str, records: list[RoundRecord]) -> str:
+        """Where a device stays in a sum that it cannot be taken out of, as part of an outcome."""
+        blinded = self._store.blinded.sums().values()
+        summed = [str(n) for n in blinded if any(n == r.number and device in r.uplink_bytes for r in records)]
+        return f"; the sum of round {', '.join(summed)} has it until one without it is opened" if summed else ""
+
+    def _without(self, device: str, records: list[RoundRecord]) -> GlobalState:
+        return state_without(device, self.state, records, self._messages, self._remaking)
 
     def _roll_back(self, order: Order, wall: float) -> str:
         """Make what devices had before the last rounds what they get now."""
@@ -454,7 +479,7 @@ class Coordinator(Core):
         kept = self._tables.round_payloads()
         held = {stored: key for stored, key, payload in kept if held_by(payload).holds((number,))}
         holders = set(held.values())
-        state = state_without_class(number, holders, self.state, self._store.rounds(), self._messages, self._remaking)
+        state = self._without_class(number, holders)
         whole = {key for key in holders if method_of(key[1]).statistic.has_triangle()}
         outcome = had_sent({device for _, _, device in holders}, whole="until the next round" if whole else "")
         forgotten = with_class(self._forgotten, order.detail)
@@ -473,6 +498,9 @@ class Coordinator(Core):
         self._stand_ins.clear()
         self._traits.clear()  # read again of what is left
         return outcome
+
+    def _without_class(self, number: int, holders: Collection[Key]) -> GlobalState:
+        return state_without_class(number, holders, self.state, self._store.rounds(), self._messages, self._remaking)
 
     def _left_of_round(self, stored: int, round: int, number: int) -> bytes | None:
         """What stays of a contribution without a class; None for nothing. Who took part in the open round has done so,
@@ -550,6 +578,7 @@ class Coordinator(Core):
             ),
             refusal=self._refusal,
             opened=self._opened,
+            gateways=self._settings.gateways,
         )
 
     def _messages(self, round: int, method: str) -> Iterator[Contribution]:

@@ -37,10 +37,11 @@ from aggregator.broken_message import Tie, digest_of, tie
 from aggregator.enrolment import Gate, Intrusion, inner_of
 from aggregator.forgotten_classes import as_kept, left_of
 from aggregator.outliers import Traits
+from aggregator.standing import ExactSum
 from aggregator.store import Accepted
 from aggregator.validation import Terms, check_content
 from contract.chunks import Assembler
-from contract.errors import WireError
+from contract.errors import StatisticError, WireError
 from contract.messages import Chunk, Contribution, Message, Receipt, ReceiptStatus
 from contract.methods import method as method_of
 from contract.sampling import sampled
@@ -106,7 +107,8 @@ class View:
         terms: what its contributions are held to.
         refusal: why nothing of a device is taken; empty where it is.
         held: where sums stand, what is held of a device; None in rounds.
-        gateways: who may send sums for other devices.
+        gateways: who may send sums for other devices; all are sampled, since their devices are.
+        exact: whether what comes in a round must fit exact sums although nobody is named as a gateway: at one.
         opened: gives what a device sent, decoded, or raises `Intrusion` where it is not that device's.
     """
 
@@ -125,6 +127,7 @@ class View:
     refusal: Callable[[str], str] = _nobody
     held: Callable[[str], Held] | None = None
     gateways: Collection[str] = ()
+    exact: bool = False
     opened: Callable[[str, bytes, int], Message] = _anyone
 
     @functools.cached_property
@@ -288,7 +291,7 @@ class Ingest:
         if message.method != view.method:
             reason = f"round {view.round} runs {view.method}, not {message.method}"
             return _decision(device, message, "rejected", reason=reason, cause="other-method")
-        if not sampled(device, view.round, view.seed, view.fraction):
+        if device not in view.gateways and not sampled(device, view.round, view.seed, view.fraction):
             reason = f"not sampled for round {view.round}"
             return _decision(device, message, "rejected", reason=reason, cause="not-sampled")
         return None
@@ -382,7 +385,9 @@ class Ingest:
             check_content(
                 message, view.terms, bundles=(view.bundle, *view.others), classes=view.classes, width=view.width
             )
-        except WireError as error:
+            if view.held is None and (view.exact or view.gateways):
+                ExactSum.sent_in(message, method_of(message.method).statistic, view.classes, view.width)
+        except (WireError, StatisticError) as error:
             return _decision(device, message, "rejected", reason=str(error), cause="content")
         self._accepted.add((message.round, message.method, device))
         left = left_of(message, view.terms.withheld)
@@ -394,7 +399,7 @@ class Ingest:
             withdraws = message.standing == "withdrawn"
             self._newest[device] = Held(message.round, b"" if withdraws else digest_of(payload))
         accepted = Accepted(message.round, message.method, device, payload, received_bytes, message, without)
-        traits = None if message.share is not None or message.devices else Traits.of(message, view.terms.noise)
+        traits = None if message.share is not None else Traits.of(message, view.terms.noise)
         return _decision(device, message, "committed", accepted=accepted, traits=traits, digest=digest)
 
 

@@ -2,7 +2,9 @@
 
 1. Every contribution's traits and class means are compared (`aggregator/outliers.py`): who is left out, or counts for
    less. Means under noise are not: what they say of the samples is not theirs.
-2. What stays is merged by the method, one contribution at a time, in the order of the devices.
+2. What stays is merged by the method, one contribution at a time, in the order of the devices. Where some of them are
+   gateways', all are added up as whole numbers first (`contract/fixed_point.py`): the sum is that of all devices behind
+   and beside them, whatever the order.
 3. What a person should know of it is said beside: findings, doubts, and what was chosen.
 """
 
@@ -12,17 +14,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aggregator.contradictions import has_means
-from aggregator.outliers import Finding, Suspects, Traits, screen
+from aggregator.outliers import Finding, Screened, Screening, Suspects, Traits, screen
+from aggregator.standing import ExactSum
 from contract.messages import Contribution
 from contract.methods import Method, Value
 from contract.methods.base import Merged
 from contract.rules import Rule
+from contract.state import GlobalState
 from contract.statistics import Statistic
 
-__all__ = ["Messages", "Result", "merge_round", "traits_of"]
+__all__ = ["Made", "Messages", "Result", "Some", "exact_total", "merge_round", "screened_round", "traits_of"]
 
 Messages = Callable[[], Iterator[tuple[str, Contribution]]]
 """Gives each device's contribution to a round, ordered by device; asked for each pass over them."""
+Some = Callable[[Collection[str]], Iterator[tuple[str, Contribution]]]
+"""Gives the contributions of these devices alone, in their order."""
 _NOTHING = "no class is known: devices withhold each class of which they have fewer examples than --min-samples"
 
 
@@ -43,10 +49,73 @@ class Result:
     told: str
 
 
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A round's end, to be recorded.
+
+    Attributes:
+        classes: how many are known of it.
+        state: the global state after it.
+        screening: how devices were compared.
+        findings, doubt, told: as of `Result`.
+    """
+
+    classes: int
+    state: GlobalState
+    screening: Screening
+    findings: tuple[Finding, ...]
+    doubt: str
+    told: str
+
+
 def traits_of(found: Method, messages: Messages, hyper: Mapping[str, Value]) -> dict[str, Traits]:
     """What of each contribution is compared with the others'; reads them all."""
     noise = found.mechanism(hyper)
     return {device: Traits.of(message, noise) for device, message in messages()}
+
+
+def screened_round(
+    found: Method,
+    messages: Messages,
+    traits: Mapping[str, Traits],
+    hyper: Mapping[str, Value],
+    *,
+    classes: int,
+    width: int,
+    max_share: float = 0.5,
+    suspects: Suspects = "leave-out",
+    vouched: Collection[str] = (),
+    labels: Sequence[str] = (),
+    some: Some | None = None,
+) -> Screened:
+    """What devices sent for themselves, as it may merge; arguments as of `merge_round`."""
+
+    def statistics(sent: Iterator[tuple[str, Contribution]]) -> Iterator[Statistic]:
+        return (message.statistic(found.statistic, classes, width) for _, message in sent if not message.devices)
+
+    comparable = has_means(found.statistic) and found.mechanism(hyper) is None
+    return screen(
+        lambda: statistics(messages()),
+        {device: each for device, each in traits.items() if not each.devices},
+        max_share=max_share,
+        suspects=suspects if comparable else "ignore",
+        vouched=vouched,
+        labels=labels,
+        some=None if some is None else lambda devices: statistics(some(devices)),
+        beside=[each for each in traits.values() if each.devices],
+    )
+
+
+def exact_total(found: Method, screened: Screened, classes: int, width: int) -> ExactSum:
+    """The sum of what may merge, as whole numbers.
+
+    Raises:
+        StatisticError: a number is beyond `contract.fixed_point.LARGEST`.
+    """
+    total = ExactSum.zero(found.statistic, classes, width)
+    for statistic in screened.source():
+        total = total.add(ExactSum.of(statistic))
+    return total
 
 
 def merge_round(
@@ -62,7 +131,7 @@ def merge_round(
     suspects: Suspects = "leave-out",
     vouched: Collection[str] = (),
     labels: Sequence[str] = (),
-    some: Callable[[Collection[str]], Iterator[tuple[str, Contribution]]] | None = None,
+    some: Some | None = None,
 ) -> Result:
     """The result of a round of a method.
 
@@ -78,20 +147,15 @@ def merge_round(
         StatisticError: when there is no contribution.
     """
 
-    def statistics(sent: Iterator[tuple[str, Contribution]]) -> Iterator[Statistic]:
-        return (message.statistic(found.statistic, classes, width) for _, message in sent)
-
-    comparable = has_means(found.statistic) and found.mechanism(hyper) is None
-    judged: Suspects = suspects if comparable else "ignore"
-    screened = screen(
-        lambda: statistics(messages()),
-        traits,
-        max_share=max_share,
-        suspects=judged,
-        vouched=vouched,
-        labels=labels,
-        some=None if some is None else lambda devices: statistics(some(devices)),
-    )
-    merged = found.merge(screened.source, rule, hyper)
+    how = {"max_share": max_share, "suspects": suspects, "vouched": vouched, "labels": labels, "some": some}
+    screened = screened_round(found, messages, traits, hyper, classes=classes, width=width, **how)  # type: ignore[arg-type]
+    source = screened.source
+    if any(each.devices for each in traits.values()):
+        total = exact_total(found, screened, classes, width)
+        for _, message in messages():
+            if message.devices:
+                total = total.add(ExactSum.sent_in(message, found.statistic, classes, width))
+        source = lambda: iter((total.statistic(found.statistic, width),))  # noqa: E731
+    merged = found.merge(source, rule, hyper)
     doubt = found.doubt(merged, hyper) if merged.present.any() else _NOTHING
     return Result(merged, screened.findings, doubt, found.told(merged, hyper))

@@ -15,6 +15,9 @@ longer is left out, for long features end training and short ones do not; their 
 of a class that only one or two of many devices have: only `aggregator/validation.py` and what is usual in the other
 classes bound it.
 
+A gateway's sum (docs/gateway.md) is in no comparison: what it is made of was compared on its site, and the operator
+named it. Its samples are among all of which `max_share` is.
+
 What is compared first is three numbers of each contribution, its `Traits`, so that none must be read again for it.
 """
 
@@ -51,16 +54,20 @@ class Traits:
         longest: the norm of its longest class mean; 0 for FFC's sums, whose features all have length 1.
         samples: as it says.
         certain: what of the longest one declared noise cannot explain; `longest` where none is declared.
+        devices: for how many devices a gateway sent it; 0 where a device did for itself.
     """
 
     longest: float
     samples: int
     certain: float
+    devices: int = 0
 
     @classmethod
     def of(cls, message: Contribution, noise: Mechanism | None = None) -> Traits:
         """Those of a contribution as it came, `noise` being what the bundle declares."""
         samples = message.samples
+        if message.devices:
+            return cls(0.0, samples, 0.0, message.devices)
         if message.triangle is not None or not method_of(message.method).statistic.COUNTED:
             return cls(0.0, samples, 0.0)
         norms: NDArray[np.floating] = message.norms  # (K,) of means, or of sums
@@ -133,6 +140,7 @@ def screen(
     vouched: Collection[str] = (),
     labels: Sequence[str] = (),
     some: Some | None = None,
+    beside: Sequence[Traits] = (),
 ) -> Screened:
     """What of `source` may merge.
 
@@ -143,6 +151,7 @@ def screen(
         vouched: the names of devices that do not lie.
         labels: the names of the classes, for the reasons; their numbers where there are none.
         some: see `contradicted`.
+        beside: of the gateways in the same round.
     """
     findings = _outliers(traits, vouched)
     out = {finding.device for finding in findings}
@@ -152,7 +161,7 @@ def screen(
         findings += [_of_contradicted(each, suspects, labels) for each in told]
         out |= {finding.device for finding in findings if finding.left_out}
     samples = {device: found.samples for device, found in traits.items() if device not in out}
-    allowed = _allowance(samples, max_share)
+    allowed = _allowance(samples, max_share, [each for each in beside if each.samples])
     for device, most in allowed.items():
         reason = f"{samples[device]:,} samples, more than the others allow, count as {most:,}"
         findings.append(Finding(device, "counts as less", reason))
@@ -189,16 +198,17 @@ def _of_contradicted(found: Contradicted, suspects: Suspects, labels: Sequence[s
     return Finding(found.device, verdict, found.words(labels))
 
 
-def _allowance(samples: Mapping[str, int], max_share: float) -> dict[str, int]:
-    """As how many samples devices count that have more than the share; of fewer than three devices with any, none.
+def _allowance(samples: Mapping[str, int], max_share: float, beside: Sequence[Traits]) -> dict[str, int]:
+    """As how many samples devices count that have more than the share; of fewer than three devices with any, those of
+    gateways counted, none.
 
     The heaviest m devices count as c each, and c is `max_share` of what all then count as; where that is less than a
     device's even share, all count as the lightest.
     """
     ranked = sorted((count for count in samples.values() if count > 0), reverse=True)
-    if len(ranked) < 3:
+    if not ranked or len(ranked) + sum(each.devices for each in beside) < 3:
         return {}
-    rest, most = sum(ranked), float(ranked[-1])
+    rest, most = sum(ranked) + sum(each.samples for each in beside), float(ranked[-1])
     for capped, count in enumerate(ranked):
         if count * (1.0 - max_share * capped) <= max_share * rest:
             most = max_share * rest / (1.0 - max_share * capped) if capped else float(count)

@@ -34,7 +34,7 @@ The owner tells what happens (`birth`, `death`, `contributed`, `refused`) and ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -177,6 +177,7 @@ class Rounds:
         settled_at: no round closes before that time, see `resume`.
         unsampled: devices enough are online, but no seed was found that samples K of them.
         held: the open round takes no more and awaits nobody; it ends when its result is here (`hold`).
+        always: devices that take part in every round, whoever is sampled.
     """
 
     plan: tuple[str, ...]
@@ -189,6 +190,7 @@ class Rounds:
     unsampled: bool = False
     held: bool = False
     contributions: set[str] = field(default_factory=set)
+    always: Collection[str] = ()
     _online: dict[str, bytes] = field(default_factory=dict)
     _awaited: dict[str, float] = field(default_factory=dict)  # since when nothing was heard of it
     _silent: set[str] = field(default_factory=set)  # silent through a whole deadline, and not heard since
@@ -258,7 +260,7 @@ class Rounds:
 
     def is_sampled(self, device: str) -> bool:
         """Whether `device` takes part in round `number`."""
-        return sampled(device, self.number, self.seed, self.policy.fraction)
+        return device in self.always or sampled(device, self.number, self.seed, self.policy.fraction)
 
     def resume(
         self,
@@ -461,7 +463,8 @@ class Rounds:
         trials = 1 if self.policy.fraction >= 1 else max(1, min(1000, _SEED_TRIALS // len(self._online)))
         for trial in range(trials):
             seed = (self.policy.seed + trial) % 2**32
-            taking_part = sum(sampled(device, number, seed, self.policy.fraction) for device in self._online)
+            fraction, always = self.policy.fraction, self.always
+            taking_part = sum(d in always or sampled(d, number, seed, fraction) for d in self._online)
             if taking_part >= self.policy.to_open:
                 return seed
         return None

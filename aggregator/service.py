@@ -292,8 +292,9 @@ def settle(
             raise UsageError(f"{option} with --standing", expected="one of them", got="both: there are no rounds")
     if enrolled:
         library("--enrolled")
-    if gateways and not standing:
-        raise UsageError("--gateway", expected="--standing beside it", got="rounds", hint="aggregate --standing")
+    for option, clashes in {"--helper": helper is not None, "--rule": rule != "mean"}.items():
+        if gateways and clashes:
+            raise UsageError(f"{option} with --gateway", expected="one of them", got="both: a gateway sends a sum")
     if helper is None and least is not None:
         raise UsageError("--least", expected="--helper beside it", got="none")
     if helper is not None:

@@ -17,7 +17,16 @@ from contract.rules import Rule
 from contract.sealing import HelperPublic
 from contract.state import least_limit_bytes
 
-__all__ = ["Settings", "check_heads", "check_limit", "least_limit_of", "own_method", "standing_method"]
+__all__ = [
+    "Settings",
+    "adds_up",
+    "check_gateways",
+    "check_heads",
+    "check_limit",
+    "least_limit_of",
+    "own_method",
+    "standing_method",
+]
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Settings:
         limit_bytes: the largest message taken and sent.
         enrolled: whether only devices that are enrolled are heard.
         standing_every_s: where sums stand, how long a head stays at least before the next is made; None for rounds.
-        gateways: who may send sums for the devices behind them; where sums stand.
+        gateways: who may send sums for the devices behind them.
         helper: whose helper opens the sums of rounds, which are blinded then; None for open ones.
         least: k: no sum over fewer devices is asked for.
     """
@@ -95,6 +104,32 @@ def standing_method(manifest: Manifest, settings: Settings) -> Method:
             hint="rounds, without --standing",
         )
     return found
+
+
+def adds_up(found: Method, hyper: Mapping[str, Value]) -> bool:
+    """Whether a round's result follows from the sum of what its devices send: then a gateway can send that for some of
+    them, and nothing is lost (`protofleet/gateway`)."""
+    plain = type(found).merge is Method.merge and found.weighting_of(hyper) == "count"
+    counted = found.statistic.COUNTED and bool(found.statistic.row_fields())
+    return plain and counted and found.mechanism(hyper) is None
+
+
+def check_gateways(settings: Settings, manifest: Manifest, methods: Iterable[str]) -> None:
+    """See to it that gateways can send what rounds are made of.
+
+    Raises:
+        UsageError: when they cannot.
+    """
+    if not settings.gateways:
+        return
+    for found in map(method_of, dict.fromkeys(methods)):
+        if not adds_up(found, found.settled_in(manifest.hyper)):
+            able = [m.name for m in METHODS.values() if adds_up(m, m.settled_in({}))]
+            raise UsageError(
+                "--gateway",
+                expected=f"rounds whose result is a sum: {', '.join(able)}",
+                got=f"{found.name}, which weighs devices one by one, hides them in noise, or sends no sums",
+            )
 
 
 def least_limit_of(manifest: Manifest) -> int:

@@ -67,6 +67,11 @@ class Part:
         self._process.wait()
         return ended
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it did by itself."""
+        return self._process is not None and self._process.poll() is not None
+
     def wait(self, timeout_s: float) -> int:
         assert self._process is not None
         return self._process.wait(timeout_s)

@@ -25,7 +25,7 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +42,12 @@ BRIDGE = "connection up\naddress 127.0.0.1:{}\ntopic # both 1\nbridge_protocol_v
 
 
 class Link:
-    """A relay in front of a port that counts bytes, up and down."""
+    """A relay in front of a port that counts bytes, up and down, and can be cut."""
 
     def __init__(self, port: int) -> None:
         self._port, self.up, self.down = port, 0, 0
+        self._ends: set[socket.socket] = set()
+        self._down_until_s = 0.0
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
         threading.Thread(target=self._serve, daemon=True).start()
@@ -56,7 +58,16 @@ class Link:
                 here, _ = self._server.accept()
             except OSError:
                 return
-            there = socket.create_connection(("127.0.0.1", self._port))
+            try:
+                there = socket.create_connection(("127.0.0.1", self._port))
+            except OSError:
+                here.close()
+                continue
+            if time.monotonic() < self._down_until_s:
+                here.close()
+                there.close()
+                continue
+            self._ends |= {here, there}
             threading.Thread(target=self._pass, args=(here, there, "up"), daemon=True).start()
             threading.Thread(target=self._pass, args=(there, here, "down"), daemon=True).start()
 
@@ -68,10 +79,19 @@ class Link:
         except OSError:
             pass
         for each in (one, other):
+            self._ends.discard(each)
             each.close()
+
+    def cut(self, for_s: float = 0.0) -> None:
+        """End every connection, and take no other for so long."""
+        self._down_until_s = time.monotonic() + for_s
+        for each in list(self._ends):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._server.close()
+        self.cut()
 
 
 class Way:

@@ -336,7 +336,7 @@ class Contribution:
         tables = [self.body.rows, *self.further, *([] if self.triangle is None else [self.triangle])]
         kind, what = ("i", "exact sums") if self.devices else ("f", "numbers of a device")
         _require(all(table.dtype.kind == kind for table in tables), "contribution", what, "others")
-        _require(not self.devices or self.standing == "present", "sums of a gateway", "sums that stand", "others")
+        _require(not self.devices or self.standing != "withdrawn", "a withdrawal", "no devices", self.devices)
         for table in tables if self.devices else []:
             fits = not len(table.ravel()) or max(int(table.max()), -int(table.min())) <= LARGEST_INTEGER
             _require(fits, "exact sums", f"integers up to {LARGEST_INTEGER}", "larger ones")

@@ -23,13 +23,14 @@ class Generations:
 
     Args:
         marks: of its journal.
+        refused_wait_s: how long nothing is sent after a refusal; None for `REFUSED_WAIT_S`.
 
     Attributes:
         again_at_s: nothing is sent before, in seconds of a steady clock.
     """
 
-    def __init__(self, marks: StandingMarks) -> None:
-        self._marks = marks
+    def __init__(self, marks: StandingMarks, refused_wait_s: float | None = None) -> None:
+        self._marks, self._refused_wait_s = marks, refused_wait_s
         self.again_at_s = float("-inf")
 
     def told(self, receipt: Receipt, now_s: float) -> None:
@@ -46,4 +47,4 @@ class Generations:
             self._marks.unsent(receipt.run, receipt.held)
         elif receipt.status == "rejected":
             self._marks.unsent(receipt.run, generation)
-            self.again_at_s = now_s + REFUSED_WAIT_S
+            self.again_at_s = now_s + (REFUSED_WAIT_S if self._refused_wait_s is None else self._refused_wait_s)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from brokers import Embedded
+from brokers import Embedded, TestBroker
 from fleets import FLEET, Fleet, Processes
 
 __all__ = ["STANDING", "Site", "site_of"]
@@ -21,7 +21,7 @@ class Site(Fleet):
 
     above: Processes
     name: str
-    broker: Embedded
+    broker: TestBroker
 
     def gateway(self, bundle: Path, url: str, *options: object) -> None:
         told = ("--bundle", bundle, "--broker", self.url, "--store", self.folder / "store.sqlite", "--fleet", FLEET)
@@ -30,9 +30,9 @@ class Site(Fleet):
 
 
 @contextmanager
-def site_of(fleet: Fleet, name: str) -> Iterator[Site]:
-    """A site below a fleet; what still runs at the end is ended."""
-    folder, broker = fleet.folder / name, Embedded()
+def site_of(fleet: Fleet, name: str, broker: TestBroker | None = None) -> Iterator[Site]:
+    """A site below a fleet, on the embedded broker unless another is given; what still runs at the end is ended."""
+    folder, broker = fleet.folder / name, broker or Embedded()
     folder.mkdir()
     broker.start()
     made = Site(folder=folder, url=broker.url, above=fleet, name=name, broker=broker)

@@ -94,8 +94,8 @@ def test_who_may_send_for_others(tmp_path: Path, whole: Bundle) -> None:
     assert (refused.outcome, "--gateway" in refused.reason) == ("rejected", True)
     (taken,) = above.take([("site", payload)], 0.0)  # 24 samples, of two devices
     assert taken.outcome == "committed"
-    with pytest.raises(UsageError, match="--gateway, expected --standing beside it"):
-        settle(gateways=("site",))
+    with pytest.raises(UsageError, match="--rule with --gateway"):
+        settle(gateways=("site",), rule="median")
 
 
 def test_a_device_is_answered_when_its_sums_are_above(tmp_path: Path, whole: Bundle) -> None:

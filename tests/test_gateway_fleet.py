@@ -146,22 +146,52 @@ def test_whoever_is_killed(fleet: Fleet, site: Site, broker: Embedded, ncm: Path
 
 
 def test_a_receipt_is_of_the_aggregator_above(fleet: Fleet, site: Site, ncm: Path) -> None:
-    """While nobody above answers a device has no receipt; without --gateway the sums are refused, in one line."""
+    """While nobody above answers a device has no receipt. Without --gateway the sums are refused, in one line, and go
+    up again as soon as the aggregator names the gateway, without anybody starting that anew."""
     fleet.aggregator([ncm], *STANDING)
     site.gateway(ncm, fleet.url)
     site.client("a", ncm, share(0, [0, 1, 2]))
-    site.wait_for("gateway", "rejected .*--gateway")
+    site.wait_for("gateway", "refused by the aggregator above: .*--gateway; .* tried again in 5 minutes")
     assert "committed" not in site.log("a")
     stop(fleet, "aggregator")
-    stop(site, "gateway", signal.SIGKILL)
     fleet.aggregator([ncm], *STANDING, "--gateway", "site-1")
-    site.gateway(ncm, fleet.url)
-    site.wait_for("a", "committed|duplicate")
+    site.wait_for("a", "committed|duplicate", 30.0)
     fleet.wait_for("aggregator", "40 samples of 1 device")
 
 
-def test_rounds_above_are_refused_in_one_line(fleet: Fleet, site: Site, ncm: Path) -> None:
-    fleet.aggregator([ncm], "--every", "1h", "--min-clients", "5")
-    site.gateway(ncm, fleet.url)
-    site.wait_for("gateway", "above there are rounds of ncm: a gateway sends sums that stand, aggregate --standing")
-    assert run("aggregate", "--bundle", ncm, "--broker", fleet.url, "--store", "x", "--gateway", "g")[0] == 2
+@pytest.mark.parametrize(("name", "options"), [("ncm", ()), ("fedproto", ("--calibrate",))])
+def test_rounds_through_a_gateway(
+    fleet: Fleet, site: Site, tmp_path: Path, name: str, options: tuple[str, ...]
+) -> None:
+    """Three rounds, with FFC's at the end where devices train: each the exact sum of all devices, and all end."""
+    made = bundle(tmp_path / "b.bundle", name)
+    rounds = 3 + len(options)
+    fleet.aggregator([made], "--rounds", 3, "--min-clients", 2, "--gateway", "site-1", *options)
+    site.gateway(made, fleet.url, "--min-clients", 2)
+    site.client("a", made, share(0, [0, 1, 2]))
+    site.client("b", made, share(1, [2, 3, 4]))
+    fleet.client("c", made, share(2, [0, 4]))
+    assert set(fleet.finish(120.0).values()) | set(site.finish(120.0).values()) == {0}
+    for number in range(1, rounds + 1):
+        found, behind = fleet.payloads(number), site.payloads(number)
+        assert (sorted(found), sorted(behind)) == (["c", "site-1"], ["a", "b"])
+        way = held_by(found["site-1"]).method
+        kind, width = method(way).statistic, read_bundle(made).manifest.features
+        up, *below = (ExactSum.sent_in(held_by(it), kind, CLASSES, width) for it in (found["site-1"], *behind.values()))
+        assert up.equal(below[0].add(below[1])), (number, way)
+        for device, payload in behind.items():
+            sent, outcome = site.sent(device)[number]
+            assert (sent, outcome in ("committed", "duplicate")) == (payload, True)
+    states = [each.state(read_bundle(made).sha256) for each in (fleet, site)]
+    for kind, rows in states[0].rows.items():
+        np.testing.assert_array_equal(rows.rows.astype(np.float32), states[1].rows[kind].rows)
+
+
+def test_rounds_that_no_gateway_can_take_part_in(fleet: Fleet, site: Site, tmp_path: Path) -> None:
+    """Refused in one line, on either side."""
+    made = bundle(tmp_path / "b.bundle", "fedcof")
+    fleet.aggregator([made], "--every", "1h", "--min-clients", "5")
+    site.gateway(made, fleet.url)
+    site.wait_for("gateway", "above there are rounds of fedcof, which weighs devices one by one.*; nothing is sent")
+    code, said = run("aggregate", "--bundle", made, "--broker", fleet.url, "--store", "x", "--gateway", "g")
+    assert (code, "--gateway, expected rounds whose result is a sum" in said) == (2, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ from aggregator.cli import until_stopped
 from aggregator.console import Progress
 from aggregator.database import PLACE, place_of
 from aggregator.metrics_server import parse_metrics
+from aggregator.rounds import Policy
 from aggregator.service import settle
 from aggregator.validation import MAX_SAMPLES
 from contract.errors import UsageError
@@ -49,6 +51,9 @@ def gateway_command(
             metavar="DURATION", help="How long sums stay above at least, before newer ones go up.  [default: 60s]"
         ),
     ] = None,
+    min_clients: Annotated[
+        int, typer.Option(help="In rounds: devices that a round of the site waits for, up to its deadline.")
+    ] = 1,
     min_samples: Annotated[
         int, typer.Option(help="Classes with fewer examples stay on a device; never fewer than announced above.")
     ] = 1,
@@ -94,7 +99,7 @@ def gateway_command(
         typer.Option("--verbose", "-v", help=VERBOSE_HELP.format("what became of each message, and counts at the end")),
     ] = False,
 ) -> int:
-    """Aggregate a site whose devices' sums stand, and send them up as one contribution, until it is stopped."""
+    """Aggregate a site, and send what its devices sum up as one contribution, until it is stopped."""
     check_loudness(quiet, verbose)
     upward = {"bundle": str(bundle[0]), "broker": above, "id": id, "state": state, "data": "-", "method": method}
     upward |= {"fleet": above_fleet or fleet, "ca": above_ca, "cert": above_cert, "key": above_key}
@@ -109,6 +114,9 @@ def gateway_command(
         standing=True,
         enrolled=enrolled,
     )
+    if min_clients < 1:
+        raise UsageError("--min-clients", expected="1 or more", got=min_clients)
+    settings = replace(settings, policy=Policy(min_clients))
     address = Address.parse(broker, ca_file=ca, cert_file=cert, key_file=key)
     if (broker, fleet) == (above, above_fleet or fleet):
         got = f"both {broker}, fleet {fleet}"

@@ -3,8 +3,7 @@
 It is the aggregator of `aggregator/standing_coordinator.py` with three differences:
 
     heads       are not made here: the newest global state from above is given on, under a version of this store
-    terms       min_samples (the larger of both), the encoding and forgotten classes are those from above, kept in the
-                store, so that devices are never asked for more than that while nobody above can be reached
+    terms       are those from above (`site.py`)
     receipts    a device's wait until what it sent is committed above, in the sums that say that they hold it; what
                 stands here is durable meanwhile, and a device that asks again is answered as soon as that is so
 
@@ -14,10 +13,7 @@ A device that was forgotten or withdrew is out of the total at once; its own rec
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
 
 from aggregator.ingest import Decision
 from aggregator.settings import Settings
@@ -25,17 +21,16 @@ from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.standing_store import Order
 from aggregator.store import DurableStore, global_parts
 from contract.bundle import Bundle
-from contract.fleet import list_digest
-from contract.messages import Announcement, ClassRows, Contribution, Encoding
+from contract.messages import Announcement, Contribution
 from contract.state import GlobalState
+from protofleet.gateway.site import ABOVE, Site
 
-__all__ = ["ABOVE", "GatewayCoordinator", "kept_terms"]
+__all__ = ["GatewayCoordinator"]
 
-ABOVE = "the aggregator above"
-_TERMS, _HEAD = "gateway terms", "gateway head"
+_HEAD = "gateway head"
 
 
-class GatewayCoordinator(StandingCoordinator):
+class GatewayCoordinator(Site, StandingCoordinator):
     """One site of one fleet.
 
     Args:
@@ -55,15 +50,13 @@ class GatewayCoordinator(StandingCoordinator):
         now: float,
         shorter: Mapping[bytes, int] | None = None,
     ) -> None:
-        self._whole, self._own_least = bundle, settings.min_samples
+        self._whole = bundle
         self._waiting: dict[str, Decision] = {}
         self._above: GlobalState | None = None
-        self._announces = False
         self.settled: Mapping[str, int] | None = None
         self.wait_s = 1.0
         super().__init__(store, bundle.manifest, bundle.sha256, settings, now=now, shorter=shorter)
-        self._terms: dict[str, Any] = kept_terms(store) or {}
-        self._hold_to_terms()
+        self._take_up(store)
         self.standing.changed(now)  # whether it is what was sent last, the way up knows
 
     # ── receipts ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -109,50 +102,15 @@ class GatewayCoordinator(StandingCoordinator):
         Raises:
             StatisticError: the sums are too large for one gateway.
         """
-        m, found = self._whole.manifest, self.method
-        stranger = bool(a.class_lists) and self._whole.sha256 not in (a.bundle, *a.others)
-        zero = Contribution.of(
-            found.statistic.zero(m.classes, self._columns),
-            run=a.run,
-            round=generation,
-            method=a.method,
-            bundle=self._whole.sha256,
-            extractor=self._whole.extractor(found),
-            standing="present",
-            class_list=list_digest(m.labels) if stranger else b"",
-        )
-        nothing = replace(zero, body=ClassRows(zero.body.classes, zero.body.rows[:, :0]), triangle=None, further=())
+        found = self.method
+        nothing = self._nothing(a, found, generation, "present")
         return self.standing.total.for_others(found.statistic, self._columns, self.devices, nothing)
 
     # ── what comes from above ───────────────────────────────────────────────────────────────────────────────────────
 
-    def hold_to(self, a: Announcement, now: float) -> None:
-        """From now on devices are asked for what is announced above, and for no more; durable on return.
-
-        Raises:
-            StoreError: when the disk refuses.
-        """
-        names = [self._manifest.labels[number] for number in a.withheld if number < self._manifest.classes]
-        terms = {"min_samples": a.min_samples, "encoding": a.encoding, "withheld": names}
-        if terms == self._terms:
-            return
-        before = self._terms.get("withheld", [])
-        for what, which in (("forget class", set(names) - set(before)), ("admit class", set(before) - set(names))):
-            for name in sorted(which):
-                if (name in self._forgotten) == (what == "admit class"):
-                    self._tables.ask(what, ABOVE, time.time(), name)
-        self._tables.set_meta(_TERMS, json.dumps(terms))
-        self._terms, self._announces, self._orders_at = terms, True, now
-        self._hold_to_terms()
-
     def hear(self, state: GlobalState) -> None:
         """The newest global state from above."""
         self._above = state.below(self._manifest.classes)
-
-    def _hold_to_terms(self) -> None:
-        least = max(self._own_least, int(self._terms.get("min_samples", 1)))
-        encoding: Encoding = self._terms.get("encoding", self._encoding)
-        self._settings = replace(self._settings, min_samples=least, encoding=encoding, sums_encoding=encoding)
 
     def _head(self, now: float) -> Solved | None:
         above = self._above
@@ -188,9 +146,3 @@ class GatewayCoordinator(StandingCoordinator):
 
     def _due_in_s(self, now: float) -> float:
         return min(max(0.0, self._orders_at - now), self.wait_s)
-
-
-def kept_terms(store: DurableStore) -> dict[str, Any] | None:
-    """What was announced above when a gateway of this store heard it last; None before the first time."""
-    kept = store.standing.meta(_TERMS)
-    return None if kept is None else dict(json.loads(kept))

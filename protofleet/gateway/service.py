@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aggregator.events import Listener
@@ -18,7 +18,9 @@ from aggregator.store import DurableStore
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from edge_client.config import ClientConfig
-from protofleet.gateway.coordinator import GatewayCoordinator, kept_terms
+from protofleet.gateway.coordinator import GatewayCoordinator
+from protofleet.gateway.rounds import GatewayRounds, is_of_rounds
+from protofleet.gateway.site import kept_terms
 from protofleet.gateway.uplink import Uplink
 
 __all__ = ["Gateway"]
@@ -59,17 +61,34 @@ class Gateway(Service):
         found = (read_bundle(path) for path in self.bundles)
         return next(bundle for bundle in found if bundle.sha256 == self._roster.bundle)
 
-    def _core(self, store: DurableStore) -> GatewayCoordinator:
+    def _core(self, store: DurableStore) -> GatewayCoordinator | GatewayRounds:
         assert self._uplink is not None
         if kept_terms(store) is None:
             self.log("waiting for the announcement from above")
         while kept_terms(store) is None and self._uplink.announcement is None and not self._stopping.is_set():
             self._uplink.turn(None, _WAIT_S)
-        core = GatewayCoordinator(
-            store, self._bundle(), self.settings, now=time.monotonic(), shorter=self._roster.shorter
-        )
+        core = self._of_rounds(store) if self._has_rounds(store) else self._of_standing_sums(store)
         self._uplink.turn(core)
         return core
+
+    def _has_rounds(self, store: DurableStore) -> bool:
+        """Whether there are rounds above, as the store knows, or else the announcement says."""
+        assert self._uplink is not None
+        if kept_terms(store) is not None:
+            return is_of_rounds(store)
+        a = self._uplink.announcement
+        return a is not None and a.phase != "standing"
+
+    def _of_standing_sums(self, store: DurableStore) -> GatewayCoordinator:
+        about = {"now": time.monotonic(), "shorter": self._roster.shorter}
+        return GatewayCoordinator(store, self._bundle(), self.settings, **about)  # type: ignore[arg-type]
+
+    def _of_rounds(self, store: DurableStore) -> GatewayRounds:
+        """What rounds are of is announced: --method is for sums that stand. No share of a site's samples is too large:
+        of all devices' only the aggregator above could tell, and of a sum it takes no part out."""
+        about = {"now": time.monotonic(), "shorter": self._roster.shorter, "wall": time.time()}
+        settings = replace(self.settings, standing_every_s=None, method=None, max_share=1.0)
+        return GatewayRounds(store, self._bundle(), settings, **about)  # type: ignore[arg-type]
 
     def _turned(self, core: Any, metrics: Metrics) -> None:
         assert self._uplink is not None

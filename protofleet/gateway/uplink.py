@@ -6,7 +6,8 @@ each turn of the gateway's loop:
 1. What came from above is taken in: terms, global state, receipts. A receipt is in the journal before it is
    acknowledged, and only then do devices get theirs.
 2. If the sums are not those that were sent last, and nothing is on its way, they are made the next generation: in the
-   journal with a mark of which device's generation is in them, before anything of it is sent.
+   journal with a mark of which device's generation is in them, before anything of it is sent. Where there are rounds,
+   what the newest closed one below gathered is made the contribution to that round.
 3. The outbox sends, again after a reconnection and when no receipt comes, until one does.
 
 Killed at any moment, journal and store say what is on its way, what is above, and who is to be answered.
@@ -19,6 +20,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from contract import topics
@@ -43,10 +45,13 @@ from edge_client.rounds import Follower, largest_message_bytes
 from edge_client.trusted import Trust
 from edge_client.waiting_notice import Absence
 from protofleet.gateway.coordinator import GatewayCoordinator
+from protofleet.gateway.rounds import Fate, GatewayRounds, why_not
+from protofleet.gateway.site import ABOVE
 
 __all__ = ["Uplink"]
 
 _BUSY_S, _IDLE_S = 0.02, 1.0
+REFUSED_WAIT_S = 300.0
 
 
 class Uplink:
@@ -82,9 +87,12 @@ class Uplink:
         token = None if settings.token is None else read_token(settings.token)
         self._enrolling = Enrolling(fleet, name, signer, token, log)
         self._outbox = Outbox(random.Random(), seal=None if signer is None else self._sealed)
-        self._generations = Generations(self._journal.standing)
-        self._refused = b""  # what was sent and not taken
+        self._generations = Generations(self._journal.standing, REFUSED_WAIT_S)
+        self._heard: Announcement | None = None  # the newest announcement
         self._known: tuple[bytes, dict[str, int] | None] | None = None  # a run, and what is settled in it
+        self._looked: tuple[int, str] | None = None  # at which round, in which phase, what goes up was made
+        self._reasons: dict[int, Fate] = {}  # of the last round that was refused, or did not go up
+        self._is_up = False
         self._follower = Follower(
             name, bundle, is_done=self._journal.is_done, took_part=self._journal.took_part, stays=True
         )
@@ -102,7 +110,7 @@ class Uplink:
             fleet=fleet,
             device_id=name,
             stays=True,
-            on_announcement=lambda announcement: None,
+            on_announcement=self._announced,
             on_piece=lambda piece: None,
             on_settled=self._told,
             on_news=self._told,
@@ -134,12 +142,15 @@ class Uplink:
 
     @property
     def announcement(self) -> Announcement | None:
-        """Under which sums stand above; None while none is known."""
-        return self._follower.standing
+        """What is asked for above, and a gateway can give; None while nothing is."""
+        a = self._follower.announcement
+        if a is None or a.phase == "standing":
+            return a
+        return None if self._why_not(a) else a
 
     # ── a turn ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def turn(self, core: GatewayCoordinator | None, wait_s: float = 0.0) -> None:
+    def turn(self, core: GatewayCoordinator | GatewayRounds | None, wait_s: float = 0.0) -> None:
         """Do what is to be done.
 
         Args:
@@ -155,33 +166,46 @@ class Uplink:
         while event is not None:
             self._handle(event)
             event = self._link.receive(0.0)
-        a = self._follower.standing
-        if core is not None and a is not None and self._fits(core, a):
-            now = time.monotonic()
-            core.hold_to(a, now)
-            state = self._follower.newest_state
-            if state is not None and state.version:
-                core.hear(state)
-            core.settled = self._settled(a.run)
-            self._make(core, a, now)
-            due_s = core.standing.due_in_s(now)
-            core.wait_s = _BUSY_S if len(self._outbox) else _IDLE_S if due_s is None else min(_IDLE_S, due_s + _BUSY_S)
-        elif a is None:
-            self._say_what_is_missing()
+        a = self._follower.announcement
+        wrong = "" if a is None else self._why_not(a) if core is None else self._misfit(core, a)
+        if wrong:
+            self._say(f"{wrong}; nothing is sent")
+        elif isinstance(core, GatewayRounds):
+            self._turn_rounds(core, a)
+        elif core is not None and a is not None:
+            self._turn_standing(core, a)
         self._send()
 
-    def _fits(self, core: GatewayCoordinator, a: Announcement) -> bool:
-        if a.method == core.method.name:
-            return True
-        here = core.method.name
-        self._say(f"above sums of {a.method} stand, and here of {here}: nothing is sent, try --method {a.method}")
-        return False
+    def _turn_standing(self, core: GatewayCoordinator, a: Announcement) -> None:
+        now = time.monotonic()
+        core.hold_to(a, now)
+        state = self._follower.newest_state
+        if state is not None and state.version:
+            core.hear(state)
+        core.settled = self._settled(a.run)
+        self._make(core, a, now)
+        due_s = core.standing.due_in_s(now)
+        core.wait_s = self._poll_s if due_s is None else min(self._poll_s, due_s + _BUSY_S)
 
-    def _say_what_is_missing(self) -> None:
-        a = self._follower.announcement
-        if a is not None and a.phase != "finished":
-            blinded = "blinded rounds" if a.helper is not None else "rounds"
-            self._say(f"above there are {blinded} of {a.method}: a gateway sends sums that stand, aggregate --standing")
+    @property
+    def _poll_s(self) -> float:
+        """How long the loop may sleep: it is not woken by what comes from above."""
+        return _BUSY_S if self._is_up and len(self._outbox) else _IDLE_S
+
+    def _why_not(self, a: Announcement) -> str:
+        return "" if a.phase in ("standing", "finished") else why_not(a, self._bundle.manifest.hyper)
+
+    def _misfit(self, core: GatewayCoordinator | GatewayRounds, a: Announcement) -> str:
+        """Why what is announced cannot be had of this site; empty where it can."""
+        stands = a.phase == "standing"
+        if stands == isinstance(core, GatewayRounds):
+            above, here = ("sums stand", "rounds") if stands else ("there are rounds", "sums that stand")
+            return f"above {above}, and this store is of {here}: another --store and --state"
+        if stands and a.method != core.method.name:
+            return f"above sums of {a.method} stand, and here of {core.method.name}: try --method {a.method}"
+        if isinstance(core, GatewayRounds) and core.run_above not in (None, a.run):
+            return "above is another run than the one that this store is of: another --store"
+        return self._why_not(a)
 
     def _settled(self, run: bytes) -> dict[str, int] | None:
         """The devices' generations in what is committed above."""
@@ -203,7 +227,7 @@ class Uplink:
         if (counts and marks.samples(a.run) == mark) or (not generation and not core.standing.present):
             core.standing.solved(now)
             return
-        if generation >= MAX_ROUND or (now < self._generations.again_at_s and mark == self._refused):
+        if generation >= MAX_ROUND or now < self._generations.again_at_s:
             return
         try:
             made = core.contribution(a, generation + 1)
@@ -220,11 +244,72 @@ class Uplink:
         self._outbox.add(Pending(key, payload, a.limit_bytes))
         self._log(f"sums {key[1]} ({a.method}) of {core.devices:,} devices: {len(payload):,} bytes to send")
 
+    # ── rounds ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _turn_rounds(self, core: GatewayRounds, a: Announcement | None) -> None:
+        core.fate = lambda round, method: self._fate(core, round, method)
+        if a is not None and (a.phase != "finished" or self._follower.finished):
+            core.follow(a, self._follower.newest_state, time.monotonic())
+            self._make_round(core, a)
+        core.rounds.poll_s = self._poll_s
+
+    def _make_round(self, core: GatewayRounds, a: Announcement) -> None:
+        """What the newest closed round gathered goes up, unless it has."""
+        looked = (core.rounds.number, core.rounds.phase)
+        if looked == self._looked:
+            return
+        self._looked, record = looked, core.closed
+        if record is None or self._journal.is_done((a.run, record.number, record.method)):
+            return
+        key = (a.run, record.number, record.method)
+        try:
+            made = core.contribution(a, record)
+        except StatisticError as error:
+            self._reasons = {record.number: ("rejected", str(error))}
+            self._say(f"round {record.number} does not go up: {error}, try a second gateway for some of the devices")
+            return
+        payload = self._sealed(encode(made))
+        metrics = {"round": record.number, "devices": made.devices, "payload_bytes": len(payload)}
+        self._journal.commit_round(key, weights={}, payload=payload, limit_bytes=a.limit_bytes, metrics=metrics)
+        self._journal.mark_reported(key)
+        self._outbox.add(Pending(key, payload, a.limit_bytes))
+        self._log(f"round {key[1]} ({key[2]}) of {made.devices:,} devices: {len(payload):,} bytes to send")
+
+    def _fate(self, core: GatewayRounds, round: int, method: str) -> Fate | None:
+        """What became above of what a round below gathered; None while that is open."""
+        run = core.run_above
+        if round in self._reasons:
+            return self._reasons[round]
+        if run is None:
+            return None
+        found = self._journal.outcome((run, round, method))
+        if found is not None:
+            fates: dict[str, Fate] = {"rejected": ("rejected", "refused"), "late": ("late", "")}
+            return fates.get(found[0], ("committed", ""))
+        newest = core.closed
+        is_lost = newest is not None and round < newest.number and not self._journal.is_done((run, round, method))
+        return ("late", "") if is_lost else None  # of an earlier state directory: nobody can say that it counts
+
     def _told(self, receipt: Receipt) -> None:
-        if receipt.status == "rejected":
-            self._refused = self._journal.standing.samples(receipt.run) or b""
-        self._generations.told(receipt, time.monotonic())
+        now, before = time.monotonic(), self._generations.again_at_s
+        self._generations.told(receipt, now)
         self._known = None
+        if receipt.status == "rejected" and not self._journal.standing.newest(receipt.run)[0]:
+            self._reasons = {receipt.round: ("rejected", receipt.reason)}
+            self._say(f"round {receipt.round} was refused by {ABOVE}: {receipt.reason}")
+        if self._generations.again_at_s > max(now, before):
+            wait = f"in {REFUSED_WAIT_S / 60:.0f} minutes, or when it announces anything but a new head"
+            self._say(f"refused by {ABOVE}: {receipt.reason}; devices wait for their receipts, tried again {wait}")
+
+    def _announced(self, a: Announcement) -> None:
+        """After a refusal, whatever is announced but a new head may be that what was missing is there: also the same
+        once more, by an aggregator that was started anew."""
+        before, self._heard = self._heard, a
+        if before is not None and before.global_version != a.global_version:
+            before = replace(before, global_version=a.global_version, issued=a.issued)
+            if before == a:
+                return
+        self._generations.again_at_s = float("-inf")
 
     # ── the link ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -249,12 +334,14 @@ class Uplink:
                 self._presence.overwritten(now)
             self._link.acknowledge(event)
         elif isinstance(event, Connected):
+            self._is_up = True
             self._outbox.connected(event.limit_bytes)
             self._presence.connected(now)
             self._enrolling.connected()
             self._absence.over()
             self._say(f"connected to {self._address}, where the sums go")
         elif isinstance(event, Disconnected):
+            self._is_up = False
             for each in (self._outbox, self._presence, self._enrolling):
                 each.disconnected()
             line = self._absence.line(f"no connection to {self._address}", event.reason, now)

@@ -1,0 +1,291 @@
+"""A gateway in this process while there are rounds above: which open and close, what goes up, and who is told what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aggregator_samples import CLASSES, WIDTH, bundle_file, gram
+from aggregator_samples import means as local_means
+from test_aggregator_standing import means
+
+from aggregator.coordinator import Coordinator
+from aggregator.ingest import Decision
+from aggregator.orders import give
+from aggregator.rounds import Closed, Finished, Opened, Policy
+from aggregator.settings import Settings
+from aggregator.standing import ExactSum
+from aggregator.standing_coordinator import Solved
+from aggregator.store import DurableStore
+from contract.bundle import Bundle, read_bundle
+from contract.errors import UsageError
+from contract.messages import Announcement, Contribution, Status
+from contract.methods import method as method_of
+from contract.sampling import sampled
+from contract.statistics import Statistic
+from contract.wire import decode, encode
+from protofleet.gateway.followed import QUIET_S
+from protofleet.gateway.rounds import Fate, GatewayRounds, why_not
+
+DEVICES = ("a", "b", "c", "d", "e")
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Bundle:
+    bundle_file(tmp_path / "b.bundle", name="fedproto")
+    return read_bundle(tmp_path / "b.bundle")
+
+
+def drawn(name: str, device: str) -> Statistic:
+    seed = DEVICES.index(device)
+    return gram(seed) if name == "ffc" else means(seed) if name == "ncm" else local_means(seed)
+
+
+def above_of(folder: Path, whole: Bundle, name: str, least: int = 1, **options: object) -> Coordinator:
+    folder.mkdir(exist_ok=True)
+    policy = Policy(least, **{"deadline_s": 100.0, **options})  # type: ignore[arg-type]
+    settings = Settings(method=name, rounds=3, calibrate=False, policy=policy, gateways=("site",))
+    store = DurableStore(folder / "above.sqlite", whole.sha256, "fleet")
+    return Coordinator(store, whole.manifest, whole.sha256, settings, now=0.0)
+
+
+def site_of(folder: Path, whole: Bundle, **options: object) -> GatewayRounds:
+    folder.mkdir(exist_ok=True)
+    store = DurableStore(folder / "site.sqlite", whole.sha256, "fleet")
+    return GatewayRounds(store, whole, Settings(**options), now=0.0)  # type: ignore[arg-type]
+
+
+def born(core: Coordinator, *devices: str, now: float = 0.0) -> None:
+    for device in devices:
+        core.status(device, encode(Status(True, device.encode().ljust(8), 1)), now)
+
+
+def steps(core: Coordinator, now: float = 0.0) -> list[object]:
+    found = []
+    while (step := core.advance(now, 1000.0 + now)) is not None:
+        found.append(step)
+    return found
+
+
+def sends(core: Coordinator, whole: Bundle, device: str) -> list[Decision]:
+    a = core.announcement()
+    found = method_of(a.method)
+    made = Contribution.of(
+        drawn(a.method, device),
+        run=core.run,
+        round=a.round,
+        method=a.method,
+        bundle=whole.sha256,
+        extractor=whole.extractor(found),
+    )
+    return core.take([(device, encode(made, "f32"))], 0.0)
+
+
+def exact(core: Coordinator, number: int, name: str) -> ExactSum:
+    """What the store holds of a round, added up."""
+    kind = method_of(name).statistic
+    total = ExactSum.zero(kind, CLASSES, WIDTH)
+    for payload in core._store.contributions(number, name):
+        message = decode(payload)
+        assert isinstance(message, Contribution)
+        total = total.add(ExactSum.sent_in(message, kind, CLASSES, WIDTH))
+    return total
+
+
+def goes_up(site: GatewayRounds, a: Announcement) -> bytes:
+    record = site.closed
+    assert record is not None
+    return encode(site.contribution(a, record))
+
+
+@pytest.mark.parametrize("name", ["ncm", "ffc", "fedproto"])
+def test_a_round_goes_through_exactly(tmp_path: Path, whole: Bundle, name: str) -> None:
+    """Four devices behind a gateway and one beside it: as integers the same sum as of five without, the same result
+    but for how float64 adds, and the state of it on the site."""
+    direct = above_of(tmp_path / "direct", whole, name, least=5)
+    above, site = above_of(tmp_path / "two", whole, name, least=2), site_of(tmp_path / "site", whole)
+    born(direct, *DEVICES)
+    born(above, "site", "e")
+    born(site, *DEVICES[:4])
+    assert [type(step) for each in (direct, above) for step in steps(each)] == [Opened, Opened]
+    site.follow(above.announcement(), None, 0.0)
+    assert [type(step) for step in steps(site)] == [Solved, Opened]
+    told, here = above.announcement(), site.announcement()
+    same = ("round", "method", "seed", "fraction", "encoding", "global_version", "extractor")
+    assert [getattr(told, what) for what in same] == [getattr(here, what) for what in same]
+    for device in DEVICES:
+        sends(direct, whole, device)
+        sends(above if device == "e" else site, whole, device)
+    assert [type(step) for step in steps(site)] == [Closed]
+    payload = goes_up(site, told)
+    (taken,) = above.take([("site", payload)], 0.0)
+    assert (taken.outcome, decode(payload).devices) == ("committed", 4)  # type: ignore[union-attr]
+    assert steps(direct)[0] == steps(above)[0] == Closed(1, name)
+    assert exact(above, 1, name).equal(exact(direct, 1, name))
+    assert direct.findings == above.findings == ()
+    for kind, rows in direct.state.rows.items():
+        np.testing.assert_allclose(above.state.rows[kind].rows, rows.rows, rtol=1e-9, atol=1e-10)
+    site.follow(above.announcement(), above.state, 0.0)
+    steps(site)
+    assert site.state.version == above.state.version
+    for kind, rows in above.state.rows.items():
+        np.testing.assert_array_equal(site.state.rows[kind].rows, rows.rows)
+
+
+def test_the_same_devices_are_sampled(tmp_path: Path, whole: Bundle) -> None:
+    """The gateway always is; on the site those are that would be without it, also when the site was started anew."""
+    above, site = above_of(tmp_path, whole, "ncm", fraction=0.5, seed=3), site_of(tmp_path, whole)
+    born(above, "site")
+    steps(above)
+    site.follow(above.announcement(), None, 0.0)
+    born(site, *DEVICES)
+    steps(site)
+    site._store.close()
+    again = site_of(tmp_path, whole)
+    for device in DEVICES:
+        (told,) = sends(again, whole, device) or [None]
+        taken = sampled(device, 1, above.rounds.seed, 0.5)
+        assert (told is None) == taken, device  # who is not is refused, and what was taken has no receipt yet
+    assert sorted(again.rounds.contributions) == [d for d in DEVICES if sampled(d, 1, above.rounds.seed, 0.5)]
+
+
+def test_who_is_waited_for(tmp_path: Path, whole: Bundle) -> None:
+    """Who was here lately, though asleep now, until a tenth of the deadline before it; of nobody only for a moment."""
+    above, site = above_of(tmp_path, whole, "ncm"), site_of(tmp_path, whole)
+    born(above, "site")
+    steps(above)
+    site.follow(above.announcement(), None, 0.0)
+    steps(site)
+    assert (steps(site, QUIET_S - 0.1), steps(site, QUIET_S)) == ([], [Closed(1, "ncm")])
+    message = decode(goes_up(site, above.announcement()))
+    assert isinstance(message, Contribution)
+    assert message.says_nothing
+    born(site, "a", "b", now=20.0)
+    site.status("b", encode(Status(False, b"b".ljust(8), 1)), 21.0)
+    above.take([("site", encode(message))], 20.0)
+    steps(above, 20.0)
+    site.follow(above.announcement(), above.state, 20.0)
+    steps(site, 20.0)
+    sends(site, whole, "a")
+    assert steps(site, 20.0 + 89.9) == []
+    assert steps(site, 20.0 + 90.0) == [Closed(2, "ncm")]
+
+
+def test_a_device_is_told_what_the_site_was(tmp_path: Path, whole: Bundle) -> None:
+    above, site = above_of(tmp_path, whole, "ncm"), site_of(tmp_path, whole)
+    fates: dict[int, Fate] = {}
+    site.fate = lambda number, method: fates.get(number)
+    born(above, "site")
+    born(site, *DEVICES[:2])
+    steps(above)
+    for number, fate in enumerate([("committed", ""), ("late", ""), ("rejected", "no room")], 1):
+        site.follow(above.announcement(), above.state, 0.0)
+        steps(site)
+        assert sends(site, whole, "a") == sends(site, whole, "b") == sends(site, whole, "a") == site.stalled(0.0) == []
+        steps(site)
+        fates[number] = fate  # type: ignore[assignment]
+        said = site.stalled(0.0)
+        assert [(d.device, d.outcome, d.round) for d in said] == [("a", fate[0], number), ("b", fate[0], number)]
+        assert [d.receipt.status for d in said if d.receipt] == [fate[0]] * 2
+        assert ("no room" in said[0].reason) == (fate[0] == "rejected")
+        again = sends(site, whole, "b")[0]
+        assert again.outcome == ("duplicate" if fate[0] == "committed" else fate[0])
+        above.take([("site", goes_up(site, above.announcement()))], 0.0)
+        steps(above)
+    site.follow(above.announcement(), above.state, 0.0)
+    assert Finished(3) in steps(site)
+
+
+def test_what_goes_up_is_the_same_after_a_kill(tmp_path: Path, whole: Bundle) -> None:
+    above, site = above_of(tmp_path, whole, "ffc"), site_of(tmp_path, whole)
+    born(above, "site")
+    steps(above)
+    site.follow(above.announcement(), None, 0.0)
+    born(site, *DEVICES[:3])
+    steps(site)
+    for device in DEVICES[:2]:
+        sends(site, whole, device)
+    site._store.close()
+    site = site_of(tmp_path, whole)  # the round is open, with what it has; its terms are known
+    site.follow(above.announcement(), None, 0.0)
+    sends(site, whole, "c")
+    assert steps(site, 5.0) == [Closed(1, "ffc")]
+    first = goes_up(site, above.announcement())
+    site._store.close()
+    again = site_of(tmp_path, whole)
+    assert goes_up(again, above.announcement()) == first
+    again.follow(above.announcement(), None, 0.0)
+    assert steps(again) == []  # it is not opened once more
+
+
+def test_screening_spares_a_gateway_and_not_its_devices(tmp_path: Path, whole: Bundle) -> None:
+    """Most of the samples are its: it counts whole above. On its site a liar is left out."""
+    above, site = above_of(tmp_path, whole, "fedproto", least=4), site_of(tmp_path, whole)
+    born(above, "site", *DEVICES[:3])
+    born(site, *DEVICES)
+    steps(above)
+    site.follow(above.announcement(), None, 0.0)
+    steps(site)
+    for device in DEVICES[:4]:
+        sends(site, whole, device)
+    a = site.announcement()
+    made = Contribution.of(
+        local_means(9).from_means(local_means(9).means * 1e3, local_means(9).counts),
+        run=site.run,
+        round=1,
+        method=a.method,
+        bundle=whole.sha256,
+    )
+    site.take([("e", encode(made, "f32"))], 0.0)
+    steps(site)
+    assert [(found.device, found.verdict) for found in site.findings] == [("e", "left out")]
+    payload = goes_up(site, above.announcement())
+    assert decode(payload).devices == 4  # type: ignore[union-attr]
+    above.take([("site", payload)], 0.0)
+    for device in DEVICES[:3]:
+        sends(above, whole, device)
+    steps(above)
+    assert above.findings == ()
+
+
+def test_what_is_forgotten_on_the_site(tmp_path: Path, whole: Bundle) -> None:
+    """An operator is told what of a device has gone up. A class that is forgotten above is forgotten here."""
+    above, site = above_of(tmp_path, whole, "ncm"), site_of(tmp_path, whole)
+    born(above, "site")
+    born(site, *DEVICES[:2])
+    steps(above)
+    site.follow(above.announcement(), None, 0.0)
+    steps(site)
+    for device in DEVICES[:2]:
+        sends(site, whole, device)
+    steps(site)
+    give(tmp_path / "site.sqlite", "forget", "a", "operator")
+    site._orders_at = 0.0
+    (done,) = steps(site)
+    assert "has it in the site's sum of round 1" in done.outcome  # type: ignore[attr-defined]
+    above._forgotten = (whole.manifest.labels[1],)
+    site.follow(above.announcement(), None, 0.0)
+    steps(site)
+    assert site.announcement().withheld == (1,)
+
+
+def test_what_is_refused(tmp_path: Path, whole: Bundle) -> None:
+    with pytest.raises(UsageError, match=r"--gateway, expected rounds whose result is a sum: .*fedproto.*, got fedcof"):
+        above_of(tmp_path / "fedcof", whole, "fedcof")
+    a = above_of(tmp_path, whole, "ncm").announcement()
+    hyper = whole.manifest.hyper
+    assert why_not(a, hyper) == ""
+    assert "weighs devices one by one" in why_not(Announcement(**{**vars(a), "method": "fedcof"}), hyper)
+    assert "weighs devices" in why_not(Announcement(**{**vars(a), "method": "fedproto"}), {"aggregation": "client"})
+    refused = above_of(tmp_path / "other", whole, "ncm")
+    born(refused, "x")
+    steps(refused)
+    site = site_of(tmp_path / "s", whole)
+    born(site, "a")
+    site.follow(refused.announcement(), None, 0.0)
+    steps(site)
+    sends(site, whole, "a")
+    steps(site)
+    (told,) = refused.take([("x", goes_up(site, refused.announcement()))], 0.0)
+    assert (told.outcome, "--gateway" in told.reason) == ("rejected", True)
