@@ -25,7 +25,7 @@ from postgres_server import PostgresServer, need_postgres, own_server
 from talker import Talker
 
 from aggregator.away import Away
-from aggregator.database import is_taken, place_of, read_only, watch
+from aggregator.database import beside, is_taken, place_of, read_only, watch
 from aggregator.database import postgres as engine
 from aggregator.database import postgres_connection as connection
 from aggregator.events import StoreAway
@@ -67,6 +67,11 @@ def _accepted(device: str, payload: bytes = b"payload", round: int = 1) -> Accep
         ("postgresql://me:s3cret?x@db/pets", "postgresql://me@db/pets"),
         ("postgresql://db/pets?user=me&password=s3cret&x=1", "postgresql://db/pets?user=me&password=…&x=1"),
         ("postgresql://db/pets?sslPassword=s3cret", "postgresql://db/pets?sslPassword=…"),
+        ("postgresql://me@corp.example:s3cret@db/pets", "postgresql://me@corp.example@db/pets"),  # a name with a domain
+        ("postgresql://me/a:s3\ncret@db/pets", "postgresql://me/a@db/pets"),
+        ("postgresql://db/pets?x=1&%70assword=s3cret", "postgresql://db/pets?x=1&%70assword=…"),
+        ("postgresql://db/pets?scram_client_key=s3cret", "postgresql://db/pets?scram_client_key=…"),
+        ("postgresql://db/pets?oauth_client_secret=s3cret", "postgresql://db/pets?oauth_client_secret=…"),
         ("postgresql://me@db:5432/pets?options=-csearch_path%3Da", "postgresql://me@db:5432/pets?options=-csearch_path%3Da"),
     ],
 )  # fmt: skip
@@ -76,7 +81,33 @@ def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert SECRET not in repr(place)
 
 
-@pytest.mark.parametrize("url", ["postgresql://me:s3cret@127.0.0.1:1/pets", "postgresql://me:s3cret@[/pets"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Postgresql://me:s3cret@db/pets",
+        "postgresql+psycopg://me:s3cret@db/pets",
+        "postgresql:/me:s3cret@db/pets",
+        " postgresql://me:s3cret@db/pets",
+        "mysql://me:s3cret@db/pets",
+        "host=db user=me password=s3cret",
+    ],
+)
+def test_nor_is_what_is_no_url_of_libpqs_taken_for_a_file(text: str) -> None:
+    line = one_error_line(run("fleet", "list", "--store", text))
+    assert line.startswith("error: --store, expected a file, or postgresql://USER@HOST[:PORT]/DATABASE, got ")
+    assert SECRET not in line
+    for name in ("a:b/c.sqlite", "postgres.sqlite", "C:/store"):
+        assert place_of(name) == Path(name)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3cret@127.0.0.1:1/pets",
+        "postgresql://me:s3cret@[/pets",
+        "postgresql://me@127.0.0.1:s3cret@127.0.0.1:1/pets",
+    ],
+)
 @pytest.mark.parametrize("words", [("fleet", "list"), ("forget", "a"), ("rollout",), ("fleet", "backup", "b")])
 def test_nor_by_a_command_that_fails(url: str, words: tuple[str, ...]) -> None:
     need_postgres()
@@ -155,6 +186,34 @@ def test_a_server_that_cannot_be_used_is_one_line(
     assert "expected a PostgreSQL server that lets us in" in _refused("postgresql://x@127.0.0.1:1/pets")
     monkeypatch.setattr(connection, "OLDEST", 99)
     assert "expected PostgreSQL 99 or newer, got version 18" in _refused(place)
+
+
+@pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout", "idle_session_timeout", "transaction_timeout"])
+def test_limits_that_a_role_has_end_nothing_of_ours(place: str, limit: str) -> None:
+    writes, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with beside(place, KIND):
+            writes.set()
+            done.wait(0.3)
+
+    with DurableStore(f"{place}%20-c{limit}%3D100", BUNDLE, "fleet") as store:
+        thread = threading.Thread(target=hold)
+        thread.start()
+        writes.wait()
+        store.commit([_accepted("a")], {})  # waits for the other
+        done.wait(0.2)
+        with store._file.transaction():
+            done.wait(0.2)
+        thread.join()
+        assert len(list(store.contributions(1, "fedproto"))) == 1
+
+
+def test_text_is_utf_8_whatever_the_environment_says(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "SQL_ASCII")
+    with DurableStore(place, BUNDLE, "küche") as store:
+        store.commit([_accepted("a")], {})
+        assert store.taken(1, "fedproto")[0] == ["a"]
 
 
 def test_what_no_aggregator_wrote_is_one_line(server: PostgresServer, place: str) -> None:

@@ -171,8 +171,11 @@ def test_what_was_decided_on_what_is_no_longer_so_is_not_written(place: str) -> 
         assert member.commit([_accepted("a")], {}) == set()
 
 
-def test_nobody_commits_while_the_leader_is_alone(place: str) -> None:
-    """What it merges is what is committed: a contribution is in the result, or was never confirmed."""
+@pytest.mark.parametrize("options", ["", "%20-cdefault_transaction_isolation%3Dserializable"])
+def test_nobody_commits_while_the_leader_is_alone(place: str, options: str) -> None:
+    """What it merges is what is committed: a contribution is in the result, or was never confirmed; whatever a
+    transaction sees that is begun without saying so."""
+    place += options
     with (
         SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
         SharedStore(place, BUNDLE, FLEET, leads=False) as member,

@@ -25,7 +25,8 @@ def unreachable(error: psycopg.Error, what: str, kind: Kind, place: PostgresPlac
     import psycopg
 
     said = _said(error)
-    if isinstance(error, psycopg.ProgrammingError):  # libpq cannot read the URL, and may cite a part of a password
+    if isinstance(error, psycopg.ProgrammingError) or "invalid integer value" in said:
+        # libpq cannot read the URL, or reads another port than was meant, and may cite a part of a password
         expected = "postgresql://USER@HOST[:PORT]/DATABASE, other characters as %XX"
         return UsageError(f"{kind.option} {place}", expected=expected, got="another text")
     if "too many clients" in said or "remaining connection slots" in said:
