@@ -216,6 +216,46 @@ def test_text_is_utf_8_whatever_the_environment_says(place: str, monkeypatch: py
         assert store.taken(1, "fedproto")[0] == ["a"]
 
 
+def test_a_role_without_the_rights_is_one_line_that_says_which(server: PostgresServer, place: str) -> None:
+    """Who does not own the tables could use them, but PostgreSQL would skip what erases for good, and only warn."""
+    name = place.rsplit("%3D", 1)[1]
+    theirs = place.replace("protofleet@", f"user_{name}@")
+    with server.connect() as db:
+        db.execute(f"CREATE ROLE user_{name} LOGIN; GRANT USAGE ON SCHEMA {name} TO user_{name}")
+        try:
+            line = _refused(theirs)
+            assert f"expected a role with a right to it, got permission denied for schema {name}, try " in line
+            assert "GRANT USAGE, CREATE ON SCHEMA" in line
+            DurableStore(place, BUNDLE, "fleet").close()
+            db.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {name} TO user_{name}")
+            assert "expected the role that owns its tables, got another" in _refused(theirs)
+            assert run("fleet", "list", "--store", theirs).returncode == 0
+            db.execute(f"GRANT protofleet TO user_{name}")
+            DurableStore(theirs, BUNDLE, "fleet").close()
+        finally:
+            db.execute(f"DROP OWNED BY user_{name}; DROP ROLE user_{name}")
+
+
+def test_a_statement_that_is_cancelled_is_a_server_that_is_away(server: PostgresServer, place: str) -> None:
+    with DurableStore(place, BUNDLE, "fleet") as store, server.connect() as db:
+        pid = store._file.connection.link.info.backend_pid  # type: ignore[attr-defined]
+        cancel = threading.Timer(0.2, lambda: db.execute("SELECT pg_cancel_backend(%s)", (pid,)))
+        cancel.start()
+        with pytest.raises(StoreLostError, match="canceling statement due to user request"), store._file.transaction():
+            store._db.execute("SELECT pg_sleep(20)")
+        cancel.join()
+
+
+def test_a_schema_may_have_any_name(server: PostgresServer) -> None:
+    with server.connect() as db:
+        db.execute('CREATE SCHEMA "Pets; x"')
+        try:
+            with DurableStore(server.url("%22Pets;%5C%20x%22"), BUNDLE, "fleet") as store:
+                assert store.size_bytes() > 100_000
+        finally:
+            db.execute('DROP SCHEMA "Pets; x" CASCADE')
+
+
 def test_what_no_aggregator_wrote_is_one_line(server: PostgresServer, place: str) -> None:
     DurableStore(place, BUNDLE, "fleet").close()
     name = place.rsplit("%3D", 1)[1]

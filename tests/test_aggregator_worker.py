@@ -29,7 +29,7 @@ from aggregator.sharing import Sharing
 from aggregator.store import Accepted, DurableStore
 from aggregator.store_schema import KIND
 from contract.chunks import split
-from contract.errors import InUseError, LedError, ProtofleetError, StoreLostError
+from contract.errors import InUseError, LedError, ProtofleetError, StoreLostError, UsageError
 from contract.link import Address
 from contract.messages import Contribution, Status
 from contract.methods import method
@@ -240,11 +240,15 @@ def test_a_leader_that_says_nothing_is_followed(place: str, monkeypatch: pytest.
 
 def test_one_aggregator_alone_is_never_ended(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "SILENT_S", 0.0)
-    with DurableStore(place, BUNDLE, FLEET) as alone, closing(Member(place_of(place), KIND)) as member:  # type: ignore[arg-type]
-        for _ in range(3):
-            time.sleep(0.05)
-            assert not member.may_lead()
-        assert alone.last_round() == 0
+    where = place_of(place)
+    leader = Leader(where, KIND)  # type: ignore[arg-type]
+    with closing(Member(where, KIND)) as member:  # type: ignore[arg-type]
+        leader.close()
+        with DurableStore(place, BUNDLE, FLEET) as alone:
+            for _ in range(3):
+                time.sleep(0.05)
+                assert not member.may_lead()
+            assert alone.last_round() == 0
 
 
 # ── chunks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -340,6 +344,21 @@ def test_what_several_cannot_do_is_one_line(place: str, tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
     line = one_error_line(run(*words, "--store", place, "--standing"))
     assert line == "error: --standing with --worker, expected one of them, got both, try one aggregator for that"
+
+
+def test_none_works_beside_an_aggregator_that_is_alone(place: str) -> None:
+    """It would take what the other knows nothing of."""
+    alone = pytest.raises(UsageError, match="got an aggregator that has the store alone, try starting that one with")
+    with DurableStore(place, BUNDLE, FLEET), alone:
+        SharedStore(place, BUNDLE, FLEET, leads=False)
+    leader = SharedStore(place, BUNDLE, FLEET, leads=True)
+    with SharedStore(place, BUNDLE, FLEET, leads=False) as member:
+        member.check_version()  # the other is gone
+        leader.close()
+        with DurableStore(place, BUNDLE, FLEET):
+            assert member.changes() != member.based_on  # so it looks
+            with alone:
+                member.check_version()
 
 
 def test_a_worker_of_other_options_or_another_release_is_one_line(

@@ -16,7 +16,7 @@ import contextlib
 from collections.abc import Iterator
 
 from aggregator.database.place import PostgresPlace
-from aggregator.database.postgres import PostgresDatabase, lock_holder
+from aggregator.database.postgres import ALONE, PostgresDatabase, lock_holder
 from aggregator.database.postgres_connection import PostgresConnection, check_server, connect, transaction, version_in
 from contract.errors import StoreLostError, UsageError
 from contract.sqlite import Kind
@@ -77,7 +77,7 @@ class Member(_Beside):
     Raises:
         StoreLostError: there is no store yet, or no server.
         StoreError: the server refuses.
-        UsageError: it is of another version than this program writes.
+        UsageError: it is of another version than this program writes, or who has it works alone.
     """
 
     def __init__(self, place: PostgresPlace, kind: Kind) -> None:
@@ -92,13 +92,21 @@ class Member(_Beside):
             undo.pop_all()
 
     def check_version(self) -> None:
-        """That a leader of another release has not brought the store to its version.
+        """That a leader of another release has not brought the store to its version, and that it leads others.
 
         Raises:
             StoreError, UsageError: as the class.
         """
         with self.guard():
             version = version_in(self.connection, self._kind)
+            alone = lock_holder(self.connection, self._kind, ALONE) is not None
+        if alone:  # which knows nothing of what others commit
+            raise UsageError(
+                f"--worker with {self._kind.option} {self.path}",
+                expected="a leader that is a worker itself",
+                got="an aggregator that has the store alone",
+                hint="starting that one with --worker, too",
+            )
         if version is None:
             got, hint = "a schema without one", "again once one of them leads"
             raise StoreLostError(f"store {self.path}", expected="a store", got=got, hint=hint)

@@ -42,8 +42,9 @@ from contract.sqlite import FIRST_VERSION, Kind
 if TYPE_CHECKING:
     pass
 
-__all__ = ["PostgresDatabase", "Watch", "beside", "bring_up", "is_taken", "lock_holder", "read_only"]
+__all__ = ["ALONE", "PostgresDatabase", "Watch", "beside", "bring_up", "is_taken", "lock_holder", "read_only"]
 
+ALONE = 2  # above the lock of who has a schema, that of one who works with nobody beside
 _POLL_S = 0.05
 _WATCH_S = 1.0
 _WATCHED = Kind("store", "--store", application_id=0, steps=())  # for what errors say
@@ -75,7 +76,7 @@ class PostgresDatabase:
         epoch: how many have had this schema before and now; every transaction is conditional on being the last.
 
     Raises:
-        StoreError: another process has it, the server refuses, or none answers.
+        StoreError: another process has it, the server refuses, the role does not own the tables, or none answers.
         UsageError: something else is there, or a version that this program does not know.
     """
 
@@ -89,6 +90,9 @@ class PostgresDatabase:
             with self.guard():
                 check_server(self.connection, self.path, kind, writes=True)
                 self._take(time.monotonic() + wait_s)
+                if not beats:
+                    first, second = own_lock(self.connection, self._kind)
+                    self.connection.execute("SELECT pg_try_advisory_lock(?::int, ?::int)", (first + ALONE, second))
                 self._prepare()
                 self.epoch = self._lead(beats=beats)
             undo.pop_all()
@@ -176,7 +180,8 @@ class PostgresDatabase:
         with self.guard():
             found = self.connection.execute(
                 "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c"
-                " WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace"
+                " WHERE c.relkind = 'r'"
+                " AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())"
             )
             return int(found.fetchone()[0])
 
@@ -342,13 +347,13 @@ def _there(place: PostgresPlace, kind: Kind, least: int) -> Iterator[PostgresCon
         db.link.close()
 
 
-def lock_holder(db: PostgresConnection, kind: Kind) -> int | None:
-    """The server's process whose session has this schema; None where nobody has it."""
+def lock_holder(db: PostgresConnection, kind: Kind, above: int = 0) -> int | None:
+    """The server's process whose session has this schema, or a lock so far above that one; None where nobody has."""
     first, second = own_lock(db, kind)
     found = db.execute(
         "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objsubid = 2 AND classid::bigint = ?"
         " AND objid::bigint = ? AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
-        (first, second % 2**32),
+        (first + above, second % 2**32),
     )
     row = found.fetchone()
     return None if row is None else int(row[0])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aggregator.database.place import PostgresPlace
 from aggregator.database.postgres_words import as_error, is_lost, refused, unreachable
 from aggregator.database.sql import Rows
-from contract.errors import UsageError
+from contract.errors import StoreError, UsageError
 from contract.sqlite import Kind
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def check_server(db: PostgresConnection, path: str, kind: Kind, *, writes: bool)
     """That it is one that this program can use.
 
     Raises:
-        StoreError: it takes no writes.
+        StoreError: it takes no writes, or not those of the owner of tables that are there.
         UsageError: it is too old, its text is not UTF-8, or the schema of the search path is not there.
     """
     what, version = f"{kind.option} {path}", db.link.info.server_version
@@ -159,11 +159,23 @@ def check_server(db: PostgresConnection, path: str, kind: Kind, *, writes: bool)
         raise UsageError(what, expected="a schema that is there", got=got, hint=hint)
     if writes and (recovers or reads_only == "on"):
         raise refused(f"{kind.name} {path}", "a server that takes writes", recovers)
+    if writes and not _owns(db):
+        got, hint = "another, which could not write them anew", "the role that made them, or GRANT of that one"
+        raise StoreError(f"{kind.name} {path}", expected="the role that owns its tables", got=got, hint=hint)
     if commits == "off":
         db.link.execute("SET synchronous_commit = on")
     db.link.execute(_ITS_PATIENCE)
     if version >= _LIMITED:
         db.link.execute("SET transaction_timeout = 0")
+
+
+def _owns(db: PostgresConnection) -> bool:
+    """Whether what is there may be changed and vacuumed: PostgreSQL only warns whoever vacuums what is another's."""
+    found = db.execute(
+        "SELECT pg_has_role(c.relowner, 'USAGE') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = current_schema() AND c.relname = 'protofleet'"
+    ).fetchone()
+    return found is None or bool(found[0])
 
 
 def version_in(db: PostgresConnection, kind: Kind) -> int | None:
