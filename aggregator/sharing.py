@@ -21,6 +21,7 @@ from contract.messages import Chunk
 __all__ = ["LEARN_S", "Sharing"]
 
 LEARN_S = 0.25  # between the leader's looks
+_SETTLED = ("committed", "duplicate", "late", "rejected", "need-chunks")  # the last: what came is of no use
 _EASE = 10.0  # so many times as long as one takes, where that is longer
 _Message = tuple[str, bytes]
 _Whole = tuple[str, str, bytes]  # device, method, digest
@@ -136,8 +137,8 @@ class Sharing:
         return others + list(batch)
 
     def _let_go(self, made: Sequence[Decision]) -> None:
-        """Chunks of what was decided on are needed no longer."""
-        done = {d.device for d in made if d.outcome in ("committed", "duplicate", "late", "rejected")}
+        """Chunks of what was decided on are needed no longer, nor are those of which one is forged or damaged."""
+        done = {d.device for d in made if d.outcome in _SETTLED}
         keys = [key for key in self._fed if key[0] in done]
         for method in {key[1] for key in keys}:
             self._store.drop_chunks({key[0] for key in keys if key[1] == method}, method, self._core.rounds.number)

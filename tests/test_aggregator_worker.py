@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
 from aggregator.store import Accepted, DurableStore
 from aggregator.store_schema import KIND
-from contract.chunks import split
+from contract.chunks import bitmap, split
 from contract.errors import InUseError, LedError, ProtofleetError, StoreLostError, UsageError
 from contract.link import Address
 from contract.messages import Contribution, Status
@@ -331,6 +332,32 @@ def test_a_device_is_asked_for_chunks_that_nobody_has(place: str) -> None:
         assert asked.receipt.missing[0] & 0b11 == 0b10  # the first one is there, with the other
         (made,) = (d for d in both[0].take([("a", second)], 8.0) if d.outcome != "partial")
         assert made.outcome == "committed"
+
+
+@pytest.mark.parametrize("again", [(0, 0, 0, 0, 0, 0, 0, 0), (1, 1, 1, 1, 1, 1, 1, 1), (0, 1, 0, 1, 1, 0, 0, 1)])
+def test_a_forged_chunk_costs_one_resending_whoever_hears_it(place: str, again: tuple[int, ...]) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        core = _core(leader)
+        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+        assert core.advance(0.0, 0.0) is not None
+        both = [Sharing(_core(store), store) for store in (leader, member)]
+        payload = encode(contribution(wide(), run=leader.run), "f64")
+        chunks = split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto")
+        forged = replace(chunks[1], data=bytes(len(chunks[1].data)))
+        made = both[0].take([("a", encode(forged))], 1.0)
+        for chunk in chunks[:1] + chunks[2:]:
+            made += both[0].take([("a", encode(chunk))], 1.0)
+        (asked,) = (d for d in made if d.outcome != "partial")
+        assert asked.receipt is not None
+        assert (asked.outcome, asked.receipt.missing) == ("need-chunks", bitmap(set(range(len(chunks))), len(chunks)))
+        made = []
+        for index, chunk in zip(again, chunks, strict=False):
+            made += both[index].take([("a", encode(chunk))], 2.0)
+        assert [d.outcome for d in made].count("committed") == 1, [d.outcome for d in made]
+        assert list(leader.contributions(1, "fedproto")) == [payload]
 
 
 # ── what cannot be ──────────────────────────────────────────────────────────────────────────────────────────────────
