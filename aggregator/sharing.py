@@ -71,8 +71,8 @@ class Sharing:
                 continue
 
     def stalled(self, now: float) -> list[Decision]:
-        """As `Coordinator.stalled`, after a look whether others have what is missing."""
-        asked, found = self._core.stalled(now), list[_Message]()
+        """As `Coordinator.stalled`, after a look whether others have what is missing, or have taken the whole."""
+        asked, found = [each for each in self._core.stalled(now) if not self._is_taken(each)], list[_Message]()
         for (device, method, digest), (chunk, fed) in list(self._fed.items()):
             if any(d.device == device and d.receipt is not None and d.receipt.digest == digest for d in asked):
                 others = self._store.other_chunks(device, chunk, fed)
@@ -135,6 +135,10 @@ class Sharing:
         while len(self._fed) > MAX_IN_PROGRESS:
             self._fed.popitem(last=False)
         return others + list(batch)
+
+    def _is_taken(self, asked: Decision) -> bool:
+        receipt = asked.receipt
+        return receipt is not None and self._store.holds(receipt.round, receipt.method, asked.device)
 
     def _let_go(self, made: Sequence[Decision]) -> None:
         """Chunks of what was decided on are needed no longer, nor are those of which one is forged or damaged."""

@@ -293,6 +293,23 @@ def test_chunks_that_different_processes_got_are_one_contribution(place: str, or
         assert leader._db.execute("SELECT count(*) FROM protofleet_chunk").fetchone() == (0,)
 
 
+def test_nobody_is_asked_for_chunks_of_what_another_process_has_taken(place: str) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        core = _core(leader)
+        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+        assert core.advance(0.0, 0.0) is not None
+        both = [Sharing(_core(store), store) for store in (leader, member)]
+        payload = encode(contribution(wide(), run=leader.run), "f64")
+        first, *rest = map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto"))
+        both[1].take([("a", first)], 1.0)
+        made = both[0].take([("a", each) for each in rest], 1.0)
+        assert "committed" in [d.outcome for d in made]
+        assert both[1].stalled(7.0) == []
+
+
 def test_nothing_stays_of_chunks_of_a_device_that_is_forgotten_or_of_a_round_that_is_over(place: str) -> None:
     with SharedStore(place, BUNDLE, FLEET, leads=True) as leader:
         core = _core(leader)
