@@ -18,8 +18,10 @@ from brokers import TestBroker, make_broker
 from commands import one_error_line, run
 from postgres_server import need_postgres
 from talker import Talker
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from aggregator.coordinator import Coordinator
+from aggregator.crew import Crew
 from aggregator.database import members, place_of
 from aggregator.database.members import Leader, Member, StaleError
 from aggregator.events import LinkUp, RoundClosed
@@ -250,6 +252,25 @@ def test_one_aggregator_alone_is_never_ended(place: str, monkeypatch: pytest.Mon
                 time.sleep(0.05)
                 assert not member.may_lead()
             assert alone.last_round() == 0
+
+
+def test_each_computes_on_one_thread(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of several processes would wait for each other."""
+
+    def threads(_: object = None) -> dict[str, Any]:
+        return {"threads": {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}}
+
+    def told_by_leader() -> dict[str, Any]:
+        crew = Crew((place, BUNDLE, FLEET), (), settle(), threading.Event())
+        return crew.serve(threads, lambda _: pytest.fail("nobody leads"), threads)
+
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    with threadpool_limits(2, user_api="blas"):
+        assert told_by_leader() == {"threads": {1}}
+        assert threads() == {"threads": {2}}  # a program that goes on
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        assert told_by_leader() == {"threads": {2}}
 
 
 # ── chunks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
