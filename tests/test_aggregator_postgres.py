@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -462,7 +463,7 @@ def test_what_was_forgotten_is_in_no_file_of_the_tables(server: PostgresServer, 
 
     with DurableStore(place, BUNDLE, "fleet") as store:
         store.open_round(1, "fedproto", 0, 0.0)
-        store.commit([_accepted("a", marks[0]), _accepted("b", marks[1])], {})
+        store.commit([_accepted("b", marks[1]), _accepted("a", marks[0])], {})  # so that b is not moved over a
         store.standing.commit([Stands("a", 1, marks[2], 48)], {}, 1.0)
         assert there() == [True, True, True]
         (order, _) = give(place, "remove", "a", "me")
@@ -470,6 +471,22 @@ def test_what_was_forgotten_is_in_no_file_of_the_tables(server: PostgresServer, 
         wait(store.standing.erase)
         assert there() == [False, True, False]
         assert list(store.contributions(1, "fedproto")) == [marks[1]]
+
+
+@pytest.mark.parametrize("how", ["REPEATABLE READ; SELECT 1 FROM payload", "READ COMMITTED; LOCK TABLE payload"])
+def test_nothing_is_erased_for_good_while_somebody_is_in_the_way(server: PostgresServer, place: str, how: str) -> None:
+    """Who reads an older moment, for whom it would be kept, and who has a table; neither is waited for."""
+    with DurableStore(place, BUNDLE, "fleet") as store, server.connect() as other:
+        other.execute(f"SET search_path = {place.rsplit('%3D', 1)[1]}")
+        other.execute(f"BEGIN ISOLATION LEVEL {how}")
+        began = time.monotonic()
+        release = threading.Timer(5.0, other.close)
+        release.start()
+        assert not store._file.erase(["payload"])
+        assert time.monotonic() - began < 4
+        release.cancel()
+        other.execute("ROLLBACK")
+        assert store._file.erase(["payload"])
 
 
 def test_what_answers_beside_it_takes_up_what_is_new(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

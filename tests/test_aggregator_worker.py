@@ -241,6 +241,22 @@ def test_a_leader_that_says_nothing_is_followed(place: str, monkeypatch: pytest.
                 stopped.beat()
 
 
+def test_a_leader_in_the_middle_of_something_has_longer(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing meanwhile. A worker has a quarter of a minute there: the leader waits for it."""
+    monkeypatch.setattr(members, "SILENT_S", 0.0)
+    where = place_of(place)
+    with closing(Leader(where, KIND)) as leader, closing(Member(where, KIND)) as member:  # type: ignore[arg-type]
+        with leader.alone():
+            for _ in range(2):
+                time.sleep(0.05)
+                assert not member.may_lead()
+            leader.changed()
+        assert leader.changes() == member.changes()
+        shown = "SHOW idle_in_transaction_session_timeout"
+        assert member.connection.execute(shown).fetchone() == ("15s",)
+        assert leader.connection.execute(shown).fetchone() == ("2min",)
+
+
 def test_one_aggregator_alone_is_never_ended(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "SILENT_S", 0.0)
     where = place_of(place)
