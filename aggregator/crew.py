@@ -1,10 +1,16 @@
-"""Several processes of one fleet on one store: each leads while nobody else does, and works otherwise."""
+"""Several processes of one fleet on one store: each leads while nobody else does, and works otherwise.
+
+Each computes on one thread: there is a process for each core already, and BLAS threads of several processes that wait
+for each other's take most of a busy machine (docs/decisions/201).
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from aggregator.database import AnyPlace
@@ -50,6 +56,15 @@ class Crew:
         Raises:
             LinkError, StoreError, UsageError: as `Service.run`.
         """
+        with _one_thread():
+            return self._serve(lead, work, told)
+
+    def _serve(
+        self,
+        lead: Callable[[SharedStore], dict[str, Any]],
+        work: Callable[[SharedStore], Worker],
+        told: Callable[[], dict[str, Any]],
+    ) -> dict[str, Any]:
         tries = 0
         while not self._stopping.is_set():
             try:
@@ -77,3 +92,16 @@ class Crew:
             raise UsageError(
                 "--worker", expected="the options of the process that leads", got="others", hint="the same for all"
             )
+
+
+def _one_thread() -> AbstractContextManager[object]:
+    """Within, numpy's BLAS computes on one thread, unless the environment says on how many."""
+    if "OMP_NUM_THREADS" in os.environ or "OPENBLAS_NUM_THREADS" in os.environ:
+        return nullcontext()
+    try:
+        import threadpoolctl
+    except ImportError:
+        raise UsageError(
+            "--worker", expected="threadpoolctl", got="none", hint='pip install "protofleet[scale]"'
+        ) from None
+    return threadpoolctl.threadpool_limits(1, user_api="blas")

@@ -118,10 +118,15 @@ def give(path: AnyPlace, what: str, device: str, who: str, *, detail: str = "") 
     with beside(path, KIND) as db:
         found = db.execute(
             "INSERT INTO fleet_order (what, device, who, given_at, detail) VALUES (?, ?, ?, ?, ?) RETURNING id",
-            (what, device, who, time.time(), detail),
+            (what, device, _text(who), time.time(), _text(detail)),
         )
         (made,) = orders(db, "WHERE id = ?", found.fetchone())
     return made, running
+
+
+def _text(given: str) -> str:
+    """What a database takes as text: a user's name, or a word of a command line, may hold bytes that are none."""
+    return given.encode(errors="backslashreplace").decode()
 
 
 def await_done(path: AnyPlace, order: Order, timeout_s: float) -> Order:

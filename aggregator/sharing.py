@@ -23,6 +23,7 @@ __all__ = ["LEARN_S", "Sharing"]
 
 LEARN_S, SELDOM_S = 0.25, 2.0  # between the leader's looks, at least and at most
 _EASE = 10.0  # between these, so many times as long as one takes
+_SETTLED = ("committed", "duplicate", "late", "rejected", "need-chunks")  # the last: what came is of no use
 _Message = tuple[str, bytes]
 _Whole = tuple[str, str, bytes]  # device, method, digest
 
@@ -72,8 +73,8 @@ class Sharing:
                 continue
 
     def stalled(self, now: float) -> list[Decision]:
-        """As `Coordinator.stalled`, after a look whether others have what is missing."""
-        asked, found = self._core.stalled(now), list[_Message]()
+        """As `Coordinator.stalled`, after a look whether others have what is missing, or have taken the whole."""
+        asked, found = [each for each in self._core.stalled(now) if not self._is_taken(each)], list[_Message]()
         for (device, method, digest), (chunk, fed) in list(self._fed.items()):
             if any(d.device == device and d.receipt is not None and d.receipt.digest == digest for d in asked):
                 others = self._store.other_chunks(device, chunk, fed)
@@ -142,9 +143,13 @@ class Sharing:
             self._fed.popitem(last=False)
         return others + list(batch)
 
+    def _is_taken(self, asked: Decision) -> bool:
+        receipt = asked.receipt
+        return receipt is not None and self._store.holds(receipt.round, receipt.method, asked.device)
+
     def _let_go(self, made: Sequence[Decision]) -> None:
-        """Chunks of what was decided on are needed no longer."""
-        done = {d.device for d in made if d.outcome in ("committed", "duplicate", "late", "rejected")}
+        """Chunks of what was decided on are needed no longer, nor are those of which one is forged or damaged."""
+        done = {d.device for d in made if d.outcome in _SETTLED}
         keys = [key for key in self._fed if key[0] in done]
         for method in {key[1] for key in keys}:
             self._store.drop_chunks({key[0] for key in keys if key[1] == method}, method, self._core.rounds.number)

@@ -87,7 +87,7 @@ COMMANDS = {
         None,
         "Whether machine, bundle, broker and disk serve.",
     ),
-    "lab": Command("lab.cli:lab_app", "all", "Simulate a fleet in one process with the deployed code."),
+    "lab": Command("lab.cli:lab_app", "all", "Simulate a fleet on this machine with the deployed code."),
 }
 
 _SETTINGS = {"help_option_names": ["-h", "--help"]}

@@ -28,6 +28,19 @@ def die_once(site: Path, common: Any, item: int) -> int:
     return item * item
 
 
+def die_now_and_then(site: Path, common: Any, item: int) -> int:
+    """kill -9 of whoever computes every third item, the first time, when those before it are done."""
+    mark = site / f"died at {item}"
+    if item % 3 == 2 and not mark.exists():
+        while not all((site / f"did {each}").exists() for each in range(item)):
+            time.sleep(0.01)
+        time.sleep(0.1)  # what they came to is on its way
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    (site / f"did {item}").touch()
+    return item
+
+
 def die(site: Any, common: Any, item: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -61,6 +61,13 @@ def test_an_order_is_recorded_and_says_that_nobody_is_there_to_do_it(store: str)
         assert opened.standing.next_order().what == "withdraw"
 
 
+def test_a_name_of_bytes_that_are_no_text_is_recorded_as_they_are(store: str) -> None:
+    done = run("fleet", "pause", "--store", store, LOGNAME="ann\udcff")
+    assert done.returncode == 0
+    assert done.stdout.startswith("pause, asked by ann\\udcff at ")
+    assert run("forget", "--class", "caf\udce9", "--store", store).returncode == 0
+
+
 def test_how_far_to_go_back_is_recorded(store: str) -> None:
     for words in ((), ("--rounds", "3"), ("porch",)):
         assert run("fleet", "rollback", *words, "--store", store).returncode == 0

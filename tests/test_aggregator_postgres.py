@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +26,7 @@ from postgres_server import PostgresServer, need_postgres, own_server
 from talker import Talker
 
 from aggregator.away import Away
-from aggregator.database import is_taken, place_of, read_only, watch
+from aggregator.database import beside, is_taken, place_of, read_only, watch
 from aggregator.database import postgres as engine
 from aggregator.database import postgres_connection as connection
 from aggregator.events import StoreAway
@@ -67,6 +68,11 @@ def _accepted(device: str, payload: bytes = b"payload", round: int = 1) -> Accep
         ("postgresql://me:s3cret?x@db/pets", "postgresql://me@db/pets"),
         ("postgresql://db/pets?user=me&password=s3cret&x=1", "postgresql://db/pets?user=me&password=…&x=1"),
         ("postgresql://db/pets?sslPassword=s3cret", "postgresql://db/pets?sslPassword=…"),
+        ("postgresql://me@corp.example:s3cret@db/pets", "postgresql://me@corp.example@db/pets"),  # a name with a domain
+        ("postgresql://me/a:s3\ncret@db/pets", "postgresql://me/a@db/pets"),
+        ("postgresql://db/pets?x=1&%70assword=s3cret", "postgresql://db/pets?x=1&%70assword=…"),
+        ("postgresql://db/pets?scram_client_key=s3cret", "postgresql://db/pets?scram_client_key=…"),
+        ("postgresql://db/pets?oauth_client_secret=s3cret", "postgresql://db/pets?oauth_client_secret=…"),
         ("postgresql://me@db:5432/pets?options=-csearch_path%3Da", "postgresql://me@db:5432/pets?options=-csearch_path%3Da"),
     ],
 )  # fmt: skip
@@ -76,7 +82,33 @@ def test_a_password_is_never_shown(url: str, shown: str) -> None:
     assert SECRET not in repr(place)
 
 
-@pytest.mark.parametrize("url", ["postgresql://me:s3cret@127.0.0.1:1/pets", "postgresql://me:s3cret@[/pets"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Postgresql://me:s3cret@db/pets",
+        "postgresql+psycopg://me:s3cret@db/pets",
+        "postgresql:/me:s3cret@db/pets",
+        " postgresql://me:s3cret@db/pets",
+        "mysql://me:s3cret@db/pets",
+        "host=db user=me password=s3cret",
+    ],
+)
+def test_nor_is_what_is_no_url_of_libpqs_taken_for_a_file(text: str) -> None:
+    line = one_error_line(run("fleet", "list", "--store", text))
+    assert line.startswith("error: --store, expected a file, or postgresql://USER@HOST[:PORT]/DATABASE, got ")
+    assert SECRET not in line
+    for name in ("a:b/c.sqlite", "postgres.sqlite", "C:/store"):
+        assert place_of(name) == Path(name)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3cret@127.0.0.1:1/pets",
+        "postgresql://me:s3cret@[/pets",
+        "postgresql://me@127.0.0.1:s3cret@127.0.0.1:1/pets",
+    ],
+)
 @pytest.mark.parametrize("words", [("fleet", "list"), ("forget", "a"), ("rollout",), ("fleet", "backup", "b")])
 def test_nor_by_a_command_that_fails(url: str, words: tuple[str, ...]) -> None:
     need_postgres()
@@ -155,6 +187,74 @@ def test_a_server_that_cannot_be_used_is_one_line(
     assert "expected a PostgreSQL server that lets us in" in _refused("postgresql://x@127.0.0.1:1/pets")
     monkeypatch.setattr(connection, "OLDEST", 99)
     assert "expected PostgreSQL 99 or newer, got version 18" in _refused(place)
+
+
+@pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout", "idle_session_timeout", "transaction_timeout"])
+def test_limits_that_a_role_has_end_nothing_of_ours(place: str, limit: str) -> None:
+    writes, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with beside(place, KIND):
+            writes.set()
+            done.wait(0.3)
+
+    with DurableStore(f"{place}%20-c{limit}%3D100", BUNDLE, "fleet") as store:
+        thread = threading.Thread(target=hold)
+        thread.start()
+        writes.wait()
+        store.commit([_accepted("a")], {})  # waits for the other
+        done.wait(0.2)
+        with store._file.transaction():
+            done.wait(0.2)
+        thread.join()
+        assert len(list(store.contributions(1, "fedproto"))) == 1
+
+
+def test_text_is_utf_8_whatever_the_environment_says(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "SQL_ASCII")
+    with DurableStore(place, BUNDLE, "küche") as store:
+        store.commit([_accepted("a")], {})
+        assert store.taken(1, "fedproto")[0] == ["a"]
+
+
+def test_a_role_without_the_rights_is_one_line_that_says_which(server: PostgresServer, place: str) -> None:
+    """Who does not own the tables could use them, but PostgreSQL would skip what erases for good, and only warn."""
+    name = place.rsplit("%3D", 1)[1]
+    theirs = place.replace("protofleet@", f"user_{name}@")
+    with server.connect() as db:
+        db.execute(f"CREATE ROLE user_{name} LOGIN; GRANT USAGE ON SCHEMA {name} TO user_{name}")
+        try:
+            line = _refused(theirs)
+            assert f"expected a role with a right to it, got permission denied for schema {name}, try " in line
+            assert "GRANT USAGE, CREATE ON SCHEMA" in line
+            DurableStore(place, BUNDLE, "fleet").close()
+            db.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {name} TO user_{name}")
+            assert "expected the role that owns its tables, got another" in _refused(theirs)
+            assert run("fleet", "list", "--store", theirs).returncode == 0
+            db.execute(f"GRANT protofleet TO user_{name}")
+            DurableStore(theirs, BUNDLE, "fleet").close()
+        finally:
+            db.execute(f"DROP OWNED BY user_{name}; DROP ROLE user_{name}")
+
+
+def test_a_statement_that_is_cancelled_is_a_server_that_is_away(server: PostgresServer, place: str) -> None:
+    with DurableStore(place, BUNDLE, "fleet") as store, server.connect() as db:
+        pid = store._file.connection.link.info.backend_pid  # type: ignore[attr-defined]
+        cancel = threading.Timer(0.2, lambda: db.execute("SELECT pg_cancel_backend(%s)", (pid,)))
+        cancel.start()
+        with pytest.raises(StoreLostError, match="canceling statement due to user request"), store._file.transaction():
+            store._db.execute("SELECT pg_sleep(20)")
+        cancel.join()
+
+
+def test_a_schema_may_have_any_name(server: PostgresServer) -> None:
+    with server.connect() as db:
+        db.execute('CREATE SCHEMA "Pets; x"')
+        try:
+            with DurableStore(server.url("%22Pets;%5C%20x%22"), BUNDLE, "fleet") as store:
+                assert store.size_bytes() > 100_000
+        finally:
+            db.execute('DROP SCHEMA "Pets; x" CASCADE')
 
 
 def test_what_no_aggregator_wrote_is_one_line(server: PostgresServer, place: str) -> None:
@@ -363,7 +463,7 @@ def test_what_was_forgotten_is_in_no_file_of_the_tables(server: PostgresServer, 
 
     with DurableStore(place, BUNDLE, "fleet") as store:
         store.open_round(1, "fedproto", 0, 0.0)
-        store.commit([_accepted("a", marks[0]), _accepted("b", marks[1])], {})
+        store.commit([_accepted("b", marks[1]), _accepted("a", marks[0])], {})  # so that b is not moved over a
         store.standing.commit([Stands("a", 1, marks[2], 48)], {}, 1.0)
         assert there() == [True, True, True]
         (order, _) = give(place, "remove", "a", "me")
@@ -371,6 +471,22 @@ def test_what_was_forgotten_is_in_no_file_of_the_tables(server: PostgresServer, 
         wait(store.standing.erase)
         assert there() == [False, True, False]
         assert list(store.contributions(1, "fedproto")) == [marks[1]]
+
+
+@pytest.mark.parametrize("how", ["REPEATABLE READ; SELECT 1 FROM payload", "READ COMMITTED; LOCK TABLE payload"])
+def test_nothing_is_erased_for_good_while_somebody_is_in_the_way(server: PostgresServer, place: str, how: str) -> None:
+    """Who reads an older moment, for whom it would be kept, and who has a table; neither is waited for."""
+    with DurableStore(place, BUNDLE, "fleet") as store, server.connect() as other:
+        other.execute(f"SET search_path = {place.rsplit('%3D', 1)[1]}")
+        other.execute(f"BEGIN ISOLATION LEVEL {how}")
+        began = time.monotonic()
+        release = threading.Timer(5.0, other.close)
+        release.start()
+        assert not store._file.erase(["payload"])
+        assert time.monotonic() - began < 4
+        release.cancel()
+        other.execute("ROLLBACK")
+        assert store._file.erase(["payload"])
 
 
 def test_what_answers_beside_it_takes_up_what_is_new(place: str, monkeypatch: pytest.MonkeyPatch) -> None:

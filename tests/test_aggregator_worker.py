@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from brokers import TestBroker, make_broker
 from commands import one_error_line, run
 from postgres_server import need_postgres
 from talker import Talker
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from aggregator.coordinator import Coordinator
+from aggregator.crew import Crew
 from aggregator.database import members, place_of
 from aggregator.database.members import Leader, Member, StaleError
 from aggregator.events import LinkUp, RoundClosed
@@ -28,7 +31,7 @@ from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
 from aggregator.store import Accepted, DurableStore
 from aggregator.store_schema import KIND
-from contract.chunks import split
+from contract.chunks import bitmap, split
 from contract.errors import InUseError, LedError, ProtofleetError, StoreLostError
 from contract.link import Address
 from contract.messages import Contribution, Status
@@ -181,8 +184,11 @@ def test_what_was_decided_on_what_is_no_longer_so_is_not_written(place: str) -> 
         assert member.commit([_accepted("a")], {}) == set()
 
 
-def test_nobody_commits_while_the_leader_is_alone(place: str) -> None:
-    """What it merges is what is committed: a contribution is in the result, or was never confirmed."""
+@pytest.mark.parametrize("options", ["", "%20-cdefault_transaction_isolation%3Dserializable"])
+def test_nobody_commits_while_the_leader_is_alone(place: str, options: str) -> None:
+    """What it merges is what is committed: a contribution is in the result, or was never confirmed; whatever a
+    transaction sees that is begun without saying so."""
+    place += options
     with (
         SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
         SharedStore(place, BUNDLE, FLEET, leads=False) as member,
@@ -245,13 +251,52 @@ def test_a_leader_that_says_nothing_is_followed(place: str, monkeypatch: pytest.
                 stopped.beat()
 
 
+def test_a_leader_in_the_middle_of_something_has_longer(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says nothing meanwhile. A worker has a quarter of a minute there: the leader waits for it."""
+    monkeypatch.setattr(members, "SILENT_S", 0.0)
+    where = place_of(place)
+    with closing(Leader(where, KIND)) as leader, closing(Member(where, KIND)) as member:  # type: ignore[arg-type]
+        with leader.alone():
+            for _ in range(2):
+                time.sleep(0.05)
+                assert not member.may_lead()
+            leader.changed()
+        assert leader.changes() == member.changes()
+        shown = "SHOW idle_in_transaction_session_timeout"
+        assert member.connection.execute(shown).fetchone() == ("15s",)
+        assert leader.connection.execute(shown).fetchone() == ("2min",)
+
+
 def test_one_aggregator_alone_is_never_ended(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "SILENT_S", 0.0)
-    with DurableStore(place, BUNDLE, FLEET) as alone, closing(Member(place_of(place), KIND)) as member:  # type: ignore[arg-type]
-        for _ in range(3):
-            time.sleep(0.05)
-            assert not member.may_lead()
-        assert alone.last_round() == 0
+    where = place_of(place)
+    leader = Leader(where, KIND)  # type: ignore[arg-type]
+    with closing(Member(where, KIND)) as member:  # type: ignore[arg-type]
+        leader.close()
+        with DurableStore(place, BUNDLE, FLEET) as alone:
+            for _ in range(3):
+                time.sleep(0.05)
+                assert not member.may_lead()
+            assert alone.last_round() == 0
+
+
+def test_each_computes_on_one_thread(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of several processes would wait for each other."""
+
+    def threads(_: object = None) -> dict[str, Any]:
+        return {"threads": {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}}
+
+    def told_by_leader() -> dict[str, Any]:
+        crew = Crew((place, BUNDLE, FLEET), (), settle(), threading.Event())
+        return crew.serve(threads, lambda _: pytest.fail("nobody leads"), threads)
+
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    with threadpool_limits(2, user_api="blas"):
+        assert told_by_leader() == {"threads": {1}}
+        assert threads() == {"threads": {2}}  # a program that goes on
+        monkeypatch.setenv("OMP_NUM_THREADS", "2")
+        assert told_by_leader() == {"threads": {2}}
 
 
 # ── chunks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -295,6 +340,23 @@ def test_chunks_that_different_processes_got_are_one_contribution(place: str, or
         assert leader._db.execute("SELECT count(*) FROM protofleet_chunk").fetchone() == (0,)
 
 
+def test_nobody_is_asked_for_chunks_of_what_another_process_has_taken(place: str) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        core = _core(leader)
+        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+        assert core.advance(0.0, 0.0) is not None
+        both = [Sharing(_core(store), store) for store in (leader, member)]
+        payload = encode(contribution(wide(), run=leader.run), "f64")
+        first, *rest = map(encode, split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto"))
+        both[1].take([("a", first)], 1.0)
+        made = both[0].take([("a", each) for each in rest], 1.0)
+        assert "committed" in [d.outcome for d in made]
+        assert both[1].stalled(7.0) == []
+
+
 def test_nothing_stays_of_chunks_of_a_device_that_is_forgotten_or_of_a_round_that_is_over(place: str) -> None:
     with SharedStore(place, BUNDLE, FLEET, leads=True) as leader:
         core = _core(leader)
@@ -336,6 +398,32 @@ def test_a_device_is_asked_for_chunks_that_nobody_has(place: str) -> None:
         assert made.outcome == "committed"
 
 
+@pytest.mark.parametrize("again", [(0, 0, 0, 0, 0, 0, 0, 0), (1, 1, 1, 1, 1, 1, 1, 1), (0, 1, 0, 1, 1, 0, 0, 1)])
+def test_a_forged_chunk_costs_one_resending_whoever_hears_it(place: str, again: tuple[int, ...]) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        core = _core(leader)
+        core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+        assert core.advance(0.0, 0.0) is not None
+        both = [Sharing(_core(store), store) for store in (leader, member)]
+        payload = encode(contribution(wide(), run=leader.run), "f64")
+        chunks = split(payload, LIMIT_BYTES, run=leader.run, round=1, method="fedproto")
+        forged = replace(chunks[1], data=bytes(len(chunks[1].data)))
+        made = both[0].take([("a", encode(forged))], 1.0)
+        for chunk in chunks[:1] + chunks[2:]:
+            made += both[0].take([("a", encode(chunk))], 1.0)
+        (asked,) = (d for d in made if d.outcome != "partial")
+        assert asked.receipt is not None
+        assert (asked.outcome, asked.receipt.missing) == ("need-chunks", bitmap(set(range(len(chunks))), len(chunks)))
+        made = []
+        for index, chunk in zip(again, chunks, strict=False):
+            made += both[index].take([("a", encode(chunk))], 2.0)
+        assert [d.outcome for d in made].count("committed") == 1, [d.outcome for d in made]
+        assert list(leader.contributions(1, "fedproto")) == [payload]
+
+
 # ── what cannot be ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -345,6 +433,20 @@ def test_what_several_cannot_do_is_one_line(place: str, tmp_path: Path) -> None:
     line = one_error_line(run(*words, "--store", tmp_path / "s"))
     assert "--worker, expected --store postgresql://…, which several can work on" in line
     assert not (tmp_path / "s").exists()
+
+
+def test_none_works_beside_an_aggregator_that_is_alone(place: str) -> None:
+    """It would take what the other knows nothing of."""
+    alone = pytest.raises(StoreLostError, match="got an aggregator without --worker, which has the store for itself")
+    leader = SharedStore(place, BUNDLE, FLEET, leads=True)
+    with SharedStore(place, BUNDLE, FLEET, leads=False) as member:
+        member.check_version()
+        leader.close()
+        with DurableStore(place, BUNDLE, FLEET):
+            assert member.changes() != member.based_on  # so it looks
+            with alone:
+                member.check_version()
+        member.check_version()  # the other is gone
 
 
 def test_a_worker_of_other_options_or_another_release_is_one_line(

@@ -112,6 +112,11 @@ def test_a_killed_workers_task_is_computed_again(two: Workers, tmp_path: Path) -
     assert (tmp_path / "died").exists()
 
 
+def test_workers_that_are_lost_now_and_then_end_nothing(two: Workers, tmp_path: Path) -> None:
+    with two.settle(tmp_path) as at:
+        assert list(in_order(at, lab_tasks.die_now_and_then, None, range(9))) == list(range(9))
+
+
 def test_a_task_that_kills_its_worker_each_time_is_one_line(two: Workers) -> None:
     with two.settle(None) as at, pytest.raises(WorkerError, match=r"killed 3 times in a row, try fewer --jobs"):
         list(in_order(at, lab_tasks.die, None, range(3)))

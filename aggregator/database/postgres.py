@@ -77,7 +77,7 @@ class PostgresDatabase:
         epoch: how many have had this schema before and now; every transaction is conditional on being the last.
 
     Raises:
-        StoreError: another process has it, the server refuses, or none answers.
+        StoreError: another process has it, the server refuses, the role does not own the tables, or none answers.
         UsageError: something else is there, or a version that this program does not know.
     """
 
@@ -180,7 +180,8 @@ class PostgresDatabase:
         with self.guard():
             found = self.connection.execute(
                 "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c"
-                " WHERE c.relkind = 'r' AND c.relnamespace = current_schema()::regnamespace"
+                " WHERE c.relkind = 'r'"
+                " AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())"
             )
             return int(found.fetchone()[0])
 

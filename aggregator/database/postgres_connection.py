@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from aggregator.database.place import PostgresPlace
 from aggregator.database.postgres_words import as_error, is_lost, refused, unreachable
 from aggregator.database.sql import Rows
-from contract.errors import UsageError
+from contract.errors import StoreError, UsageError
 from contract.sqlite import Kind
 
 if TYPE_CHECKING:
@@ -33,8 +33,11 @@ _SETTINGS = {
 }
 _ITS_PATIENCE = (  # and the server finds out as soon that we are gone, and gives what we had locked to another
     b"SET tcp_keepalives_idle = 20; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4;"
-    b" SET tcp_user_timeout = 40000; SET idle_in_transaction_session_timeout = 120000"
+    b" SET tcp_user_timeout = 40000; SET idle_in_transaction_session_timeout = 120000;"
+    # a role's or a database's limits are for people: we wait for each other, and are idle between rounds
+    b" SET statement_timeout = 0; SET lock_timeout = 0; SET idle_session_timeout = 0"
 )
+_LIMITED = 170_000  # the first version that can limit a transaction, too
 
 
 class PostgresConnection:
@@ -79,7 +82,9 @@ def connect(place: PostgresPlace, kind: Kind) -> PostgresConnection:
             f"{kind.option} {place}", expected="psycopg 3", got=got, hint='pip install "protofleet[scale]"'
         ) from None
     try:
-        return PostgresConnection(psycopg.connect(place.url, autocommit=True, **_settings(place.url)))
+        return PostgresConnection(
+            psycopg.connect(place.url, autocommit=True, client_encoding="UTF8", **_settings(place.url))
+        )
     except psycopg.Error as error:
         raise unreachable(error, f"{kind.name} {place}", kind, place) from None
 
@@ -106,10 +111,14 @@ def guarded(path: str, kind: Kind, db: PostgresConnection) -> Iterator[None]:
 
 @contextlib.contextmanager
 def transaction(db: PostgresConnection, kind: Kind, *, beside_others: bool = False) -> Iterator[None]:
-    """One that nobody else writes beside; `beside_others`, one of any number that only those keep out."""
+    """One that nobody else writes beside; `beside_others`, one of any number that only those keep out.
+
+    It sees what was written before it had the lock, whatever isolation the server's owner has made the default.
+    """
     own, schema = own_lock(db, kind)
     how = "_shared" if beside_others else ""
-    db.link.execute(f"BEGIN; SELECT pg_advisory_xact_lock{how}({own + 1}, {schema})".encode())
+    begin = "BEGIN ISOLATION LEVEL READ COMMITTED"
+    db.link.execute(f"{begin}; SELECT pg_advisory_xact_lock{how}({own + 1}, {schema})".encode())
     try:
         yield
         db.link.execute("COMMIT")
@@ -132,7 +141,7 @@ def check_server(db: PostgresConnection, path: str, kind: Kind, *, writes: bool)
     """That it is one that this program can use.
 
     Raises:
-        StoreError: it takes no writes.
+        StoreError: it takes no writes, or not those of the owner of tables that are there.
         UsageError: it is too old, its text is not UTF-8, or the schema of the search path is not there.
     """
     what, version = f"{kind.option} {path}", db.link.info.server_version
@@ -150,9 +159,23 @@ def check_server(db: PostgresConnection, path: str, kind: Kind, *, writes: bool)
         raise UsageError(what, expected="a schema that is there", got=got, hint=hint)
     if writes and (recovers or reads_only == "on"):
         raise refused(f"{kind.name} {path}", "a server that takes writes", recovers)
+    if writes and not _owns(db):
+        got, hint = "another, which could not write them anew", "the role that made them, or GRANT of that one"
+        raise StoreError(f"{kind.name} {path}", expected="the role that owns its tables", got=got, hint=hint)
     if commits == "off":
         db.link.execute("SET synchronous_commit = on")
     db.link.execute(_ITS_PATIENCE)
+    if version >= _LIMITED:
+        db.link.execute("SET transaction_timeout = 0")
+
+
+def _owns(db: PostgresConnection) -> bool:
+    """Whether what is there may be changed and vacuumed: PostgreSQL only warns whoever vacuums what is another's."""
+    found = db.execute(
+        "SELECT pg_has_role(c.relowner, 'USAGE') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = current_schema() AND c.relname = 'protofleet'"
+    ).fetchone()
+    return found is None or bool(found[0])
 
 
 def version_in(db: PostgresConnection, kind: Kind) -> int | None:

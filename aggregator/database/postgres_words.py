@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from contract.errors import ProtofleetError, StoreError, StoreLostError, UsageError
@@ -14,9 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["as_error", "is_lost", "refused", "unreachable"]
 
-_GONE = ("08", "57P01", "57P02", "57P03", "57P05", "25P03")  # the connection, a shutdown, a start, an idle session
+_GONE = ("08", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04")  # the connection, a shutdown, a start, limits
 _FULL = ("53", "54", "58")  # disk, memory, connections; limits of the program; the system's own errors
-_READ_ONLY = "25006"
+_READ_ONLY, _CANCELLED, _NO_RIGHT = "25006", "57014", "42501"
+_LOGIN = re.compile(r"authentication|password|\brole\b")
 _SAFE = "what was confirmed is safe"
 
 
@@ -25,12 +27,13 @@ def unreachable(error: psycopg.Error, what: str, kind: Kind, place: PostgresPlac
     import psycopg
 
     said = _said(error)
-    if isinstance(error, psycopg.ProgrammingError):  # libpq cannot read the URL, and may cite a part of a password
+    if isinstance(error, psycopg.ProgrammingError) or "invalid integer value" in said:
+        # libpq cannot read the URL, or reads another port than was meant, and may cite a part of a password
         expected = "postgresql://USER@HOST[:PORT]/DATABASE, other characters as %XX"
         return UsageError(f"{kind.option} {place}", expected=expected, got="another text")
     if "too many clients" in said or "remaining connection slots" in said:
         return StoreLostError(what, expected="a free connection", got=said, hint="a larger max_connections")
-    hint = "its user, or ~/.pgpass" if "authentication" in said else f"starting it, or another {kind.option}"
+    hint = "its user, or ~/.pgpass" if _LOGIN.search(said) else f"starting it, or another {kind.option}"
     return StoreLostError(what, expected="a PostgreSQL server that lets us in", got=said, hint=hint)
 
 
@@ -45,6 +48,11 @@ def as_error(error: psycopg.Error, path: str, kind: Kind, *, lost: bool) -> Stor
     if lost:
         got = f"its connection lost: {_said(error)}"
         return StoreLostError(what, expected="a server that goes on", got=got, hint=f"again once it runs; {_SAFE}")
+    if code == _CANCELLED:  # by whoever looks after the server; nothing of the transaction is there
+        return StoreLostError(what, expected="a server that lets us finish", got=_said(error), hint=f"again; {_SAFE}")
+    if code == _NO_RIGHT:
+        hint = "the role that owns it, or GRANT USAGE, CREATE ON SCHEMA … TO …"
+        return StoreError(what, expected="a role with a right to it", got=_said(error), hint=hint)
     if code == _READ_ONLY:
         return refused(what, "a server that takes writes", False)
     if code.startswith(_FULL):
