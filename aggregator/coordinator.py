@@ -527,7 +527,8 @@ class Coordinator(Core):
     def _holds(self, round: int, method: str, device: str) -> bool:
         """Whether a contribution is in the store; for the open round that is known without asking it."""
         rounds = self.rounds
-        if rounds.phase == "open" and (round, method) == (rounds.number, rounds.method):
+        is_open = rounds.phase == "open" and not rounds.held  # else others may have committed what we have not heard of
+        if is_open and (round, method) == (rounds.number, rounds.method):
             return device in rounds.contributions
         return self._store.holds(round, method, device) and not self._stand_ins.stood(round, device)
 

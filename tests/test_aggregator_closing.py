@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aggregator_samples import BUNDLE, bundle_file, contribution, gram, manifest, means
+from aggregator_samples import BUNDLE, bundle_file, contribution, extractor, gram, manifest, means
 from aggregator_server_samples import FLEET, SETTINGS, Running, wait
 from blinded_world import DEVICES as SHARING
 from blinded_world import World
@@ -156,6 +156,32 @@ def test_a_contribution_that_was_committed_all_the_same_is_merged(places: Places
         assert held.times == 2
         threaded = result(store.state())
     assert threaded == at_once(places, *DEVICES, "late")
+
+
+def test_what_comes_late_while_a_window_closes_stands_in_in_the_next(places: Places, held: Held) -> None:
+    policy = Policy(min_clients=1, every_s=100.0, window_s=20.0)
+    with DurableStore(places("s"), BUNDLE, FLEET) as store:
+        core = Coordinator(
+            store, manifest(), BUNDLE, Settings(method="ffc", rounds=1, calibrate=False, policy=policy), now=0.0
+        )
+        core.closing.patience_s = 0.0
+        core.status("a", encode(Status(True, b"instance", 1)), 0.0)
+
+        def says(device: str, number: int) -> str:
+            key = {"run": core.run, "round": number, "method": "ffc", "extractor": extractor("ffc")}
+            made = encode(contribution(gram(ord(device)), **key), "f64")
+            return core.take([(device, made)], 1.0)[0].outcome
+
+        for number in (1, 2):
+            assert isinstance(ended(core, 100.0 * number), Opened)
+            assert says("a", number) == "committed"
+            assert core.advance(100.0 * number + 20.0, 2.0) is None
+            assert held.began.wait(60)
+            assert says("c", number) == "late"
+            held.goes.set()
+            assert ended(core, 100.0 * number + 20.0) == Closed(number, "ffc")
+            held.goes.clear()
+        assert [list(store.record(number).uplink_bytes) for number in (1, 2)] == [["a"], ["a", "c"]]
 
 
 def test_an_order_waits_until_the_round_is_recorded(places: Places, held: Held) -> None:
@@ -406,6 +432,9 @@ def test_no_worker_commits_to_a_round_that_its_leader_closes(held: Held) -> None
         leading.learn()
         mine = [sent(leading, device) for device in ("b", "c")]
         assert [d.outcome for d in Sharing(leading, leader).take_as_leader(mine, 1.0)] == ["committed"] * 2
+        assert [d.outcome for d in beside_it.take([sent(working, "x")], 1.0)] == [
+            "committed"
+        ]  # the leader has not heard
         leading.status("late", encode(Status(False, b"instance", 1)), 1.0)
         assert leading.advance(2.0, 2.0) is None
         assert held.began.wait(60)
@@ -413,12 +442,14 @@ def test_no_worker_commits_to_a_round_that_its_leader_closes(held: Held) -> None
         with pytest.raises(StaleError):
             beside_it.take([sent(working, "late")], 3.0)
         member.based_on = member.changes()
+        again = Sharing(leading, leader).take_as_leader([sent(leading, device) for device in "ax"], 3.0)
+        assert [d.outcome for d in again] == ["duplicate"] * 2
         anew = Sharing(core_with(member), member)
         answered = anew.take([sent(working, "late"), sent(working, "b")], 3.0)
         assert [d.outcome for d in answered] == ["late", "duplicate"]
         held.goes.set()
         assert ended(leading) == Closed(1, "fedproto")
-        assert list(leader.record(1).uplink_bytes) == list(DEVICES)
+        assert list(leader.record(1).uplink_bytes) == [*DEVICES, "x"]
 
 
 def test_a_leader_that_closes_a_round_goes_on_beating(
