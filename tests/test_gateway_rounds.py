@@ -22,6 +22,7 @@ from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from contract.messages import Announcement, Contribution, Status
 from contract.methods import method as method_of
+from contract.methods.fedhkd import HyperKnowledge
 from contract.sampling import sampled
 from contract.statistics import Statistic
 from contract.wire import decode, encode
@@ -39,6 +40,10 @@ def whole(tmp_path: Path) -> Bundle:
 
 def drawn(name: str, device: str) -> Statistic:
     seed = DEVICES.index(device)
+    if name == "fedhkd":
+        rng = np.random.default_rng(seed)
+        labels = rng.integers(0, CLASSES, 20)
+        return HyperKnowledge.of(rng.normal(size=(20, WIDTH)), rng.dirichlet(np.ones(CLASSES), 20), labels, CLASSES)
     return gram(seed) if name == "ffc" else means(seed) if name == "ncm" else local_means(seed)
 
 
@@ -99,10 +104,13 @@ def goes_up(site: GatewayRounds, a: Announcement) -> bytes:
     return encode(site.contribution(a, record))
 
 
-@pytest.mark.parametrize("name", ["ncm", "ffc", "fedproto"])
+@pytest.mark.parametrize("name", ["ncm", "ffc", "fedproto", "fedhkd"])
 def test_a_round_goes_through_exactly(tmp_path: Path, whole: Bundle, name: str) -> None:
     """Four devices behind a gateway and one beside it: as integers the same sum as of five without, the same result
     but for how float64 adds, and the state of it on the site."""
+    if name == "fedhkd":
+        bundle_file(tmp_path / "own.bundle", name=name)
+        whole = read_bundle(tmp_path / "own.bundle")
     direct = above_of(tmp_path / "direct", whole, name, least=5)
     above, site = above_of(tmp_path / "two", whole, name, least=2), site_of(tmp_path / "site", whole)
     born(direct, *DEVICES)
