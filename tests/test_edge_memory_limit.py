@@ -120,9 +120,8 @@ def test_a_trial_also_takes_what_held_out_photos_and_the_closing_round_ask_for(m
 
 def test_forms_that_do_not_fit_are_not_even_tried(mnist_like_bundle, tmp_path: Path) -> None:
     lines, tried = list[str](), list[str]()
-    bundle = replace(
-        read_bundle(mnist_like_bundle()), forms={"small": b"s", "large": b"l", "alien": b"a", "none": b"n"}
-    )
+    forms = {name: name.encode() for name in ("small", "large", "alien", "none")}
+    bundle = replace(read_bundle(mnist_like_bundle()), forms=forms)
     needs = {"small": 90_000_000, "large": 90_000_001, "none": None}
 
     def measure(way: str) -> int | None:
