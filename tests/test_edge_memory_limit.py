@@ -1,7 +1,10 @@
 """`client --memory-limit`: sizes, which way fits, what is proposed, and a real trial in a process of its own."""
 
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import msgspec
 import pytest
@@ -152,3 +155,16 @@ def test_a_trial_stays_below_what_the_system_allows_it(monkeypatch) -> None:
     memory_trial.hold_to(100_000_000)
     memory_trial.hold_to(400_000_000)
     assert [most for _, (most, _) in held] == [356_000_000, 500_000_000]
+
+
+def test_what_a_client_has_beside_its_graphs_is_added_and_a_killed_trial_is_too_large(monkeypatch) -> None:
+    ends = {"whole": (0, "100\n"), "parts": (3, ""), "lanes16": (-9, "")}
+
+    def run(command: list[str], **options: object) -> CompletedProcess[str]:
+        assert "-P" in command or sys.path[0] == os.getcwd(), "it is not to import from where it happens to run"
+        code, said = ends[command[-3]]
+        return CompletedProcess(command, code, said, "")
+
+    monkeypatch.setattr("edge_client.memory_limit.subprocess.run", run)
+    found = [measured_bytes(Path("b"), settings(), 400_000_000, way) for way in ends]
+    assert found == [100 + BESIDE_BYTES, None, None]

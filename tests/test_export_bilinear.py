@@ -155,3 +155,20 @@ def test_a_kernels_values_wait_for_the_activation():
             seen.add(name)
             sources += made_by[name].input if name in made_by else []
         assert "x" in seen
+
+
+@pytest.mark.parametrize(("plane", "transforms"), [((16, 16), 13), ((4, 4), 8)])
+def test_the_backward_pass_makes_the_values_of_x_anew(plane: tuple[int, int], transforms: int):
+    """Were they the forward pass's, they would be kept until then, and be most of the step's memory. Those of ∂y are
+    shared by both gradients."""
+    nodes = onnx.load_from_string(_graph(Bilinear(2, 48, 48, plane)).to_bytes()).graph.node
+    assert [n.op_type for n in nodes].count("Gemm") == transforms
+    made_by = {name: node for node in nodes for name in node.output}
+
+    def sources(node: onnx.NodeProto) -> set[str]:
+        near = [made_by[name] for name in node.input if name in made_by]
+        own = set() if node.op_type == "Reshape" else {*node.output}  # one of x itself costs nothing
+        return own.union(*map(sources, near))
+
+    forward, _, weights = (sources(made_by[name]) for name in ("y", "dx", "dw"))
+    assert not forward & weights
