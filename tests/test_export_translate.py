@@ -63,7 +63,6 @@ def _normal(*shape: int, seed: int = 0) -> Tensor:
 
 CONVOLUTIONS = {
     "3x3": (3, 8, 3, 1, 1, 1, 1, (9, 9)),
-    "3x3 bilinear": (32, 32, 3, 1, 1, 1, 1, (12, 12)),
     "3x3 no padding": (4, 6, 3, 1, 0, 1, 1, (8, 8)),
     "3x3 much padding": (4, 6, 3, 1, 4, 1, 1, (8, 8)),
     "5x5": (2, 5, 5, 1, 2, 1, 1, (12, 10)),
