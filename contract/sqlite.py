@@ -53,6 +53,7 @@ class Kind:
         application_id: 4 letters as a number.
         steps: SQL scripts; see this file's beginning. None of them is ever changed once released.
         pragmas: SQLite's settings of a connection, or, like the page size, of a new file.
+        statements: how many statements are kept prepared; each keeps a copy of what it was last given, blobs too.
         writer: who writes it, in words.
     """
 
@@ -61,6 +62,7 @@ class Kind:
     application_id: int
     steps: tuple[str, ...]
     pragmas: Mapping[str, int] = field(default_factory=dict)
+    statements: int = 128
     writer: str = "a device"
 
     @property
@@ -283,7 +285,9 @@ class Database:
             undo.callback(os.close, self._lock)
             self._check_header()
             with self.guard():
-                self.connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+                self.connection = sqlite3.connect(
+                    self.path, isolation_level=None, check_same_thread=False, cached_statements=kind.statements
+                )
                 undo.callback(self.connection.close)
                 self._prepare()
             undo.pop_all()

@@ -2,34 +2,38 @@
 
 What a bundle takes is measured on the board itself, since a device has neither torch nor a model of memory: a process
 of its own does a round of the bundle's method and the one that closes a run, and says what it had resident at most
-(`memory_trial.py`). Whole batches are tried first, then parts, where the bundle has graphs for them. The trial may not
-take more than the limit and a little either: what does not fit there is refused like what does not fit here. What was
-measured is kept in the state directory, for this bundle and this version of ONNX Runtime.
+(`memory_trial.py`). Whole batches are tried first, then parts, where the bundle has graphs for them; further forms of
+the step (`step_forms.py`) are left out that do not fit. The trial may not take more than the limit and a little either:
+what does not fit there is refused like what does not fit here. What was measured is kept in the state directory, for
+this bundle and this version of ONNX Runtime.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from contract.bundle import Manifest
+from contract.bundle import Bundle, Manifest
 from contract.errors import UsageError
 from contract.files import whole_file
 from contract.sizes import read_size
 from edge_client.config import ClientConfig
 
-__all__ = ["BESIDE_BYTES", "KEPT_IN", "measured_bytes", "trains_in_parts"]
+__all__ = ["BESIDE_BYTES", "KEPT_IN", "fitting_forms", "measured_bytes", "trains_in_parts"]
 
 KEPT_IN = "memory.json"
 BESIDE_BYTES = 20_000_000  # what a client has beside its graphs: photos that are read, the link, the journal
 _PATIENCE_S = 1800.0
 _NO_ROOM = 3  # exit code of a trial that ran into its own limit
+_WAYS = {False: "whole", True: "parts"}  # as `memory_trial.py` has them; it is not loaded here
 
-Measure = Callable[[bool], int | None]
+Measure = Callable[[str], int | None]
 
 
 def trains_in_parts(
@@ -46,7 +50,7 @@ def trains_in_parts(
     Args:
         path: where the bundle lies.
         state: directory of what is kept.
-        measure: what a bundle takes, in parts or not; None for a real trial.
+        measure: what a bundle takes, by way; None for a real trial.
 
     Raises:
         UsageError: it does not fit, or has no parts of the size that was asked for.
@@ -60,31 +64,59 @@ def trains_in_parts(
         return wanted is not None
     limit = read_size(settings.memory_limit, "--memory-limit")
     kept = _Kept(state / KEPT_IN, f"{sha256.hex()} {settings.threads}")
-    ask = measure or (lambda in_parts: measured_bytes(path, settings, limit, in_parts=in_parts))
     least: int | None = None
     for in_parts in (True,) if wanted else (False, True) if parts else (False,):
-        needed = kept.get(in_parts) or ask(in_parts)
-        if needed is not None:
-            kept.put(in_parts, needed)
-            if needed <= limit:
-                log(f"{_way(manifest, in_parts)} takes {_mb(needed)} of {_mb(limit)}")
-                return in_parts
-        least = needed
+        least = kept.or_else(_WAYS[in_parts], measure or (lambda way: measured_bytes(path, settings, limit, way)))
+        if least is not None and least <= limit:
+            log(f"{_way(manifest, in_parts)} takes {_mb(least)} of {_mb(limit)}")
+            return in_parts
     raise _too_large(settings.memory_limit, manifest, path, least, limit)
 
 
-def measured_bytes(path: Path, settings: ClientConfig, limit: int, *, in_parts: bool) -> int | None:
+def fitting_forms(
+    settings: ClientConfig,
+    bundle: Bundle,
+    path: Path,
+    state: Path,
+    log: Callable[[str], None],
+    measure: Measure | None = None,
+) -> Mapping[str, bytes]:
+    """The further forms of the training step that the limit has room for; arguments as of `trains_in_parts`."""
+    if settings.memory_limit is None:
+        return bundle.forms
+    limit, fitting = read_size(settings.memory_limit, "--memory-limit"), {}
+    kept = _Kept(state / KEPT_IN, f"{bundle.sha256.hex()} {settings.threads}")
+    for form, graph in bundle.forms.items():
+        try:
+            needed = kept.or_else(form, measure or (lambda way: measured_bytes(path, settings, limit, way)))
+        except UsageError as error:
+            log(f"{form} is left out: {error.got}")
+            continue
+        if needed is not None and needed <= limit:
+            fitting[form] = graph
+        else:
+            log(f"{form} is left out: it takes {_taken(needed, limit)} of {_mb(limit)}")
+    return fitting
+
+
+def measured_bytes(path: Path, settings: ClientConfig, limit: int, way: str = "whole") -> int | None:
     """What a client of this bundle has resident at most, by a trial; None where that is more than may be tried.
+
+    Args:
+        way: `whole` batches, `parts`, or the name of a further form of the training step.
 
     Raises:
         UsageError: the trial could not be made.
     """
-    words = [str(path), str(settings.threads), str(int(in_parts)), str(limit), settings.method or ""]
+    words = [str(path), str(settings.threads), way, str(limit), settings.method or ""]
+    same_path = [] if sys.path[:1] == [os.getcwd()] else ["-P"]
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "edge_client.memory_trial", *words],
+            [sys.executable, *same_path, "-m", "edge_client.memory_trial", *words],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=_PATIENCE_S,
             check=False,
         )
@@ -99,7 +131,6 @@ def measured_bytes(path: Path, settings: ClientConfig, limit: int, *, in_parts: 
 
 
 def _too_large(limit_text: str, m: Manifest, path: Path, needed: int | None, limit: int) -> UsageError:
-    takes = _mb(needed) if needed is not None and needed > limit else f"more than {_mb(limit)}"
     ways: Sequence[str] = ()
     if m.trainable:
         smaller = (m.micro_batch or m.batch) // 2
@@ -107,9 +138,13 @@ def _too_large(limit_text: str, m: Manifest, path: Path, needed: int | None, lim
     return UsageError(
         f"--memory-limit {limit_text}: {path.name}",
         expected=f"at most {_mb(limit)}",
-        got=f"{takes} for {_way(m, bool(m.micro_batch))}",
+        got=f"{_taken(needed, limit)} for {_way(m, bool(m.micro_batch))}",
         hint=f"exporting it with {' or '.join(ways)}" if ways else "a bundle of a smaller backbone or input",
     )
+
+
+def _taken(needed: int | None, limit: int) -> str:
+    return _mb(needed) if needed is not None and needed > limit else f"more than {_mb(limit)}"
 
 
 def _way(m: Manifest, in_parts: bool) -> str:
@@ -134,19 +169,16 @@ class _Kept:
         except (OSError, msgspec.MsgspecError):
             self._known = {}
 
-    def get(self, in_parts: bool) -> int | None:
-        """Bytes; None where it was not measured."""
-        return self._known.get(f"{self._key} {'parts' if in_parts else 'whole'}")
-
-    def put(self, in_parts: bool, needed: int) -> None:
-        """Remember; a disk that refuses has it measured again."""
-        name = f"{self._key} {'parts' if in_parts else 'whole'}"
-        if self._known.get(name) == needed:
-            return
-        self._known[name] = needed
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(self._path) as file:
-                file.write(msgspec.json.encode(self._known))
-        except OSError:
-            return
+    def or_else(self, way: str, measure: Measure) -> int | None:
+        """Bytes as they were measured, or are now, and remembered; None where they are more than may be tried."""
+        name = f"{self._key} {way}"
+        if name in self._known:
+            return self._known[name]
+        needed = measure(way)
+        if needed is not None:
+            self._known[name] = needed
+            with contextlib.suppress(OSError):  # a disk that refuses has it measured again
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with whole_file(self._path) as file:
+                    file.write(msgspec.json.encode(self._known))
+        return needed

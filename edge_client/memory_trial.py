@@ -1,9 +1,10 @@
-"""What a bundle takes, measured by doing it: `python -m edge_client.memory_trial BUNDLE THREADS PARTS LIMIT METHOD`.
+"""What a bundle takes, measured by doing it: `python -m edge_client.memory_trial BUNDLE THREADS WAY LIMIT METHOD`.
 
 In a process of its own, which ends with it: reads the bundle, does two rounds of its method on one batch of made-up
-photos, so that the weights of the round before are there, and the round that closes a run; then prints the bytes that
-were resident at most. Nothing of it is sent or kept. The system refuses it memory far beyond LIMIT (bytes), so that
-trying a bundle that is too large does no harm; then it ends with exit code 3.
+photos, so that the weights of the round before are there, and the round that closes a run, each with what is sent of it
+and what held-out photos say of it; then prints the bytes that were resident at most. Nothing of it is sent or kept. WAY
+is `whole`, `parts`, or the name of a further form of the step. The system refuses it memory far beyond LIMIT (bytes),
+so that trying a bundle that is too large does no harm; then it ends with exit code 3.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import os
 import resource
 import sys
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,43 +23,63 @@ from contract.messages import Announcement
 from contract.methods import last_method, load_method, method
 from contract.runtime import ORT_ERRORS
 from contract.vectors import probe_images
+from contract.wire import encode
 from edge_client.compiled_graphs import CompiledGraphs
 from edge_client.data import LocalData
 from edge_client.device import Device
 from edge_client.process_metrics import peak_rss_bytes, release_memory
+from edge_client.self_test import end_first
 
-__all__ = ["main", "peak_bytes"]
+__all__ = ["PARTS", "PATIENCE_S", "WHOLE", "main", "peak_bytes"]
+
+WHOLE, PARTS = "whole", "parts"
+PATIENCE_S = 1800.0
 
 _ROOM_BYTES = 256_000_000  # beyond the limit: what is mapped, and never touched, counts for the system's, too
 _NO_ROOM = 3
 
 
-def peak_bytes(path: str, threads: int, *, in_parts: bool) -> int:
+def peak_bytes(path: str, threads: int, way: str) -> int:
     """Do what a device does with the bundle, and say what this process has had resident at most."""
     bundle = read_bundle(path)
     m = bundle.manifest
     x = np.resize(probe_images(m.input_shape), (m.batch, *m.input_shape))
-    graphs = CompiledGraphs(bundle, threads, in_parts=in_parts)
-    device = Device(bundle, LocalData(x, np.arange(m.batch) % m.classes), "memory-trial", graphs=graphs)
+    photos = LocalData(x, np.arange(m.batch) % m.classes)
+    if way not in (WHOLE, PARTS):
+        bundle = replace(bundle, train_step=bundle.forms[way], forms={})
+    graphs = CompiledGraphs(bundle, threads, in_parts=way == PARTS)
+    device = Device(bundle, photos, "memory-trial", test=photos, held=photos, graphs=graphs)
     own = method(m.method)
     release_memory()  # as a client does before its first round
-    for number, name in enumerate((own.name, own.name, last_method(own).name), 1):
+    for number, found in enumerate((own, own, last_method(own)), 1):
         with contextlib.suppress(DivergedError):  # of photos that are none; the memory was taken
-            device.run_round(Announcement(bytes(4), number, "open", name, bundle.sha256), None)
+            result = device.run_round(Announcement(bytes(4), number, "open", found.name, bundle.sha256), None)
+            encode(result.contribution, found.encoding)
+            del result
+        release_memory()
+        evaluation = device.evaluate(None)
+        if evaluation is not None:
+            device.accuracy(evaluation, found.name)
         release_memory()
     return peak_rss_bytes()
 
 
+def hold_to(limit: int) -> None:
+    """The system refuses this process more than `limit` and what is mapped without being touched."""
+    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    most = limit + _ROOM_BYTES if hard == resource.RLIM_INFINITY else min(limit + _ROOM_BYTES, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
 def main(arguments: list[str]) -> int:
     """Print the bytes; 3 where the system gave no more."""
-    path, threads, in_parts, limit, own = arguments
-    resource.setrlimit(resource.RLIMIT_DATA, (int(limit) + _ROOM_BYTES,) * 2)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    path, threads, way, limit, own = arguments
+    end_first(PATIENCE_S)
+    hold_to(int(limit))
     try:
         if own:
             load_method(own)
-        print(peak_bytes(path, int(threads), in_parts=in_parts == "1"))
+        print(peak_bytes(path, int(threads), way))
     except MemoryError:
         return _NO_ROOM
     except ORT_ERRORS as error:

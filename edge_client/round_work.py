@@ -299,6 +299,7 @@ class RoundWork:
         """
         run, number, name = report.key
         state = self._follower.state(run)
+        process_metrics.release_memory()  # what sending has left: a head that is solved here takes more than a round
         evaluation = self._device.evaluate(state)
         told = None if evaluation is None else self._device.accuracy(evaluation, name)
         process_metrics.release_memory()

@@ -208,9 +208,9 @@ def _shaped(photos: NDArray[np.uint8], shape: tuple[int, int, int]) -> NDArray[n
     return np.stack(made).reshape(-1, *shape)
 
 
-def end_first() -> None:
+def end_first(patience_s: float = PATIENCE_S) -> None:
     """End when the time is over, when the device's process does, and before it where memory runs out."""
-    signal.alarm(int(PATIENCE_S) + 60)
+    signal.alarm(int(patience_s) + 60)
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError):

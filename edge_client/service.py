@@ -36,7 +36,7 @@ from edge_client.device import Device
 from edge_client.drift import DriftWatch
 from edge_client.identity import Identity, identity_of
 from edge_client.ledger import Ledger
-from edge_client.memory_limit import trains_in_parts
+from edge_client.memory_limit import fitting_forms, trains_in_parts
 from edge_client.own_samples import OwnSamples
 from edge_client.policy import Figure, Policy, read_policy
 from edge_client.probation import ProbationWatch
@@ -126,7 +126,7 @@ class Service:
             releases = Releases(policy, ledger, fleet=settings.fleet, own=own_method, hyper=m.hyper)
             releases.begin(journal)
             providers = _providers(settings, seated, log)
-            trained = _with_fastest_step(settings, seated, providers, log)
+            trained = _with_fastest_step(settings, seated, providers, log, in_parts=in_parts)
             graphs = CompiledGraphs(trained, settings.threads, providers=providers, in_parts=in_parts)
             device = Device(
                 bundle,
@@ -240,11 +240,15 @@ def _providers(settings: ClientConfig, seated: Seated, log: Log) -> Providers:
     return found
 
 
-def _with_fastest_step(settings: ClientConfig, seated: Seated, providers: Providers, log: Log) -> Bundle:
-    """The bundle, with the form of its training step that this device is fastest with."""
-    if settings.portable_step or providers.choice.training != "cpu":
+def _with_fastest_step(
+    settings: ClientConfig, seated: Seated, providers: Providers, log: Log, *, in_parts: bool
+) -> Bundle:
+    """The bundle, with the form of its training step that this device is fastest with; parts of a batch have none."""
+    if settings.portable_step or in_parts or providers.choice.training != "cpu":
         return replace(seated.bundle, forms={})
-    return settle_step(seated.bundle, seated.path, threads=settings.threads, state=seated.directory, log=log)
+    state = seated.directory
+    bundle = replace(seated.bundle, forms=fitting_forms(settings, seated.bundle, seated.path, state, log))
+    return settle_step(bundle, seated.path, threads=settings.threads, state=state, log=log)
 
 
 def _none_of(samples: LocalData) -> LocalData:

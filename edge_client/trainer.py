@@ -193,7 +193,11 @@ class Trainer:
         return float(self._loss)
 
     def _fill(self, data: LocalData, chosen: NDArray[np.int64]) -> None:
-        """Put the chosen samples into the buffers that the graph reads, and padding behind them."""
+        """Put the chosen samples into the buffers that the graph reads, and behind them, as padding, the first of them.
+
+        Anything else might be far from all of them where they are alike, above all where there is but one: batch
+        normalisation then divides by next to nothing, layer after layer, and infinity times a weight of 0 is no number.
+        """
         real = len(chosen)
         for images in self._images.values():
             np.take(data.x, chosen, axis=0, out=images[:real])
@@ -201,9 +205,10 @@ class Trainer:
         if self._trunk is not None:
             self._trunk.fill(data.x, chosen, list(self._activations.values()))
         np.take(data.y, chosen, out=self._y[:real])
-        padded: list[NDArray[Any]] = [*self._images.values(), *self._activations.values(), self._y]
+        padded: list[NDArray[Any]] = [*self._images.values(), *self._activations.values()]
         for buffer in padded:
-            buffer[real:] = 0
+            buffer[real:] = buffer[0]
+        self._y[real:] = 0
         self._sample_weight[:real], self._sample_weight[real:] = 1.0, 0.0
 
     def _run_elsewhere(self) -> None:

@@ -89,7 +89,18 @@ def _of_torchvision(name: str, shape: Shape | None, pretrained: bool) -> Shelf:
     with _fetching(f"torchvision:{name}", weights.url):
         net = models.get_model(name, weights=weights if pretrained else None)
     mean, std = _for_channels(usual.mean, shape[2]), _for_channels(usual.std, shape[2])
-    return Shelf(cut_at_features(net), shape, mean, std, weights.name if pretrained else "", "")
+    return Shelf(
+        cut_at_features(_without_side_classifiers(net)), shape, mean, std, weights.name if pretrained else "", ""
+    )
+
+
+def _without_side_classifiers(net: nn.Module) -> nn.Module:
+    """GoogLeNet and Inception without the classifiers that they have on the way, where they train, in place."""
+    if getattr(net, "aux_logits", False):
+        net.aux_logits = False
+        for name in {"aux1", "aux2", "AuxLogits"} & {name for name, _ in net.named_children()}:
+            setattr(net, name, None)
+    return net
 
 
 LIBRARIES: dict[str, Callable[[str, Shape | None, bool], Shelf]] = {

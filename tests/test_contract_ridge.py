@@ -11,7 +11,7 @@ from contract.covariance import within_gram
 from contract.discriminant import discriminant_head, without_bias
 from contract.errors import StatisticError
 from contract.ridge import RidgeHead, choose_ridge, doubt, scarce_or_uneven, solve, solve_head
-from contract.spectrum import RIDGES, Spectrum
+from contract.spectrum import RIDGES, Spectrum, solved_directly
 from contract.sphere import projection, unit_rows
 from contract.statistics import FeatureGram
 
@@ -301,3 +301,16 @@ def test_few_samples_of_the_classes_there_are_or_very_unequal_ones_are_worth_a_w
     assert words.startswith(said)
     assert bool(words) is bool(said)
     assert not said or "try --form discriminant" in words
+
+
+def test_the_direct_solution_is_taken_where_features_are_dead_and_leaves_no_shift_behind():
+    """What is added for the Cholesky factor, so that a singular A has one, is taken away again."""
+    draw = np.random.default_rng(4)
+    z = np.concatenate([draw.standard_normal((30, 20)), np.zeros((30, 5))], axis=1)
+    a, rows = z.T @ z, draw.standard_normal((3, 25))
+    ridge = 3e6 * 25 * np.finfo(np.float64).eps * 25  # λ = 3e6 times what counts as rounding
+    found = solved_directly(a, rows, ridge)
+    assert found is not None
+    penalty = ridge * np.trace(a) / 25
+    left = found @ (a + penalty * np.eye(25)) - rows
+    assert np.abs(left).max() < 1e-8

@@ -90,3 +90,13 @@ def test_other_units_than_a_triangle_has_are_refused(pair, why):
     decode(cbor2.dumps(body, canonical=True))
     with pytest.raises(WireError, match=why):
         decode(cbor2.dumps({**body, 9: pair}, canonical=True))
+
+
+@pytest.mark.parametrize("over", [5e-10, 5e-3])
+def test_a_product_that_is_larger_than_its_diagonal_allows_is_no_negative_number(over):
+    """By rounding: the largest integer. By more: one unit for all, of the largest magnitude."""
+    packed = np.array([1.0, 1.0 + over, 1.0])
+    units, integers = scaled_triangle(packed)
+    assert integers.min() > 0
+    allowed = max(2.0**-32, over if over < 1e-9 else 0.0) * 1.01
+    np.testing.assert_allclose(triangle_values(units, integers), packed, rtol=0, atol=allowed)

@@ -1,6 +1,10 @@
 """`client --memory-limit`: sizes, which way fits, what is proposed, and a real trial in a process of its own."""
 
+import os
+import sys
+from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import msgspec
 import pytest
@@ -8,8 +12,9 @@ import pytest
 from contract.bundle import read_bundle
 from contract.errors import UsageError
 from contract.sizes import read_size
+from edge_client import memory_trial
 from edge_client.config import ClientConfig, settle_config
-from edge_client.memory_limit import BESIDE_BYTES, KEPT_IN, measured_bytes, trains_in_parts
+from edge_client.memory_limit import BESIDE_BYTES, KEPT_IN, fitting_forms, measured_bytes, trains_in_parts
 
 GIVEN = {"bundle": "pets.bundle", "broker": "mqtt://127.0.0.1", "id": "pi-1", "state": "state", "data": "photos"}
 
@@ -32,7 +37,9 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert read_size(text, "--memory-limit") == size
 
 
-@pytest.mark.parametrize("text", ["", "400", "MB", "400 apples", "-400MB", "1e9", "9MB", "4OOMB"])
+@pytest.mark.parametrize(
+    "text", ["", "400", "MB", "400 apples", "-400MB", "1e9", "9MB", "4OOMB", "9999999GB", "9" * 400]
+)
 def test_what_is_no_size_is_refused_before_anything_is_loaded(text: str) -> None:
     with pytest.raises(UsageError, match="--memory-limit, expected a size from 10MB, got"):
         settings(memory_limit=text)
@@ -49,9 +56,9 @@ def settled(
     """The way that is taken, what is said, and which ways were tried."""
     lines, tried = list[str](), list[bool]()
 
-    def measure(in_parts: bool) -> int | None:
-        tried.append(in_parts)
-        return needs[in_parts]
+    def measure(way: str) -> int | None:
+        tried.append(way == "parts")
+        return needs[way == "parts"]
 
     path = Path("pets.bundle")
     way = trains_in_parts(settings(**options), manifest, bytes(32), path, tmp_path, lines.append, measure)
@@ -99,8 +106,65 @@ def test_parts_of_another_size_than_the_bundles_are_refused(manifest, tmp_path: 
 
 def test_a_trial_measures_what_a_device_takes_and_ends_where_it_may_not(mnist_like_bundle) -> None:
     path = mnist_like_bundle()
-    needed = measured_bytes(path, settings(), 400_000_000, in_parts=False)
+    needed = measured_bytes(path, settings(), 400_000_000)
     assert needed is not None
     assert 60_000_000 < needed - BESIDE_BYTES < 200_000_000
     with pytest.raises(UsageError, match=r"a trial of the bundle, got .*--micro-batch, expected a bundle with graphs"):
-        measured_bytes(path, settings(), 400_000_000, in_parts=True)
+        measured_bytes(path, settings(), 400_000_000, "parts")
+
+
+def test_a_trial_also_takes_what_held_out_photos_and_the_closing_round_ask_for(mnist_like_bundle, monkeypatch) -> None:
+    """FFC's sums are solved on the device itself, for what it would answer alone: that is the most of a wide bundle."""
+    asked = list[tuple[str, int]]()
+    monkeypatch.setattr(memory_trial.Device, "accuracy", lambda self, found, name: asked.append((name, found.samples)))
+    assert memory_trial.peak_bytes(str(mnist_like_bundle()), 1, "whole") > 0
+    assert asked == [("fedproto", 16), ("fedproto", 16), ("ffc", 16)] or asked == [("ffc", 16)]
+
+
+def test_forms_that_do_not_fit_are_not_even_tried(mnist_like_bundle, tmp_path: Path) -> None:
+    lines, tried = list[str](), list[str]()
+    forms = {name: name.encode() for name in ("small", "large", "alien", "none")}
+    bundle = replace(read_bundle(mnist_like_bundle()), forms=forms)
+    needs = {"small": 90_000_000, "large": 90_000_001, "none": None}
+
+    def measure(way: str) -> int | None:
+        tried.append(way)
+        if way == "alien":
+            raise UsageError("--memory-limit", expected="a trial of the bundle", got="not a registered function/op")
+        return needs[way]
+
+    def fitting(**options: object) -> set[str]:
+        return set(fitting_forms(settings(**options), bundle, Path(), tmp_path, lines.append, measure))
+
+    assert fitting() == {*forms}
+    assert not tried
+    assert fitting(memory_limit="90MB") == {"small"}
+    assert lines == [
+        "large is left out: it takes 91 MB of 90 MB",
+        "alien is left out: not a registered function/op",
+        "none is left out: it takes more than 90 MB of 90 MB",
+    ]
+    assert fitting(memory_limit="100MB") == {"small", "large"}
+    assert tried == ["small", "large", "alien", "none", "alien", "none"]
+
+
+def test_a_trial_stays_below_what_the_system_allows_it(monkeypatch) -> None:
+    held = list[tuple[int, tuple[int, int]]]()
+    monkeypatch.setattr(memory_trial.resource, "setrlimit", lambda what, to: held.append((what, to)))
+    monkeypatch.setattr(memory_trial.resource, "getrlimit", lambda what: (1, 500_000_000))
+    memory_trial.hold_to(100_000_000)
+    memory_trial.hold_to(400_000_000)
+    assert [most for _, (most, _) in held] == [356_000_000, 500_000_000]
+
+
+def test_what_a_client_has_beside_its_graphs_is_added_and_a_killed_trial_is_too_large(monkeypatch) -> None:
+    ends = {"whole": (0, "100\n"), "parts": (3, ""), "lanes16": (-9, "")}
+
+    def run(command: list[str], **options: object) -> CompletedProcess[str]:
+        assert "-P" in command or sys.path[0] == os.getcwd(), "it is not to import from where it happens to run"
+        code, said = ends[command[-3]]
+        return CompletedProcess(command, code, said, "")
+
+    monkeypatch.setattr("edge_client.memory_limit.subprocess.run", run)
+    found = [measured_bytes(Path("b"), settings(), 400_000_000, way) for way in ends]
+    assert found == [100 + BESIDE_BYTES, None, None]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
@@ -119,7 +120,7 @@ def test_what_came_of_it_holds_for_this_runtime_processor_bundle_and_threads(bun
 
     def once(form: str) -> FormTrial:
         asked.append(form)
-        return FAST
+        return replace_trial(form)
 
     def settled(**changes: object) -> Bundle:
         return settle_step(_only(bundle, "fast"), Path(), state=tmp_path, try_one=once, **changes)
@@ -135,6 +136,15 @@ def test_what_came_of_it_holds_for_this_runtime_processor_bundle_and_threads(bun
     (tmp_path / FILE).write_text(json.dumps({"schema": 1, "key": [], "threads": {"1": "x"}}))
     settled()
     assert len(asked) == 4
+    monkeypatch.setattr(step_forms.ort, "__version__", "9.9")
+    settled()
+    assert len(asked) == 5
+    bundle = replace(bundle, sha256=bytes(32))
+    settled()
+    assert len(asked) == 6
+    settle_step(_only(bundle, "fast", "more"), Path(), state=tmp_path, try_one=once)
+    settle_step(_only(bundle, "fast", "more"), Path(), state=tmp_path, try_one=once)
+    assert asked[6:] == ["more"], "what was known is kept beside what is new"
 
 
 def test_a_state_directory_that_cannot_be_written_costs_another_trial(bundle, tmp_path, monkeypatch) -> None:
@@ -169,3 +179,20 @@ def test_the_processor_is_told_from_what_changes_by_itself(monkeypatch: pytest.M
         monkeypatch.setattr(Path, "read_text", lambda self, text=text, **_: text)
         told.append(step_forms.processor())
     assert told[0] == told[1] != told[2]
+
+
+@pytest.mark.parametrize(
+    ("moves", "error", "allowed"),
+    [
+        ((1.0, 1.0, float("nan")), 1e30, 0.01),
+        ((1.0, 1.0, float("inf")), 1e30, 0.01),
+        ((1.0, 9.0, 1.29), 0.29, 0.3),
+        ((float("nan"), float("nan"), float("nan")), 1e30, 0.01),
+    ],
+)
+def test_what_is_no_number_is_wrong_and_a_lively_step_excuses_30_percent(bundle, monkeypatch, moves, error, allowed):
+    """`moves`: of the portable step, of the same nudged, of the form."""
+    steps = iter(({"w": np.array([move])}, 1.0) for move in moves)
+    monkeypatch.setattr(step_forms, "step_on", lambda *_: next(steps))
+    found = tried(bundle, "right")
+    assert (found.error, found.allowed) == (pytest.approx(error), allowed)

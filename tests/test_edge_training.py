@@ -19,6 +19,7 @@ from edge_client.data import LocalData
 from edge_client.extractor import Extractor
 from edge_client.onnx_session import open_session
 from edge_client.trainer import Trainer
+from export.build import build_bundle
 
 SEED = 20
 
@@ -222,3 +223,27 @@ def test_threads_look_for_work_for_a_moment_only(
     if spins == "1":
         assert 0 < int(told.get_session_config_entry("session.intra_op.spin_duration_us")) <= 100
         assert told.get_session_config_entry("session.force_spinning_stop") == "1"
+
+
+def test_a_batch_is_filled_up_with_its_first_sample(bundle: Bundle, data: LocalData) -> None:
+    trainer, none = Trainer(bundle), bundle.manifest.batch - 2
+    trainer._fill(data, np.arange(bundle.manifest.batch))
+    trainer._fill(data, np.array([7, 3]))
+    assert [*trainer._sample_weight] == [1.0, 1.0, *[0.0] * none]
+    assert [*trainer._y] == [*data.y[[7, 3]], *[0] * none]
+    np.testing.assert_array_equal(trainer._images["x"], data.x[[7, 3, *[7] * none]])
+
+
+@pytest.mark.slow
+def test_a_last_batch_of_one_photo_trains(tmp_path: Path):
+    """What is normalised by one value's variance must not make infinities of padding, which times 0 are no numbers."""
+    path = tmp_path / "one_pixel.bundle"
+    sizes = {"input_shape": (8, 8, 3), "batch": 4, "micro_batch": 3}
+    build_bundle(backbone="short_networks:one_pixel", method_name="fedproto", labels=["a", "b"], out=path, **sizes)
+    bundle, draw = read_bundle(path), np.random.default_rng(0)
+    photos = LocalData(draw.integers(0, 256, (5, 8, 8, 3), np.uint8), np.array([0, 1, 0, 1, 0]))
+    for in_parts in (False, True):  # of 4 photos and one, or of 3, one and one
+        trainer = Trainer(bundle, in_parts=in_parts)
+        trainer.load_state(bundle.params)
+        assert np.isfinite(trainer.fit(photos, epochs=2, lr=0.01, given={}, seed=0))
+        assert np.isfinite(trainer.export_state()["head.weight"]).all()

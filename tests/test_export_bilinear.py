@@ -130,6 +130,20 @@ def test_whether_it_pays_is_a_matter_of_shape(form: Bilinear, pays: bool):
     assert form.pays is pays
 
 
+@pytest.mark.parametrize("form", [Bilinear(3, 32, 32, (12, 12)), Bilinear(18, 32, 32, (4, 4))])
+def test_a_bias_is_added(form: Bilinear):
+    assert form.pays
+    layer = _layer(form, 0)
+    x, w, b = (torch.from_numpy(layer[name]) for name in "xwg")
+    b = b[0, :, 0, 0]
+    graph, inputs = Graph("layer"), [x, w, b]
+    names = [graph.input(name, t.dtype, t.shape) for name, t in zip("xwb", inputs, strict=True)]
+    model = to_onnx(record(lambda x, w, b: (F.conv2d(x, w, b, padding=1),), inputs), graph, names, ["y"])
+    (y,) = session(model).run(None, {"x": x.numpy(), "w": w.numpy(), "b": b.numpy()})
+    exact = F.conv2d(x.double(), w.double(), b.double(), padding=1).numpy()
+    np.testing.assert_allclose(y, exact, rtol=0, atol=CLOSE * float(np.abs(exact).max()))
+
+
 def test_a_weights_decay_rides_on_its_gradients_product():
     """Neither scaled nor added by nodes of its own, and the sum is right."""
     model, inputs = _step_model(32)
@@ -155,3 +169,20 @@ def test_a_kernels_values_wait_for_the_activation():
             seen.add(name)
             sources += made_by[name].input if name in made_by else []
         assert "x" in seen
+
+
+@pytest.mark.parametrize(("plane", "transforms"), [((16, 16), 13), ((4, 4), 8)])
+def test_the_backward_pass_makes_the_values_of_x_anew(plane: tuple[int, int], transforms: int):
+    """Were they the forward pass's, they would be kept until then, and be most of the step's memory. Those of ∂y are
+    shared by both gradients."""
+    nodes = onnx.load_from_string(_graph(Bilinear(2, 48, 48, plane)).to_bytes()).graph.node
+    assert [n.op_type for n in nodes].count("Gemm") == transforms
+    made_by = {name: node for node in nodes for name in node.output}
+
+    def sources(node: onnx.NodeProto) -> set[str]:
+        near = [made_by[name] for name in node.input if name in made_by]
+        own = set() if node.op_type == "Reshape" else {*node.output}  # one of x itself costs nothing
+        return own.union(*map(sources, near))
+
+    forward, _, weights = (sources(made_by[name]) for name in ("y", "dx", "dw"))
+    assert not forward & weights
