@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from aggregator.store import DurableStore
 from contract.bundle import Bundle, read_bundle
 from contract.errors import UsageError
 from contract.messages import Announcement, Contribution, Status
+from contract.methods import Method
 from contract.methods import method as method_of
 from contract.methods.fedhkd import HyperKnowledge
 from contract.sampling import sampled
@@ -139,6 +141,39 @@ def test_a_round_goes_through_exactly(tmp_path: Path, whole: Bundle, name: str) 
     assert site.state.version == above.state.version
     for kind, rows in above.state.rows.items():
         np.testing.assert_array_equal(site.state.rows[kind].rows, rows.rows)
+
+
+def test_what_comes_from_above_while_a_round_closes_stays(
+    tmp_path: Path, whole: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round below closes beside the loop: the state that was there when it began is not put back."""
+    above, site = above_of(tmp_path, whole, "ncm", least=2), site_of(tmp_path, whole)
+    born(above, "site", "e")
+    born(site, "a")
+    steps(above)
+    told = above.announcement()
+    site.follow(told, None, 0.0)
+    steps(site)
+    sends(site, whole, "a")
+    sends(above, whole, "e")
+    above.rounds.steer("close-round")
+    assert Closed(1, "ncm") in steps(above, 200.0)
+    adder = site._adder
+
+    def slow(found: Method) -> Callable[..., object]:
+        add = adder(found)
+
+        def added(*given: object) -> object:
+            site.follow(above.announcement(), above.state, 0.0)
+            return add(*given)  # type: ignore[arg-type]
+
+        return added
+
+    monkeypatch.setattr(site, "_adder", slow)
+    assert Closed(1, "ncm") in steps(site)
+    assert site.state.version == above.state.version > 0
+    assert site._store.state().version == site.state.version
+    assert goes_up(site, told)
 
 
 def test_the_same_devices_are_sampled(tmp_path: Path, whole: Bundle) -> None:
