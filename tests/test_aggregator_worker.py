@@ -174,6 +174,33 @@ def test_what_was_decided_on_what_is_no_longer_so_is_not_written(place: str) -> 
         assert member.commit([_accepted("a")], {}) == set()
 
 
+def test_workers_do_not_wait_for_each_other(place: str) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True),
+        SharedStore(place, BUNDLE, FLEET, leads=False) as one,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as other,
+    ):
+        commits = threading.Thread(target=lambda: other.commit([_accepted("a")], {}))
+        with one._members.beside_others(None):
+            commits.start()
+            commits.join(10)
+            assert not commits.is_alive()
+
+
+def test_a_worker_leads_once_nobody_does(place: str) -> None:
+    leader = SharedStore(place, BUNDLE, FLEET, leads=True)
+
+    class Works:
+        is_finished = False
+
+        def run(self) -> str:
+            leader.close()
+            return "nobody leads"
+
+    crew = Crew((place, BUNDLE, FLEET), (), settle(), threading.Event())
+    assert crew.serve(lambda store: {"epoch": store.epoch}, lambda _: Works(), dict) == {"epoch": 2}  # type: ignore[arg-type, return-value]
+
+
 @pytest.mark.parametrize("options", ["", "%20-cdefault_transaction_isolation%3Dserializable"])
 def test_nobody_commits_while_the_leader_is_alone(place: str, options: str) -> None:
     """What it merges is what is committed: a contribution is in the result, or was never confirmed; whatever a
