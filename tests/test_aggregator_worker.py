@@ -454,6 +454,33 @@ def test_what_several_cannot_do_is_one_line(place: str, tmp_path: Path) -> None:
     assert line == "error: --standing with --worker, expected one of them, got both, try one aggregator for that"
 
 
+def test_a_leader_decides_again_when_a_worker_has_enrolled_somebody_meanwhile(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        core = _core(leader)
+        for device in "ab":
+            core.status(device, encode(Status(True, bytes(8), 1)), 0.0)
+        assert core.advance(0.0, 0.0) is not None
+        leader.based_on = leader.changes()
+        commit, tries = leader.commit, list[int]()
+
+        def late(*decided: Any) -> Any:
+            tries.append(1)
+            if len(tries) == 1:
+                member.enrolment.enrol("a", bytes(32), 1.0)
+            return commit(*decided)
+
+        monkeypatch.setattr(leader, "commit", late)
+        payload = encode(contribution(ClassMeans.from_means(np.ones((3, 400)), [1, 1, 1]), run=leader.run), "f64")
+        made = Sharing(core, leader).take_as_leader([("a", payload), ("b", payload)], 1.0)
+        assert {d.device: d.outcome for d in made} == {"a": "rejected", "b": "committed"}
+        assert leader.taken(1, "fedproto")[0] == ["b"]
+
+
 def test_none_works_beside_an_aggregator_that_is_alone(place: str) -> None:
     """It would take what the other knows nothing of."""
     alone = pytest.raises(UsageError, match="got an aggregator that has the store alone, try starting that one with")
