@@ -210,6 +210,11 @@ def test_limits_that_a_role_has_end_nothing_of_ours(place: str, limit: str) -> N
         assert len(list(store.contributions(1, "fedproto"))) == 1
 
 
+def test_what_is_committed_is_on_the_disk_whatever_the_role_says(place: str) -> None:
+    with DurableStore(f"{place}%20-csynchronous_commit%3Doff", BUNDLE, "fleet") as store:
+        assert store._db.execute("SHOW synchronous_commit").fetchone() == ("on",)
+
+
 def test_text_is_utf_8_whatever_the_environment_says(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "SQL_ASCII")
     with DurableStore(place, BUNDLE, "küche") as store:
@@ -473,7 +478,7 @@ def test_what_was_forgotten_is_in_no_file_of_the_tables(server: PostgresServer, 
         assert list(store.contributions(1, "fedproto")) == [marks[1]]
 
 
-@pytest.mark.parametrize("how", ["REPEATABLE READ; SELECT 1 FROM payload", "READ COMMITTED; LOCK TABLE payload"])
+@pytest.mark.parametrize("how", ["REPEATABLE READ; SELECT 1", "READ COMMITTED; LOCK TABLE payload"])
 def test_nothing_is_erased_for_good_while_somebody_is_in_the_way(server: PostgresServer, place: str, how: str) -> None:
     """Who reads an older moment, for whom it would be kept, and who has a table; neither is waited for."""
     with DurableStore(place, BUNDLE, "fleet") as store, server.connect() as other:

@@ -184,6 +184,33 @@ def test_what_was_decided_on_what_is_no_longer_so_is_not_written(place: str) -> 
         assert member.commit([_accepted("a")], {}) == set()
 
 
+def test_workers_do_not_wait_for_each_other(place: str) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True),
+        SharedStore(place, BUNDLE, FLEET, leads=False) as one,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as other,
+    ):
+        commits = threading.Thread(target=lambda: other.commit([_accepted("a")], {}))
+        with one._members.beside_others(None):
+            commits.start()
+            commits.join(10)
+            assert not commits.is_alive()
+
+
+def test_a_worker_leads_once_nobody_does(place: str) -> None:
+    leader = SharedStore(place, BUNDLE, FLEET, leads=True)
+
+    class Works:
+        is_finished = False
+
+        def run(self) -> str:
+            leader.close()
+            return "nobody leads"
+
+    crew = Crew((place, BUNDLE, FLEET), (), settle(), threading.Event())
+    assert crew.serve(lambda store: {"epoch": store.epoch}, lambda _: Works(), dict) == {"epoch": 2}  # type: ignore[arg-type, return-value]
+
+
 @pytest.mark.parametrize("options", ["", "%20-cdefault_transaction_isolation%3Dserializable"])
 def test_nobody_commits_while_the_leader_is_alone(place: str, options: str) -> None:
     """What it merges is what is committed: a contribution is in the result, or was never confirmed; whatever a
@@ -433,6 +460,33 @@ def test_what_several_cannot_do_is_one_line(place: str, tmp_path: Path) -> None:
     line = one_error_line(run(*words, "--store", tmp_path / "s"))
     assert "--worker, expected --store postgresql://…, which several can work on" in line
     assert not (tmp_path / "s").exists()
+
+
+def test_a_leader_decides_again_when_a_worker_has_enrolled_somebody_meanwhile(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        SharedStore(place, BUNDLE, FLEET, leads=True) as leader,
+        SharedStore(place, BUNDLE, FLEET, leads=False) as member,
+    ):
+        core = _core(leader)
+        for device in "ab":
+            core.status(device, encode(Status(True, bytes(8), 1)), 0.0)
+        assert core.advance(0.0, 0.0) is not None
+        leader.based_on = leader.changes()
+        commit, tries = leader.commit, list[int]()
+
+        def late(*decided: Any) -> Any:
+            tries.append(1)
+            if len(tries) == 1:
+                member.enrolment.enrol("a", bytes(32), 1.0)
+            return commit(*decided)
+
+        monkeypatch.setattr(leader, "commit", late)
+        payload = encode(contribution(ClassMeans.from_means(np.ones((3, 400)), [1, 1, 1]), run=leader.run), "f64")
+        made = Sharing(core, leader).take_as_leader([("a", payload), ("b", payload)], 1.0)
+        assert {d.device: d.outcome for d in made} == {"a": "rejected", "b": "committed"}
+        assert leader.taken(1, "fedproto")[0] == ["b"]
 
 
 def test_none_works_beside_an_aggregator_that_is_alone(place: str) -> None:

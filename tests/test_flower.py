@@ -325,6 +325,21 @@ def test_a_client_over_another_extractor_is_left_out(caplog) -> None:
     np.testing.assert_array_equal(strategy.state.rows["means"].rows, alone.means.astype(np.float32)[:3])
 
 
+def test_a_reply_of_another_round_is_left_out(caplog) -> None:
+    honest, said = method_mod(lambda m, c: _samples(1)), []
+
+    def late(message, context, call_next):
+        said.append(honest(message, context, call_next).content)
+        return Message(said[0], reply_to=message)
+
+    strategy = MethodStrategy("fedproto", classes=C, width=D)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        strategy.start(grid_of([method_mod(lambda m, c: _samples(0)), late], no_training), num_rounds=2)
+    (left,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    run = strategy.state.run.hex()
+    assert f"expected round 2 of fedproto, run {run}, got round 1 of fedproto, run {run}" in left
+
+
 def test_a_client_lets_out_what_its_owner_says_whatever_the_server_asks_for(caplog) -> None:
     """One takes part in FFC alone; one withholds classes of which it has fewer than eight."""
     apart = method_mod(lambda m, c: _samples(0), methods=["ffc"])

@@ -112,6 +112,7 @@ def test_a_killed_workers_task_is_computed_again(two: Workers, tmp_path: Path) -
     assert (tmp_path / "died").exists()
 
 
+@pytest.mark.slow
 def test_workers_that_are_lost_now_and_then_end_nothing(two: Workers, tmp_path: Path) -> None:
     with two.settle(tmp_path) as at:
         assert list(in_order(at, lab_tasks.die_now_and_then, None, range(9))) == list(range(9))
