@@ -16,6 +16,8 @@ from torch import Tensor
 from export.bilinear import Bilinear
 from export.graph import Graph
 from export.trace import record, to_onnx
+from export.translate_conv import _Conv
+from export.windows import Window
 
 # Of the largest number of the exact result: ten times what a product in float32 is off by, a thousandth of what a
 # wrong coefficient is.
@@ -128,6 +130,22 @@ def test_it_is_taken_where_it_pays_and_nowhere_else():
 )
 def test_whether_it_pays_is_a_matter_of_shape(form: Bilinear, pays: bool):
     assert form.pays is pays
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation", "places", "groups", "has_form"),
+    [
+        (3, 1, 1, 1, 16, 1, True),
+        (3, 1, 1, 1, 16, 2, False),
+        (3, 1, 0, 1, 14, 1, False),
+        (3, 2, 1, 1, 8, 1, False),
+        (3, 1, 2, 2, 16, 1, False),
+        (5, 1, 2, 1, 16, 1, False),
+    ],
+)
+def test_no_other_window_has_the_form(kernel, stride, padding, dilation, places, groups, has_form):
+    pairs = ((n, n) for n in (kernel, stride, padding, dilation, 16, places))
+    assert (_Conv(16, 64, 64, groups, Window(*pairs)).bilinear is not None) is has_form
 
 
 @pytest.mark.parametrize("form", [Bilinear(3, 32, 32, (12, 12)), Bilinear(18, 32, 32, (4, 4))])

@@ -222,3 +222,12 @@ def test_the_hub_is_asked_as_it_wants_to_be(timm, served: Served, monkeypatch, t
         find_backbone("hub:org/other", None, weights="pretrained")
     assert time.monotonic() - began < 10
     assert not constants.HF_HUB_OFFLINE
+
+
+def test_side_classifiers_are_taken_off() -> None:
+    """GoogLeNet returns three results while it trains, which is no function of images to features."""
+    net = nn.Module()
+    net.aux_logits, net.aux1, net.AuxLogits, net.fc = True, nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    found = libraries._without_side_classifiers(net)
+    assert (found.aux_logits, found.aux1, found.AuxLogits) == (False, None, None)
+    assert isinstance(found.fc, nn.Linear)
