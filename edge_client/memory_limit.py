@@ -66,7 +66,7 @@ def trains_in_parts(
     kept = _Kept(state / KEPT_IN, f"{sha256.hex()} {settings.threads}")
     least: int | None = None
     for in_parts in (True,) if wanted else (False, True) if parts else (False,):
-        least = kept.or_else(_WAYS[in_parts], measure or (lambda way: measured_bytes(path, settings, limit, way)))
+        least = kept.or_else(_WAYS[in_parts], measure or _trial(path, settings, limit, log))
         if least is not None and least <= limit:
             log(f"{_way(manifest, in_parts)} takes {_mb(least)} of {_mb(limit)}")
             return in_parts
@@ -88,7 +88,7 @@ def fitting_forms(
     kept = _Kept(state / KEPT_IN, f"{bundle.sha256.hex()} {settings.threads}")
     for form, graph in bundle.forms.items():
         try:
-            needed = kept.or_else(form, measure or (lambda way: measured_bytes(path, settings, limit, way)))
+            needed = kept.or_else(form, measure or _trial(path, settings, limit, log))
         except UsageError as error:
             log(f"{form} is left out: {error.got}")
             continue
@@ -97,6 +97,14 @@ def fitting_forms(
         else:
             log(f"{form} is left out: it takes {_taken(needed, limit)} of {_mb(limit)}")
     return fitting
+
+
+def _trial(path: Path, settings: ClientConfig, limit: int, log: Callable[[str], None]) -> Measure:
+    def measure(way: str) -> int | None:
+        log(f"measures what {path.name} takes ({way}), once: a round in a process of its own")
+        return measured_bytes(path, settings, limit, way)
+
+    return measure
 
 
 def measured_bytes(path: Path, settings: ClientConfig, limit: int, way: str = "whole") -> int | None:

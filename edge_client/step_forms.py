@@ -110,7 +110,12 @@ def settle_step(
     if not bundle.forms:
         return bundle
     known = {} if state is None else {trial.form: trial for trial in _file(state, bundle).read(threads)}
-    try_it = try_one or (lambda form: _tried_apart(path, form, threads))
+
+    def apart_from_here(form: str) -> FormTrial:
+        log(f"tries {form}, a further form of the training step, once: in a process of its own")
+        return _tried_apart(path, form, threads)
+
+    try_it = try_one or apart_from_here
     fresh = {form: try_it(form) for form in bundle.forms if form not in known}
     if fresh and state is not None:
         _file(state, bundle).write(threads, [*(known | fresh).values()])
