@@ -140,7 +140,7 @@ class LearnedFile:
                 return "known"
             db.execute("DELETE FROM examples WHERE pixels = ? OR source = ?", _hashes(example))
             row = (example.pixels, example.source, label, _png(example.x))
-            db.execute("INSERT INTO examples VALUES (?, ?, ?, ?)", row)
+            db.execute("INSERT OR REPLACE INTO examples VALUES (?, ?, ?, ?)", row)  # a damaged index hides a row
         return "corrected" if known else "learned"
 
     def unlearn(self, example: Example) -> str:
