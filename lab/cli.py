@@ -33,9 +33,6 @@ lab_app = typer.Typer(
 )
 
 
-lab_app.command("table")(table_command)
-lab_app.command("results")(results_command)
-
 _ROUNDS_HELP = "Rounds of the method.  [default: 5, 1 where it trains nothing]"
 _INPUT_HELP = "HxWxc that images are resized to.  [default: their own, or 64x64 where they differ or are large]"
 
@@ -275,3 +272,7 @@ def _shape(text: str | None) -> tuple[int, int, int] | None:
     from export.cli import read_shape
 
     return None if text is None else read_shape(text)
+
+
+lab_app.command("table")(table_command)
+lab_app.command("results")(results_command)

@@ -172,8 +172,8 @@ def test_what_logs_can_be_quiet_in_one_way(name):
     [
         ("protofleet ag", ["aggregate"]),
         ("protofleet client --pol", ["--policy"]),
-        ("protofleet lab r", ["run"]),
-        ("protofleet lab run --save", ["--save-weights"]),
+        ("protofleet lab ru", ["run"]),
+        ("protofleet lab run --save-w", ["--save-weights"]),
     ],
 )
 def test_the_shell_completes_commands_and_options(words, wanted):
