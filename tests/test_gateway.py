@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,17 @@ def test_who_may_send_for_others(tmp_path: Path, whole: Bundle) -> None:
     assert taken.outcome == "committed"
     with pytest.raises(UsageError, match="--rule with --gateway"):
         settle(gateways=("site",), rule="median")
+
+
+def test_a_gateway_that_names_devices_and_sends_no_numbers(tmp_path: Path, whole: Bundle) -> None:
+    """No gateway of ours does; whoever has the name of one ends nobody with it."""
+    above, site = above_of(tmp_path, whole, "ncm"), site_of(tmp_path, whole, "ncm")
+    sends(site, whole, "a", 1, 0)
+    said = site.contribution(above.announcement(), 1)
+    none = ClassRows(said.body.classes[:0], said.body.rows[:0, :0])
+    payload = encode(replace(said, body=none, counts=said.counts[:0], devices=10**9))
+    (told,) = above.take([("site", payload)], 0.0)
+    assert (told.outcome, above.standing.total.counts.sum()) == ("committed", 0)
 
 
 def test_a_device_is_answered_when_its_sums_are_above(tmp_path: Path, whole: Bundle) -> None:
