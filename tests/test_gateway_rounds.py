@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,7 @@ from contract.methods.fedhkd import HyperKnowledge
 from contract.sampling import sampled
 from contract.statistics import Statistic
 from contract.wire import decode, encode
-from protofleet.gateway.followed import QUIET_S, FollowedRounds, policy_of
+from protofleet.gateway.followed import QUIET_S
 from protofleet.gateway.rounds import Fate, GatewayRounds, why_not
 
 DEVICES = ("a", "b", "c", "d", "e")
@@ -214,77 +213,6 @@ def test_who_is_waited_for(tmp_path: Path, whole: Bundle) -> None:
     sends(site, whole, "a")
     assert steps(site, 20.0 + 89.9) == []
     assert steps(site, 20.0 + 90.0) == [Closed(2, "ncm")]
-
-
-def machine(whole: Bundle, folder: Path, least: int = 1, fraction: float = 1.0, **options: object) -> FollowedRounds:
-    """That of a site, with round 1 open above."""
-    above = above_of(folder, whole, "ncm", fraction=fraction, **options)
-    born(above, "site")
-    steps(above)
-    made = FollowedRounds(("ncm",), policy_of(least, fraction, 100.0))
-    made.above, made.ready = above.announcement(), True
-    return made
-
-
-def test_who_is_online_and_silent_costs_one_round(tmp_path: Path, whole: Bundle) -> None:
-    """A camera that hangs, or a birth without its will: not a deadline in each round of the whole fleet."""
-    rounds = machine(whole, tmp_path)
-    rounds.birth("a", b"1" * 8, 0.0)
-    rounds.birth("hangs", b"1" * 8, 0.0)
-    assert rounds.advance(0.0) == Opened(1, "ncm", 0)
-    rounds.contributed("a")
-    assert (rounds.advance(89.9), rounds.advance(90.0)) == (None, Closed(1, "ncm"))
-    assert [device for device, _ in rounds.take_lost()] == ["hangs"]
-    rounds.birth("hangs", b"1" * 8, 91.0)  # it is asked, and answers
-    assert rounds.above is not None
-    rounds.above = replace(rounds.above, round=2)
-    assert rounds.advance(100.0) == Opened(2, "ncm", 0)
-    rounds.contributed("a")
-    assert rounds.advance(101.0) == Closed(2, "ncm")
-
-
-@pytest.mark.parametrize(
-    ("above", "site"), [(0.0, 0.0), (1.0, 0.5), (4.0, 2.0), (10.0, 7.5), (600.0, 540.0), (9e3, 8940.0)]
-)
-def test_a_site_leaves_time_for_the_way_up(above: float, site: float) -> None:
-    assert policy_of(1, 1.0, above).deadline_s == pytest.approx(site)
-
-
-def test_a_site_keeps_step_with_the_fleet(tmp_path: Path, whole: Bundle) -> None:
-    """It closes what is over above, opens nothing before the state that it starts from is here, and waits for as many
-    as it is told to."""
-    rounds = machine(whole, tmp_path, least=2)
-    rounds.ready = False
-    assert rounds.advance(0.0) is None
-    rounds.ready = True
-    assert rounds.advance(0.0) == Opened(1, "ncm", 0)
-    rounds.birth("a", b"1" * 8, 0.0)
-    rounds.contributed("a")
-    assert rounds.advance(QUIET_S + 1.0) is None
-    rounds.birth("b", b"1" * 8, 0.0)
-    rounds.refused("b")
-    assert rounds.advance(QUIET_S + 1.0) == Closed(1, "ncm")
-    for number, over in enumerate(({"round": 7}, {"phase": "finished"}), 2):
-        told = replace(rounds.above, round=number, phase="open")  # type: ignore[type-var]
-        rounds.above = told
-        assert rounds.advance(20.0) == Opened(number, "ncm", 0)
-        rounds.above = replace(told, **over)
-        assert rounds.advance(21.0) == Closed(number, "ncm")
-
-
-def test_nobody_waits_for_who_is_not_asked(tmp_path: Path, whole: Bundle) -> None:
-    rounds = machine(whole, tmp_path, fraction=0.5, seed=3)
-    rounds.expect(DEVICES)
-    assert isinstance(rounds.advance(0.0), Opened)
-    asked = [device for device in DEVICES if sampled(device, 1, rounds.seed, 0.5)]
-    assert 1 < len(asked) < len(DEVICES)
-    rounds.contributed(asked[0])
-    for device in asked[1:]:
-        assert rounds.advance(0.0) is None
-        rounds.birth(device, b"1" * 8, 0.0)
-        rounds.refused(device)
-        rounds.death(device, b"1" * 8)
-    assert rounds.advance(0.0) == Closed(1, "ncm")
 
 
 def test_a_device_is_told_what_the_site_was(tmp_path: Path, whole: Bundle) -> None:
