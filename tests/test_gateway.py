@@ -11,6 +11,7 @@ from aggregator_samples import CLASSES, WIDTH, bundle_file, gram
 from test_aggregator_standing import means, steps
 
 from aggregator.ingest import Decision
+from aggregator.orders import give
 from aggregator.service import settle
 from aggregator.settings import Settings
 from aggregator.standing import ExactSum
@@ -120,6 +121,32 @@ def test_a_device_is_answered_when_its_sums_are_above(tmp_path: Path, whole: Bun
     assert [d.outcome for d in sends(site, whole, "a", 1, 0)] == ["late"]
     site.settled = {"a": 2}
     assert [d.round for d in site.stalled(0.0)] == [2]
+
+
+def test_who_goes_hears_it_when_the_sums_above_are_without_it(tmp_path: Path, whole: Bundle) -> None:
+    """One that withdraws; and one that an operator forgets is never told that what it sent is committed."""
+    site = site_of(tmp_path, whole, "ncm")
+    for device in ("a", "b"):
+        sends(site, whole, device, 1, 0)
+    site.settled = {"a": 1}
+    assert [d.device for d in site.stalled(0.0)] == ["a"]
+    key = {"run": site.run, "round": 2, "method": "ncm", "bundle": whole.sha256}
+    assert site.take([("a", encode(Contribution.withdrawal(**key, extractor=whole.extractor(site.method))))], 0.0) == []
+    give(tmp_path / "site.sqlite", "forget", "b", "operator")
+    site._orders_at = 0.0
+    steps(site, 0.0)
+    site.settled = {}
+    assert [(d.device, d.outcome) for d in site.stalled(0.0) if d.outcome == "committed"] == [("a", "committed")]
+
+
+def test_a_site_may_ask_for_more_and_admits_what_is_admitted_above(tmp_path: Path, whole: Bundle) -> None:
+    site, above = site_of(tmp_path, whole, "ncm", min_samples=5), above_of(tmp_path, whole, "ncm", min_samples=3)
+    for forgotten, numbers in (((whole.manifest.labels[1],), (1,)), ((), ())):
+        above._forgotten = forgotten
+        site.hold_to(above.announcement(), 0.0)
+        steps(site, 0.0)
+        a = site.announcement()
+        assert (a.min_samples, a.withheld) == (5, numbers)
 
 
 def test_terms_and_heads_are_those_from_above(tmp_path: Path, whole: Bundle) -> None:

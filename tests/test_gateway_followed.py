@@ -1,4 +1,4 @@
-"""A gateway in this process while there are rounds above: with whom its site keeps step, and what stays out of a sum."""
+"""A gateway in this process while there are rounds above: how its site keeps step, and what stays out of a sum."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["whole"]
 
 def machine(whole: Bundle, folder: Path, least: int = 1, fraction: float = 1.0, **options: object) -> FollowedRounds:
     """That of a site, with round 1 open above."""
-    above = above_of(folder, whole, "ncm", fraction=fraction, **options)
+    above = above_of(folder, whole, "ncm", fraction=fraction, **options)  # type: ignore[arg-type]
     born(above, "site")
     steps(above)
     made = FollowedRounds(("ncm",), policy_of(least, fraction, 100.0))
@@ -74,7 +74,7 @@ def test_a_site_keeps_step_with_the_fleet(tmp_path: Path, whole: Bundle) -> None
         told = replace(rounds.above, round=number, phase="open")  # type: ignore[type-var]
         rounds.above = told
         assert rounds.advance(20.0) == Opened(number, "ncm", 0)
-        rounds.above = replace(told, **over)
+        rounds.above = replace(told, **over)  # type: ignore[arg-type]
         assert rounds.advance(21.0) == Closed(number, "ncm")
 
 
@@ -163,3 +163,42 @@ def test_a_round_opens_with_the_state_that_it_is_announced_with(tmp_path: Path, 
     record = site.closed
     assert record is not None
     assert (record.number, site.rounds.number) == (1, 2)
+
+
+def test_a_device_beside_a_gateway_has_its_share_and_no_more(tmp_path: Path, whole: Bundle) -> None:
+    """Of the samples of all, with those behind gateways; and it is three devices that there must be, with those."""
+    above, site = above_of(tmp_path, whole, "fedproto", least=2), site_of(tmp_path, whole)
+    born(above, "site", "e")
+    born(site, *DEVICES[:3])
+    steps(above)
+    site.follow(above.announcement(), None, 0.0)
+    steps(site)
+    for device in DEVICES[:3]:
+        sends(site, whole, device)
+    steps(site)
+    above.take([("site", goes_up(site, above.announcement()))], 0.0)
+    key = {"run": above.run, "round": 1, "method": "fedproto", "bundle": whole.sha256}
+    above.take([("e", encode(Contribution.of(local_means(4, count=500), **key), "f32"))], 0.0)  # type: ignore[arg-type]
+    assert isinstance(above.advance(0.0, 1000.0), Closed)
+    (found,) = above.findings
+    assert (found.device, found.reason) == ("e", "1,001 samples, more than the others allow, count as 63")
+
+
+def test_a_gateway_takes_part_whoever_is_sampled(tmp_path: Path, whole: Bundle) -> None:
+    """And what no exact sum can hold is refused beside it, since all are added up as whole numbers."""
+    seed = next(seed for seed in range(99) if not sampled("site", 1, seed, 0.5) and sampled("e", 1, seed, 0.5))
+    above, site = above_of(tmp_path, whole, "fedproto", fraction=0.5, seed=seed), site_of(tmp_path, whole)
+    born(above, "site")
+    assert steps(above) == [Opened(1, "fedproto", seed)]
+    site.follow(above.announcement(), None, 0.0)
+    steps(site)
+    device = next(device for device in DEVICES if sampled(device, 1, seed, 0.5))
+    born(site, device)
+    sends(site, whole, device)
+    steps(site)
+    (told,) = above.take([("site", goes_up(site, above.announcement()))], 0.0)
+    assert told.outcome == "committed"
+    key = {"run": above.run, "round": 1, "method": "fedproto", "bundle": whole.sha256}
+    huge = local_means(1).from_means(local_means(1).means * 1e3, [10**5, 10**5, 0])
+    (told,) = above.take([("e", encode(Contribution.of(huge, **key), "f32"))], 0.0)  # type: ignore[arg-type]
+    assert (told.outcome, "exact sums" in told.reason) == ("rejected", True)
