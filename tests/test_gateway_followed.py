@@ -202,3 +202,23 @@ def test_a_gateway_takes_part_whoever_is_sampled(tmp_path: Path, whole: Bundle) 
     huge = local_means(1).from_means(local_means(1).means * 1e3, [10**5, 10**5, 0])
     (told,) = above.take([("e", encode(Contribution.of(huge, **key), "f32"))], 0.0)  # type: ignore[arg-type]
     assert (told.outcome, "exact sums" in told.reason) == ("rejected", True)
+
+
+@pytest.mark.parametrize("name", ["site", "anyone"])
+def test_what_comes_late_for_others_stands_in_no_round(tmp_path: Path, whole: Bundle, name: str) -> None:
+    """A gateway has told its devices that it was late; who is no gateway speaks for nobody by coming late."""
+    above, site = above_of(tmp_path, whole, "ncm", every_s=10.0, window_s=5.0), site_of(tmp_path, whole)
+    born(above, "e")
+    born(site, *DEVICES[:3])
+    steps(above)
+    site.follow(above.announcement(), None, 0.0)
+    steps(site)
+    for device in DEVICES[:3]:
+        sends(site, whole, device)
+    steps(site)
+    payload = goes_up(site, above.announcement())
+    sends(above, whole, "e")
+    above.rounds.steer("close-round")
+    assert Closed(1, "ncm") in steps(above)
+    (told,) = above.take([(name, payload)], 0.0)
+    assert (told.outcome, above._stand_ins._kept) == ("late", {})
