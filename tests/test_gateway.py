@@ -18,7 +18,7 @@ from aggregator.standing import ExactSum
 from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.store import DurableStore
 from contract.bundle import Bundle, read_bundle
-from contract.errors import StatisticError, UsageError
+from contract.errors import StatisticError, UsageError, WireError
 from contract.fixed_point import FixedPoint
 from contract.messages import ClassRows, Contribution
 from contract.state import GlobalState
@@ -85,6 +85,11 @@ def test_a_total_travels_as_the_integers_that_it_is(tmp_path: Path, whole: Bundl
             key = {"run": core.run, "round": 9, "method": name, "bundle": whole.sha256}
             gone = Contribution.withdrawal(**key, extractor=whole.extractor(core.method))
             core.take([(device, encode(gone))], 0.0)
+    above._store.close()
+    assert above_of(tmp_path / "two", whole, name).devices == 4  # also when it is started anew
+    for beyond in (2**62 + 1, -(2**63)):
+        with pytest.raises(WireError, match="exact sums, expected integers up to"):
+            replace(up, body=ClassRows(up.body.classes, np.full_like(up.body.rows, beyond)))
 
 
 def test_who_may_send_for_others(tmp_path: Path, whole: Bundle) -> None:
