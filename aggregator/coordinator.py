@@ -209,9 +209,8 @@ class Coordinator(Core):
         view = self._view()
         made = [self._ingest.decide(device, payload, view, now) for device, payload in batch]
         keeps_late = self.rounds.policy.stays and not self._store.shared  # another process may close the round
-        for decision, (device, payload) in zip(made, batch if keeps_late else (), strict=False):
-            if device not in view.gateways:  # whose devices would be told that they count in no round
-                self._stand_ins.hear(decision, payload, view)
+        for decision, (_, payload) in zip(made, batch if keeps_late else (), strict=False):
+            self._stand_ins.hear(decision, payload, view)
         refused = [d for d in made if d.outcome == "rejected" and _answers(d, view)]
         tally = self._uncounted + Counter((d.round, d.outcome) for d in made if d.outcome in OUTCOMES)
         accepted = [d.accepted for d in made if d.accepted is not None]

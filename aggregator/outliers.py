@@ -203,7 +203,7 @@ def _allowance(samples: Mapping[str, int], max_share: float, beside: Sequence[Tr
     gateways counted, none.
 
     The heaviest m devices count as c each, and c is `max_share` of what all then count as; where that is less than a
-    device's even share, all count as the lightest.
+    device's even share, all count as the lightest. Beside gateways, m may be all of the devices.
     """
     ranked = sorted((count for count in samples.values() if count > 0), reverse=True)
     if not ranked or len(ranked) + sum(each.devices for each in beside) < 3:
@@ -214,4 +214,7 @@ def _allowance(samples: Mapping[str, int], max_share: float, beside: Sequence[Tr
             most = max_share * rest / (1.0 - max_share * capped) if capped else float(count)
             break
         rest -= count
+    else:
+        if beside:  # all devices have more than the share of what gateways leave them: here max_share · m is below 1
+            most = max_share * rest / (1.0 - max_share * len(ranked))
     return {device: max(1, int(most)) for device, count in samples.items() if count > most}

@@ -6,7 +6,8 @@ closed, and kept. When the next round of that method closes without anything of 
 and forgotten whether it was or not. So a device counts once in a round, by its own contribution if there is one.
 
 Nothing was promised for it, so it is kept in memory alone and lost in a restart, and it does not help a round to close.
-One that came in chunks does not stand in: its device stops sending once it hears `late`.
+One that came in chunks does not stand in: its device stops sending once it hears `late`. Nor does one for other
+devices: a gateway tells them that they count in no round, and who is no gateway may not speak for others, late or not.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class StandIns:
             return
         try:
             message = inside(payload)
-            if not isinstance(message, Contribution) or message.method != view.method:
+            if not isinstance(message, Contribution) or message.method != view.method or message.devices:
                 return
             check_content(message, terms, bundles=(view.bundle, *view.others), classes=view.classes, width=view.width)
         except WireError:

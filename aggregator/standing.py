@@ -67,7 +67,7 @@ class ExactSum:
             WireError: it is of another statistic, or of another fleet.
             StatisticError: a number is beyond `contract.fixed_point.LARGEST`.
         """
-        if not message.devices:
+        if not message.devices or message.says_nothing:
             return cls.of(message.statistic(kind, classes, width))
         return cls(message.exact(kind, classes, width), message.statistic(kind, classes, width).counts)
 

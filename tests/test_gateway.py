@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,14 @@ from aggregator_samples import CLASSES, WIDTH, bundle_file, gram
 from test_aggregator_standing import means, steps
 
 from aggregator.ingest import Decision
+from aggregator.orders import give
 from aggregator.service import settle
 from aggregator.settings import Settings
 from aggregator.standing import ExactSum
 from aggregator.standing_coordinator import Solved, StandingCoordinator
 from aggregator.store import DurableStore
 from contract.bundle import Bundle, read_bundle
-from contract.errors import StatisticError, UsageError
+from contract.errors import StatisticError, UsageError, WireError
 from contract.fixed_point import FixedPoint
 from contract.messages import ClassRows, Contribution
 from contract.state import GlobalState
@@ -83,6 +85,11 @@ def test_a_total_travels_as_the_integers_that_it_is(tmp_path: Path, whole: Bundl
             key = {"run": core.run, "round": 9, "method": name, "bundle": whole.sha256}
             gone = Contribution.withdrawal(**key, extractor=whole.extractor(core.method))
             core.take([(device, encode(gone))], 0.0)
+    above._store.close()
+    assert above_of(tmp_path / "two", whole, name).devices == 4  # also when it is started anew
+    for beyond in (2**62 + 1, -(2**63)):
+        with pytest.raises(WireError, match="exact sums, expected integers up to"):
+            replace(up, body=ClassRows(up.body.classes, np.full_like(up.body.rows, beyond)))
 
 
 def test_who_may_send_for_others(tmp_path: Path, whole: Bundle) -> None:
@@ -98,6 +105,17 @@ def test_who_may_send_for_others(tmp_path: Path, whole: Bundle) -> None:
         settle(gateways=("site",), rule="median")
 
 
+def test_a_gateway_that_names_devices_and_sends_no_numbers(tmp_path: Path, whole: Bundle) -> None:
+    """No gateway of ours does; whoever has the name of one ends nobody with it."""
+    above, site = above_of(tmp_path, whole, "ncm"), site_of(tmp_path, whole, "ncm")
+    sends(site, whole, "a", 1, 0)
+    said = site.contribution(above.announcement(), 1)
+    none = ClassRows(said.body.classes[:0], said.body.rows[:0, :0])
+    payload = encode(replace(said, body=none, counts=said.counts[:0], devices=10**9))
+    (told,) = above.take([("site", payload)], 0.0)
+    assert (told.outcome, above.standing.total.counts.sum()) == ("committed", 0)
+
+
 def test_a_device_is_answered_when_its_sums_are_above(tmp_path: Path, whole: Bundle) -> None:
     site = site_of(tmp_path, whole, "ncm")
     assert sends(site, whole, "a", 1, 0) == sends(site, whole, "a", 1, 0) == site.stalled(0.0) == []
@@ -108,6 +126,32 @@ def test_a_device_is_answered_when_its_sums_are_above(tmp_path: Path, whole: Bun
     assert [d.outcome for d in sends(site, whole, "a", 1, 0)] == ["late"]
     site.settled = {"a": 2}
     assert [d.round for d in site.stalled(0.0)] == [2]
+
+
+def test_who_goes_hears_it_when_the_sums_above_are_without_it(tmp_path: Path, whole: Bundle) -> None:
+    """One that withdraws; and one that an operator forgets is never told that what it sent is committed."""
+    site = site_of(tmp_path, whole, "ncm")
+    for device in ("a", "b"):
+        sends(site, whole, device, 1, 0)
+    site.settled = {"a": 1}
+    assert [d.device for d in site.stalled(0.0)] == ["a"]
+    key = {"run": site.run, "round": 2, "method": "ncm", "bundle": whole.sha256}
+    assert site.take([("a", encode(Contribution.withdrawal(**key, extractor=whole.extractor(site.method))))], 0.0) == []
+    give(tmp_path / "site.sqlite", "forget", "b", "operator")
+    site._orders_at = 0.0
+    steps(site, 0.0)
+    site.settled = {}
+    assert [(d.device, d.outcome) for d in site.stalled(0.0) if d.outcome == "committed"] == [("a", "committed")]
+
+
+def test_a_site_may_ask_for_more_and_admits_what_is_admitted_above(tmp_path: Path, whole: Bundle) -> None:
+    site, above = site_of(tmp_path, whole, "ncm", min_samples=5), above_of(tmp_path, whole, "ncm", min_samples=3)
+    for forgotten, numbers in (((whole.manifest.labels[1],), (1,)), ((), ())):
+        above._forgotten = forgotten
+        site.hold_to(above.announcement(), 0.0)
+        steps(site, 0.0)
+        a = site.announcement()
+        assert (a.min_samples, a.withheld) == (5, numbers)
 
 
 def test_terms_and_heads_are_those_from_above(tmp_path: Path, whole: Bundle) -> None:

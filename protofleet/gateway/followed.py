@@ -2,7 +2,8 @@
 
     opens     when the round is open above, and what it starts from is here
     closes    when all who are sampled and were here since the round before opened, or in it, have answered; a margin
-              before the deadline above; or once the round is over there
+              before the deadline above; or once the round is over there. Who is online and silent through a whole round
+              is not waited for in the next, as in any fleet
 
 Where there is no deadline above, only who is online is waited for. A site where nobody has been lately says so after
 `QUIET_S`, unless it is to wait for more.
@@ -20,11 +21,15 @@ __all__ = ["MARGIN", "MARGIN_S", "QUIET_S", "FollowedRounds", "policy_of"]
 
 QUIET_S = 10.0
 MARGIN, MARGIN_S = 0.1, 60.0  # of a deadline: a tenth, a minute at most
+LEAST_MARGIN_S = (
+    2.5  # and that at least, or half of it: a round is heard of within a second, and what goes up takes time
+)
 
 
 def policy_of(min_clients: int, fraction: float, deadline_s: float) -> Policy:
     """Of a site, for rounds that are announced with this share of devices and this deadline above."""
-    return Policy(min_clients, deadline_s - min(MARGIN * deadline_s, MARGIN_S), fraction)
+    margin_s = max(MARGIN * deadline_s, min(LEAST_MARGIN_S, deadline_s / 2))
+    return Policy(min_clients, deadline_s - min(margin_s, MARGIN_S), fraction)
 
 
 @dataclass
@@ -82,6 +87,8 @@ class FollowedRounds(Rounds):
         if self.phase == "open":
             if not self._is_over(now):
                 return None
+            if self._is_overdue(now) and now >= self.settled_at:
+                self._lose_the_silent(now)
             self.phase = "waiting"
             self._awaited.clear()
             return Closed(self.number, self.method)
@@ -106,7 +113,7 @@ class FollowedRounds(Rounds):
         a = self.above
         if self._closing or (a is not None and (a.phase != "open" or a.round != self.number)):
             return True
-        if self.policy.limit_s and now >= self._opened_at + self.policy.limit_s:
+        if self._is_overdue(now):
             return True
         if now < self.settled_at or self._awaited:
             return False
@@ -114,10 +121,14 @@ class FollowedRounds(Rounds):
         quiet = needed == 1 and now >= self._opened_at + QUIET_S
         return (answered >= needed or quiet) and not (self.policy.limit_s and self._missing)
 
+    def _is_overdue(self, now: float) -> bool:
+        return self.policy.limit_s > 0 and now >= self._deadline
+
     @property
     def _missing(self) -> set[str]:
-        """Who is waited for although it is not online."""
-        return {each for each in self._expected - self.contributions - self._refused if self.is_sampled(each)}
+        """Who is waited for although it is not online. Not who was online through a whole round, and silent."""
+        done = self.contributions | self._refused | self._silent
+        return {each for each in self._expected - done if self.is_sampled(each)}
 
     def _open(self, number: int, method: str, seed: int, contributions: set[str], now: float) -> None:
         self._opened_at = now
