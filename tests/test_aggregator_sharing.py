@@ -1,0 +1,99 @@
+"""One process's part in a shared store: what it asks devices for, what it leaves behind, and what others did meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import pytest
+from aggregator_samples import BUNDLE, CLASSES, contribution, extractor, manifest, means
+from postgres_server import need_postgres
+from test_aggregator_shared_standing import Process
+from test_aggregator_standing import message
+from test_aggregator_worker import FLEET, LIMIT_BYTES, _core, wide
+
+from aggregator.orders import give
+from aggregator.shared_store import SharedStore
+from aggregator.sharing import Sharing
+from aggregator.store import Accepted
+from contract.chunks import split
+from contract.messages import Contribution, Status
+from contract.sphere import unit_rows
+from contract.statistics import FeatureGram
+from contract.wire import encode
+
+CHUNKS = "SELECT device FROM protofleet_chunk ORDER BY device"
+
+
+@pytest.fixture
+def place() -> str:
+    return need_postgres().new_place()
+
+
+@pytest.fixture
+def pair(place: str) -> Iterator[list[SharedStore]]:
+    """The leader's and a member's."""
+    with SharedStore(place, BUNDLE, FLEET, leads=True) as leader, SharedStore(place, BUNDLE, FLEET, leads=False) as one:
+        yield [leader, one]
+
+
+def opened(pair: list[SharedStore]) -> list[Sharing]:
+    core = _core(pair[0])
+    core.status("a", encode(Status(True, bytes(8), 1)), 0.0)
+    assert core.advance(0.0, 0.0) is not None
+    return [Sharing(core, pair[0]), Sharing(_core(pair[1]), pair[1])]
+
+
+def pieces(store: SharedStore) -> list[tuple[str, bytes]]:
+    payload = encode(contribution(wide(), run=store.run), "f64")
+    return [("a", encode(c)) for c in split(payload, LIMIT_BYTES, run=store.run, round=1, method="fedproto")]
+
+
+def sums_in_pieces(process: Process, generation: int) -> list[tuple[str, bytes]]:
+    core = process.core
+    key: dict[str, Any] = {"run": core.run, "round": generation, "method": "ffc"}
+    rng = np.random.default_rng(generation)
+    sums = FeatureGram.of(unit_rows(rng.normal(size=(30, 16))), rng.integers(0, CLASSES, 30), CLASSES)
+    told = {"bundle": BUNDLE, "extractor": extractor("ffc"), "standing": "present"}
+    payload = encode(Contribution.of(sums, **key, **told), "f64")
+    return [("a", encode(chunk)) for chunk in split(payload, 1_024, **key)]
+
+
+@pytest.fixture
+def both(place: str) -> Iterator[list[Process]]:
+    with ExitStack() as undo:
+        made = [Process(place, leads=leads, method="ffc", width=16) for leads in (True, False)]
+        for each in made:
+            undo.callback(each.store.close)
+        yield made
+
+
+def test_a_leader_takes_up_missing_chunks_also_when_somebody_was_enrolled_meanwhile(pair: list[SharedStore]) -> None:
+    leader, member = pair
+    leads, works = opened(pair)
+    first, *rest = pieces(leader)
+    leads.take_as_leader([first], 1.0)
+    found = [(device, works._core.chunk_of(device, payload), payload) for device, payload in rest]
+    member.put_chunks([(device, chunk, payload) for device, chunk, payload in found if chunk is not None])  # and dies
+    member.enrolment.enrol("b", bytes(32), 1.0)
+    assert "committed" in [d.outcome for d in leads.stalled(7.0)]
+    assert leader.taken(1, "fedproto")[0] == ["a"]
+
+
+def test_nobody_is_asked_for_chunks_of_sums_that_another_process_has_taken(both: list[Process]) -> None:
+    first, *rest = sums_in_pieces(both[0], 5)
+    both[1].take(first)
+    assert "committed" in [d.outcome for d in both[0].take(*rest)]
+    assert both[1].sharing.stalled(7.0) == []
+    both[0].expect_total_of_the_store()
+
+
+def test_nothing_stays_of_chunks_that_may_be_of_a_forgotten_class(place: str, both: list[Process]) -> None:
+    leader, member = both
+    member.take(sums_in_pieces(member, 5)[0])
+    assert leader.store._db.execute(CHUNKS).fetchall() == [("a",)]
+    give(place, "forget class", "", "me", detail="class-1")
+    leader.advance(100.0)
+    assert leader.store._db.execute(CHUNKS).fetchall() == []
