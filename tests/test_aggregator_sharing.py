@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aggregator_samples import BUNDLE, CLASSES, contribution, extractor, manifest, means
+from aggregator_samples import BUNDLE, CLASSES, contribution, extractor
 from postgres_server import need_postgres
 from test_aggregator_shared_standing import Process
-from test_aggregator_standing import message
 from test_aggregator_worker import FLEET, LIMIT_BYTES, _core, wide
 
 from aggregator.orders import give
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
-from aggregator.store import Accepted
 from contract.chunks import split
 from contract.messages import Contribution, Status
 from contract.sphere import unit_rows
