@@ -193,3 +193,32 @@ def test_a_worker_reads_what_has_changed_also_where_nobody_sends(
     pair[0].close_round(1, 2.0, 0, pair[0].state())
     made.turn()
     assert made.worker.is_finished
+
+
+def test_a_worker_decides_again_when_something_has_changed_before_its_commit(
+    pair: list[SharedStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(pair)
+    made, commit, tries = Turns(pair[1], monkeypatch), pair[1].commit, list[int]()
+
+    def late(*decided: Any) -> Any:
+        tries.append(1)
+        if len(tries) == 1:
+            pair[0].enrolment.enrol("b", bytes(32), 1.0)
+        return commit(*decided)
+
+    monkeypatch.setattr(pair[1], "commit", late)
+    made.turn(Connected(65_536), made.came())
+    assert len(tries) == 2
+    assert pair[0].taken(1, "fedproto")[0] == ["a"]
+
+
+def test_an_order_is_done_of_all_that_is_committed_also_of_what_the_leader_has_not_learned(
+    place: str, both: list[Process]
+) -> None:
+    leader, member = both
+    member.take(*sums_in_pieces(member, 5))
+    give(place, "forget", "a", "me")
+    assert leader.core.advance(100.0, 1100.0) is not None
+    leader.expect_total_of_the_store()
+    assert leader.core.standing.generations == {"a": 5}
