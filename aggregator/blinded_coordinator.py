@@ -128,9 +128,10 @@ class BlindedCoordinator(Coordinator):
         return replace(view, terms=replace(view.terms, blinded=share))
 
     def _next_order(self, now: float) -> Order | None:
-        """What takes a device's share away waits as long as the helper may have opened it."""
+        """What takes a device's share away waits as long as the helper may have opened it; the end of that does not."""
         order = super()._next_order(now)
-        return None if order is not None and order.what == "forget" and self.rounds.held else order
+        waits = order is not None and order.what == "forget" and self.rounds.held
+        return self._tables.next_order("close-round") if waits else order
 
     def _unfit(self, order: Order) -> str:
         if order.what == "forget class":

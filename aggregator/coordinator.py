@@ -422,7 +422,7 @@ class Coordinator(Core):
         """Remove all that is held of a device, and make anew what it may be in."""
         device, records = order.device, self._store.rounds()
         blinded = self._store.blinded.sums()  # whose parts nobody has
-        remade = [record for record in records if record.method not in blinded]
+        remade = [record for record in records if record.method not in blinded and self._has_result(record)]
         state = self._without(device, remade)
         parts = [] if state is self.state else global_parts(state)
         before, after = self.state.version, state.version
@@ -443,6 +443,11 @@ class Coordinator(Core):
         self.rounds.contributions.discard(device)
         self.rounds.refused(device)
         return outcome
+
+    def _has_result(self, record: RoundRecord) -> bool:
+        """Whether something came of a round: nothing is kept of a blinded one that closed without a result."""
+        was_summed = record.classes_merged or not (record.closed and record.uplink_bytes)
+        return bool(was_summed) or next(self._store.contributions(record.number, record.method), None) is not None
 
     def _still_in(self, device: str, records: list[RoundRecord]) -> str:
         """Where a device stays in a sum that it cannot be taken out of, as part of an outcome."""
@@ -499,7 +504,8 @@ class Coordinator(Core):
         return outcome
 
     def _without_class(self, number: int, holders: Collection[Key]) -> GlobalState:
-        return state_without_class(number, holders, self.state, self._store.rounds(), self._messages, self._remaking)
+        rounds = [record for record in self._store.rounds() if self._has_result(record)]
+        return state_without_class(number, holders, self.state, rounds, self._messages, self._remaking)
 
     def _left_of_round(self, stored: int, round: int, number: int) -> bytes | None:
         """What stays of a contribution without a class; None for nothing. Who took part in the open round has done so,

@@ -111,6 +111,10 @@ class SharedStanding(StandingCoordinator):
         self._ingest.forget_accepted()
         self._known.clear()
 
+    def has_taken(self, device: str, generation: int) -> bool:
+        """Whether as new a generation of a device is committed, by whomever."""
+        return self._beside.held([device]).get(device, 0) >= generation
+
     def chunk_of(self, device: str, payload: bytes) -> Chunk | None:
         """A piece of a contribution that may still count, after `look`; None for any other message."""
         return self._ingest.chunk_of(device, payload, self._view())

@@ -73,7 +73,12 @@ class Sharing:
                 continue
 
     def stalled(self, now: float) -> list[Decision]:
-        """As `Coordinator.stalled`, after a look whether others have what is missing, or have taken the whole."""
+        """As `Coordinator.stalled`, after a look whether others have what is missing, or have taken the whole.
+
+        Raises:
+            StaleError: as `take`; never where this process leads.
+            StoreError: the server refuses.
+        """
         asked, found = [each for each in self._core.stalled(now) if not self._is_taken(each)], list[_Message]()
         for (device, method, digest), (chunk, fed) in list(self._fed.items()):
             if any(d.device == device and d.receipt is not None and d.receipt.digest == digest for d in asked):
@@ -83,7 +88,8 @@ class Sharing:
         if not found:
             return asked
         devices = {device for device, _ in found}
-        return [d for d in asked if d.device not in devices] + self.take(found, now)
+        take = self.take_as_leader if self._store.leads else self.take
+        return [d for d in asked if d.device not in devices] + take(found, now)
 
     def check_leads(self) -> None:
         """Say that this process is alive and leads.
@@ -145,6 +151,8 @@ class Sharing:
 
     def _is_taken(self, asked: Decision) -> bool:
         receipt = asked.receipt
+        if receipt is not None and isinstance(self._core, SharedStanding):
+            return self._core.has_taken(asked.device, receipt.round)
         return receipt is not None and self._store.holds(receipt.round, receipt.method, asked.device)
 
     def _let_go(self, made: Sequence[Decision]) -> None:

@@ -290,7 +290,8 @@ class StandingTables:
                 _keep(db, where, left)
             db.execute("DELETE FROM class_drift WHERE class = ?", (order.detail,))
             if order.what == "forget class":
-                db.execute("DELETE FROM former")  # which it may be in
+                for table in ("former", *self._file.of_devices):  # which it may be in
+                    db.execute(f"DELETE FROM {table}")
             put_meta(db, _CLASSES, json.dumps(list(forgotten)))
             put_meta(db, CLASSES_TAKEN, json.dumps(taken))
             self._put_global(db, parts)
@@ -336,10 +337,15 @@ class StandingTables:
                 (what, who, at, detail),
             )
 
-    def next_order(self) -> Order | None:
-        """The oldest of what was asked for and has not taken effect; None when nothing is."""
+    def next_order(self, what: str | None = None) -> Order | None:
+        """The oldest of what was asked for and has not taken effect; None when nothing is.
+
+        Args:
+            what: only such; any when None.
+        """
+        only, values = ("", ()) if what is None else (" AND what = ?", (what,))
         with self._disk():
-            return next(iter(orders(self._db, "WHERE done_at IS NULL", limit=1)), None)
+            return next(iter(orders(self._db, f"WHERE done_at IS NULL{only}", values, limit=1)), None)
 
     def done(self, order: Order, at: float, outcome: str, before: int, after: int) -> None:
         """An order has taken effect, or cannot; `outcome` says which, and the versions of the global state."""

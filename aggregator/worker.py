@@ -30,7 +30,7 @@ from aggregator.voice import Voice
 from contract import topics
 from contract.certificates import Expiry
 from contract.envelopes import ENVELOPE_BYTES
-from contract.errors import WireError
+from contract.errors import StoreError, StoreLostError, WireError
 from contract.link import Address, Connected, Disconnected, Failed, Link, Noticed, Received, client_id
 from contract.service_manager import ServiceManager
 from contract.signed import Signer
@@ -158,12 +158,25 @@ class Worker:
         while True:
             self._store.based_on = self._store.changes()
             self._store.check_version()
-            self._core = self._make_core()
-            if self._store.changes() == self._store.based_on:
+            core = self._made_of_one_moment()
+            if core is not None:
+                self._core = core
                 break
         self._sharing = Sharing(self._core, self._store)
         if hasattr(self, "_handout"):
             self._handout.serve(self._core)
+
+    def _made_of_one_moment(self) -> Coordinator | SharedStanding | None:
+        """A core; None where the store changed meanwhile, so that parts of it may not fit each other."""
+        try:
+            core = self._make_core()
+        except StoreLostError:
+            raise
+        except StoreError:
+            if self._store.changes() == self._store.based_on:
+                raise
+            return None
+        return core if self._store.changes() == self._store.based_on else None
 
     def _gather(self) -> list[Received]:
         event = self._link.receive(min(TURN_S, self._handout.wait_s or TURN_S))

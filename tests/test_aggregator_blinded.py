@@ -363,6 +363,37 @@ def test_to_forget_a_device_waits_for_the_helper_and_says_what_stays(world):
     assert world.core.take([("d0", world.message("d0"))], world.now)[0].outcome == "rejected"
 
 
+def test_a_round_whose_helper_is_gone_can_be_ended_also_behind_an_order_that_waits_for_it(world):
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    for what, device in (("forget", "d0"), ("pause", ""), ("close-round", "")):
+        give(world.folder / "store", what, device, "op")
+    world.now += 1.0
+    made = [step.order.what for step in world.steps() if isinstance(step, Obeyed)]
+    assert made[0] == "close-round"
+    world.now += 10.0
+    made += [step.order.what for step in world.steps() if isinstance(step, Obeyed)]
+    assert made == ["close-round", "forget", "pause"]
+    assert world.store.record(1).closed
+    assert world.core.state.version == 0
+
+
+def test_who_was_in_a_round_without_a_result_can_be_forgotten(world):
+    world.round(*DEVICES)
+    world.now += 10.0
+    world.steps()
+    world.send(*DEVICES)
+    world.steps()
+    give(world.folder / "store", "close-round", "", "op")
+    world.now += 10.0
+    world.steps()
+    give(world.folder / "store", "forget", "d0", "op")
+    world.now += 10.0
+    (outcome,) = (step.outcome for step in world.steps() if isinstance(step, Obeyed))
+    assert outcome == "done; the sum of round 1 has it until one without it is opened"
+
+
 def test_a_new_run_takes_no_share_of_the_old_one(world):
     world.steps()
     world.send(*DEVICES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +15,15 @@ from blinded_world import DEVICES, PLAIN, World, pooled
 from postgres_server import need_postgres
 
 from aggregator.blinded_coordinator import BlindedCoordinator
+from aggregator.blinded_store import AskedSet
 from aggregator.database.members import StaleError
 from aggregator.rounds import Closed, Held
 from aggregator.shared_store import SharedStore
 from aggregator.sharing import Sharing
+from aggregator.worker import Worker
+from contract.link import Address
 from contract.messages import Status
+from contract.service_manager import ServiceManager
 from contract.wire import encode
 
 
@@ -109,3 +114,32 @@ def test_what_was_decided_before_the_set_stood_is_not_written(world: Shared) -> 
     with pytest.raises(StaleError):
         world.sharing.take([(DEVICES[3], said)], world.now)
     assert not world.store.holds(1, "ffc", DEVICES[3])
+
+
+def test_a_worker_that_reads_while_one_round_follows_another_reads_again(
+    world: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it read first is of a round that is over by now, and the set that it reads then is of the next one."""
+    world.steps()
+    world.send(*DEVICES)
+    world.core.learn()
+    assert world.steps() == [Held(1, 5)]
+    with SharedStore(world.place, BUNDLE, FLEET, leads=False) as store:
+        asked, looks = store.blinded.asked, list[int]()
+
+        def late() -> AskedSet | None:
+            looks.append(1)
+            if len(looks) == 1:
+                world.answered(world.ask())
+                world.steps()
+                world.send(*DEVICES)
+                world.core.learn()
+                assert world.steps() == [Held(2, 5)]
+            return asked()
+
+        monkeypatch.setattr(store.blinded, "asked", late)
+        make = lambda: BlindedCoordinator(store, PLAIN, BUNDLE, world.settings, now=0.0)  # noqa: E731
+        told = {"listener": lambda event: None, "signer": None, "stopping": threading.Event()}
+        address = Address.parse("mqtt://127.0.0.1:1")
+        worker = Worker(store, make, address, FLEET, **told, manager=ServiceManager({}))  # type: ignore[arg-type]
+        assert (worker.core.rounds.number, worker.core.rounds.held, len(looks)) == (2, True, 2)

@@ -13,11 +13,14 @@ import pytest
 from brokers import Embedded
 from fleets import CLASSES, FLEET, Fleet, bundle, run, share
 from gateways import STANDING, Site, site_of
+from postgres_server import need_postgres
 
+from aggregator.database import place_of
 from aggregator.forgotten_classes import held_by
 from aggregator.standing import ExactSum
 from aggregator.store import DurableStore
 from contract.bundle import read_bundle
+from contract.messages import Contribution
 from contract.methods import method
 
 pytestmark = pytest.mark.slow
@@ -195,3 +198,41 @@ def test_rounds_that_no_gateway_can_take_part_in(fleet: Fleet, site: Site, tmp_p
     site.wait_for("gateway", "above there are rounds of fedcof, which weighs devices one by one.*; nothing is sent")
     code, said = run("aggregate", "--bundle", made, "--broker", fleet.url, "--store", "x", "--gateway", "g")
     assert (code, "--gateway, expected rounds whose result is a sum" in said) == (2, True)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("options", [STANDING, ("--rounds", 2, "--min-clients", 2)], ids=["standing", "rounds"])
+def test_a_gateway_below_several_workers(fleet: Fleet, site: Site, ncm: Path, options: tuple[object, ...]) -> None:
+    """One of the two above is killed; the other goes on, and the site's sums count once."""
+    place = need_postgres().new_place()
+    told = ("--bundle", ncm, "--broker", fleet.url, "--store", place, "--fleet", FLEET, *options)
+    for name in ("first", "second"):
+        fleet.start(name, "aggregate", *told, "--worker", "--gateway", "site-1", "-v")
+        fleet.wait_for(name, "connected to")
+    site.gateway(ncm, fleet.url, "--min-clients", 2)
+    site.client("a", ncm, share(0, [0, 1, 2]))
+    if options is not STANDING:
+        site.client("b", ncm, share(1, [2, 3, 4]))
+        fleet.client("c", ncm, share(2, [0, 4]))
+        assert set(fleet.finish(240.0).values()) | set(site.finish(240.0).values()) == {0}
+        with DurableStore(place_of(place), read_bundle(ncm).sha256, FLEET) as store:
+            assert [list(record.uplink_bytes) for record in store.rounds()] == [["c", "site-1"]] * 2
+            _, up = (_exactly(ncm, held_by(payload)) for payload in store.contributions(2, "ncm"))
+        first, second = (_exactly(ncm, held_by(payload)) for payload in site.payloads(2).values())
+        assert up.equal(first.add(second))
+        return
+    fleet.wait_for("first", "40 samples of 1 device")
+    stop(fleet, "first", signal.SIGKILL)
+    site.client("b", ncm, share(1, [2, 3, 4]))
+    fleet.wait_for("second", "80 samples of 2 devices", 120.0)
+    site.wait_for("b", "committed|duplicate")
+    stop(site, "gateway")
+    stop(fleet, "second")
+    with DurableStore(place_of(place), read_bundle(ncm).sha256, FLEET) as store:
+        ((who, payload),) = store.standing.payloads()
+    assert who == "site-1"
+    assert _exactly(ncm, held_by(payload)).equal(total(sums(site, ncm, "ncm")))
+
+
+def _exactly(path: Path, message: Contribution) -> ExactSum:
+    return ExactSum.sent_in(message, method("ncm").statistic, CLASSES, read_bundle(path).manifest.features)
