@@ -108,10 +108,10 @@ def test_a_device_behind_a_gateway_goes(fleet: Fleet, site: Site, ncm: Path) -> 
     told = ("--bundle", ncm, "--broker", site.url, "--fleet", FLEET, "--id", "a", "--state", site.folder / "state-a")
     code, said = run("client", *told, "--withdraw")
     assert (code, "withdrawn" in said) == (0, True), said
-    fleet.wait_for("aggregator", "80 samples of 2 devices")
+    fleet.wait_for("aggregator", "(?s)of 3 devices.*80 samples of 2 devices")
     code, said = run("forget", "b", "--store", site.folder / "store.sqlite")
     assert (code, "done, global version" in said) == (0, True), said
-    fleet.wait_for("aggregator", "40 samples of 1 device")
+    fleet.wait_for("aggregator", "(?s)of 3 devices.*of 2 devices.*40 samples of 1 device")
     stop(site, "gateway")
     stop(fleet, "aggregator")
     above, below = sums(fleet, ncm, "ncm"), sums(site, ncm, "ncm")
