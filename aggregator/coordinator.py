@@ -366,9 +366,7 @@ class Coordinator(Core):
                 classes=classes,
                 width=width,
                 rule=rule,
-                max_share=how.max_share,
-                suspects=how.suspects,
-                vouched=how.vouched,
+                how=how,
                 labels=labels,
                 some=messages,
             )

@@ -53,7 +53,7 @@ class Remaking:
         """The rows of the global state that a round of a method makes of `before`; without a message, those of it."""
         if next(messages(), None) is None:
             return dict(before.rows)
-        settled, screening = self.hyper(found), self.screening(found)
+        settled = self.hyper(found)
         merged = merge_round(
             found,
             messages,
@@ -62,9 +62,7 @@ class Remaking:
             classes=self.classes,
             width=self.width(found),
             rule=self.rule,
-            max_share=screening.max_share,
-            suspects=screening.suspects,
-            vouched=screening.vouched,
+            how=self.screening(found),
         ).merged
         return dict(next_global(before, found, merged, round=before.round, hyper=settled).rows)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from aggregator.contradictions import has_means
-from aggregator.outliers import Finding, Screened, Screening, Suspects, Traits, screen
+from aggregator.outliers import Finding, Screened, Screening, Traits, screen
 from aggregator.standing import ExactSum
 from contract.messages import Contribution
 from contract.methods import Method, Value
@@ -29,6 +29,7 @@ Messages = Callable[[], Iterator[tuple[str, Contribution]]]
 """Gives each device's contribution to a round, ordered by device; asked for each pass over them."""
 Some = Callable[[Collection[str]], Iterator[tuple[str, Contribution]]]
 """Gives the contributions of these devices alone, in their order."""
+_USUAL = Screening()
 _NOTHING = "no class is known: devices withhold each class of which they have fewer examples than --min-samples"
 
 
@@ -82,9 +83,7 @@ def screened_round(
     *,
     classes: int,
     width: int,
-    max_share: float = 0.5,
-    suspects: Suspects = "leave-out",
-    vouched: Collection[str] = (),
+    how: Screening = _USUAL,
     labels: Sequence[str] = (),
     some: Some | None = None,
 ) -> Screened:
@@ -97,9 +96,9 @@ def screened_round(
     return screen(
         lambda: statistics(messages()),
         {device: each for device, each in traits.items() if not each.devices},
-        max_share=max_share,
-        suspects=suspects if comparable else "ignore",
-        vouched=vouched,
+        max_share=how.max_share,
+        suspects=how.suspects if comparable else "ignore",
+        vouched=how.vouched,
         labels=labels,
         some=None if some is None else lambda devices: statistics(some(devices)),
         beside=[each for each in traits.values() if each.devices],
@@ -127,9 +126,7 @@ def merge_round(
     classes: int,
     width: int,
     rule: Rule = "mean",
-    max_share: float = 0.5,
-    suspects: Suspects = "leave-out",
-    vouched: Collection[str] = (),
+    how: Screening = _USUAL,
     labels: Sequence[str] = (),
     some: Some | None = None,
 ) -> Result:
@@ -140,15 +137,16 @@ def merge_round(
         hyper: the method's, settled.
         classes, width: C, and the width of the round's rows.
         rule: how class means merge; other sums always add up.
-        max_share, suspects, vouched, labels: see `screen`.
+        how: what is held against devices.
+        labels: see `screen`.
         some: as `messages`, of these devices alone, where that takes less.
 
     Raises:
         StatisticError: when there is no contribution.
     """
-
-    how = {"max_share": max_share, "suspects": suspects, "vouched": vouched, "labels": labels, "some": some}
-    screened = screened_round(found, messages, traits, hyper, classes=classes, width=width, **how)  # type: ignore[arg-type]
+    screened = screened_round(
+        found, messages, traits, hyper, classes=classes, width=width, how=how, labels=labels, some=some
+    )
     source = screened.source
     if any(each.devices for each in traits.values()):
         total = exact_total(found, screened, classes, width)

@@ -70,9 +70,7 @@ def solve_again(path: AnyPlace, manifest: Manifest, given: Mapping[str, object])
             hyper,
             classes=manifest.classes,
             width=width,
-            max_share=how.max_share,
-            suspects=how.suspects,
-            vouched=how.vouched,
+            how=how,
         )
         before = run.state()
         state = next_global(before, found, result.merged, round=before.round, hyper=hyper)

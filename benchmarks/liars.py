@@ -39,7 +39,7 @@ from numpy.typing import NDArray
 
 from aggregator.contradictions import contradicted
 from aggregator.merging import Messages, Result, merge_round, traits_of
-from aggregator.outliers import Suspects
+from aggregator.outliers import Screening, Suspects
 from aggregator.state import next_global
 from aggregator.validation import Terms, check_content
 from contract.errors import WireError
@@ -175,8 +175,9 @@ def guarded(
         merged = found.merge(lambda: (m.statistic(found.statistic, *shape) for _, m in messages()), rule, hyper)
         return Result(merged, (), "", "")
     suspects: Suspects = "ignore" if guard == "bounds" else "leave-out"
-    options: dict[str, Any] = {"classes": shape[0], "width": shape[1], "rule": rule, "suspects": suspects}
-    return merge_round(found, messages, traits_of(found, messages, hyper), hyper, vouched=vouched, **options)
+    how = Screening(suspects=suspects, vouched=tuple(vouched))
+    options: dict[str, Any] = {"classes": shape[0], "width": shape[1], "rule": rule}
+    return merge_round(found, messages, traits_of(found, messages, hyper), hyper, how=how, **options)
 
 
 def _arrived(name: str, sent: Statistic, shape: tuple[int, int], *, checked: bool) -> Contribution | None:

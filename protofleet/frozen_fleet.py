@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aggregator.merging import merge_round
-from aggregator.outliers import Traits
+from aggregator.outliers import Screening, Traits
 from aggregator.state import next_global
 from contract.answers import Answer
 from contract.bundle import Bundle
@@ -182,7 +182,7 @@ class FrozenFleet:
             return zip(traits, map(_contribution, self._payloads(bundle, rung)), strict=True)
 
         result = merge_round(
-            rung.method, messages, traits, rung.hyper, classes=m.classes, width=width, suspects="ignore"
+            rung.method, messages, traits, rung.hyper, classes=m.classes, width=width, how=Screening(suspects="ignore")
         )
         return [
             Outcome(way, right, np.mean([one[way] for one in alone], axis=0), largest, result.told, result.doubt)

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from aggregator.merging import merge_round
-from aggregator.outliers import SUSPECTS, Suspects, Traits
+from aggregator.outliers import SUSPECTS, Screening, Suspects, Traits
 from aggregator.state import next_global
 from aggregator.validation import MAX_SAMPLES, Terms, check_content
 from contract.bundle import read_bundle
@@ -93,8 +93,8 @@ class MethodStrategy(FedAvg):
             raise UsageError("max_share", expected="above 0, up to 1", got=max_share)
         if suspects not in SUSPECTS:
             raise UsageError("suspects", expected=", ".join(SUSPECTS), got=suspects)
-        self._min_samples, self._max_samples, self._max_share = min_samples, max_samples, max_share
-        self._suspects, self._labels = suspects, tuple(labels)
+        self._min_samples, self._max_samples = min_samples, max_samples
+        self._screening, self._labels = Screening(max_share, suspects), tuple(labels)
         if run is None:
             run = os.urandom(4) if state is None else state.run
         self.state = GlobalState(run, 0, 0) if state is None else state
@@ -264,8 +264,7 @@ class MethodStrategy(FedAvg):
             classes=self._classes,
             width=self._row_width,
             rule=self._rule,
-            max_share=self._max_share,
-            suspects=self._suspects,
+            how=self._screening,
             labels=self._labels,
         )
         for finding in result.findings:

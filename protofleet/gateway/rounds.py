@@ -221,8 +221,7 @@ class GatewayRounds(Site, Coordinator):
                 hyper,
                 classes=classes,
                 width=width,
-                max_share=how.max_share,
-                suspects=how.suspects,
+                how=how,
                 labels=labels,
                 some=messages,
             )
