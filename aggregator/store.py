@@ -370,7 +370,8 @@ class DurableStore:
 
     def closing(self) -> int:
         """The number of the round that was being closed last; it may be closed by now, and 0 is none."""
-        return int(self.standing.meta(_CLOSING) or 0)
+        with as_written(self._file.path):
+            return int(self.standing.meta(_CLOSING) or 0)
 
     def close_round(
         self,
@@ -391,7 +392,7 @@ class DurableStore:
             also: done in the same transaction.
         """
         parts = global_parts(state)
-        with self._transaction():
+        with as_written(self._file.path), self._transaction():
             self._db.execute(
                 "UPDATE round SET closed = 1, classes_merged = ?,"
                 " seconds = CASE WHEN ? > opened_at THEN ? - opened_at ELSE 0 END WHERE number = ?",
