@@ -31,6 +31,7 @@ from contract.wire import decode, encode
 
 LONGEST_BYTES = 256
 LEAST, DEVICES, ROUNDS = 2, names(6), 3
+_MORE = 5  # what a device may ask for itself
 _LISTED = enrolled(*DEVICES[:5])  # the last is of no list
 
 
@@ -98,7 +99,7 @@ class _Scene:
         self.opened[asked.digest] = devices, total.tobytes()
         expected = np.zeros(WORDS, np.uint64)
         for device in devices:
-            add_pad(expected, _pad_seed(device, asked.round, shares[device]))
+            add_pad(expected, _pad_seed(device, asked.round, shares[device], len(devices)))
         assert total.tobytes() == expected.tobytes(), "not the sum of what the devices signed"
         for one, other in itertools.combinations({found for found, _ in self.opened.values()}, 2):
             assert len(one ^ other) >= LEAST, "two sets that differ by fewer than k devices"
@@ -145,9 +146,12 @@ class _Asked:
         return self._asked
 
 
-def _pad_seed(device: str, round: int, share: bytes) -> bytes:
-    """The seed that this device signed for that share."""
-    for payload in (_seed(device, round, other) for other in (False, True)):
+def _pad_seed(device: str, round: int, share: bytes, devices: int) -> bytes:
+    """The seed that this device signed for that share, in a set of so many."""
+    signed = [_seed(device, round, other) for other in (False, True)]
+    if device == DEVICES[0] and devices >= _MORE:
+        signed.append(_of_more(round))
+    for payload in signed:
         bound = inside(payload)
         if bound.share == share:  # type: ignore[union-attr]
             return unseal(KEY, FLEET, device, bound)  # type: ignore[arg-type]
@@ -163,17 +167,23 @@ def _seed(device: str, round: int, other: bool) -> bytes:
 
 
 @functools.cache
+def _of_more(round: int) -> bytes:
+    """The first device's, for a set of `_MORE` devices or more."""
+    return contributed(DEVICES[0], np.arange(WORDS, dtype=np.uint64), round=round, least=_MORE)[1]
+
+
+@functools.cache
 def _odd_seeds(round: int) -> tuple[bytes, ...]:
-    """What nobody should take: by another's key, for other words or terms, of another method, not signed."""
+    """What nobody should take: by another's key, for other words or terms, of another method, not signed; or in few."""
     device, values = DEVICES[0], np.arange(WORDS, dtype=np.uint64)
     made = [
-        contributed(device, values, round=round, by="x"),
-        contributed(device, values[:3], round=round),
-        contributed(device, values, round=round, terms=b"t" * 32),
-        contributed(device, values, round=round, least=5),
-        contributed(device, values, round=round, method="ffc"),
+        contributed(device, values, round=round, by="x")[1],
+        contributed(device, values[:3], round=round)[1],
+        contributed(device, values, round=round, terms=b"t" * 32)[1],
+        _of_more(round),
+        contributed(device, values, round=round, method="ffc")[1],
     ]
-    return (*(seed for _, seed in made), encode(inside(made[0][1])))
+    return (*made, encode(inside(made[0])))
 
 
 def _openings(choices: Choices) -> list[Opening]:
