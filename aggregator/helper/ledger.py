@@ -13,6 +13,7 @@ whether it is the whole of what was opened.
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from aggregator.helper.witness import Witness
 from contract.batches import breach, refined
-from contract.errors import UsageError, WireError
+from contract.errors import StoreError, UsageError, WireError
 from contract.sqlite import Database, Kind, typed
 
 __all__ = ["KEPT_SUMS", "KIND", "Ledger", "Share"]
@@ -146,7 +147,7 @@ class Ledger:
             at: seconds since the epoch, for the record.
 
         Raises:
-            StoreError: the disk refuses; nothing was opened.
+            StoreError: the disk refuses, or somebody has changed the file; nothing was opened.
             UsageError: another ledger opens with the key meanwhile; nothing was opened.
             WireError: it may not be opened, whoever asks; nothing was opened.
         """
@@ -158,7 +159,18 @@ class Ledger:
         if wrong or used or doubled or len({(s.run, s.round, s.method) for s in shares}) != 1:
             why = used or next(iter(wrong.values()), "") or "shares of one round, each once"
             raise WireError("a set", expected="one that may be opened", got=why)
-        blocks, first = refined(self._blocks, devices), shares[0]
+        blocks = refined(self._blocks, devices)
+        try:
+            self._record(digest, shares, total, blocks, least=least, at=at)
+        except sqlite3.IntegrityError as error:  # an index that says otherwise than the rows, which were asked above
+            raise StoreError(self._what, expected="a ledger as written", got=error, hint="another --store") from None
+        self._blocks = blocks
+        self._witness.write(self._id, self._opened())
+
+    def _record(
+        self, digest: bytes, shares: list[Share], total: Words, blocks: Mapping[str, int], *, least: int, at: float
+    ) -> None:
+        first = shares[0]
         with self._transaction() as db:
             row = (digest, first.run, first.round, first.method, len(shares), least, at, total.astype("<u8").tobytes())
             found = db.execute(
@@ -171,8 +183,6 @@ class Ledger:
             db.executemany("INSERT INTO share VALUES (?, ?, ?, ?, ?, ?)", rows)
             db.executemany("INSERT OR REPLACE INTO block VALUES (?, ?)", list(blocks.items()))
             db.execute("UPDATE opened SET sum = NULL WHERE id <= ? AND sum IS NOT NULL", (number - KEPT_SUMS,))
-        self._blocks = blocks
-        self._witness.write(self._id, self._opened())
 
     @property
     def _what(self) -> str:
