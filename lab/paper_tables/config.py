@@ -58,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     backbones: tuple[str, ...] | None = None
     head: str | None = None
     scaling: str | None = None
+    validation: bool | None = None
     shift: str | None = None
     severity: int | None = None
     test_samples: int | None = None
@@ -111,7 +112,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             ),
             measures=Measures(**some("closings", "personal", "evaluate_last", "fresh")),
             **some("backbone", "backbones", "head", "scaling", "batch", "test_samples", "positive_rate", "local_test"),
-            **some("hyper", "weights", "shift", "severity"),
+            **some("hyper", "weights", "shift", "severity", "validation"),
         )
 
 
@@ -318,6 +319,7 @@ def read_table(name: str) -> tuple[str, Table]:
     if table.quick is not None:
         _named(f"{name}: bands", table.quick.bands, [row.name for row in table.rows])
     _check_presets(name, table)
+    _check_validation(name, table)
     return path.stem, table
 
 
@@ -330,6 +332,15 @@ def _check_presets(name: str, table: Table) -> None:
             raise UsageError(
                 f"{name}: preset {which}", expected="the settings as they stand, since it is the default", got=got
             )
+
+
+def _check_validation(name: str, table: Table) -> None:
+    """A published number is of the test set, and so is what stands beside it."""
+    for row, column in table.choose((), ()):
+        beside = any(column.name in each for each in (row.published, row.gains))
+        if beside and table.settle(row, column, quick=False).validation:
+            got = "validation = true"
+            raise UsageError(f"{name}: {row.name}, {column.name}", expected="no published number, or the test", got=got)
 
 
 def _check_metric(name: str, metric: str) -> None:
