@@ -77,6 +77,7 @@ def test_a_clients_own_test_is_taken_away_before_what_is_scored() -> None:
 TABLE = """
 title = "Why"
 source = "ours"
+found = ["H1: it is the cause."]
 data = "fashion_mnist_subset"
 metric = "all/head"
 columns = [{ name = "IID" }]
@@ -109,6 +110,7 @@ def test_a_page_says_first_that_it_is_of_the_validation_split(tmp_path: Path) ->
         assert lines[2].startswith("**Of the validation split, the rows chosen: training images")
         only = pages(name, sheet_of(name, order, cells[:1], "x"), table)[f"{name}.md"].splitlines()
         assert only[2].startswith("**Of the validation split: training images")
+        assert ("- H1: it is the cause." in only) == (not quick)
 
 
 def test_what_is_published_does_not_stand_beside_it(tmp_path: Path) -> None:

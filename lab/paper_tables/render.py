@@ -21,7 +21,7 @@ from lab.paper_tables.more_tables import metrics_table, seeds_table
 from lab.paper_tables.sheet import Sheet, SheetCell
 from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, Claim, claims_of, command_for
 
-__all__ = ["head_lines", "hours", "number", "pages", "show"]
+__all__ = ["head_lines", "hours", "number", "pages", "quick_words", "show"]
 
 _LEGEND = "± is the standard deviation over seeds, up/round what one client sends in a round, time/run wall time"
 _KINDS = {"nothing": "local", "prototypes": "fed", "sums": "ffc", "weights": "pooled"}
@@ -78,6 +78,7 @@ def head_lines(sheet: Sheet, table: Table) -> list[str]:
     if sheet.quick:
         return [*found, f"**{_quick(sheet)}**", ""]
     claims = claims_of(table, sheet, sheet.preset)
+    found += [*(f"- {line}" for line in table.found), ""] if table.found else []
     if not claims:
         return found or ["**Nothing to reproduce**: no numbers are published for this setting.", ""]
     held = [claim for claim in claims if claim.held]
