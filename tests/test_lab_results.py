@@ -31,7 +31,7 @@ TABLE = Table(
     rows=(
         Row(name="near", published={"IID": 50.5}),
         Row(name="wide", published={"IID": 55.0}, spread={"IID": 6.0}),
-        Row(name="far", published={"IID": 60.0}, why="a guess"),
+        Row(name="far", published={"IID": 60.0}, why="a guess", tested="fedhp-lead"),
         Row(name="gain", gains={"IID": 10.0}, over="base", sent={"IID": 100.0}),
         Row(name="base"),
         Row(name="changed", published={"IID": 50.0}, settings=Settings(hyper={"lr": 0.2})),
@@ -113,7 +113,7 @@ def test_verdicts_follow_from_the_rows() -> None:
         ("not there", "accuracy"): "not run",
         ("no row", "accuracy"): "not run",
     }
-    assert found["far", "accuracy"].why == "a guess"
+    assert found["far", "accuracy"].why == "a guess; the table fedhp-lead tests why"
     assert found["gain", "gain over base"].difference == pytest.approx(0.0)
     assert found["changed", "accuracy"].why == "with earlier settings, lr 0.01 for 0.2, it gave 40.00"
     assert found["not there", "accuracy"].why == "needs weights"

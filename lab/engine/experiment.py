@@ -31,6 +31,7 @@ from lab.algorithms import ALGORITHMS
 from lab.data.datasets import DataSet, load_dataset, take
 from lab.data.partition import Partition, hold_back, partition, unlabel
 from lab.data.shift import check_shift, shifted
+from lab.data.validation import hold_back_for_validation, validation_split
 from lab.demo.from_scratch import channel_statistics
 from lab.engine.checkpoint import Checkpoint
 from lab.engine.deployed import Course, OnDevice, RoundRecord, local_only, run_id, simulate
@@ -70,6 +71,7 @@ class Experiment:
         save_weights: where the backbone of an algorithm that averages weights is written at the end.
         input_shape: (H, W, c) that images are resized to; None for their own.
         scaling: `normalised` by the training images' mean and deviation, or `unit`, 0 to 1 and no more.
+        validation: whether the validation split is asked about in the place of every test (`lab/data/validation.py`).
         shift, severity: `corruption` of each client's images by its own kind, 1 to 5 strong (`lab/data/shift.py`).
     """
 
@@ -90,6 +92,7 @@ class Experiment:
     save_weights: Path | None = None
     input_shape: tuple[int, int, int] | None = None
     scaling: str = "normalised"
+    validation: bool = False
     shift: str = "none"
     severity: int = 3
 
@@ -177,8 +180,12 @@ def run_experiment(
     if data is None:
         on_text("loading the data")
         data = load_dataset(experiment.data, experiment.input_shape, log=on_line)
+    if experiment.validation:
+        data = validation_split(data, ask=experiment.test_samples != 0)
+        on_line("the validation split is asked about: training images that no client trains on, and no test image")
+    cut = hold_back_for_validation if experiment.validation else hold_back
     parts = partition(data.train.y, experiment.partition, seed=experiment.course.seed, sources=data.sources)
-    cuts = [hold_back(part, experiment.local_test, experiment.course.seed + n) for n, part in enumerate(parts)]
+    cuts = [cut(part, experiment.local_test, experiment.course.seed + n) for n, part in enumerate(parts)]
     shares = [take(data.train, kept) for kept, _ in cuts]
     if experiment.positive_rate < 1:
         rate, seed = experiment.positive_rate, experiment.course.seed

@@ -58,6 +58,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     backbones: tuple[str, ...] | None = None
     head: str | None = None
     scaling: str | None = None
+    validation: bool | None = None
     shift: str | None = None
     severity: int | None = None
     test_samples: int | None = None
@@ -111,7 +112,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             ),
             measures=Measures(**some("closings", "personal", "evaluate_last", "fresh")),
             **some("backbone", "backbones", "head", "scaling", "batch", "test_samples", "positive_rate", "local_test"),
-            **some("hyper", "weights", "shift", "severity"),
+            **some("hyper", "weights", "shift", "severity", "validation"),
         )
 
 
@@ -133,6 +134,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         gains: published gain over the accuracy of the row `over`, in percent of it, by column's name.
         sent: parameters that one client sends in a round, as published, by column's name.
         why: what is known of a number that is not reproduced.
+        tested: the table that tests the cause, by name.
         needs: what must be at hand before this row can be run: weights, a network that is not here.
         family: what goes up: `nothing`, `prototypes`, `sums` or `weights`; a chart's colour.
         columns: the only columns that this row is run in; all when empty.
@@ -147,6 +149,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     over: str = ""
     sent: dict[str, float] = {}
     why: str = ""
+    tested: str = ""
     needs: str = ""
     metric: str | None = None
     family: str = "weights"
@@ -199,7 +202,8 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         last: a cell is the mean over the measured rounds among the last so many.
         seeds: runs for each cell, seeds 0, 1, ….
         charts: of `curves`, `bytes`.
-        notes: what differs from the paper.
+        notes: what differs from the paper; of a table that tests causes, its hypotheses, as they stood before the runs.
+        found: what became of the hypotheses, a line for each.
         preset: which of `presets` the table is as it stands; it changes nothing.
         hours: of one run on one core, guessed, where no run of the table has been timed.
         needs: as a row's, of every row.
@@ -220,6 +224,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     seeds: int = 1
     charts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
     preset: str = ""
     presets: dict[str, Preset] = {}
     hours: float | None = None
@@ -313,11 +318,13 @@ def read_table(name: str) -> tuple[str, Table]:
         published = (row.published, row.spread, row.gains, row.sent)
         given = [*row.columns, *(column for each in published for column in each)]
         _named(f"{name}: columns of {row.name}", given, [c.name for c in table.columns])
+        _named(f"{name}: tested", [row.tested] if row.tested else [], list(TABLES))
         _named(f"{name}: over", [row.over] if row.gains else [], [other.name for other in table.rows])
     _named(f"{name}: against", [table.against] if table.against else [], [row.name for row in table.rows])
     if table.quick is not None:
         _named(f"{name}: bands", table.quick.bands, [row.name for row in table.rows])
     _check_presets(name, table)
+    _check_validation(name, table)
     return path.stem, table
 
 
@@ -330,6 +337,15 @@ def _check_presets(name: str, table: Table) -> None:
             raise UsageError(
                 f"{name}: preset {which}", expected="the settings as they stand, since it is the default", got=got
             )
+
+
+def _check_validation(name: str, table: Table) -> None:
+    """A published number is of the test set, and so is what stands beside it."""
+    for row, column in table.choose((), ()):
+        beside = any(column.name in each for each in (row.published, row.gains))
+        if beside and table.settle(row, column, quick=False).validation:
+            got = "validation = true"
+            raise UsageError(f"{name}: {row.name}, {column.name}", expected="no published number, or the test", got=got)
 
 
 def _check_metric(name: str, metric: str) -> None:

@@ -21,7 +21,7 @@ from contract.errors import StoreError, UsageError
 from contract.json_output import write_text
 from lab.paper_tables.config import TABLES, Table, read_table
 from lab.paper_tables.presets import presets_page
-from lab.paper_tables.render import hours, number, pages
+from lab.paper_tables.render import hours, number, pages, quick_words
 from lab.paper_tables.sheet import Sheet, is_ledger, merged, read_sheet, write_json
 from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, WITHIN, Claim, claims_of, command_for
 
@@ -117,7 +117,7 @@ def _every_number(folder: Path, sheets: Sequence[Sheet]) -> str:
             claims = claims_of(table, sheet, sheet.preset)
             sections += _section(folder, name, table, sheet, claims)
             every += claims
-    return "\n".join([*_top(every), *sections, *_hardware(folder)]).rstrip() + "\n"
+    return "\n".join([*_top(every), *sections, *_causes(folder), *_hardware(folder)]).rstrip() + "\n"
 
 
 def _nothing(name: str, table: Table) -> Sheet:
@@ -178,6 +178,28 @@ def _verdict(name: str, table: Table, preset: str, claim: Claim) -> str:
     command = command_for(name, [claim.row], [claim.column], preset)
     quick = f"`--quick`: {table.quick.says}" if table.quick else "no quick fraction"
     return f"{NOT_RUN}{why}; `{command}`, {hours(claim.hours)}, seeds {table.seeds}; {quick}"
+
+
+def _causes(folder: Path) -> list[str]:
+    """Tables that test a cause, on the validation split: what was found."""
+    lines = ["", "## Why: tables that test a cause", ""]
+    lines += [
+        "Hypotheses were stated before the runs and stand on the pages; the validation split decides. No number of a"
+    ]
+    lines += ["published table is of these runs."]
+    for name in TABLES:
+        _, table = read_table(name)
+        if table.settings.validation:
+            there = (folder / f"{name}.json").exists()
+            lines += ["", f"### {f'[{name}]({name}.md)' if there else name}: {table.title}", ""]
+            lines += [f"- {line}" for line in table.found if there]
+            lines += [] if there and table.found else [_to_be_told(name, table, there)]
+    return lines
+
+
+def _to_be_told(name: str, table: Table, there: bool) -> str:
+    command = f"`{command_for(name, ())}`"
+    return f"Run by {command}; nothing is concluded yet." if there else f"Not run: {command}; {quick_words(table)}"
 
 
 def _hardware(folder: Path) -> list[str]:

@@ -21,7 +21,7 @@ from lab.paper_tables.more_tables import metrics_table, seeds_table
 from lab.paper_tables.sheet import Sheet, SheetCell
 from lab.paper_tables.verdicts import NOT_REPRODUCED, NOT_RUN, Claim, claims_of, command_for
 
-__all__ = ["head_lines", "hours", "number", "pages", "show"]
+__all__ = ["head_lines", "hours", "number", "pages", "quick_words", "show"]
 
 _LEGEND = "± is the standard deviation over seeds, up/round what one client sends in a round, time/run wall time"
 _KINDS = {"nothing": "local", "prototypes": "fed", "sums": "ffc", "weights": "pooled"}
@@ -40,7 +40,8 @@ def show(sheet: Sheet) -> Group:
         before = cell.column
         shown.add_row(*_texts(cell))
     lines = [f"[bold]{sheet.title}[/bold]", f"[dim]{sheet.source}[/dim]"]
-    lines += [f"[yellow]{_quick(sheet)}[/yellow]"] if sheet.quick else []
+    warnings = (_validation(sheet), _quick(sheet) if sheet.quick else "")
+    lines += [f"[yellow]{words}[/yellow]" for words in warnings if words]
     return Group("", *lines, "", shown, "", *(f"[dim]{note}[/dim]" for note in _notes(sheet)))
 
 
@@ -73,11 +74,13 @@ def pages(stem: str, sheet: Sheet, table: Table | None = None) -> dict[str, str]
 
 def head_lines(sheet: Sheet, table: Table) -> list[str]:
     """Reproduced, not reproduced, or not run, and why."""
+    found = [f"**{words}**", ""] if (words := _validation(sheet)) else []
     if sheet.quick:
-        return [f"**{_quick(sheet)}**", ""]
+        return [*found, f"**{_quick(sheet)}**", ""]
     claims = claims_of(table, sheet, sheet.preset)
+    found += [*(f"- {line}" for line in table.found), ""] if table.found else []
     if not claims:
-        return ["**Nothing to reproduce**: no numbers are published for this setting.", ""]
+        return found or ["**Nothing to reproduce**: no numbers are published for this setting.", ""]
     held = [claim for claim in claims if claim.held]
     missed = [claim for claim in claims if claim.verdict == NOT_REPRODUCED]
     missing = [claim for claim in claims if claim.verdict == NOT_RUN]
@@ -90,7 +93,7 @@ def head_lines(sheet: Sheet, table: Table) -> list[str]:
         if missed
         else "Not run"
     )
-    lines = [f"**{word}: {len(held)} of {len(claims)} published numbers**" + _how(held) + ".", ""]
+    lines = [*found, f"**{word}: {len(held)} of {len(claims)} published numbers**" + _how(held) + ".", ""]
     lines += [f"- Not reproduced: {text}" for text in _by_row(missed)]
     lines += [f"- Not run: {text}" for text in _by_row(missing)]
     runnable = [claim for claim in missing if claim.row_there]
@@ -188,6 +191,15 @@ def _notes(sheet: Sheet) -> list[str]:
     notes = [f"{cell.row}: {cell.note}" for cell in sheet.cells if cell.note]
     failed = [f"{cell.row}, {cell.column}: {line}" for cell in sheet.cells for line in cell.failures]
     return [*dict.fromkeys([*sheet.notes, *notes]), *failed]
+
+
+def _validation(sheet: Sheet) -> str:
+    """Which rows are of the validation split, in words; empty for none."""
+    if not sheet.validated:
+        return ""
+    every = len(sheet.validated) == len({cell.row for cell in sheet.cells})
+    which = "" if every else ", the rows " + ", ".join(sheet.validated)
+    return f"Of the validation split{which}: training images that no client trains on; no test image was looked at."
 
 
 def _quick(sheet: Sheet) -> str:

@@ -106,6 +106,11 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
         """That gave the cells, each once."""
         return list(dict.fromkeys(code for cell in self.cells for code in cell.code or [UNNAMED]))
 
+    @property
+    def validated(self) -> list[str]:
+        """The rows with a cell that is of the validation split."""
+        return list(dict.fromkeys(cell.row for cell in self.cells if cell.resolved.get("validation")))
+
     def cell(self, row: str, column: str) -> SheetCell | None:
         """By name; None where it has not been run."""
         return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)

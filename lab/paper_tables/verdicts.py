@@ -103,7 +103,7 @@ def _judged(
     base = sheet.cell(row.over, column.name) if claim.what.startswith("gain") else cell
     if base is None:
         return replace(claim, why=f"{row.over} has not been run")
-    ours, why = _ours(claim, cell, base), row.why
+    ours, why = _ours(claim, cell, base), _cause(row)
     if ours is None:
         return replace(claim, verdict=NOT_REPRODUCED, seeds=cell.runs, why="; ".join(cell.failures[:1]))
     claim = replace(claim, ours=ours, seeds=cell.runs)
@@ -116,6 +116,11 @@ def _judged(
         return replace(claim, why=f"with earlier settings, {changed}, it gave {gave}", ours=None, seeds=0)
     verdict = _verdict(claim)
     return replace(claim, verdict=verdict, why=why if verdict == NOT_REPRODUCED else "")
+
+
+def _cause(row: Row) -> str:
+    """What is known of a number that is not reproduced, and which table tests it."""
+    return "; ".join(filter(None, (row.why, f"the table {row.tested} tests why" if row.tested else "")))
 
 
 def _ours(claim: Claim, cell: SheetCell, base: SheetCell) -> float | None:
